@@ -1,0 +1,96 @@
+"""The spans of a timeline as columns: one NumPy array per field, one entry per span."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BACKWARD", "FORWARD", "PHASES", "RECOMPUTE", "Columns", "in_start_order"]
+
+PHASES = ("forward", "backward", "recompute")
+"""The phase of a span by its code in `Columns.phase`."""
+FORWARD, BACKWARD, RECOMPUTE = range(3)
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Spans in start order, a parent before its children; every array has one entry per span.
+
+    Attributes:
+        start: int64, nanoseconds since the Unix epoch.
+        end: int64, nanoseconds; never less than `start`.
+        name: int32, index into `Timeline.names`.
+        phase: int8, index into `PHASES`.
+        track: int32, index into `Timeline.tracks`.
+        depth: int32, the number of spans around it on its track.
+        parent: int64, index of the span around it on its track, or -1.
+        call: int64, which call of this module it is, from 0.
+        step: int64, the number of steps that had ended when it started.
+        link: int64, what joins the slices of one call: a forward span and the backward slices of the
+            same call have the same link; -1 where a span has no other half.
+        complete: bool, False where its enter or exit was overwritten or never came.
+    """
+
+    start: Ints
+    end: Ints
+    name: npt.NDArray[np.int32]
+    phase: npt.NDArray[np.int8]
+    track: npt.NDArray[np.int32]
+    depth: npt.NDArray[np.int32]
+    parent: Ints
+    call: Ints
+    step: Ints
+    link: Ints
+    complete: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @classmethod
+    def of(cls, **arrays: npt.ArrayLike) -> Columns:
+        """Build columns from anything array-like, cast to each field's type; all fields are required."""
+        return cls(**{field: np.asarray(arrays[field], dtype) for field, dtype in DTYPES.items()})
+
+    @classmethod
+    def empty(cls) -> Columns:
+        """Columns of no span."""
+        return cls.of(**{field: [] for field in DTYPES})
+
+    def take(self, index: npt.NDArray[Any]) -> Columns:
+        """Return the spans at `index` (positions or a mask), with `parent` left as it was."""
+        return Columns(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the arrays hold together."""
+        return sum(getattr(self, f.name).nbytes for f in fields(self))
+
+
+DTYPES: dict[str, type[np.generic]] = {
+    "start": np.int64,
+    "end": np.int64,
+    "name": np.int32,
+    "phase": np.int8,
+    "track": np.int32,
+    "depth": np.int32,
+    "parent": np.int64,
+    "call": np.int64,
+    "step": np.int64,
+    "link": np.int64,
+    "complete": np.bool_,
+}
+
+
+def in_start_order(columns: Columns) -> Columns:
+    """Sort by (start, depth) and renumber `parent`, so that a parent stands before its children."""
+    order = np.lexsort((columns.depth, columns.start))
+    rank = np.empty(len(order) + 1, np.int64)
+    rank[order] = np.arange(len(order))
+    rank[-1] = -1
+    moved = columns.take(order)
+    return Columns(*(rank[moved.parent] if f.name == "parent" else getattr(moved, f.name) for f in fields(moved)))
