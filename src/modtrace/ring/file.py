@@ -1,0 +1,180 @@
+"""A ring file: a header, the slots, and behind them the name table as an append-only log.
+
+```
+0      magic "MODTRACE" · version u32 · 0 u32 · capacity u64 · slots offset u64 · log offset u64 · facts length u32 · crc u32 · facts (JSON)
+4096   slots: capacity × 32 bytes
+…      log: records of (length u32 · crc32 u32 · JSON), until a length of 0 or the end of the file
+```
+
+All numbers are little endian. The space of header, slots and the first part of the log is reserved when the file is
+made, so a full disk is an error then, and never a signal while training runs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+
+from .._errors import RingError
+from .event import SLOT_BYTES, WORDS
+from .names import Record
+from .slots import Reading, read_slots
+
+__all__ = ["MAGIC", "SLOTS_OFFSET", "VERSION", "RingFile", "RingImage", "read_ring"]
+
+MAGIC = b"MODTRACE"
+VERSION = 1
+SLOTS_OFFSET = 4096
+_HEADER = struct.Struct("<8sIIQQQII")
+_RECORD = struct.Struct("<II")
+_LOG_CHUNK = 1 << 20
+_LONGEST_RECORD = 1 << 20
+
+
+class RingFile:
+    """A new ring file that this process writes; its mapping outlives the process in the file.
+
+    Args:
+        path: where; a file that is there already is replaced.
+        capacity: slots in the ring.
+        facts: what is known of the recording, JSON values; together at most about 4,000 bytes.
+
+    Raises:
+        RingError: the file cannot be made, or its space cannot be reserved.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], capacity: int, facts: Mapping[str, object]) -> None:
+        self.path = os.fspath(path)
+        self.capacity = capacity
+        self._log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
+        self._log_end = self._log_start
+        self._reserved = self._log_start + _LOG_CHUNK
+        text = orjson.dumps(dict(facts))
+        head = _HEADER.pack(MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, self._log_start, len(text), zlib.crc32(text))
+        if len(head) + len(text) > SLOTS_OFFSET:
+            raise RingError(f"{self.path}: the facts do not fit the header ({len(text)} bytes)")
+        # The old file is unlinked, not truncated: another process may still have it mapped.
+        partial = f"{self.path}.{os.getpid()}.new"
+        try:
+            self._fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(self._fd, 0, self._reserved)
+                os.pwrite(self._fd, head + text, 0)
+                self.buffer = mmap.mmap(self._fd, self._log_start)
+                os.replace(partial, self.path)
+            except BaseException:
+                os.close(self._fd)
+                os.unlink(partial)
+                raise
+        except OSError as error:
+            raise RingError(
+                f"{self.path}: cannot reserve {self._reserved:,} bytes for a ring of {capacity:,} events: "
+                f"{error.strerror}. Free some space, name another place, or lower capacity."
+            ) from error
+
+    def append(self, record: Record) -> None:
+        """Append one record to the log.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        text = orjson.dumps(dict(record))
+        framed = _RECORD.pack(len(text), zlib.crc32(text)) + text
+        if self._log_end + len(framed) + _RECORD.size > self._reserved:
+            os.posix_fallocate(self._fd, self._reserved, _LOG_CHUNK)
+            self._reserved += _LOG_CHUNK
+        os.pwrite(self._fd, framed, self._log_end)
+        self._log_end += len(framed)
+
+    def close(self) -> None:
+        """Close the file; the mapping goes when nothing holds it any more."""
+        os.close(self._fd)
+
+
+class RingImage(NamedTuple):
+    """What a ring file held when it was read.
+
+    Attributes:
+        reading: the events and what was lost.
+        records: the name table.
+        facts: from the header.
+    """
+
+    reading: Reading
+    records: list[Record]
+    facts: Mapping[str, object]
+
+
+def read_ring(path: str | os.PathLike[str]) -> RingImage:
+    """Read a ring file: of a running, a stopped or a killed process, or a part of one.
+
+    A file that was cut gives the events of the slots that are there.
+
+    Raises:
+        RingError: it is no ring file, or its header is damaged.
+    """
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(SLOTS_OFFSET)
+            capacity, log_start, facts = _read_header(name, head)
+            there = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
+            slots = np.zeros((there, WORDS), np.int64)
+            if there:
+                with mmap.mmap(file.fileno(), SLOTS_OFFSET + there * SLOT_BYTES, access=mmap.ACCESS_READ) as mapping:
+                    view = np.frombuffer(mapping, np.int64, there * WORDS, SLOTS_OFFSET).reshape(-1, WORDS)
+                    try:
+                        reading = read_slots(view, capacity)
+                    finally:
+                        del view
+            else:
+                reading = read_slots(slots, capacity)
+            file.seek(log_start)
+            records = _read_log(file.read()) if size > log_start else []
+    except OSError as error:
+        raise RingError(f"{name}: cannot be read: {error.strerror}") from error
+    return RingImage(reading, records, facts)
+
+
+def _read_header(name: str, head: bytes) -> tuple[int, int, Mapping[str, object]]:
+    if len(head) < _HEADER.size or not head.startswith(MAGIC):
+        raise RingError(f"{name}: not a ring file (it does not begin with {MAGIC.decode()})")
+    _, version, _, capacity, slots_offset, log_start, length, crc = _HEADER.unpack_from(head)
+    if version != VERSION:
+        raise RingError(
+            f"{name}: ring format {version}; this modtrace reads {VERSION}. Read it with the version that wrote it."
+        )
+    text = head[_HEADER.size : _HEADER.size + length]
+    if (
+        slots_offset != SLOTS_OFFSET
+        or capacity < 1
+        or log_start != SLOTS_OFFSET + capacity * SLOT_BYTES
+        or len(text) != length
+        or zlib.crc32(text) != crc
+    ):
+        raise RingError(f"{name}, byte {len(MAGIC)}: the header is damaged")
+    facts = orjson.loads(text)
+    if not isinstance(facts, dict):
+        raise RingError(f"{name}, byte {_HEADER.size}: the header is damaged")
+    return capacity, log_start, facts
+
+
+def _read_log(log: bytes) -> list[Record]:
+    records: list[Record] = []
+    at = 0
+    while at + _RECORD.size <= len(log):
+        length, crc = _RECORD.unpack_from(log, at)
+        text = log[at + _RECORD.size : at + _RECORD.size + length]
+        if not 0 < length <= _LONGEST_RECORD or len(text) != length or zlib.crc32(text) != crc:
+            break
+        records.append(orjson.loads(text))
+        at += _RECORD.size + length
+    return records

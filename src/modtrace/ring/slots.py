@@ -1,0 +1,111 @@
+"""The ring's slots in memory: writing one event, and reading back all that are whole."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import struct
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .event import (
+    KIND_SHIFT,
+    LAP_MASK,
+    LAP_SHIFT,
+    NO_NAME,
+    SLOT_BYTES,
+    THREAD_BITS,
+    THREAD_SHIFT,
+    WORDS,
+    Events,
+    Kind,
+)
+
+__all__ = ["Reading", "Write", "memory", "read_slots", "writer"]
+
+Write = Callable[[int, int], None]
+"""`write(meta, value)`: meta is kind, thread and name packed; the clock is read and the serial number taken inside."""
+
+
+def memory(capacity: int) -> mmap.mmap:
+    """Reserve a ring of `capacity` events that belongs to this process alone (a fork gets a copy)."""
+    return mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def writer(buffer: mmap.mmap, offset: int, capacity: int, clock: Callable[[], int] = time.monotonic_ns) -> Write:
+    """Return the function that writes one event; safe from any thread that holds the interpreter.
+
+    Args:
+        buffer: the mapping.
+        offset: bytes before the first slot.
+        capacity: slots in the ring.
+        clock: monotonic nanoseconds.
+    """
+    serials = itertools.count().__next__
+    pack = struct.Struct(f"{WORDS}q").pack_into
+
+    def write(meta: int, value: int) -> None:
+        serial = serials()
+        lap, index = divmod(serial, capacity)
+        # Native packing stores whole words in order: meta with the new lap first, the stamp last.
+        pack(buffer, offset + index * SLOT_BYTES, (lap & LAP_MASK) << LAP_SHIFT | meta, clock(), value, serial + 1)
+
+    return write
+
+
+class Reading(NamedTuple):
+    """What a ring held when it was read.
+
+    Attributes:
+        events: the whole events, in serial order.
+        recorded: events written since the ring was made.
+        overwritten: of these, those whose slots were used again.
+        torn: those whose slots were half written.
+    """
+
+    events: Events
+    recorded: int
+    overwritten: int
+    torn: int
+
+
+def read_slots(slots: npt.NDArray[np.int64], capacity: int) -> Reading:
+    """Read the whole events of a ring, dead or alive.
+
+    Args:
+        slots: int64[n, 4], a view of the mapping; it may be written to meanwhile.
+        capacity: slots in the ring; more than n where the file was cut.
+    """
+    # The order matters beside a live writer: the stamp is written last and so copied first, meta the other way round.
+    stamp = slots[:, 3].copy()
+    time_ns = slots[:, 1].copy()
+    value = slots[:, 2].copy()
+    meta = slots[:, 0].copy()
+    serial = stamp - 1
+    index = np.arange(len(slots))
+    # A stamp that no writer can have put there is damage; it must not decide how many events there were.
+    sane = (stamp > 0) & (serial % capacity == index)
+    whole = sane & ((serial // capacity & LAP_MASK) == meta >> LAP_SHIFT)
+    recorded = int(serial[whole].max()) + 1 if whole.any() else 0
+    oldest = max(0, recorded - capacity)
+    whole &= serial >= oldest
+    order = np.flatnonzero(whole)
+    order = order[np.argsort(serial[order], kind="stable")]
+    meta = meta[order]
+    events = Events(
+        serial=serial[order],
+        time=time_ns[order],
+        kind=(meta >> KIND_SHIFT & 0xFF).astype(np.int8),
+        thread=(meta >> THREAD_SHIFT & (1 << THREAD_BITS) - 1).astype(np.int32),
+        name=(meta & NO_NAME).astype(np.int32),
+        value=value[order],
+    )
+    known = np.isin(events.kind, np.array(list(Kind), np.int8))
+    if not known.all():
+        events = events.take(known)
+    kept = len(events)
+    return Reading(events, recorded, oldest, recorded - oldest - kept)
