@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import unicodedata
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modtrace.timeline._columns import BACKWARD, FORWARD, RECOMPUTE, Columns
+from modtrace.timeline._summary import Row, Summary, summarize
+from modtrace.timeline._timeline import Name, Process, Stats, Timeline, Track
+
+MAIN = Process(1)
+TRACKS = (Track("forward", "MainThread", 1, MAIN), Track("backward", "MainThread", 1, MAIN))
+NET, A, B = range(3)
+NAMES = (Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear"), Name("b: Block", "Net.b", "Block"))
+
+Slice = tuple[int, int, int, int, int, int]
+
+
+def timeline(*slices: Slice, names: tuple[Name, ...] = NAMES, **more: object) -> Timeline:
+    """Slices as (name, phase, start, end, parent, complete), each phase but forward on the backward track."""
+    name, phase, start, end, parent, complete = zip(*slices, strict=True) if slices else ((),) * 6
+    depth: list[int] = []
+    for above in parent:
+        depth.append(0 if above < 0 else depth[above] + 1)
+    columns = Columns.of(
+        start=start,
+        end=end,
+        name=name,
+        phase=phase,
+        track=[int(p != FORWARD) for p in phase],
+        depth=depth,
+        parent=parent,
+        call=[0] * len(slices),
+        step=[0] * len(slices),
+        link=[-1] * len(slices),
+        complete=complete,
+    )
+    return replace(Timeline(columns, names, TRACKS), **more)
+
+
+def test_totals_and_self_times_of_a_step_with_recompute() -> None:
+    # forward:   Net 1000──────────────2000      backward:  Net 2000───────────────────3000
+    #              a 1100──1200                                b 2100──────────2900
+    #              b   1300──1900                                recompute b 2200─2600
+    #                a  1400─1450                                recompute a  2300─2400
+    step = timeline(
+        (NET, FORWARD, 1000, 2000, -1, True),
+        (A, FORWARD, 1100, 1200, 0, True),
+        (B, FORWARD, 1300, 1900, 0, True),
+        (A, FORWARD, 1400, 1450, 2, True),
+        (NET, BACKWARD, 2000, 3000, -1, True),
+        (B, BACKWARD, 2100, 2900, 4, True),
+        (B, RECOMPUTE, 2200, 2600, 5, True),
+        (A, RECOMPUTE, 2300, 2400, 6, True),
+    )
+
+    assert summarize(step) == Summary(
+        [
+            Row("Net", "Net", 1, 1000, 300, 1000, 200, 0, 0),
+            Row("Net.a", "Linear", 2, 150, 150, 0, 0, 100, 100),
+            Row("Net.b", "Block", 1, 600, 550, 800, 400, 400, 300),
+        ],
+        modules=3,
+    )
+    assert [row.self_ns for row in summarize(step).rows] == [500, 250, 1250]
+
+
+def test_a_module_that_calls_itself_counts_its_time_once() -> None:
+    recursion = timeline(
+        (A, FORWARD, 0, 100, -1, True),
+        (B, FORWARD, 10, 90, 0, True),
+        (A, FORWARD, 20, 80, 1, True),  # not its direct child
+        (A, FORWARD, 30, 40, 2, True),
+    )
+
+    assert summarize(recursion).rows == [
+        Row("Net.a", "Linear", 3, 100, 80, 0, 0, 0, 0),
+        Row("Net.b", "Block", 1, 80, 20, 0, 0, 0, 0),
+    ]
+
+
+def test_slices_of_one_module_under_two_labels_are_one_row() -> None:
+    names = (Name("a: Linear", "Net.a", "Linear"), Name("b.a: Linear", "Net.a", "Linear"))
+    both = timeline((0, FORWARD, 0, 5, -1, True), (1, FORWARD, 5, 12, -1, True), names=names)
+
+    assert summarize(both).rows == [Row("Net.a", "Linear", 2, 12, 12, 0, 0, 0, 0)]
+
+
+def test_what_was_lost_is_said() -> None:
+    lossy = timeline(
+        (NET, FORWARD, 0, 5, -1, False),
+        (A, FORWARD, 6, 9, -1, False),
+        (A, FORWARD, 9, 9, -1, True),
+        stats=Stats(recorded=20, overwritten=7),
+    )
+
+    summary = summarize(lossy).top(limit=1)
+
+    assert summary.note == "1 more modules, 2 slices incomplete, 7 events overwritten"
+    assert str(summary).splitlines()[-1] == summary.note
+    assert summary.to_markdown().splitlines()[-1] == summary.note
+
+
+@pytest.mark.parametrize(
+    ("key", "order"),
+    [
+        ("self", "bca"),
+        ("forward", "acb"),
+        ("backward", "bac"),
+        ("recompute", "cab"),
+        ("calls", "cab"),
+        ("name", "abc"),
+    ],
+)
+def test_sorting(key: str, order: str) -> None:
+    rows = [
+        Row("c", "C", 9, 20, 1, 1, 1, 3, 2),
+        Row("a", "A", 5, 30, 1, 2, 1, 2, 1),
+        Row("b", "B", 1, 10, 9, 3, 1, 1, 1),
+    ]
+
+    assert "".join(row.fqn for row in Summary(rows, 3).top(key).rows) == order
+
+
+def test_ties_keep_the_order_of_calls_and_an_unknown_key_is_refused() -> None:
+    rows = [Row(fqn, "L", 1, 5, 5, 0, 0, 0, 0) for fqn in ("z", "a", "m")]
+
+    assert [row.fqn for row in Summary(rows, 3).top().rows] == ["z", "a", "m"]
+    with pytest.raises(ValueError, match="not by 'size'"):
+        Summary(rows, 3).top("size")
+
+
+EXAMPLE = Summary([Row("Net.a", "Linear", 2, 1_234_567, 1_000_000, 2_000_500, 0, 0, 0)], 1)
+
+
+def test_as_text() -> None:
+    assert str(EXAMPLE) == (
+        "module  class   calls  forward ms   self  backward ms   self  recompute ms\n"
+        "Net.a   Linear      2       1.235  1.000        2.001  0.000         0.000"
+    )
+
+
+def test_as_markdown() -> None:
+    assert EXAMPLE.to_markdown() == (
+        "| module | class | calls | forward ms | self | backward ms | self | recompute ms |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| `Net.a` | `Linear` | 2 | 1.235 | 1.000 | 2.001 | 0.000 | 0.000 |\n"
+    )
+
+
+def test_as_csv_and_json() -> None:
+    assert EXAMPLE.to_csv() == (
+        "fqn,module_class,calls,forward_ns,forward_self_ns,backward_ns,backward_self_ns,recompute_ns,recompute_self_ns\n"
+        "Net.a,Linear,2,1234567,1000000,2000500,0,0,0\n"
+    )
+    assert json.loads(EXAMPLE.to_json()) == {
+        "rows": [
+            {
+                "fqn": "Net.a",
+                "module_class": "Linear",
+                "calls": 2,
+                "forward_ns": 1_234_567,
+                "forward_self_ns": 1_000_000,
+                "backward_ns": 2_000_500,
+                "backward_self_ns": 0,
+                "recompute_ns": 0,
+                "recompute_self_ns": 0,
+            }
+        ],
+        "modules": 1,
+        "incomplete": 0,
+        "overwritten": 0,
+    }
+
+
+def test_as_a_rich_table_names_are_not_markup() -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=140, force_terminal=False).print(Summary([Row("[red]a[/]", "L", 1, 5, 5, 0, 0, 0, 0)], 1))
+
+    assert "[red]a[/]" in out.getvalue()
+
+
+def test_an_empty_timeline() -> None:
+    empty = summarize(Timeline(Columns.empty()))
+
+    assert empty == Summary([], 0)
+    assert empty.to_csv().count("\n") == 1
+    assert len(str(empty).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "markdown"),
+    [
+        ("h.0.c_attn: Linear", "`h.0.c_attn: Linear`"),
+        ("a|b", "a&#124;b"),
+        ("`a`", "&#96;a&#96;"),
+        ("_a_!", "&#95;a&#95;&#33;"),
+        ("<img onerror=x>", "&#60;img onerror&#61;x&#62;"),
+        ("a\nb", "a&#92;nb"),
+        ("\x1b[2J", "&#92;x1b&#91;2J"),
+        ("\u202egnp", "&#92;u202egnp"),
+        ("\ud800", "&#92;ud800"),
+        ("", ""),
+        ("größe", "größe"),
+    ],
+)
+def test_hostile_names_in_markdown(name: str, markdown: str) -> None:
+    assert Summary([Row(name, "L", 0, 0, 0, 0, 0, 0, 0)], 1).to_markdown().splitlines()[2].startswith(f"| {markdown} |")
+
+
+@given(st.text())
+def test_any_name_is_one_line_of_printable_utf8_everywhere(name: str) -> None:
+    summary = Summary([Row(name, name, 1, 2, 2, 0, 0, 0, 0)], 1)
+
+    assert len(str(summary).splitlines()) == 2
+    assert len(summary.to_markdown().splitlines()) == 3
+    assert summary.to_markdown().splitlines()[2].count("|") == 9
+    (row,) = csv.DictReader(io.StringIO(summary.to_csv(), newline=""))
+    assert row["calls"] == "1"
+    assert json.loads(summary.to_json())["rows"][0]["fqn"] == name
+    for text in (str(summary), summary.to_markdown(), summary.to_csv()):
+        assert not any(unicodedata.category(c) in {"Cc", "Cf", "Cs"} for c in text if c != "\n")
