@@ -1,0 +1,132 @@
+"""Chrome's JSON: reading it as far as it can be read, and the rules on the fields of one event."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from . import document
+from .event import Event, Track, Violation
+
+__all__ = ["read"]
+
+TIMED = frozenset("XBEbensftiIRCPNODvRc")
+DRAWN = frozenset("XBEstf")
+LONGEST = 2**63
+LARGEST_ID = 2**32 - 1
+
+
+def read(data: bytes, violations: list[Violation]) -> list[Event]:
+    """Return the slices and flows of a Chrome trace that are whole; what is wrong with the others is appended."""
+    raw = document.events_of(data, violations)
+    violations.extend(_conflicting_metadata(raw))
+    events: list[Event] = []
+    lost = False
+    for position, event in enumerate(raw):
+        if not isinstance(event, dict):
+            violations.append(Violation("not-an-event", f"{type(event).__name__} instead of an object", position))
+            continue
+        problems = list(_faults(position, event))
+        if not lost and any(problem.rule == "null-time" for problem in problems):
+            lost = True
+            behind = len(raw) - position - 1
+            problems = [
+                problem._replace(message=f"{problem.message}; viewers lose the {behind} events behind it")
+                if problem.rule == "null-time"
+                else problem
+                for problem in problems
+            ]
+        violations.extend(problems)
+        if not problems and event["ph"] in DRAWN:
+            events.append(_event(position, event))
+    return events
+
+
+def _faults(position: int, event: dict[str, Any]) -> Iterator[Violation]:
+    """Rules on the fields of one event."""
+    phase = event.get("ph")
+    if not isinstance(phase, str):
+        yield Violation("missing-field", "there is no ph", position)
+        return
+    for field in _time_fields(phase):
+        yield from _time_faults(position, phase, field, event)
+    for field in ("pid", "tid"):
+        value = event.get(field, 0)
+        if isinstance(value, str) or (type(value) is int and 0 <= value <= LARGEST_ID):
+            continue
+        yield Violation("id-out-of-range", f"{field} {value!r} is not within 0 to {LARGEST_ID}", position)
+    if phase in "stf" and "id" not in event:
+        yield Violation("missing-field", f"a flow's {phase} without id", position)
+
+
+def _time_fields(phase: str) -> tuple[str, ...]:
+    if phase == "X":
+        return ("ts", "dur")
+    return ("ts",) if phase in TIMED else ()
+
+
+def _time_faults(position: int, phase: str, field: str, event: dict[str, Any]) -> Iterator[Violation]:
+    if field not in event:
+        yield Violation("missing-field", f"{phase} without {field}", position)
+        return
+    value = event[field]
+    if value is None:
+        yield Violation("null-time", f"{field} is null", position)
+        return
+    number = _number(value)
+    if number is None:
+        yield Violation("not-a-number", f"{field} is {value!r}", position)
+    elif not 0 <= number * 1000 < LONGEST:
+        yield Violation("time-out-of-range", f"{field} {value!r} is negative or beyond 2^63 ns", position)
+
+
+def _number(value: object) -> float | None:
+    """Return a time as viewers take it: numbers, and text that is one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _event(position: int, event: dict[str, Any]) -> Event:
+    phase, name = event["ph"], str(event.get("name", ""))
+    flow = (event["id"], event.get("cat"), name) if phase in "stf" else None
+    return Event(
+        position,
+        phase,
+        _track(event),
+        _nanoseconds(event["ts"]),
+        _nanoseconds(event["dur"]) if phase == "X" else 0,
+        name,
+        flow,
+        "next" if phase == "f" and event.get("bp") != "e" else "around",
+    )
+
+
+def _track(event: dict[str, Any]) -> Track:
+    pid, tid = event.get("pid", 0), event.get("tid", 0)
+    # Perfetto takes thread 0 of any other process for its main thread.
+    return (pid, tid or pid)
+
+
+def _nanoseconds(value: float | str) -> int:
+    """Round as Perfetto does: to the nearest nanosecond."""
+    return math.floor(float(value) * 1000 + 0.5)
+
+
+def _conflicting_metadata(raw: list[Any]) -> Iterator[Violation]:
+    """Find processes and threads that are named or sorted twice, differently: the last one wins in silence."""
+    known: dict[tuple[object, ...], object] = {}
+    for position, event in enumerate(raw):
+        if not isinstance(event, dict) or event.get("ph") != "M":
+            continue
+        what = event.get("name")
+        whose = event.get("pid") if str(what).startswith("process_") else _track(event)
+        key = (what, repr(whose))
+        said = event.get("args")
+        if known.setdefault(key, said) != said:
+            yield Violation("duplicate-metadata", f"{what} of {whose!r} is {said!r}, and was {known[key]!r}", position)

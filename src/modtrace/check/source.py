@@ -1,0 +1,55 @@
+"""From a file to the bytes of a trace, and which kind of trace they are."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Literal
+
+from .._errors import TraceError
+from .event import Violation
+
+__all__ = ["kind", "read"]
+
+
+def read(path: str | os.PathLike[str], violations: list[Violation]) -> bytes | None:
+    """Return a trace's bytes, unzipped; None, and a violation, where there is no trace to speak of."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise TraceError(path, f"cannot be read: {error.strerror}") from error
+    if data[:2] == b"\x1f\x8b":
+        data = _unzipped(data, violations)
+    if not data.strip():
+        violations.append(Violation("not-a-trace", "there is nothing in it"))
+        return None
+    if data[0] != 0x0A and data.lstrip()[:1] not in b"[{\xef":
+        violations.append(
+            Violation("not-a-trace", f"neither Chrome JSON nor a Perfetto trace: it starts with {data[:8]!r}")
+        )
+        return None
+    return data
+
+
+def kind(data: bytes) -> Literal["chrome", "perfetto"]:
+    """Tell the formats apart: a Perfetto trace starts with the tag of its first packet, which is also a line feed."""
+    return "perfetto" if data[0] == 0x0A and data.lstrip()[:1] not in b"[{" else "chrome"
+
+
+def _unzipped(data: bytes, violations: list[Violation]) -> bytes:
+    """Unzip every member; what comes before a fault counts, and the fault is noted with its byte in the file."""
+    whole, rest = [], data
+    while rest:
+        member = zlib.decompressobj(wbits=31)
+        try:
+            whole.append(member.decompress(rest))
+        except zlib.error as error:
+            at = len(data) - len(rest)
+            violations.append(Violation("unreadable", f"byte {at}: not gzip in the member that starts here: {error}"))
+            break
+        if not member.eof:
+            violations.append(Violation("unreadable", f"byte {len(data)}: the gzip stream is cut off"))
+            break
+        rest = member.unused_data.lstrip(b"\0")
+    return b"".join(whole)

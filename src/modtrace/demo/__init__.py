@@ -1,0 +1,8 @@
+"""A small GPT and a few steps of its training: what `modtrace demo` records, and what the benchmarks measure."""
+
+from __future__ import annotations
+
+from .gpt import GPT
+from .training import batches, optimizer_of, train_step
+
+__all__ = ["GPT", "batches", "optimizer_of", "train_step"]

@@ -1,0 +1,43 @@
+"""Training the demo's GPT on the bytes of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (torch's own name for it)
+from torch.optim import AdamW, Optimizer
+
+from .gpt import GPT
+
+__all__ = ["batches", "optimizer_of", "train_step"]
+
+
+def batches(
+    size: int = 8, length: int = 64, *, seed: int = 0, device: str | torch.device = "cpu"
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Draw (tokens, targets) without end, int64[size, length] each, from the demo's own source text."""
+    text = "".join(files(__package__).joinpath(name).read_text("utf-8") for name in ("gpt.py", "training.py"))
+    tokens = torch.tensor(list(text.encode()), device=device)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        starts = torch.randint(len(tokens) - length, (size,), generator=generator).tolist()
+        windows = torch.stack([tokens[start : start + length + 1] for start in starts])
+        yield windows[:, :-1], windows[:, 1:]
+
+
+def optimizer_of(model: GPT) -> Optimizer:
+    """Return the optimizer that the demo trains with."""
+    return AdamW(model.parameters(), lr=3e-3)
+
+
+def train_step(model: GPT, optimizer: Optimizer, tokens: Tensor, targets: Tensor) -> float:
+    """Forward, backward and one optimizer step; returns the loss in nats a byte."""
+    optimizer.zero_grad()
+    logits = model(tokens)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return loss.item()
