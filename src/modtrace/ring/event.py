@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "ABANDONED",
     "ACCUMULATE",
     "KEY_BITS",
     "KIND_SHIFT",
@@ -60,6 +61,8 @@ KEY_BITS = NUMBER_BITS + 1
 """A call is known by its name and its key: its number, and `RECOMPUTE_BIT` where it ran inside backward."""
 ACCUMULATE = -1
 """The sequence number noted for nodes that have none that is usable (AccumulateGrad)."""
+ABANDONED = 1 << 62
+"""In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
 
 
 class Kind(IntEnum):

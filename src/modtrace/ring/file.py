@@ -1,7 +1,8 @@
 """A ring file: a header, the slots, and behind them the name table as an append-only log.
 
 ```
-0      magic "MODTRACE" · version u32 · 0 u32 · capacity u64 · slots offset u64 · log offset u64 · facts length u32 · crc u32 · facts (JSON)
+0      magic "MODTRACE" · version u32 · 0 u32 · capacity u64 · slots offset u64 · log offset u64
+       facts length u32 · crc32 of facts u32 · facts (JSON)
 4096   slots: capacity × 32 bytes
 …      log: records of (length u32 · crc32 u32 · JSON), until a length of 0 or the end of the file
 ```

@@ -1,0 +1,299 @@
+"""The recording session: what `modtrace.record` returns."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from types import TracebackType
+from typing import Literal
+
+from torch import nn
+
+from ._errors import ModtraceError, RecordingError
+from .ring import Kind, Ring
+from .ring.event import NO_NAME
+from .timeline import Timeline, build_timeline
+from .timeline.open import ThreadStack, open_stacks
+from .track.engine import Engine, EngineName, make_engine
+from .track.facts import recording_facts
+from .track.samples import Samples
+from .track.signals import SignalDump
+from .write.destination import check_path
+
+__all__ = ["Recording", "record"]
+
+_log = logging.getLogger("modtrace")
+_lock = threading.RLock()
+_running: Recording | None = None
+
+
+class Recording:
+    """Records when each module runs; a context manager, or `start` and `stop`. Made by `record`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        engine: EngineName,
+        capacity: int,
+        ring: str | os.PathLike[str] | None,
+        model: nn.Module | None,
+        samples: Samples,
+        on_signal: int | None,
+        host_name: bool,
+    ) -> None:
+        if engine not in ("auto", "native", "python"):
+            raise RecordingError(f"engine is {engine!r}; it must be 'auto', 'native' or 'python'")
+        if on_signal is not None and path is None:
+            raise RecordingError("on_signal needs a path to save to")
+        if path is not None:
+            check_path(path)
+        self._path = path
+        self._wanted = engine
+        self._capacity = capacity
+        self._ring_path = ring
+        self._model = None if model is None else weakref.ref(model)
+        self._host_name = host_name
+        self._samples = samples
+        self._signal = None if on_signal is None else SignalDump(on_signal, self._dump)
+        self._engine: Engine | None = None
+        self._ring: Ring | None = None
+        self._timeline: Timeline | None = None
+        self._steps = 0
+        self._failed = False
+
+    def __enter__(self) -> Recording:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        except ModtraceError as failure:
+            if error is None:
+                raise
+            # The user's own error is what they need to see.
+            _log.error("the recording could not be saved: %s", failure)
+
+    def __repr__(self) -> str:
+        state = "not started" if self._ring is None else "running" if self.running else "stopped"
+        return f"<Recording: {state}>"
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not stopped yet."""
+        return _running is self
+
+    @property
+    def engine(self) -> str:
+        """Which engine runs: "native" or "python".
+
+        Raises:
+            RecordingError: the recording was not started.
+        """
+        return self._started()[0].kind
+
+    def start(self) -> None:
+        """Begin to record.
+
+        Raises:
+            RecordingError: another recording runs, or this one was started before.
+            RingError: the ring's file cannot be made or its space not be reserved.
+            EngineError: the native engine is asked for and is not built.
+        """
+        global _running
+        with _lock:
+            if _running is not None:
+                raise RecordingError("a recording is running in this process; stop it before starting another")
+            if self._ring is not None:
+                raise RecordingError("this recording was started before; make a new one with modtrace.record()")
+            facts = recording_facts(self._wanted, self._capacity, self._host_name)
+            self._ring = Ring(self._capacity, self._ring_path, facts)
+            model = None if self._model is None else self._model()
+            self._engine = make_engine(self._wanted, self._ring, model, self._fail)
+            self._samples.start(self._engine, self._ring.names, self._fail)
+            self._engine.start()
+            _running = self
+        if self._signal is not None:
+            self._signal.start()
+        atexit.register(self._at_exit)
+
+    def stop(self) -> None:
+        """End the recording, restore `nn.Module.__call__`, and save where a path was given; nothing when stopped.
+
+        Raises:
+            WriteError: the file cannot be written; the timeline is still there, `save` can try another path.
+        """
+        if self._end() and self._path is not None:
+            self.save(self._path)
+
+    def step(self) -> None:
+        """Mark the end of a training step."""
+        engine = self._started()[0]
+        if self.running and not self._failed:
+            engine.event(Kind.STEP, NO_NAME, self._steps)
+        self._steps += 1
+
+    def mark(self, text: str) -> None:
+        """Note a moment, which traces show under this text."""
+        engine, ring = self._started()
+        if self.running and not self._failed:
+            engine.event(Kind.MARK, ring.names.text(text), 0)
+
+    def snapshot(self) -> Timeline:
+        """Return the timeline of the last `capacity` events, while running or after."""
+        ring = self._started()[1]
+        return build_timeline(ring.image())
+
+    def timeline(self) -> Timeline:
+        """Return the timeline of a stopped recording.
+
+        Raises:
+            RecordingError: it runs still (then `snapshot` is meant) or was never started.
+        """
+        self._started()
+        if self.running:
+            raise RecordingError("the recording runs; call stop() first, or snapshot() for what there is so far")
+        if self._timeline is None:
+            self._timeline = self.snapshot()
+        return self._timeline
+
+    def where(self) -> list[ThreadStack]:
+        """Return what is open now on each thread: its modules, outermost first."""
+        return open_stacks(self._started()[1].image())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline to `path`, of a running recording a snapshot; the suffix picks the format.
+
+        Raises:
+            WriteError: the file cannot be written; one that was there is intact.
+        """
+        (self.snapshot() if self.running else self.timeline()).save(path)
+
+    def _started(self) -> tuple[Engine, Ring]:
+        if self._engine is None or self._ring is None:
+            raise RecordingError("the recording was not started; use it in a with block, or call start()")
+        return self._engine, self._ring
+
+    def _end(self) -> bool:
+        global _running
+        with _lock:
+            if _running is not self:
+                return False
+            engine, ring = self._started()
+            engine.stop()
+            self._samples.stop()
+            _running = None
+        atexit.unregister(self._at_exit)
+        if self._signal is not None:
+            self._signal.stop()
+        try:
+            ring.close()
+        except OSError as error:
+            self._report(error)
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop noting after something went wrong inside; called from the user's own calls, and never raises."""
+        if self._failed:
+            return
+        self._failed = True
+        if self._engine is not None:
+            self._engine.stop()
+            self._samples.stop()
+        self._report(error)
+
+    def _report(self, error: BaseException) -> None:
+        _log.error(
+            "the recording stopped after an error inside modtrace; the training goes on", exc_info=error, stacklevel=3
+        )
+
+    def _dump(self) -> None:
+        assert self._path is not None
+        try:
+            self.save(self._path)
+        except ModtraceError as error:
+            _log.error("the recording could not be saved on the signal: %s", error)
+
+    def _at_exit(self) -> None:
+        try:
+            self.stop()
+        except ModtraceError as error:
+            _log.error("the recording could not be saved at exit: %s", error)
+
+    def _after_fork(self) -> None:
+        """In a forked child: the ring, its file and the path to save to are the parent's."""
+        atexit.unregister(self._at_exit)
+        self._failed = True
+        if self._engine is not None:
+            self._engine.stop()
+            self._samples.stop()
+        if self._signal is not None:
+            self._signal.after_fork()
+
+
+def record(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    engine: EngineName = "auto",
+    capacity: int = 1 << 20,
+    ring: str | os.PathLike[str] | None = None,
+    model: nn.Module | None = None,
+    shapes: bool = False,
+    memory_interval: float | None = None,
+    on_signal: int | None = None,
+    host_name: bool = False,
+) -> Recording:
+    """Record when each module runs forward, backward and again.
+
+    One recording runs at a time in a process. What fails inside it is logged once and the recording stops; the
+    training goes on.
+
+    Args:
+        path: where to save at the end: `.pftrace`, `.json`, `.html` (each also with `.gz`, but html), `.zip`; None
+            saves nothing until `save`.
+        engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
+        capacity: events kept, 32 bytes each; the oldest are overwritten.
+        ring: a file behind the ring: it survives SIGKILL, and another process can read it.
+        model: names start at this module; None starts them at each outermost called one.
+        shapes: also note shapes and dtypes of the tensors that go into each call.
+        memory_interval: also sample memory at module boundaries, at most once in so many seconds.
+        on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
+        host_name: note the host's name in the ring's file instead of a hash of it.
+
+    Raises:
+        RecordingError: the arguments make no sense.
+        WriteError: nothing can be saved at `path`.
+
+    Example:
+        >>> with modtrace.record("step.pftrace") as rec:
+        ...     train_step()
+        ...     rec.step()
+    """
+    return Recording(
+        path,
+        engine=engine,
+        capacity=capacity,
+        ring=ring,
+        model=model,
+        samples=Samples(shapes, memory_interval),
+        on_signal=on_signal,
+        host_name=host_name,
+    )
+
+
+def _after_fork_in_child() -> None:
+    global _running, _lock
+    # Another thread of the parent may have held it.
+    _lock = threading.RLock()
+    recording, _running = _running, None
+    if recording is not None:
+        recording._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

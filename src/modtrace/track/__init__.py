@@ -1,0 +1,1 @@
+"""Names of modules, and the engines that note what runs."""

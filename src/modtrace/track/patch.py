@@ -1,0 +1,65 @@
+"""Layers around `nn.Module.__call__`: put on, taken off, in any order, and nothing left behind.
+
+Each layer is one function for the life of the process. torch.compile guards on the identity of what it traced, so a
+function made anew for each recording would make every recording a recompilation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+__all__ = ["Layer"]
+
+_lock = threading.RLock()
+_worn: list[Layer] = []
+
+
+class Layer:
+    """One wrapper of `nn.Module.__call__`.
+
+    Args:
+        make: given the layer, returns the wrapper; it calls `layer.inner` for what it wraps.
+    """
+
+    inner: Callable[..., Any]
+
+    def __init__(self, make: Callable[[Layer], Callable[..., Any]]) -> None:
+        self.inner = nn.Module.__call__
+        self._call = make(self)
+
+    def put_on(self) -> None:
+        """Wrap `nn.Module.__call__`, outside of whatever wraps it now; nothing where it is on already."""
+        with _lock:
+            if self in _worn:
+                return
+            self.inner = nn.Module.__call__
+            _set_call(self._call)
+            _worn.append(self)
+
+    def take_off(self) -> None:
+        """Unwrap it; layers put on later stay.
+
+        Where code outside modtrace has wrapped it since, the layer stays on below that wrapper and only passes
+        through: taking it out would take the other wrapper with it.
+        """
+        with _lock:
+            if self not in _worn:
+                return
+            at = _worn.index(self)
+            if nn.Module.__call__ is _worn[-1]._call:
+                if at == len(_worn) - 1:
+                    _set_call(self.inner)
+                else:
+                    above = _worn[at + 1]
+                    if above.inner is not self._call:
+                        return
+                    above.inner = self.inner
+                _worn.remove(self)
+
+
+def _set_call(call: Callable[..., Any]) -> None:
+    nn.Module.__call__ = call  # type: ignore[method-assign]

@@ -1,0 +1,339 @@
+"""The portable engine: Python only, and few hooks.
+
+Nodes of one thread's graph run in descending order of their sequence numbers. So it is enough to hook the newest
+node of each stretch of nodes that one call made itself: when it is reached, "the backward of this call goes on", and
+that ends whatever went on before. A stretch ends where an inner call is entered (its newest node is then most often
+among the inner call's inputs) and where the call itself is left (then among its outputs). Where it is among neither, the
+call's graph is walked for it once, at its exit. One engine callback says "backward is over".
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.autograd.graph import Node
+from torch.compiler import is_dynamo_compiling
+
+from ..ring import Kind, Ring
+from ..ring.event import (
+    ABANDONED,
+    KEY_BITS,
+    KIND_SHIFT,
+    NO_NAME,
+    NUMBER_BITS,
+    RECOMPUTE_BIT,
+    SEQUENCE_BITS,
+    THREAD_SHIFT,
+)
+from .names import ModuleNames, Open
+from .patch import Layer
+from .tensors import tensors_in
+from .threads import describe_thread
+
+__all__ = ["PortableEngine"]
+
+_current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+_NUMBER_MASK = (1 << NUMBER_BITS) - 1
+_SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
+_OUTSIDE = NO_NAME << KEY_BITS
+_NO_TASK = -1
+_LONGEST_WALK = 20_000
+
+_ENTER, _EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
+_AGAIN_ENTER, _AGAIN_EXIT = Kind.RECOMPUTE_ENTER << KIND_SHIFT, Kind.RECOMPUTE_EXIT << KIND_SHIFT
+_BACKWARD, _OVER = Kind.BACKWARD << KIND_SHIFT, Kind.BACKWARD_OVER << KIND_SHIFT
+
+
+class Frame:
+    """An open call.
+
+    Attributes:
+        module: None for the frame around all calls.
+        name: the number of its name.
+        code: name and key together: which call it is.
+        exit_meta: kind, thread and name of its exit.
+        value: its number, where the slot has it.
+        first: the thread's sequence number at enter.
+        segment: the sequence number from which on nodes are its own, since its last inner call.
+        pending: stretches of own nodes whose newest one is not found yet.
+    """
+
+    __slots__ = ("code", "exit_meta", "first", "module", "name", "pending", "segment", "value")
+
+    def __init__(self, module: nn.Module | None, name: int, code: int, exit_meta: int, value: int, first: int) -> None:
+        self.module = module
+        self.name = name
+        self.code = code
+        self.exit_meta = exit_meta
+        self.value = value
+        self.first = first
+        self.segment = first
+        self.pending: list[tuple[int, int]] | None = None
+
+
+class _Thread:
+    """What one thread is doing.
+
+    Attributes:
+        bits: its number, where the slot has it.
+        stack: its open calls, outermost first; the bottom is the frame around all.
+        tasks: its running graph tasks, outermost first, each with the call whose nodes run.
+        carrier: an empty tensor that carries a hook to the node it is registered on.
+    """
+
+    __slots__ = ("bits", "carrier", "stack", "tasks")
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.stack = [Frame(None, NO_NAME, _OUTSIDE, 0, 0, _sequence())]
+        self.tasks: list[list[int]] = []
+        self.carrier = torch.empty(0)
+
+
+Place = tuple[int, Callable[[], int], Callable[[], int]]
+"""A name's number, and what counts its calls and its recomputations."""
+
+
+class PortableEngine:
+    """Notes forward by a layer around `nn.Module.__call__` and backward by hooks on few nodes.
+
+    Args:
+        ring: where events and names go.
+        model: where names start, see `ModuleNames`.
+        fail: called with what went wrong inside; the recording stops, the user's call goes on.
+    """
+
+    kind = "python"
+
+    def __init__(self, ring: Ring, model: nn.Module | None, fail: Callable[[BaseException], None]) -> None:
+        self._write = ring.writer()
+        self._table = ring.names
+        self._fail = fail
+        self._places: dict[int, dict[int, Place]] = {}
+        self._counters: dict[int, tuple[Callable[[], int], Callable[[], int]]] = {}
+        self.module_names = ModuleNames(ring.names, model, lambda identity: self._places.pop(identity, None))
+        self._local = threading.local()
+        self._running: set[int] = set()
+        self.active = False
+
+    def start(self) -> None:
+        """Begin to note; one portable engine notes at a time."""
+        self.active = True
+        _LAYER.observer = self
+        _LAYER.put_on()
+
+    def stop(self) -> None:
+        """End it and restore `nn.Module.__call__`; hooks that live graphs still hold do nothing from now on."""
+        self.active = False
+        _LAYER.observer = None
+        _LAYER.take_off()
+
+    def event(self, kind: Kind, name: int, value: int) -> None:
+        """Write one event of this thread."""
+        self._write(kind << KIND_SHIFT | self._thread().bits | name, value)
+
+    def enter(self, module: nn.Module, inputs: object) -> Frame | None:
+        """Note that `module` is called with `inputs`."""
+        if not self.active:
+            return None
+        try:
+            thread = self._thread()
+            outer = thread.stack[-1]
+            sequence = _sequence()
+            if sequence != outer.segment:
+                self._end_segment(thread, outer, inputs, sequence)
+            try:
+                name, count, count_again = self._places[id(module)][outer.name]
+            except KeyError:
+                name, count, count_again = self._find(module, outer.name, thread.stack)
+            if _current_graph_task() == _NO_TASK:
+                if thread.tasks:
+                    self._end_tasks(thread)
+                number = count() & _NUMBER_MASK
+                key, enter_kind, exit_kind = number, _ENTER, _EXIT
+            else:
+                number = count_again() & _NUMBER_MASK
+                key, enter_kind, exit_kind = number | RECOMPUTE_BIT, _AGAIN_ENTER, _AGAIN_EXIT
+            value = number << SEQUENCE_BITS
+            bits = thread.bits | name
+            frame = Frame(module, name, name << KEY_BITS | key, exit_kind | bits, value, sequence)
+            thread.stack.append(frame)
+            self._write(enter_kind | bits, value | sequence & _SEQUENCE_MASK)
+        except Exception as error:
+            self._fail(error)
+            return None
+        return frame
+
+    def leave(self, frame: Frame, output: object) -> None:
+        """Note that the call returned `output`, or None where it raised."""
+        if not self.active:
+            return
+        try:
+            sequence = _sequence()
+            self._write(frame.exit_meta, frame.value | sequence & _SEQUENCE_MASK)
+            thread = self._thread()
+            stack = thread.stack
+            if stack[-1] is frame:
+                stack.pop()
+            elif frame in stack:
+                # An interrupt between an inner call's enter and its try left inner frames behind.
+                del stack[stack.index(frame) :]
+            if sequence != frame.first and output is not None:
+                if sequence != frame.segment:
+                    self._end_segment(thread, frame, output, sequence)
+                if frame.pending:
+                    self._walk(thread, frame, output)
+            stack[-1].segment = sequence
+        except Exception as error:
+            self._fail(error)
+
+    def open_calls(self) -> list[Frame]:
+        """Return this thread's open calls, outermost first."""
+        return self._thread().stack[1:]
+
+    def _thread(self) -> _Thread:
+        try:
+            thread: _Thread = self._local.thread
+        except AttributeError:
+            number = self._table.thread(*describe_thread())
+            thread = self._local.thread = _Thread(number << THREAD_SHIFT)
+        return thread
+
+    def _find(self, module: nn.Module, parent: int, stack: list[Frame]) -> Place:
+        open_calls: Iterable[Open] = (
+            (frame.module, frame.name) for frame in reversed(stack) if frame.module is not None
+        )
+        name = self.module_names.find(module, open_calls)
+        counters = self._counters.get(name)
+        if counters is None:
+            counters = self._counters.setdefault(name, (itertools.count().__next__, itertools.count().__next__))
+        place = (name, *counters)
+        self._places.setdefault(id(module), {})[parent] = place
+        return place
+
+    def _end_segment(self, thread: _Thread, frame: Frame, values: object, sequence: int) -> None:
+        first, newest, found = frame.segment, sequence - 1, False
+        frame.segment = sequence
+        for tensor in tensors_in(values):
+            node = _node_of(tensor)
+            if node is not None and first <= (number := node._sequence_nr()) <= newest:
+                self._hook(thread, node, frame.code)
+                found = found or number == newest
+        if not found and frame.module is not None:
+            if frame.pending is None:
+                frame.pending = []
+            frame.pending.append((first, newest))
+
+    def _walk(self, thread: _Thread, frame: Frame, output: object) -> None:
+        assert frame.pending is not None
+        best: dict[int, tuple[int, Node]] = {}
+        seen: set[Node] = set()
+        todo = [node for tensor in tensors_in(output) if (node := _node_of(tensor)) is not None]
+        while todo and len(seen) < _LONGEST_WALK:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            number = node._sequence_nr()
+            if number < frame.first:
+                continue
+            for index, (first, newest) in enumerate(frame.pending):
+                if first <= number <= newest and (index not in best or best[index][0] < number):
+                    best[index] = (number, node)
+            todo.extend(inner for inner, _ in node.next_functions if inner is not None)
+        for _, node in best.values():
+            self._hook(thread, node, frame.code)
+
+    def _hook(self, thread: _Thread, node: Node, code: int) -> None:
+        # `node.register_prehook` makes a removable handle, which is most of its cost; a tensor's own dictionary of
+        # hooks registers on the node at a third of it.
+        carrier = thread.carrier
+        carrier._backward_hooks = {0: partial(self._reached, code)}  # type: ignore[assignment]
+        node._register_hook_dict(carrier)  # type: ignore[attr-defined]
+
+    def _reached(self, code: int, _gradient: Tensor) -> None:
+        if not self.active:
+            return
+        try:
+            task = _current_graph_task()
+            thread = self._thread()
+            tasks = thread.tasks
+            if not tasks or tasks[-1][0] != task:
+                if task == _NO_TASK:
+                    return
+                self._begin_task(tasks, task)
+            current = tasks[-1]
+            if current[1] != code:
+                current[1] = code
+                self._write(_BACKWARD | thread.bits | code >> KEY_BITS, task << KEY_BITS | code & (1 << KEY_BITS) - 1)
+        except Exception as error:
+            self._fail(error)
+
+    def _begin_task(self, tasks: list[list[int]], task: int) -> None:
+        while tasks and tasks[-1][0] not in self._running:
+            tasks.pop()
+        if tasks and tasks[-1][0] == task:
+            return
+        if task not in self._running:
+            self._running.add(task)
+            Variable._execution_engine.queue_callback(partial(self._over, task))
+        tasks.append([task, -1])
+
+    def _end_tasks(self, thread: _Thread) -> None:
+        """Forget graph tasks that ended by an exception: for these the engine calls nobody."""
+        for task, _ in thread.tasks:
+            if task in self._running:
+                self._running.discard(task)
+                self._write(_OVER | thread.bits | NO_NAME, task | ABANDONED)
+        thread.tasks.clear()
+
+    def _over(self, task: int) -> None:
+        self._running.discard(task)
+        if self.active:
+            try:
+                self._write(_OVER | self._thread().bits | NO_NAME, task)
+            except Exception as error:
+                self._fail(error)
+
+
+def _node_of(tensor: Tensor) -> Node | None:
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        # A view whose base was changed in place can refuse to say.
+        return None
+
+
+def _make_call(layer: Layer) -> Callable[..., Any]:
+    assert isinstance(layer, _PortableLayer)
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
+        observer = layer.observer
+        if is_dynamo_compiling() or observer is None:
+            return layer.inner(self, *args, **kwargs)
+        frame = observer.enter(self, (args, kwargs) if kwargs else args)
+        output = None
+        try:
+            output = layer.inner(self, *args, **kwargs)
+            return output
+        finally:
+            if frame is not None:
+                observer.leave(frame, output)
+
+    return __call__
+
+
+class _PortableLayer(Layer):
+    observer: PortableEngine | None = None
+
+
+_LAYER = _PortableLayer(_make_call)

@@ -1,0 +1,30 @@
+"""The tensors inside what goes into a module and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["tensors_in"]
+
+_DEEPEST = 8
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order; cycles end by depth."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth >= _DEEPEST:
+        return
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item, depth + 1)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item, depth + 1)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name, None), depth + 1)
