@@ -38,7 +38,7 @@ def read(data: bytes, violations: list[Violation]) -> list[Event]:
                 for problem in problems
             ]
         violations.extend(problems)
-        if not problems and event["ph"] in DRAWN:
+        if event.get("ph") in DRAWN and all(problem.rule == "id-out-of-range" for problem in problems):
             events.append(_event(position, event))
     return events
 
@@ -52,10 +52,8 @@ def _faults(position: int, event: dict[str, Any]) -> Iterator[Violation]:
     for field in _time_fields(phase):
         yield from _time_faults(position, phase, field, event)
     for field in ("pid", "tid"):
-        value = event.get(field, 0)
-        if isinstance(value, str) or (type(value) is int and 0 <= value <= LARGEST_ID):
-            continue
-        yield Violation("id-out-of-range", f"{field} {value!r} is not within 0 to {LARGEST_ID}", position)
+        if not _is_id(value := event.get(field, 0)):
+            yield Violation("id-out-of-range", f"{field} {value!r} is not within 0 to {LARGEST_ID}", position)
     if phase in "stf" and "id" not in event:
         yield Violation("missing-field", f"a flow's {phase} without id", position)
 
@@ -108,14 +106,21 @@ def _event(position: int, event: dict[str, Any]) -> Event:
 
 
 def _track(event: dict[str, Any]) -> Track:
-    pid, tid = event.get("pid", 0), event.get("tid", 0)
-    # Perfetto takes thread 0 of any other process for its main thread.
+    """Return the track on which Perfetto draws it: ids out of range are 0, and thread 0 is the process' main thread."""
+    pid, tid = (event.get(field, 0) if _is_id(event.get(field, 0)) else 0 for field in ("pid", "tid"))
     return (pid, tid or pid)
 
 
-def _nanoseconds(value: float | str) -> int:
-    """Round as Perfetto does: to the nearest nanosecond."""
-    return math.floor(float(value) * 1000 + 0.5)
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) or (type(value) is int and 0 <= value <= LARGEST_ID)
+
+
+def _nanoseconds(value: int | float | str) -> int:
+    """Convert as Perfetto does: whole microseconds exactly, others as doubles, to the nearest nanosecond."""
+    number = float(value)
+    if isinstance(value, int) or number.is_integer():
+        return int(value if isinstance(value, int) else number) * 1000
+    return math.floor(number * 1000 + 0.5)
 
 
 def _conflicting_metadata(raw: list[Any]) -> Iterator[Violation]:

@@ -43,7 +43,8 @@ def _leniently(text: str, faults: list[Violation]) -> Any:
             return json.loads(text.rstrip().removesuffix(",") + "]")
         except (json.JSONDecodeError, RecursionError):
             pass
-    faults.append(Violation("unreadable", f"byte {len(text[: first.pos].encode())}: {first.msg}"))
+    what = first.msg.removesuffix(" at").removesuffix(" starting")
+    faults.append(Violation("unreadable", f"byte {len(text[: first.pos].encode())}: {what}"))
     try:
         return json.loads(text, strict=False)
     except (json.JSONDecodeError, RecursionError):

@@ -24,7 +24,7 @@ def read(path: str | os.PathLike[str], violations: list[Violation]) -> bytes | N
     if not data.strip():
         violations.append(Violation("not-a-trace", "there is nothing in it"))
         return None
-    if data[0] != 0x0A and data.lstrip()[:1] not in b"[{\xef":
+    if data[0] != 0x0A and data.lstrip()[:1] not in (b"[", b"{", b"\xef"):
         violations.append(
             Violation("not-a-trace", f"neither Chrome JSON nor a Perfetto trace: it starts with {data[:8]!r}")
         )
@@ -33,8 +33,15 @@ def read(path: str | os.PathLike[str], violations: list[Violation]) -> bytes | N
 
 
 def kind(data: bytes) -> Literal["chrome", "perfetto"]:
-    """Tell the formats apart: a Perfetto trace starts with the tag of its first packet, which is also a line feed."""
-    return "perfetto" if data[0] == 0x0A and data.lstrip()[:1] not in b"[{" else "chrome"
+    """Tell the formats apart: a Perfetto trace starts with the tag of a packet, which is also a line feed.
+
+    The packet's length can be a bracket, so what tells is that JSON has no other control characters that early.
+    """
+    if data[0] != 0x0A:
+        return "chrome"
+    start = data[:64]
+    is_text = all(byte >= 0x20 or byte in b"\t\n\r" for byte in start)
+    return "chrome" if is_text and start.lstrip()[:1] in (b"[", b"{") else "perfetto"
 
 
 def _unzipped(data: bytes, violations: list[Violation]) -> bytes:

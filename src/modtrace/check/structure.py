@@ -66,8 +66,10 @@ def too_deep(layout: Layout) -> Iterator[Violation]:
 def flow_without_end(layout: Layout) -> Iterator[Violation]:
     """Find flows that start and arrive nowhere."""
     for ends in layout.flows.values():
-        if not any(end.phase in "tf" for end in ends):
-            yield Violation("flow-without-end", f"{_flow(ends[0])} starts and never ends", ends[0].position)
+        from_start = list(itertools.dropwhile(lambda end: end.phase != "s", ends))
+        if from_start and all(end.phase == "s" for end in from_start):
+            message = f"{_flow(from_start[0])} starts and never ends"
+            yield Violation("flow-without-end", message, from_start[0].position)
 
 
 def flow_without_start(layout: Layout) -> Iterator[Violation]:

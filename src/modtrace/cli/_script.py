@@ -1,0 +1,83 @@
+"""Running a user's script as `python SCRIPT` and `python -m MODULE` do."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import os
+import runpy
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from types import ModuleType, TracebackType
+
+import click
+
+from ._group import ScriptEnded
+
+__all__ = ["run_file", "run_module"]
+
+
+def run_file(path: str, arguments: Sequence[str]) -> None:
+    """Run a script as `__main__` and wait for its threads.
+
+    Raises:
+        ScriptEnded: whatever the script raises, SystemExit and KeyboardInterrupt included.
+    """
+    absolute = os.path.abspath(path)
+    main = ModuleType("__main__")
+    vars(main).update(__file__=absolute, __builtins__=builtins, __loader__=SourceFileLoader("__main__", absolute))
+    sys.argv = [path, *arguments]
+    _search_first(os.path.dirname(os.path.realpath(path)))
+    # It stays there after the script's end: threads, exit handlers and pickles still look for it.
+    sys.modules["__main__"] = main
+    try:
+        with io.open_code(absolute) as file:
+            code = compile(file.read(), absolute, "exec", dont_inherit=True)
+        exec(code, vars(main))  # noqa: S102 (what the command is for)
+        _wait_for_threads()
+    except BaseException as error:
+        raise ScriptEnded(error, _of_the_script(error.__traceback__)) from None
+
+
+def run_module(name: str, arguments: Sequence[str]) -> None:
+    """Run a module or a package's `__main__` as `__main__` and wait for its threads.
+
+    Raises:
+        UsageError: there is no such module.
+        ScriptEnded: whatever the module raises, SystemExit and KeyboardInterrupt included.
+    """
+    sys.argv = [name, *arguments]
+    _search_first(os.getcwd())
+    try:
+        if importlib.util.find_spec(name) is None:
+            raise click.UsageError(f"No module named {name!r}.")
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        _wait_for_threads()
+    except click.UsageError:
+        raise
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise click.UsageError(f"No module named {error.name!r}.") from None
+        raise ScriptEnded(error, _of_the_script(error.__traceback__)) from None
+
+
+def _search_first(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):  # since Python 3.11; without it the first entry is the command's
+        sys.path[0] = folder
+
+
+def _wait_for_threads() -> None:
+    """Wait as the interpreter would before it ends, while the recording still runs."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+
+
+def _of_the_script(traceback: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames by which the script was started."""
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
+        traceback = traceback.tb_next
+    return traceback

@@ -1,0 +1,49 @@
+"""`modtrace demo`: a trace to look at, without a model of one's own."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["command"]
+
+STEPS = 20
+
+
+@click.command("demo")
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    default="demo.json",
+    show_default=True,
+    help="Trace to write; the suffix picks the format.",
+)
+def command(output: str) -> None:
+    """Train a small GPT on its own source for 20 steps, and record it."""
+    from ..write.destination import check_path
+
+    check_path(output)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console()
+    with console.status("importing torch"):
+        import torch
+
+        from ..demo import GPT, batches, optimizer_of, train_step
+        from ..recording import record
+
+    torch.manual_seed(0)
+    model = GPT()
+    optimizer, data = optimizer_of(model), batches()
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"))
+    with record(output) as recording, Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("training", total=STEPS, loss=float("nan"))
+        for _ in range(STEPS):
+            loss = train_step(model, optimizer, *next(data))
+            recording.step()
+            progress.update(task, advance=1, loss=loss)
+    console.print()
+    console.print(recording.timeline().summary().top(limit=16))
+    console.print()
+    console.print(f"Open {output} by dropping it onto https://ui.perfetto.dev", highlight=False, markup=False)

@@ -1,0 +1,316 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import given
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
+
+from modtrace import ModtraceError
+from modtrace.check import check
+
+DATA = Path(__file__).parents[1] / "data" / "check"
+
+FAULTS: dict[str, list[str]] = {
+    "a-number.json": [
+        "not-a-trace: neither Chrome JSON nor a Perfetto trace: it starts with b'42\\n'",
+    ],
+    "after-the-end.json": [
+        "unreadable: byte 3: Extra data",
+    ],
+    "bad-utf-8.json": [
+        "unreadable: byte 24: not UTF-8",
+        "time-out-of-range: event 0: ts -1 is negative or beyond 2^63 ns",
+    ],
+    "begin-without-end.json": [
+        "begin-without-end: event 0: 'open' is never ended",
+    ],
+    "blank.json": [
+        "not-a-trace: there is nothing in it",
+    ],
+    "byte-order-mark.json": [
+        "unreadable: byte 0: Unexpected UTF-8 BOM (decode using utf-8-sig)",
+    ],
+    "control-character.json": [
+        "unreadable: byte 23: Invalid control character",
+        "time-out-of-range: event 0: ts -1 is negative or beyond 2^63 ns",
+    ],
+    "crossed-pairs.json": [
+        "end-without-begin: event 3: 'b' ends where nothing of that name is open",
+        "begin-without-end: event 1: 'b' is never ended",
+    ],
+    "dangling-flows.textproto": [
+        "flow-without-end: event 0: flow 1 starts and never ends",
+        "flow-without-start: event 1: flow 2 ends and has not started",
+    ],
+    "depth-512.json": [],
+    "depth-513.json": [
+        "too-deep: event 512: 'm512' lies 513 deep on track 1/2; viewers draw 512",
+    ],
+    "duplicate-metadata.json": [
+        "duplicate-metadata: event 2: thread_name of (1, 2) is {'name': 'autograd'}, and was {'name': 'main'}",
+        "duplicate-metadata: event 4: process_name of 1 is {'name': 'q'}, and was {'name': 'p'}",
+    ],
+    "empty.json": [
+        "not-a-trace: there is nothing in it",
+    ],
+    "end-without-begin.json": [
+        "end-without-begin: event 0: 'never' ends where nothing of that name is open",
+        "end-without-begin: event 1: an end where nothing of that name is open",
+    ],
+    "events-that-are-none.json": [
+        "not-an-event: event 1: NoneType instead of an object",
+        "not-an-event: event 2: int instead of an object",
+        "not-an-event: event 3: str instead of an object",
+    ],
+    "fault-behind-umlauts.json": [
+        "unreadable: byte 17: Expecting ',' delimiter",
+    ],
+    "flow-ends-before-it-starts.json": [
+        "flow-without-end: event 2: flow 7 starts and never ends",
+        "flow-without-start: event 1: flow 7 ends and has not started",
+    ],
+    "flow-outside-slice.json": [
+        "flow-outside-slice: event 2: the f of flow 7 touches no slice on track 1/2",
+    ],
+    "flow-started-twice.json": [
+        "duplicate-flow: event 2: flow 7 has already started at event 1",
+    ],
+    "flow-to-next-slice.json": [],
+    "flow-to-no-next-slice.json": [
+        "flow-outside-slice: event 2: the f of flow 7 touches no slice on track 1/2",
+    ],
+    "flow-without-end.json": [
+        "flow-without-end: event 1: flow 7 starts and never ends",
+    ],
+    "flow-without-id.json": [
+        "missing-field: event 1: a flow's s without id",
+    ],
+    "flow-without-start.json": [
+        "flow-without-start: event 1: flow 7 ends and has not started",
+    ],
+    "good.json": [],
+    "good.textproto": [],
+    "huge-ts.json": [
+        "time-out-of-range: event 0: ts 1e+30 is negative or beyond 2^63 ns",
+    ],
+    "main-thread-zero.json": [
+        "partial-overlap: event 1: 'b' begins in 'a' (event 0) on track 5/5 and ends 5000 ns after it",
+    ],
+    "missing-dur.json": [
+        "missing-field: event 0: X without dur",
+    ],
+    "missing-fields.textproto": [
+        "missing-field: event 0: a track event without trusted_packet_sequence_id",
+        "missing-field: event 1: a track event without timestamp",
+        "time-out-of-range: event 2: 9223372036854775808 ns is negative or beyond 2^63 ns",
+    ],
+    "missing-ph.json": [
+        "missing-field: event 0: there is no ph",
+    ],
+    "missing-ts.json": [
+        "missing-field: event 0: X without ts",
+        "missing-field: event 1: B without ts",
+    ],
+    "nan.json": [
+        "not-a-number: event 0: ts is nan",
+        "not-a-number: event 1: dur is inf",
+    ],
+    "negative-dur.json": [
+        "time-out-of-range: event 0: dur -0.001 is negative or beyond 2^63 ns",
+    ],
+    "negative-ts.json": [
+        "time-out-of-range: event 0: ts -5 is negative or beyond 2^63 ns",
+    ],
+    "not-a-trace.json": [
+        "not-a-trace: neither an array of events nor an object with traceEvents",
+    ],
+    "null-dur.json": [
+        "null-time: event 1: dur is null; viewers lose the 2 events behind it",
+        "null-time: event 3: dur is null",
+    ],
+    "null-ts.json": [
+        "null-time: event 0: ts is null; viewers lose the 0 events behind it",
+    ],
+    "open-array.json": [
+        "end-without-begin: event 1: an end where nothing of that name is open",
+    ],
+    "partial-overlap-by-1-ns.json": [
+        "partial-overlap: event 1: 'second' begins in 'first' (event 0) on track 1/2 and ends 4999 ns after it",
+    ],
+    "partial-overlap-of-pairs.json": [
+        "partial-overlap: event 2: 'whole' begins in 'pair' (event 0) on track 1/2 and ends 2000 ns after it",
+    ],
+    "pid-out-of-range.json": [
+        "id-out-of-range: event 0: pid -1 is not within 0 to 4294967295",
+    ],
+    "sibling-threads.json": [],
+    "state-cleared.textproto": [
+        "undefined: event 1: event_names 1 is not interned in its sequence",
+    ],
+    "text-ts.json": [
+        "not-a-number: event 1: ts is 'soon'",
+        "not-a-number: event 2: ts is True",
+    ],
+    "text.json": [
+        "not-a-trace: neither Chrome JSON nor a Perfetto trace: it starts with b'Tracebac'",
+    ],
+    "tid-out-of-range.json": [
+        "id-out-of-range: event 0: tid 4294967296 is not within 0 to 4294967295",
+        "id-out-of-range: event 2: tid 1.5 is not within 0 to 4294967295",
+    ],
+    "times-go-back.textproto": [
+        "end-without-begin: event 2: an end where nothing of that name is open",
+        "begin-without-end: event 1: 'a' is never ended",
+    ],
+    "truncated-array.json": [
+        "unreadable: byte 58: Unterminated string",
+    ],
+    "truncated-object.json": [
+        "unreadable: byte 75: Unterminated string",
+    ],
+    "undefined.textproto": [
+        "undefined: event 0: needs the state of its sequence, which no packet has opened",
+        "undefined: event 1: event_names 5 is not interned in its sequence",
+        "undefined: event 1: event_categories 6 is not interned in its sequence",
+        "undefined: event 1: debug_annotation_names 7 is not interned in its sequence",
+        "undefined: event 1: debug_annotation_string_values 8 is not interned in its sequence",
+        "undefined: event 2: clock 64 is set by no snapshot before it",
+        "undefined: event 3: track 99 has no descriptor",
+    ],
+    "unmatched.textproto": [
+        "end-without-begin: event 1: an end where nothing of that name is open",
+        "begin-without-end: event 2: 'a' is never ended",
+    ],
+}
+
+
+def as_trace(source: Path, folder: Path) -> Path:
+    """The file itself, or the trace that a text of packets describes."""
+    if source.suffix != ".textproto":
+        return source
+    trace = folder / f"{source.stem}.pftrace"
+    trace.write_bytes(text_format.Parse(source.read_text(), proto.Trace()).SerializeToString())
+    return trace
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_each_pathology_is_told_exactly(name: str, tmp_path: Path) -> None:
+    assert [str(violation) for violation in check(as_trace(DATA / name, tmp_path))] == FAULTS[name]
+
+
+def test_every_file_has_its_expectation() -> None:
+    assert {path.name for path in DATA.iterdir()} == set(FAULTS)
+
+
+@pytest.mark.parametrize("name", ["good.json", "negative-ts.json", "good.textproto", "unmatched.textproto"])
+def test_zipped_traces_are_the_same(name: str, tmp_path: Path) -> None:
+    plain = as_trace(DATA / name, tmp_path)
+    zipped = tmp_path / "trace.gz"
+    half = len(plain.read_bytes()) // 2
+    # Two members, as concatenating two gzip files makes them.
+    zipped.write_bytes(gzip.compress(plain.read_bytes()[:half]) + gzip.compress(plain.read_bytes()[half:]))
+
+    assert check(zipped) == check(plain)
+
+
+def test_a_cut_gzip_stream_is_told_and_what_is_left_is_checked(tmp_path: Path) -> None:
+    whole = gzip.compress((DATA / "truncated-array.json").read_bytes())
+    cut = tmp_path / "cut.json.gz"
+    cut.write_bytes(whole[:-4])
+
+    assert [str(violation) for violation in check(cut)] == [
+        f"unreadable: byte {len(whole) - 4}: the gzip stream is cut off",
+        "unreadable: byte 58: Unterminated string",
+    ]
+
+
+def test_garbage_behind_a_gzip_member_is_told(tmp_path: Path) -> None:
+    whole = gzip.compress(b"[]")
+    trace = tmp_path / "trace.json.gz"
+    trace.write_bytes(whole + b"garbage")
+
+    (violation,) = check(trace)
+
+    assert str(violation).startswith(f"unreadable: byte {len(whole)}: not gzip in the member that starts here")
+
+
+def test_nesting_beyond_the_parser_is_told(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_bytes(b"[" * 100_000)
+
+    assert [str(violation) for violation in check(deep)] == ["unreadable: nested too deeply"]
+
+
+@pytest.mark.parametrize(
+    ("cut", "fault"),
+    [
+        (3, "byte 0: the packet that starts here is cut off"),
+        (2, "byte 0: the packet that starts here is cut off"),
+        (-1, "byte {last}: the packet that starts here is cut off"),
+    ],
+)
+def test_a_perfetto_trace_cut_off(cut: int, fault: str, tmp_path: Path) -> None:
+    packets = text_format.Parse((DATA / "good.textproto").read_text(), proto.Trace()).packet
+    whole = b"".join(proto.Trace(packet=[packet]).SerializeToString() for packet in packets)
+    trace = tmp_path / "cut.pftrace"
+    trace.write_bytes(whole[:cut])
+
+    last = len(whole) - len(proto.Trace(packet=[packets[-1]]).SerializeToString())
+
+    assert str(check(trace)[0]) == "unreadable: " + fault.format(last=last)
+
+
+@pytest.mark.parametrize("length", b"[{ ")
+def test_a_perfetto_trace_whose_first_packet_is_as_long_as_a_json_character(length: int, tmp_path: Path) -> None:
+    packet = proto.TracePacket(trusted_packet_sequence_id=1, sequence_flags=1)
+    packet.interned_data.event_names.add(iid=1, name="")
+    packet.interned_data.event_names[0].name = "a" * (length - packet.ByteSize())
+    trace = tmp_path / "trace"
+    trace.write_bytes(proto.Trace(packet=[packet]).SerializeToString())
+    assert trace.read_bytes()[:2] == bytes([0x0A, length])
+
+    assert check(trace) == []
+
+
+def test_json_behind_empty_lines(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.write_bytes(b"\n\r\n\t" + (DATA / "good.json").read_bytes())
+
+    assert check(trace) == []
+
+
+def test_bytes_that_are_no_packet(tmp_path: Path) -> None:
+    trace = tmp_path / "bad.pftrace"
+    trace.write_bytes(b"\x0a\x02\x08\xff" + b"\x12\x00")
+
+    assert [str(violation) for violation in check(trace)] == [
+        "unreadable: byte 0: the packet that starts here is no packet"
+    ]
+    trace.write_bytes(b"\x0a\x00\x12\x00")
+    assert [str(violation) for violation in check(trace)] == ["unreadable: byte 2: no packet starts here"]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModtraceError, match=r"nowhere\.json: cannot be read: No such file"):
+        check(tmp_path / "nowhere.json")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_violations_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    trace = tmp_path_factory.getbasetemp() / "any"
+    for prefix in (b"", b"[", b"\x0a", b"\x1f\x8b"):
+        trace.write_bytes(prefix + data)
+        assert all(violation.rule for violation in check(trace))
+
+
+@given(st.data())
+def test_a_trace_cut_anywhere_is_told(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    whole = (DATA / "good.json").read_bytes().rstrip()
+    trace = tmp_path_factory.getbasetemp() / "cut.json"
+    trace.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+    assert check(trace)[0].rule in ("unreadable", "not-a-trace")
