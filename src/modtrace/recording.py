@@ -8,7 +8,6 @@ import os
 import threading
 import weakref
 from types import TracebackType
-from typing import Literal
 
 from torch import nn
 
@@ -17,7 +16,7 @@ from .ring import Kind, Ring
 from .ring.event import NO_NAME
 from .timeline import Timeline, build_timeline
 from .timeline.open import ThreadStack, open_stacks
-from .track.engine import Engine, EngineName, make_engine
+from .track.engine import Engine, EngineName, choose_engine, make_engine
 from .track.facts import recording_facts
 from .track.samples import Samples
 from .track.signals import SignalDump
@@ -112,10 +111,11 @@ class Recording:
                 raise RecordingError("a recording is running in this process; stop it before starting another")
             if self._ring is not None:
                 raise RecordingError("this recording was started before; make a new one with modtrace.record()")
-            facts = recording_facts(self._wanted, self._capacity, self._host_name)
+            kind = choose_engine(self._wanted)
+            facts = recording_facts(kind, self._capacity, self._host_name)
             self._ring = Ring(self._capacity, self._ring_path, facts)
             model = None if self._model is None else self._model()
-            self._engine = make_engine(self._wanted, self._ring, model, self._fail)
+            self._engine = make_engine(kind, self._ring, model, self._fail)
             self._samples.start(self._engine, self._ring.names, self._fail)
             self._engine.start()
             _running = self
@@ -231,7 +231,7 @@ class Recording:
         atexit.unregister(self._at_exit)
         self._failed = True
         if self._engine is not None:
-            self._engine.stop()
+            self._engine.after_fork()
             self._samples.stop()
         if self._signal is not None:
             self._signal.after_fork()

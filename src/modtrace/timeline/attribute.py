@@ -127,9 +127,7 @@ def _graph_builders(brackets: Brackets, events: Events) -> dict[int, tuple[int, 
     ranges: dict[int, tuple[int, int]] = {}
     mask = (1 << SEQUENCE_BITS) - 1
     # A note follows its node's begin and comes just before its end, on the same thread.
-    for at in np.flatnonzero(
-        np.isin(events.kind, (Kind.NODE_SEQUENCE, Kind.NODE_BEGIN, Kind.NODE_END))
-    ).tolist():
+    for at in np.flatnonzero(np.isin(events.kind, (Kind.NODE_SEQUENCE, Kind.NODE_BEGIN, Kind.NODE_END))).tolist():
         thread = int(events.thread[at])
         kind = events.kind[at]
         last = previous.get(thread)

@@ -194,9 +194,7 @@ def _nodes(events: Events) -> dict[str, npt.NDArray[Any]]:
     )
 
 
-def _pair_by_stack(
-    thread: Ints, opens: Bools, value: Ints, name: npt.NDArray[np.int32]
-) -> tuple[Ints, Ints]:
+def _pair_by_stack(thread: Ints, opens: Bools, value: Ints, name: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:
     """Pair node begins and ends where some are missing in between (torn slots)."""
     pairs: list[tuple[int, int]] = []
     stack: list[int] = []

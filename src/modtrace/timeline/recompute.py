@@ -53,8 +53,7 @@ def _match_roots(brackets: Brackets, call: Ints, roots: Ints, forward: Ints, ori
             for place in range(len(namesakes) - 1, -1, -1):
                 candidate = namesakes[place]
                 if opened[candidate] < opened[root] and (
-                    asked_by < 0
-                    or (opened[asked_by] <= opened[candidate] and closed[candidate] <= closed[asked_by])
+                    asked_by < 0 or (opened[asked_by] <= opened[candidate] and closed[candidate] <= closed[asked_by])
                 ):
                     found = namesakes.pop(place)
                     break

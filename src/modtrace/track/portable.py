@@ -34,12 +34,14 @@ from ..ring.event import (
 )
 from .names import ModuleNames, Open
 from .patch import Layer
+from .sync import SyncMarks
 from .tensors import tensors_in
 from .threads import describe_thread
 
 __all__ = ["PortableEngine"]
 
 _current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
@@ -57,6 +59,7 @@ class Frame:
     """An open call.
 
     Attributes:
+        thread: the thread it runs on.
         module: None for the frame around all calls.
         name: the number of its name.
         code: name and key together: which call it is.
@@ -67,9 +70,19 @@ class Frame:
         pending: stretches of own nodes whose newest one is not found yet.
     """
 
-    __slots__ = ("code", "exit_meta", "first", "module", "name", "pending", "segment", "value")
+    __slots__ = ("code", "exit_meta", "first", "module", "name", "pending", "segment", "thread", "value")
 
-    def __init__(self, module: nn.Module | None, name: int, code: int, exit_meta: int, value: int, first: int) -> None:
+    def __init__(
+        self,
+        thread: _Thread,
+        module: nn.Module | None,
+        name: int,
+        code: int,
+        exit_meta: int,
+        value: int,
+        first: int,
+    ) -> None:
+        self.thread = thread
         self.module = module
         self.name = name
         self.code = code
@@ -94,7 +107,7 @@ class _Thread:
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
-        self.stack = [Frame(None, NO_NAME, _OUTSIDE, 0, 0, _sequence())]
+        self.stack = [Frame(self, None, NO_NAME, _OUTSIDE, 0, 0, _sequence())]
         self.tasks: list[list[int]] = []
         self.carrier = torch.empty(0)
 
@@ -123,6 +136,8 @@ class PortableEngine:
         self.module_names = ModuleNames(ring.names, model, lambda identity: self._places.pop(identity, None))
         self._local = threading.local()
         self._running: set[int] = set()
+        self._when_reached = self._reached
+        self._sync = SyncMarks(self, ring.names)
         self.active = False
 
     def start(self) -> None:
@@ -137,6 +152,10 @@ class PortableEngine:
         _LAYER.observer = None
         _LAYER.take_off()
 
+    def after_fork(self) -> None:
+        """End it in a forked child."""
+        self.stop()
+
     def event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""
         self._write(kind << KIND_SHIFT | self._thread().bits | name, value)
@@ -146,15 +165,21 @@ class PortableEngine:
         if not self.active:
             return None
         try:
-            thread = self._thread()
-            outer = thread.stack[-1]
+            try:
+                thread: _Thread = self._local.thread
+            except AttributeError:
+                thread = self._thread()
+            stack = thread.stack
+            outer = stack[-1]
+            if outer.module is None and _profiler_enabled():
+                self._sync()
             sequence = _sequence()
             if sequence != outer.segment:
                 self._end_segment(thread, outer, inputs, sequence)
             try:
                 name, count, count_again = self._places[id(module)][outer.name]
             except KeyError:
-                name, count, count_again = self._find(module, outer.name, thread.stack)
+                name, count, count_again = self._find(module, outer.name, stack)
             if _current_graph_task() == _NO_TASK:
                 if thread.tasks:
                     self._end_tasks(thread)
@@ -165,8 +190,8 @@ class PortableEngine:
                 key, enter_kind, exit_kind = number | RECOMPUTE_BIT, _AGAIN_ENTER, _AGAIN_EXIT
             value = number << SEQUENCE_BITS
             bits = thread.bits | name
-            frame = Frame(module, name, name << KEY_BITS | key, exit_kind | bits, value, sequence)
-            thread.stack.append(frame)
+            frame = Frame(thread, module, name, name << KEY_BITS | key, exit_kind | bits, value, sequence)
+            stack.append(frame)
             self._write(enter_kind | bits, value | sequence & _SEQUENCE_MASK)
         except Exception as error:
             self._fail(error)
@@ -180,7 +205,7 @@ class PortableEngine:
         try:
             sequence = _sequence()
             self._write(frame.exit_meta, frame.value | sequence & _SEQUENCE_MASK)
-            thread = self._thread()
+            thread = frame.thread
             stack = thread.stack
             if stack[-1] is frame:
                 stack.pop()
@@ -223,11 +248,13 @@ class PortableEngine:
     def _end_segment(self, thread: _Thread, frame: Frame, values: object, sequence: int) -> None:
         first, newest, found = frame.segment, sequence - 1, False
         frame.segment = sequence
-        for tensor in tensors_in(values):
-            node = _node_of(tensor)
-            if node is not None and first <= (number := node._sequence_nr()) <= newest:
-                self._hook(thread, node, frame.code)
-                found = found or number == newest
+        # Most often it is one tensor, or a tuple of tensors; the general walk costs more than all else here.
+        for value in values if type(values) is tuple else (values,):
+            for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
+                node = _node_of(tensor)
+                if node is not None and first <= (number := node._sequence_nr()) <= newest:
+                    self._hook(thread, node, frame.code)
+                    found = found or number == newest
         if not found and frame.module is not None:
             if frame.pending is None:
                 frame.pending = []
@@ -257,7 +284,7 @@ class PortableEngine:
         # `node.register_prehook` makes a removable handle, which is most of its cost; a tensor's own dictionary of
         # hooks registers on the node at a third of it.
         carrier = thread.carrier
-        carrier._backward_hooks = {0: partial(self._reached, code)}  # type: ignore[assignment]
+        carrier._backward_hooks = {0: partial(self._when_reached, code)}  # type: ignore[assignment]
         node._register_hook_dict(carrier)  # type: ignore[attr-defined]
 
     def _reached(self, code: int, _gradient: Tensor) -> None:

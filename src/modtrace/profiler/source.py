@@ -1,0 +1,101 @@
+"""A trace file's bytes, from front to back, plain or gzip, in blocks of bounded size."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+
+from .._errors import TraceError
+
+__all__ = ["BLOCK", "GZIP_MAGIC", "Progress", "Source"]
+
+BLOCK = 1 << 20
+"""Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes of the file that have been read since the last call."""
+
+
+class Source:
+    """A trace file that is read once and never written.
+
+    Attributes:
+        path: the file.
+        size: its size on disk in bytes.
+        gzipped: whether its first bytes are gzip's, whatever its name says.
+        damage: what is wrong with the compressed data, once a block has run into it; else None.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
+        self.path = os.fspath(path)
+        self.damage: str | None = None
+        self._progress = progress or (lambda _: None)
+        try:
+            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            self.size = os.fstat(self._file.fileno()).st_size
+            self.gzipped = self._file.read(2) == GZIP_MAGIC
+            self._file.seek(0)
+        except OSError as error:
+            raise TraceError(self.path, f"cannot be read ({error.strerror})") from error
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor, for copying within the kernel."""
+        return self._file.fileno()
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the uncompressed bytes, at most `BLOCK` at once.
+
+        Compressed data that is cut off or broken ends the blocks; `damage` then says where.
+        """
+        return self._inflated() if self.gzipped else self._raw()
+
+    def _raw(self) -> Iterator[bytes]:
+        while True:
+            try:
+                block = self._file.read(BLOCK)
+            except OSError as error:
+                raise TraceError(self.path, f"cannot be read ({error.strerror})", self._file.tell()) from error
+            if not block:
+                return
+            self._progress(len(block))
+            yield block
+
+    def _inflated(self) -> Iterator[bytes]:
+        inflate = zlib.decompressobj(wbits=31)
+        ended = False
+        for block in self._raw():
+            data = block
+            while data:
+                if ended:
+                    # Members may follow one another; anything else after the last one is padding.
+                    if not data.startswith(GZIP_MAGIC[:1]):
+                        return
+                    inflate, ended = zlib.decompressobj(wbits=31), False
+                try:
+                    out = inflate.decompress(data, BLOCK)
+                except zlib.error as error:
+                    self.damage = f"the gzip data is broken at byte {self._file.tell() - len(data)} or after ({error})"
+                    return
+                if out:
+                    yield out
+                ended = inflate.eof
+                data = inflate.unused_data if ended else inflate.unconsumed_tail
+        if not ended:
+            # What the window still holds is worth having: the last events of a run that was killed.
+            out = inflate.flush()
+            self.damage = f"the gzip data ends early, at byte {self._file.tell()}"
+            if out:
+                yield out

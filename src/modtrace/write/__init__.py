@@ -1,0 +1,40 @@
+"""Outputs: one file per format; the suffix of the path picks it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+from .._errors import WriteError
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+
+__all__ = ["SUFFIXES", "write"]
+
+WRITERS = {
+    ".json": ("chrome", "write_chrome"),
+    ".json.gz": ("chrome", "write_chrome"),
+    ".pftrace": ("perfetto", "write_perfetto"),
+    ".pftrace.gz": ("perfetto", "write_perfetto"),
+    ".html": ("html", "write_html"),
+    ".zip": ("report", "write_report"),
+}
+
+SUFFIXES = tuple(WRITERS)
+"""The suffixes that `write` knows."""
+
+
+def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Write `timeline` to `path` in the format of its suffix, one of `SUFFIXES`.
+
+    Raises:
+        WriteError: the suffix is not known, or the file cannot be written; an existing file is intact.
+    """
+    name = os.fspath(path).lower()
+    for suffix, (module, function) in WRITERS.items():
+        if name.endswith(suffix):
+            getattr(importlib.import_module(f".{module}", __name__), function)(timeline, path)
+            return
+    raise WriteError(f"cannot write {os.fspath(path)}: its name must end in one of {' '.join(SUFFIXES)}")

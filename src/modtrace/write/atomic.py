@@ -1,0 +1,102 @@
+"""Output files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from .._errors import WriteError
+
+__all__ = ["Sink", "replacing"]
+
+COMPRESSION = 3
+"""zlib's level: traces repeat themselves so much that higher ones take three times as long for a tenth of the size."""
+
+
+class Sink(Protocol):
+    """Where a writer's bytes go."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take all of `data`."""
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Sink]:
+    """Write a file that takes the place of `path` when the block ends well.
+
+    Until then the bytes go to a temporary file in the same directory; a block that raises leaves nothing behind and
+    an existing file as it was. A `path` that ends in `.gz` is compressed. A device or a pipe is written directly.
+
+    Raises:
+        WriteError: the file cannot be made, written or moved; names the path.
+    """
+    target = Path(os.path.realpath(path))  # a link stays a link to the new file
+    try:
+        with _special(target) if _is_special(target) else _regular(target) as file:
+            if target.suffix == ".gz":
+                packed = _Gzip(file)
+                yield packed
+                packed.finish()
+            else:
+                yield file
+    except OSError as error:
+        raise WriteError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+
+
+class _Gzip:
+    def __init__(self, file: Sink) -> None:
+        self._file = file
+        self._packer = zlib.compressobj(COMPRESSION, wbits=31)
+
+    def write(self, data: bytes, /) -> None:
+        self._file.write(self._packer.compress(data))
+
+    def finish(self) -> None:
+        self._file.write(self._packer.flush())
+
+
+def _is_special(target: Path) -> bool:
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+@contextlib.contextmanager
+def _special(target: Path) -> Iterator[BinaryIO]:
+    with target.open("wb") as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _regular(target: Path) -> Iterator[BinaryIO]:
+    if target.is_dir():
+        raise IsADirectoryError(None, "it is a directory")
+    descriptor, name = tempfile.mkstemp(prefix=".modtrace-", suffix=".tmp", dir=target.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fchmod(descriptor, _mode(target))
+            os.fsync(descriptor)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _mode(target: Path) -> int:
+    """The permissions of the file to replace; for a new one what the umask leaves."""
+    try:
+        return stat.S_IMODE(target.stat().st_mode)
+    except FileNotFoundError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask

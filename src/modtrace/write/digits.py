@@ -1,0 +1,65 @@
+"""Integers as decimal digits, a column at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["LONGEST", "decimal", "left_justified", "microseconds", "width"]
+
+Ints = npt.NDArray[np.int64]
+Text = npt.NDArray[np.uint8]
+
+LONGEST = 10**15
+"""Nanoseconds (11.5 days) below which `microseconds` can say a time, and a double holds it to the nanosecond."""
+
+_POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
+
+
+def _table(count: int, form: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer("".join(form % number for number in range(count)).encode(), "<u4")
+
+
+# Four characters a word, so that a number is a handful of look-ups.
+_FOUR = _table(10_000, "%04d")
+_FRACTION = _table(1_000, ".%03d")
+
+
+def width(numbers: Ints) -> Ints:
+    """Return how many digits each number has, none of them negative."""
+    return np.searchsorted(_POWERS, numbers, side="right") + 1
+
+
+def decimal(numbers: Ints, digits: int) -> Text:
+    """Return (n, digits) characters: the last `digits` digits of each number, which is not negative."""
+    words = -(-digits // 4)
+    out = np.empty((len(numbers), words), "<u4")
+    _fill(out, numbers, words)
+    return out.view(np.uint8)[:, 4 * words - digits :]
+
+
+def microseconds(nanoseconds: Ints) -> Text:
+    """Return (n, 16) characters: microseconds as twelve digits with leading zeros, a point and three decimals."""
+    out = np.empty((len(nanoseconds), 4), "<u4")
+    whole = nanoseconds // 1000
+    out[:, 3] = _FRACTION[nanoseconds - whole * 1000]
+    _fill(out, whole, 3)
+    return out.view(np.uint8)
+
+
+def left_justified(text: Text, skip: Ints) -> Text:
+    """Drop the first `skip` of 16 characters in each row; NULs follow what is left."""
+    low, high = text.view("<u8").T
+    bits = (skip * 8).astype(np.uint64)
+    # A shift by 64 bits or more gives 0, also where the difference has wrapped around.
+    out = np.empty((len(text), 2), "<u8")
+    out[:, 0] = (low >> bits) | (high << (np.uint64(64) - bits)) | (high >> (bits - np.uint64(64)))
+    out[:, 1] = high >> bits
+    return out.view(np.uint8)
+
+
+def _fill(out: npt.NDArray[np.uint32], numbers: Ints, words: int) -> None:
+    for word in range(words - 1, -1, -1):
+        rest = numbers // 10_000
+        out[:, word] = _FOUR[numbers - rest * 10_000]
+        numbers = rest

@@ -1,0 +1,165 @@
+"""HTML: the offline viewer's page with a timeline inside, one file that needs no network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import os
+import struct
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from .._errors import WriteError
+from ..timeline._columns import Columns
+from ..timeline._timeline import Process, Timeline
+
+__all__ = ["payload", "render_html", "write_html"]
+
+_VERSION = 1
+_SLOT = b'<script type="application/octet-stream" id="modtrace-data">'
+"""Where the page takes its data; viewer/index.html has it once."""
+_ALIGNMENT = 8
+"""Bytes; a typed array of the browser must begin at a multiple of its element's size."""
+
+
+def write_html(timeline: Timeline, target: str | os.PathLike[str] | IO[bytes]) -> None:
+    """Write the viewer's page with the timeline inside.
+
+    Args:
+        timeline: what it shows.
+        target: a path, replaced as a whole, or a file opened for writing bytes.
+
+    Raises:
+        WriteError: the file cannot be written; an existing file there is intact.
+    """
+    page = render_html(timeline)
+    if not isinstance(target, (str, os.PathLike)):
+        target.write(page)
+        return
+    path = Path(target)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            part.write_bytes(page)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise WriteError(f"{path}: cannot be written ({error.strerror}); choose another path.") from error
+
+
+def render_html(timeline: Timeline) -> bytes:
+    """Return the viewer's page with the timeline inside, UTF-8; the same bytes for the same timeline."""
+    head, slot, tail = resources.files("modtrace.view").joinpath("viewer.html").read_bytes().partition(_SLOT)
+    # Base64 has no "<": nothing in a name can end the script element.
+    return b"".join((head, slot, base64.b64encode(gzip.compress(payload(timeline), 6, mtime=0)), tail))
+
+
+def payload(timeline: Timeline) -> bytes:
+    """Return what the page unpacks: u32 length of a JSON header, the header, then the columns as plain arrays."""
+    base = _base(timeline)
+    arrays = _Arrays()
+    columns = timeline.columns
+    # The viewer has one process where a profiler trace names several of one pid.
+    processes = list(dict.fromkeys([t.process for t in timeline.tracks] + [c.process for c in timeline.counters]))
+    header = {
+        "version": _VERSION,
+        "base_ns": str(base),
+        "facts": dict(timeline.facts),
+        "stats": dict(timeline.stats),
+        "names": [list(name) for name in timeline.names],
+        "processes": [_process(process) for process in processes],
+        "tracks": [
+            {
+                "kind": track.kind,
+                "thread": track.thread,
+                "tid": track.tid,
+                "process": processes.index(track.process),
+                "name": name,
+            }
+            for track, name in zip(timeline.tracks, timeline.track_names, strict=True)
+        ],
+        "marks": [[mark.time_ns - base, mark.kind, mark.text] for mark in timeline.marks],
+        "arguments": {str(span): dict(said) for span, said in timeline.arguments.items()},
+        "counters": [
+            {
+                "name": counter.name,
+                "unit": counter.unit,
+                "process": processes.index(counter.process),
+                "time": arrays.add(counter.time - base, "f64"),
+                "value": arrays.add(counter.value, "f64"),
+            }
+            for counter in timeline.counters
+        ],
+        "arrays": _columns(columns, base, arrays),
+    }
+    text = _json(header)
+    text += b" " * (-(len(text) + 4) % _ALIGNMENT)
+    return b"".join((struct.pack("<I", len(text)), text, *arrays.parts))
+
+
+def _base(timeline: Timeline) -> int:
+    """Unix nanoseconds that the page calls 0: the first moment of all."""
+    firsts = [int(timeline.columns.start.min())] if len(timeline.columns) else []
+    firsts += [mark.time_ns for mark in timeline.marks]
+    firsts += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
+    return min(firsts, default=0)
+
+
+def _process(process: Process) -> dict[str, object]:
+    return {"pid": process.pid, "rank": process.rank, "name": process.name}
+
+
+def _columns(columns: Columns, base: int, arrays: _Arrays) -> dict[str, Mapping[str, object]]:
+    links = np.full(len(columns), -1, np.int64)
+    linked = columns.link >= 0
+    # A link is only ever compared, so that small numbers do as well and fit.
+    links[linked] = np.unique(columns.link[linked], return_inverse=True)[1]
+    return {
+        "start": arrays.add(columns.start - base, "f64"),
+        "duration": arrays.add(columns.end - columns.start, "f64"),
+        "name": arrays.add(columns.name, "i32"),
+        "phase": arrays.add(columns.phase, "u8"),
+        "track": arrays.add(columns.track, "i32"),
+        "depth": arrays.add(columns.depth, "i32"),
+        "parent": arrays.add(columns.parent, "i32"),
+        "call": arrays.add(columns.call, "i32"),
+        "step": arrays.add(columns.step, "i32"),
+        "link": arrays.add(links, "i32"),
+        "complete": arrays.add(columns.complete, "u8"),
+    }
+
+
+class _Arrays:
+    """Arrays one after the other, each at a multiple of 8 bytes."""
+
+    _TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, values: npt.NDArray[Any], kind: str) -> Mapping[str, object]:
+        """Append the values as `kind` and return where they are; as f64 where they do not fit an i32."""
+        if kind == "i32" and len(values) and max(-int(values.min()), int(values.max())) > np.iinfo(np.int32).max:
+            kind = "f64"
+        data = values.astype(self._TYPES[kind]).tobytes()
+        offset = self._size
+        self.parts.append(data + bytes(-len(data) % _ALIGNMENT))
+        self._size += len(self.parts[-1])
+        return {"type": kind, "offset": offset, "length": len(values)}
+
+
+def _json(header: Mapping[str, object]) -> bytes:
+    try:
+        return orjson.dumps(header, default=str)
+    except TypeError:
+        # A lone surrogate in a name or an integer above 64 bits: rare, and the slower module has an escape for each.
+        return json.dumps(header, default=str).encode()

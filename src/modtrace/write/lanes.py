@@ -1,0 +1,129 @@
+"""The rows of a written trace: at least one for each track, and the processes that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..timeline import Process, Timeline
+from ..timeline._nest import nested, outermost_first
+from .texts import Originals, shown
+
+__all__ = ["BAND", "Lane", "Lanes"]
+
+BAND = 512
+"""Levels of a row: the trace processor drops, silently, what lies deeper; deeper spans get a row of their own."""
+
+
+class Lane(NamedTuple):
+    """One row.
+
+    Attributes:
+        track: index into the timeline's tracks.
+        band: which 512 levels of the track these are, from 0.
+        name: what the row is called.
+        pid: of its process in the file, unique there.
+        tid: of the row in the file, unique there; not a thread's.
+    """
+
+    track: int
+    band: int
+    name: str
+    pid: int
+    tid: int
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """How a timeline is laid out in a file.
+
+    Attributes:
+        lanes: in the order in which they are to be seen: by process and thread, forward above backward.
+        of_span: int32, the lane of each span.
+        pids: of each process in the file: the real one where it is free.
+    """
+
+    lanes: Sequence[Lane]
+    of_span: npt.NDArray[np.int32]
+    pids: dict[Process, int]
+
+    @classmethod
+    def of(cls, timeline: Timeline, originals: Originals, taken: Collection[int] = ()) -> Lanes:
+        """Lay out a timeline. `taken` are numbers that the file already uses as pid or tid."""
+        columns = timeline.columns
+        depth = nested(columns).depth if np.any(columns.start == columns.end) else columns.depth
+        bands = int(depth.max(initial=0)) // BAND + 1
+        key = columns.track if bands == 1 else columns.track * bands + depth // BAND
+        count = len(timeline.tracks) * bands
+        used = np.bincount(key, minlength=count) > 0
+        seen = [track * bands + band for track in _in_view_order(timeline) for band in range(bands)]
+        shown_keys = [key for key in seen if used[key] or key % bands == 0]
+        number = np.zeros(count, np.int32)
+        number[shown_keys] = np.arange(len(shown_keys))
+
+        free = _Free({*taken})
+        pids = {process: free.take(process.pid) for process in _processes(timeline)}
+        names = timeline.track_names
+        lanes = [
+            Lane(
+                key // bands,
+                key % bands,
+                _lane_name(shown(names[key // bands], originals), key % bands),
+                pids[timeline.tracks[key // bands].process],
+                free.take(),
+            )
+            for key in shown_keys
+        ]
+        return cls(lanes, number[key], pids)
+
+    def rows(self, timeline: Timeline) -> Iterator[npt.NDArray[np.intp]]:
+        """Yield per lane the positions of its spans, by start and outermost first."""
+        columns = timeline.columns
+        for lane in range(len(self.lanes)):
+            rows = np.flatnonzero(self.of_span == lane)
+            order = outermost_first(columns.start[rows], columns.end[rows])
+            yield rows if order is None else rows[order]
+
+
+class _Free:
+    """Hands out numbers from 1 to 2³²−1 that nobody has yet."""
+
+    def __init__(self, taken: set[int]) -> None:
+        self._taken = taken
+        self._next = 1
+
+    def take(self, wish: int = 0) -> int:
+        if not 0 < wish < 1 << 32 or wish in self._taken:
+            while self._next in self._taken:
+                self._next += 1
+            wish = self._next
+        self._taken.add(wish)
+        return wish
+
+
+def _processes(timeline: Timeline) -> list[Process]:
+    """Return all processes, by rank, then as they come."""
+    found = dict.fromkeys([track.process for track in timeline.tracks] + [c.process for c in timeline.counters])
+    return sorted(found, key=lambda process: (process.rank is None, process.rank or 0))
+
+
+def _in_view_order(timeline: Timeline) -> list[int]:
+    """Return the tracks by process, then thread as it comes, forward before backward."""
+    processes = _processes(timeline)
+    threads = list(dict.fromkeys((track.process, track.thread, track.tid) for track in timeline.tracks))
+    return sorted(
+        range(len(timeline.tracks)),
+        key=lambda index: (
+            processes.index((track := timeline.tracks[index]).process),
+            threads.index((track.process, track.thread, track.tid)),
+            track.kind != "forward",
+        ),
+    )
+
+
+def _lane_name(name: str, band: int) -> str:
+    return name if band == 0 else f"{name} · from level {band * BAND}"
