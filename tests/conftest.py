@@ -11,7 +11,7 @@ from tests.support import trace_processor as engine
 
 @pytest.fixture(scope="session")
 def trace_processor() -> type[engine.TraceProcessor]:
-    """`TraceProcessor`, whose `open(path_or_bytes)` loads a trace; skips where none can run, in CI that is a failure."""
+    """`TraceProcessor`, whose `open(path_or_bytes)` loads a trace; without one it skips, in CI it fails."""
     reason = engine.missing()
     if reason is not None and os.environ.get("CI") != "true":
         pytest.skip(reason)

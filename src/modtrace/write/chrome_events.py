@@ -1,0 +1,211 @@
+"""Spans and arrows as the text of Chrome events, from columns to bytes without an object per span.
+
+The text of a span is put together from five pieces. What many spans share is made once and looked up; what is different
+in each (times, flow ids) is made for thousands of spans at once, as rows of digits of one width.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from .._errors import WriteError
+from ..timeline import PHASES, Name, Timeline
+from .arrows import arrows
+from .digits import decimal, left_justified, microseconds, width
+from .lanes import Lanes
+from .texts import shown
+
+__all__ = ["BIND", "RESERVED", "blocks"]
+
+CHUNK = 1 << 16
+"""Spans whose text is in memory at a time."""
+
+BIND = 1 << 32
+"""Added to a `bind_id`: Perfetto numbers the flows that are events of their own from 0, in the same space."""
+
+RESERVED = frozenset({"fqn", "module_class", "call", "step", "complete", "link"})
+"""What `args` says of itself; a span's own arguments cannot have these names."""
+
+# How a span is part of an arrow. A flow event binds to the innermost slice that has begun by its time; where another
+# slice begins on the lane in the same nanosecond, it would bind to that one. There the slices themselves carry the
+# flow (`bind_id`), which is always exact but known to fewer readers.
+ALONE, LINKED, LEAVES, ARRIVES, BINDS_OUT, BINDS_IN = range(6)
+
+Ints = npt.NDArray[np.int64]
+Objects = npt.NDArray[np.object_]
+Bytes = npt.NDArray[np.uint8]
+Segment = bytes | Bytes
+
+
+def blocks(timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the events of some thousand spans at a time: how many spans, and the text with commas between events.
+
+    Args:
+        timeline: whose spans.
+        lanes: where they lie.
+        names: the timeline's, as they are to be shown.
+        base: Unix nanoseconds from which `ts` counts.
+    """
+    writer = _Writer(timeline, lanes, names, base)
+    for first in range(0, len(timeline.columns), CHUNK):
+        last = min(first + CHUNK, len(timeline.columns))
+        yield last - first, writer.text(first, last)
+
+
+class _Writer:
+    def __init__(self, timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int) -> None:
+        self._columns = timeline.columns
+        self._lanes = lanes
+        self._names = [tuple(orjson.dumps(text) for text in name) for name in names]
+        self._base = base
+        self._arguments = timeline.arguments
+        self._with_arguments = np.fromiter(sorted(timeline.arguments), np.int64, len(timeline.arguments))
+        self._roles = _roles(timeline, lanes)
+        self._heads = functools.cache(self._head)
+
+    def text(self, first: int, last: int) -> bytes:
+        """Return the events of the spans from `first` to before `last`. Each piece ends where a comma may follow."""
+        part = slice(first, last)
+        columns = self._columns.take(part)  # type: ignore[arg-type]
+        lane = self._lanes.of_span[part]
+        roles = self._roles[part]
+        start = columns.start - self._base
+        ts = microseconds(start)
+        ts_width = width(start // 1000)
+
+        key = columns.name * np.int64(len(self._lanes.lanes)) + lane
+        key = (key * len(PHASES) + columns.phase) * 2 + columns.complete
+        pieces = np.empty((last - first, 5), object)
+        pieces[:, 0] = _flow_events(columns.link, lane, roles, ts, ts_width, self._lanes)
+        pieces[:, 1] = _looked_up(key, self._heads)
+        pieces[:, 2] = _looked_up(columns.call, lambda call: b'%d,"step":' % call)
+        pieces[:, 3] = _looked_up(columns.step, lambda step: b"%d" % step)
+        for row in self._with_arguments[slice(*np.searchsorted(self._with_arguments, (first, last)))].tolist():
+            pieces[row - first, 3] += _arguments(self._arguments[row])
+        pieces[:, 4] = _tails(columns.link, columns.end - columns.start, roles, ts, ts_width)
+        # Every event begins with the end of the one before it.
+        return b"".join(pieces.ravel().tolist())[len(b"},\n") :] + b"}"
+
+    def _head(self, key: int) -> bytes:
+        key, complete = divmod(key, 2)
+        key, phase = divmod(key, len(PHASES))
+        name, lane = divmod(key, len(self._lanes.lanes))
+        where = self._lanes.lanes[lane]
+        label, fqn, module_class = self._names[name]
+        return b'},\n{"ph":"X","pid":%d,"tid":%d,"cat":"%s","name":%s,"args":{"fqn":%s,"module_class":%s,%s"call":' % (
+            where.pid,
+            where.tid,
+            PHASES[phase].encode(),
+            label,
+            fqn,
+            module_class,
+            b"" if complete else b'"complete":false,',
+        )
+
+
+def _roles(timeline: Timeline, lanes: Lanes) -> Bytes:
+    columns = timeline.columns
+    roles: Bytes = np.where(columns.link >= 0, np.uint8(LINKED), np.uint8(ALONE))
+    leaves, arrives = arrows(columns)
+    crowded = np.zeros(len(columns), bool)
+    for rows in lanes.rows(timeline):
+        start = columns.start[rows]
+        crowded[rows[:-1][start[1:] == start[:-1]]] = True
+    binds = crowded[leaves] | crowded[arrives]
+    roles[leaves] = np.where(binds, BINDS_OUT, LEAVES)
+    roles[arrives] = np.where(binds, BINDS_IN, ARRIVES)
+    return roles
+
+
+def _looked_up(values: npt.NDArray[Any], make: Callable[[int], bytes]) -> Objects:
+    """Return `make(value)` for each value, made once per different one."""
+    low, high = int(values.min()), int(values.max())
+    if high - low < 4 * len(values):
+        places = values - low
+        different = np.flatnonzero(np.bincount(places))
+        table = np.empty(high - low + 1, object)
+        table[different] = [make(low + place) for place in different.tolist()]
+        made: Objects = table[places]
+        return made
+    found, places = np.unique(values, return_inverse=True)
+    made = np.array([make(value) for value in found.tolist()], object)[places]
+    return made
+
+
+def _flow_events(
+    link: Ints, lane: npt.NDArray[np.int32], roles: Bytes, ts: Bytes, ts_width: Ints, lanes: Lanes
+) -> Objects:
+    out = np.full(len(link), b"", object)
+    rows = np.flatnonzero((roles == LEAVES) | (roles == ARRIVES))
+    link = link[rows]
+    for group in _groups(roles[rows], lane[rows], width(link), ts_width[rows]):
+        chosen = rows[group]
+        where = lanes.lanes[lane[chosen[0]]]
+        end = b'"ph":"s"' if roles[chosen[0]] == LEAVES else b'"ph":"f","bp":"e"'
+        whose = b"%s,%s" % (end, b'"pid":%d,"tid":%d' % (where.pid, where.tid))
+        out[chosen] = _rows(
+            b"},\n{%s" % whose + b',"cat":"call","name":"backward","id":',
+            decimal(link[group], int(width(link[group[:1]])[0])),
+            b',"ts":',
+            ts[chosen, 12 - ts_width[chosen[0]] :],
+        )
+    return out
+
+
+def _tails(link: Ints, duration: Ints, roles: Bytes, ts: Bytes, ts_width: Ints) -> Objects:
+    out = np.empty(len(link), object)
+    dur = left_justified(microseconds(duration), 12 - width(duration // 1000))
+    binds = (roles == BINDS_OUT) | (roles == BINDS_IN)
+    number = link + np.where(binds, BIND, 0)
+    told = binds | (roles == LINKED)
+    number_width = np.where(told, width(number), 0)
+    kind = np.where(told, roles, ALONE)
+    for chosen in _groups(kind, number_width, ts_width):
+        role, digits = kind[chosen[0]], int(number_width[chosen[0]])
+        before, behind = {
+            ALONE: (b"}", b""),
+            LINKED: (b',"link":', b"}"),
+            BINDS_OUT: (b'},"flow_out":true,"bind_id":', b""),
+            BINDS_IN: (b'},"flow_in":true,"bind_id":', b""),
+        }[role]
+        told_number = decimal(number[chosen], digits) if digits else b""
+        times = ts[chosen, 12 - ts_width[chosen[0]] :]
+        # The duration has no fixed width. It stands last, where NumPy drops the NULs.
+        out[chosen] = _rows(before, told_number, behind + b',"ts":', times, b',"dur":', dur[chosen])
+    return out
+
+
+def _groups(*keys: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
+    """Return the rows that agree in all keys, group by group."""
+    key = np.zeros(len(keys[0]), np.int64)
+    for values in keys:
+        key = key * (int(values.max(initial=0)) + 1) + values
+    return [np.flatnonzero(key == value) for value in np.flatnonzero(np.bincount(key))]
+
+
+def _rows(*segments: Segment) -> list[bytes]:
+    """Return the rows of the segments side by side; bytes are the same in every row."""
+    count = next(len(segment) for segment in segments if not isinstance(segment, bytes))
+    columns = [
+        np.broadcast_to(np.frombuffer(segment, np.uint8), (count, len(segment)))
+        if isinstance(segment, bytes)
+        else segment
+        for segment in segments
+    ]
+    text = np.ascontiguousarray(np.concatenate(columns, axis=1))
+    rows: list[bytes] = text.view(f"S{text.shape[1]}").ravel().tolist()
+    return rows
+
+
+def _arguments(arguments: Any) -> bytes:
+    taken = RESERVED & arguments.keys()
+    if taken:
+        raise WriteError(f"a span's arguments cannot be called {', '.join(sorted(taken))}: args has these already")
+    texts = {shown(key): shown(value) for key, value in arguments.items()}
+    return b"," + orjson.dumps(texts)[1:-1] if texts else b""
