@@ -1,0 +1,58 @@
+/** The recording as a whole: what was lost, what was kept, where it came from. */
+import { lossesOf } from "../losses";
+import type { Store } from "../store";
+import { formatCount, visibleText } from "../text";
+
+const said = (value: unknown): string => visibleText(typeof value === "string" ? value : JSON.stringify(value));
+
+/** Select the next incomplete slice after the selected one, around the end. */
+function nextIncomplete({ trace, selected, select }: Store): void {
+  const { spans } = trace;
+  for (let i = 1; i <= spans.count; i++) {
+    const span = (selected.value + i + spans.count) % spans.count;
+    if (!spans.complete[span]) {
+      select(span);
+      return;
+    }
+  }
+}
+
+export function Recording({ store }: { store: Store }) {
+  const { stats, facts, base, processes } = store.trace;
+  const losses = lossesOf(store.trace);
+  const rows: [string, string][] = [
+    ...Object.entries(stats).map(([key, value]): [string, string] => [key, formatCount(value)]),
+    ["processes", processes.map((process) => `${process.name} (pid ${process.pid})`).join(", ")],
+    ["time 0", `${new Date(Number(base / 1_000_000n)).toISOString()} (Unix ${base} ns)`],
+    ...Object.entries(facts).map(([key, value]): [string, string] => [visibleText(key), said(value)]),
+  ];
+  return (
+    <>
+      {losses.length ? (
+        <div class="lost">
+          <h2>Not all is here</h2>
+          <ul>
+            {losses.map((sentence) => (
+              <li key={sentence}>{sentence}</li>
+            ))}
+          </ul>
+          {store.trace.spans.complete.includes(0) && (
+            <button type="button" class="more" onClick={() => nextIncomplete(store)}>
+              Show the next incomplete slice
+            </button>
+          )}
+        </div>
+      ) : (
+        <p class="whole">Nothing was lost in this recording.</p>
+      )}
+      <dl class="fields">
+        {rows.map(([key, value]) => (
+          <div class="field" key={key}>
+            <dt>{key}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
+    </>
+  );
+}

@@ -1,0 +1,60 @@
+/** What totals and flame graph are of: modules or classes, CPU or GPU, the range or all. */
+import type { Store } from "../store";
+import { formatDuration } from "../text";
+import { length } from "../window";
+
+interface ChoiceProps<T extends string> {
+  readonly label: string;
+  readonly options: readonly (readonly [T, string])[];
+  readonly value: T;
+  readonly choose: (value: T) => void;
+}
+
+function Choice<T extends string>({ label, options, value, choose }: ChoiceProps<T>) {
+  return (
+    <div class="choice" role="group" aria-label={label}>
+      {options.map(([id, title]) => (
+        <button key={id} type="button" aria-pressed={id === value} onClick={() => choose(id)}>
+          {title}
+        </button>
+      ))}
+    </div>
+  );
+}
+
+export function Scope({ store }: { store: Store }) {
+  const range = store.range.value;
+  const gpu = store.trace.tracks.some((track) => track.kind === "gpu");
+  return (
+    <div class="scope">
+      <Choice
+        label="Group by"
+        options={[["module", "By module"], ["class", "By class"]]}
+        value={store.grouping.value}
+        choose={(by) => {
+          store.grouping.value = by;
+        }}
+      />
+      {gpu && (
+        <Choice
+          label="Time on"
+          options={[["cpu", "CPU"], ["gpu", "GPU"]]}
+          value={store.device.value}
+          choose={(device) => {
+            store.device.value = device;
+          }}
+        />
+      )}
+      {range ? (
+        <p>
+          Selected range of {formatDuration(length(range))}
+          <button type="button" class="link" onClick={() => store.setRange(null)}>
+            clear
+          </button>
+        </p>
+      ) : (
+        <p>The whole recording</p>
+      )}
+    </div>
+  );
+}
