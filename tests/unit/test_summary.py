@@ -141,17 +141,28 @@ EXAMPLE = Summary([Row("Net.a", "Linear", 2, 1_234_567, 1_000_000, 2_000_500, 0,
 
 def test_as_text() -> None:
     assert str(EXAMPLE) == (
-        "module  class   calls  forward ms   self  backward ms   self  recompute ms\n"
-        "Net.a   Linear      2       1.235  1.000        2.001  0.000         0.000"
+        "module  class   calls  forward ms   self  backward ms   self\n"
+        "Net.a   Linear      2       1.235  1.000        2.001  0.000"
     )
 
 
 def test_as_markdown() -> None:
     assert EXAMPLE.to_markdown() == (
-        "| module | class | calls | forward ms | self | backward ms | self | recompute ms |\n"
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| `Net.a` | `Linear` | 2 | 1.235 | 1.000 | 2.001 | 0.000 | 0.000 |\n"
+        "| module | class | calls | forward ms | self | backward ms | self |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
+        "| `Net.a` | `Linear` | 2 | 1.235 | 1.000 | 2.001 | 0.000 |\n"
     )
+
+
+def test_recompute_is_a_column_where_there_is_any() -> None:
+    summary = Summary([*EXAMPLE.rows, Row("Net.b", "B", 1, 0, 0, 0, 0, 7_000, 7_000)], 2)
+
+    assert str(summary) == (
+        "module  class   calls  forward ms   self  backward ms   self  recompute ms\n"
+        "Net.a   Linear      2       1.235  1.000        2.001  0.000         0.000\n"
+        "Net.b   B           1       0.000  0.000        0.000  0.000         0.007"
+    )
+    assert summary.to_markdown().splitlines()[-1] == "| `Net.b` | `B` | 1 | 0.000 | 0.000 | 0.000 | 0.000 | 0.007 |"
 
 
 def test_as_csv_and_json() -> None:
@@ -222,7 +233,7 @@ def test_any_name_is_one_line_of_printable_utf8_everywhere(name: str) -> None:
 
     assert len(str(summary).splitlines()) == 2
     assert len(summary.to_markdown().splitlines()) == 3
-    assert summary.to_markdown().splitlines()[2].count("|") == 9
+    assert summary.to_markdown().splitlines()[2].count("|") == 8
     (row,) = csv.DictReader(io.StringIO(summary.to_csv(), newline=""))
     assert row["calls"] == "1"
     assert json.loads(summary.to_json())["rows"][0]["fqn"] == name

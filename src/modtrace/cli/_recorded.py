@@ -48,6 +48,7 @@ class Recorded:
         self._process = os.getpid()
         self._recording: Recording | None = None
         self._handle: Any = None
+        self._finished = False
         self.failure: ModtraceError | None = None
         after_import("torch", self._start)
 
@@ -80,15 +81,14 @@ class Recorded:
         """
         if self.failure is not None:
             raise self.failure
-        if os.getpid() != self._process:
+        if self._finished or os.getpid() != self._process:
             return  # a forked child that ran to the script's end: the recording is its parent's
-        recording, self._recording = self._recording, None
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-        if recording is None:
+        self._finished = True
+        if self._recording is None:
+            click.echo("modtrace: torch was never imported; nothing is recorded", err=True)
             return
-        recording.stop()
-        recording.save(self._path)
-        slices = len(recording.timeline().columns)
+        self._handle.remove()
+        self._recording.stop()
+        self._recording.save(self._path)
+        slices = len(self._recording.timeline().columns)
         click.echo(f"modtrace: {slices} slices of {self._done} steps are in {self._shown}", err=True)

@@ -107,14 +107,10 @@ class Summary:
 
     def to_markdown(self) -> str:
         """Return a GitHub table, times in ms; module names can neither break it nor render as anything but text."""
-        lines = [
-            "| " + " | ".join(HEADINGS) + " |",
-            "| --- | --- |" + " ---: |" * (len(HEADINGS) - 2),
-            *("| " + " | ".join(_cells(row, _markdown)) + " |" for row in self.rows),
-        ]
-        if self.note:
-            lines += ["", self.note]
-        return "\n".join(lines) + "\n"
+        headings, *rows = self._table(_markdown)
+        rules = ["---"] * 2 + ["---:"] * (len(headings) - 2)
+        lines = ["| " + " | ".join(cells) + " |" for cells in (headings, rules, *rows)]
+        return "\n".join([*lines, *(["", self.note] if self.note else [])]) + "\n"
 
     def to_csv(self) -> str:
         """Return CSV with a header line; times in ns, unprintable characters of names as escapes."""
@@ -139,14 +135,16 @@ class Summary:
         from rich.text import Text
 
         table = Table(caption=self.note or None, caption_justify="left", header_style="bold", box=None, pad_edge=False)
-        for index, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="left" if index < 2 else "right", overflow="fold", no_wrap=index >= 2)
-        for row in self.rows:
-            table.add_row(*(Text(cell) for cell in _cells(row, _printable)))
+        headings, *rows = self._table(_printable)
+        for index, heading in enumerate(headings):
+            title = heading.replace(" ms", "\nms")
+            table.add_column(title, justify="left" if index < 2 else "right", overflow="fold", no_wrap=index >= 2)
+        for cells in rows:
+            table.add_row(*map(Text, cells))
         return table
 
     def __str__(self) -> str:
-        cells = [list(HEADINGS), *(_cells(row, _printable) for row in self.rows)]
+        cells = self._table(_printable)
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
             "  ".join(
@@ -156,6 +154,11 @@ class Summary:
             for line in cells
         ]
         return "\n".join([*lines, *([self.note] if self.note else [])])
+
+    def _table(self, text: Callable[[str], str]) -> list[list[str]]:
+        """Lay out headings and one line of cells per row; recompute is shown where there is any."""
+        shown = HEADINGS if any(row.recompute_ns for row in self.rows) else HEADINGS[:-1]
+        return [list(shown), *(_cells(row, text)[: len(shown)] for row in self.rows)]
 
 
 def summarize(timeline: Timeline) -> Summary:

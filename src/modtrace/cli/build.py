@@ -1,0 +1,25 @@
+"""`modtrace build`: compile the native engine."""
+
+from __future__ import annotations
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("build")
+@click.option("--force", is_flag=True, help="Build again what is built already.")
+def command(force: bool) -> None:
+    """Compile the native engine against the installed torch, into a cache of the user's.
+
+    It needs a C++ compiler and ninja, and about 15 seconds.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("importing torch"):
+        from ..track.build import build, native_path
+    fresh = force or not native_path().is_file()
+    with console.status("compiling the native engine"):
+        path = build(force)
+    click.echo(f"{'built' if fresh else 'already built'}: {path}")
