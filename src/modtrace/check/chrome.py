@@ -11,7 +11,6 @@ from .event import Event, Track, Violation
 
 __all__ = ["read"]
 
-TIMED = frozenset("XBEbensftiIRCPNODvRc")
 DRAWN = frozenset("XBEstf")
 LONGEST = 2**63
 LARGEST_ID = 2**32 - 1
@@ -49,19 +48,13 @@ def _faults(position: int, event: dict[str, Any]) -> Iterator[Violation]:
     if not isinstance(phase, str):
         yield Violation("missing-field", "there is no ph", position)
         return
-    for field in _time_fields(phase):
+    for field in {"X": ("ts", "dur"), "M": ()}.get(phase, ("ts",)):
         yield from _time_faults(position, phase, field, event)
     for field in ("pid", "tid"):
         if not _is_id(value := event.get(field, 0)):
             yield Violation("id-out-of-range", f"{field} {value!r} is not within 0 to {LARGEST_ID}", position)
     if phase in "stf" and "id" not in event:
         yield Violation("missing-field", f"a flow's {phase} without id", position)
-
-
-def _time_fields(phase: str) -> tuple[str, ...]:
-    if phase == "X":
-        return ("ts", "dur")
-    return ("ts",) if phase in TIMED else ()
 
 
 def _time_faults(position: int, phase: str, field: str, event: dict[str, Any]) -> Iterator[Violation]:

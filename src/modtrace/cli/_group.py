@@ -60,7 +60,7 @@ class Commands(click.Group):
             raise OneLine(str(error)) from error
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("modtrace", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def group() -> None:
     """Timelines of PyTorch modules: record them, look at them, find out where a run hangs."""

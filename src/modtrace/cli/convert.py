@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import click
 
 __all__ = ["command"]
 
+N = TypeVar("N", int, float)
 
-class Interval(click.ParamType):
-    """`A:B`, where a missing end is open."""
 
-    def __init__(self, number: type[int] | type[float]) -> None:
-        self._number = number
-        self.name = "A:B"
+def _interval(number: Callable[[str], N]) -> Callable[[str], tuple[N | None, N | None]]:
+    """Parse `A:B`; a missing end is open, None."""
 
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float | None, float | None]:
-        """Return both ends, None where one is missing."""
-        start, colon, end = value.partition(":")
+    def parse(text: str) -> tuple[N | None, N | None]:
+        start, colon, end = text.partition(":")
         try:
-            if not colon:
-                raise ValueError
-            ends = tuple(self._number(text) if text else None for text in (start, end))
-            if any(bound is not None and not math.isfinite(bound) for bound in ends):
-                raise ValueError
+            bounds = [number(bound) if bound else None for bound in (start, end)]
         except ValueError:
-            self.fail(f"{value!r} is not A:B, two numbers of which one may be missing", param, ctx)
-        return ends[0], ends[1]
+            colon = ""
+        if not colon or any(bound is not None and not math.isfinite(bound) for bound in bounds):
+            raise click.BadParameter(f"{text!r} is not A:B, two numbers of which one may be missing")
+        return bounds[0], bounds[1]
+
+    return parse
+
+
+@click.command("convert")
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT")
+@click.option(
+    "--window",
+    metavar="START:END",
+    type=_interval(float),
+    help="Keep what lies between two times, in ms since the first slice.",
+)
+@click.option("--steps", metavar="A:B", type=_interval(int), help="Keep steps A to B, without B; the first is 0.")
+@click.option("--modules", metavar="PATTERN", help="Keep modules whose full name matches, as in GPT.blocks.*.")
+@click.option("--max-depth", type=click.IntRange(1), metavar="N", help="Keep N levels of modules.")
+def command(
+    source: str,
+    target: str,
+    window: tuple[float | None, float | None] | None,
+    steps: tuple[int | None, int | None] | None,
+    modules: str | None,
+    max_depth: int | None,
+) -> None:
+    """Convert IN, a ring file or anything that modtrace saved, to OUT, whose suffix picks the format.
+
+    The options cut the timeline before it is written; several cut one after the other.
+    """
+    from ..read import load
+    from ..write.destination import check_path
+
+    check_path(target)
+    timeline = load(source)
+    timeline.save(target)

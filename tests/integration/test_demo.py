@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import modtrace
+from modtrace.check import check
+from modtrace.demo import GPT, batches, optimizer_of, train_step
+from tests.support.trace_processor import TraceProcessor
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The trace that `modtrace demo` wrote, and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    environment = {**os.environ, "PYTHONPATH": str(Path(modtrace.__file__).parents[1]), "COLUMNS": "120"}
+    command = [sys.executable, "-m", "modtrace", "demo"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "demo.json", done.stdout
+
+
+def modules_called() -> list[str]:
+    return ["GPT", *(f"GPT.{name}" for name, module in GPT().named_modules() if name not in ("", "blocks"))]
+
+
+def test_it_prints_a_table_and_how_to_open_the_trace(demo: tuple[Path, str]) -> None:
+    _, printed = demo
+    lines = [line.rstrip() for line in printed.splitlines()]
+
+    assert f"{STEPS}/{STEPS} loss" in lines[0]
+    # The fields of a table's row: module, class, calls and four times.
+    rows = [line.split() for line in lines if line.startswith("GPT")]
+    assert len(rows) == 16
+    assert all(len(row) == 7 and row[2] == str(STEPS) for row in rows)
+    assert f"{len(modules_called()) - 16} more modules" in lines
+    assert "https://ui.perfetto.dev" in lines[-1]
+    assert "demo.json" in lines[-1]
+
+
+def test_the_trace_has_each_call_of_each_module(demo: tuple[Path, str]) -> None:
+    timeline = modtrace.load(demo[0])
+
+    rows = {row.fqn: row for row in timeline.summary().rows}
+    assert sorted(rows) == sorted(modules_called())
+    assert {row.calls for row in rows.values()} == {STEPS}
+    # Embeddings too: their weights have gradients.
+    assert [fqn for fqn, row in rows.items() if row.backward_ns == 0] == []
+    assert timeline.stats.overwritten == 0
+    assert all(span.complete for span in timeline.spans)
+
+
+def test_the_trace_is_sound(demo: tuple[Path, str], trace_processor: type[TraceProcessor]) -> None:
+    assert check(demo[0]) == []
+    trace = trace_processor.open(demo[0])
+    assert trace.import_problems() == {}
+    forward = trace.query(
+        "select count() as slices from slice join thread_track on slice.track_id = thread_track.id"
+        " where slice.category = 'forward'"
+    )
+    assert forward == [{"slices": STEPS * len(modules_called())}]
+
+
+def test_the_model_is_a_causal_language_model_with_a_tied_head() -> None:
+    torch.manual_seed(0)
+    model = GPT(layers=2, width=16, heads=2, context=8).eval()
+    tokens = torch.arange(8).unsqueeze(0)
+
+    logits = model(tokens)
+    other = tokens.clone()
+    other[0, 5:] = 77
+    with torch.no_grad():
+        changed = model(other)
+
+    assert logits.shape == (1, 8, 256)
+    assert model.head.weight is model.token_embedding.weight
+    torch.testing.assert_close(changed[0, :5], logits[0, :5])
+    assert not torch.allclose(changed[0, 5:], logits[0, 5:])
+
+
+def test_the_model_learns() -> None:
+    torch.manual_seed(0)
+    model = GPT(layers=2, width=32, heads=2)
+    optimizer = optimizer_of(model)
+
+    losses = [train_step(model, optimizer, *batch) for batch in itertools.islice(batches(), 30)]
+
+    # Guessing any byte is ln 256 = 5.5 nats.
+    assert losses[0] > 5
+    assert losses[-1] < 3.8
+
+
+def test_batches_are_the_text_shifted_by_one() -> None:
+    tokens, targets = next(batches(size=3, length=10))
+
+    assert tokens.shape == targets.shape == (3, 10)
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert torch.equal(next(batches(seed=5))[0], next(batches(seed=5))[0])
+    assert not torch.equal(next(batches(seed=5))[0], next(batches(seed=6))[0])

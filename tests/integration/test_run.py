@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modtrace
+
+TRAIN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)
+
+def train(steps):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+
+SURROUNDINGS = """
+import json, os, pickle, sys
+
+class Local:
+    pass
+
+main = sys.modules["__main__"]
+print(json.dumps({
+    "argv": sys.argv,
+    "name": __name__,
+    "file": __file__,
+    "first path": sys.path[0],
+    "main is this": main.__dict__ is globals(),
+    "main file": main.__file__,
+    "package": __package__,
+    "pickles": type(pickle.loads(pickle.dumps(Local()))) is Local,
+    "annotations": str(__annotations__) if "__annotations__" in globals() else None,
+}))
+x: undefined_unless_annotations_are_lazy if False else int = 1
+"""
+
+ENDS = {
+    "falls off its end": "print('done')",
+    "exits with a number": "import sys; print('out'); sys.exit(3)",
+    "exits with a text": "import sys; sys.exit('goodbye')",
+    "exits with nothing": "import sys; sys.exit()",
+    "raises": "def f():\n    raise ValueError('from f')\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    f()",
+    "raises from a cause": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
+    "is no Python": "print('unreached')\nif True print(1)\n",
+    "is interrupted": "raise KeyboardInterrupt",
+    "raises what click knows": "import click; raise click.UsageError('the script is wrong')",
+    "aborts as click does": "import click; raise click.Abort",
+    "has its own excepthook": "import sys\nsys.excepthook = lambda *a: print('hook', a[0].__name__)\nraise OSError",
+    "exits in an exit handler": "import atexit, os\natexit.register(lambda: print('bye'))\nraise ValueError",
+    "breaks the pipe": "raise BrokenPipeError(32, 'Broken pipe')",
+    "ends in a thread": "import threading, time\nthreading.Timer(0.1, lambda: print('later')).start()\nprint('first')",
+}
+
+
+def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with `command`; stderr without our own lines is in `.stderr`."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(modtrace.__file__).parents[1]), **environment}
+    return subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def ours(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith("modtrace: ")]
+
+
+def theirs(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if not line.startswith("modtrace: ")]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_ends_as_it_does_under_python(end: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ENDS[end])
+
+    plain = run("script.py", "-x", cwd=tmp_path)
+    recorded = run("-m", "modtrace", "run", "script.py", "-x", cwd=tmp_path)
+
+    assert recorded.returncode == plain.returncode
+    assert recorded.stdout == plain.stdout
+    assert theirs(recorded.stderr) == plain.stderr.splitlines()
+
+
+def test_an_interrupted_script_dies_of_the_interrupt(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ENDS["is interrupted"])
+
+    assert run("-m", "modtrace", "run", "script.py", cwd=tmp_path).returncode == -signal.SIGINT
+
+
+def test_a_script_sees_what_it_sees_under_python(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "script.py").write_text(SURROUNDINGS)
+    (tmp_path / "link.py").symlink_to("real/script.py")
+
+    for script in ("real/script.py", "link.py", str(tmp_path / "real" / "script.py")):
+        plain = run(script, "--steps", "3", "--", "-m", cwd=tmp_path)
+        recorded = run("-m", "modtrace", "run", script, "--steps", "3", "--", "-m", cwd=tmp_path)
+        assert recorded.stdout == plain.stdout != ""
+
+
+@pytest.mark.parametrize("module", ["package.script", "package"])
+def test_a_module_sees_what_it_sees_under_python(module: str, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    for name in ("script.py", "__main__.py"):
+        (tmp_path / "package" / name).write_text(SURROUNDINGS)
+
+    plain = run("-m", module, "--steps", "3", cwd=tmp_path)
+    recorded = run("-m", "modtrace", "run", "-m", module, "--steps", "3", cwd=tmp_path)
+
+    assert recorded.stdout == plain.stdout != ""
+
+
+def test_a_module_that_raises_shows_its_own_frames_only(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ENDS["raises"])
+
+    recorded = run("-m", "modtrace", "run", "-m", "script", cwd=tmp_path)
+
+    assert recorded.returncode == 1
+    assert [line.split(", line")[0] for line in recorded.stderr.splitlines() if "File" in line] == [
+        f'  File "{tmp_path / "script.py"}"'
+    ] * 3
+
+
+def test_the_trace_of_a_training_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "train(3)")
+
+    done = run("-m", "modtrace", "run", "-o", "out.json", "train.py", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert ours(done.stderr)[-1] == "modtrace: 12 slices of 3 steps are in out.json"
+    timeline = modtrace.load(tmp_path / "out.json")
+    forward = [(span.fqn, span.step, span.call) for span in timeline.spans if span.phase == "forward"]
+    assert forward == [(fqn, step, step) for step in range(3) for fqn in ("Net", "Net.layer")]
+    assert sum(span.phase == "backward" for span in timeline.spans) == 6
+
+
+@pytest.mark.parametrize("end", ["raise ValueError('mine')", "sys.exit(7)", "os.kill(os.getpid(), signal.SIGINT)"])
+def test_the_trace_is_saved_however_the_script_ends(end: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + f"train(1)\nimport os, signal, sys\n{end}")
+
+    plain = run("train.py", cwd=tmp_path)
+    done = run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
+
+    assert done.returncode == plain.returncode != 0
+    assert theirs(done.stderr) == plain.stderr.splitlines()
+    assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4
+
+
+def test_only_the_first_steps(tmp_path: Path) -> None:
+    script = TRAIN + "train(5)\nimport os; print(os.path.exists('train.pftrace'))\ntrain(1)"
+    (tmp_path / "train.py").write_text(script)
+
+    done = run("-m", "modtrace", "run", "--steps", "2", "train.py", cwd=tmp_path)
+
+    assert done.stdout == "True\n"
+    assert ours(done.stderr)[-1] == "modtrace: 8 slices of 2 steps are in train.pftrace"
+    assert {span.step for span in modtrace.load(tmp_path / "train.pftrace").spans} == {0, 1}
+
+
+def test_what_torch_reads_at_its_import_is_the_scripts_to_set(tmp_path: Path) -> None:
+    script = "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint(torch.get_num_threads())"
+    (tmp_path / "script.py").write_text(script)
+
+    done = run("-m", "modtrace", "run", "script.py", cwd=tmp_path, OMP_NUM_THREADS="2")
+
+    assert done.stdout == "1\n"
+
+
+def test_threads_are_waited_for_and_recorded(tmp_path: Path) -> None:
+    script = TRAIN + "import threading\nthreading.Timer(0.2, train, [1]).start()"
+    (tmp_path / "train.py").write_text(script)
+
+    run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
+
+    assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4
+
+
+def test_a_forked_child_leaves_the_trace_to_its_parent(tmp_path: Path) -> None:
+    script = TRAIN + "import os\ntrain(1)\nchild = os.fork()\nif child:\n    os.waitpid(child, 0)\n    train(1)"
+    (tmp_path / "train.py").write_text(script)
+
+    done = run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
+
+    assert ours(done.stderr)[-1] == "modtrace: 8 slices of 2 steps are in train.pftrace"
+    assert len(ours(done.stderr)) == len(set(ours(done.stderr)))
+    assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 8
+
+
+def test_the_trace_lies_where_the_script_was_started(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "import os; os.chdir('/')\ntrain(1)")
+
+    run("-m", "modtrace", "run", "--ring", "ring.modtrace", "train.py", cwd=tmp_path)
+
+    assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4
+    assert len(modtrace.load(tmp_path / "ring.modtrace").spans) == 4
+
+
+def test_each_rank_has_files_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "train(1)")
+
+    command = ("-m", "modtrace", "run", "-o", "a.json.gz", "--ring", "run.modtrace", "train.py")
+    run(*command, cwd=tmp_path, WORLD_SIZE="4", RANK="3")
+
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "a.rank3.json.gz", "run.rank3.modtrace"}
+
+
+def test_a_script_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("")
+
+    done = run("-m", "modtrace", "run", "script.py", cwd=tmp_path)
+
+    assert done.returncode == 0
+    assert done.stderr == "modtrace: torch was never imported; nothing is recorded\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "fault"),
+    [
+        (["absent.py"], 2, "Error: There is no script 'absent.py'."),
+        (["-m", "absent"], 2, "Error: No module named 'absent'."),
+        (["-m", "absent.part"], 2, "Error: No module named 'absent'."),
+        (["--steps", "0", "script.py"], 2, "Error: Invalid value for '--steps': 0 is not in the range x>=1."),
+        (["-o", "trace.txt", "script.py"], 1, "modtrace: trace.txt: the suffix must be one of"),
+        (["-o", "absent/trace.json", "script.py"], 1, "modtrace: absent/trace.json: there is no directory absent"),
+        (["--ring", "absent/ring", "script.py"], 1, "modtrace: "),
+    ],
+)
+def test_mistakes(arguments: list[str], code: int, fault: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import torch; print('ran')")
+
+    done = run("-m", "modtrace", "run", *arguments, cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.splitlines()[-1].startswith(fault)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import modtrace.cli
+from modtrace import ModtraceError
+from modtrace.cli._group import group
+
+COMMANDS = ["build", "check", "convert", "demo", "merge", "report", "run", "summary", "view", "where"]
+HEAVY = {"torch", "numpy", "rich", "perfetto", "google.protobuf", "orjson"}
+DATA = Path(__file__).parents[1] / "data" / "check"
+
+
+def test_every_module_of_the_package_is_a_command() -> None:
+    result = CliRunner().invoke(group, ["--help"])
+
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.output.split("Commands:\n")[1].splitlines()] == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_explains_itself(name: str) -> None:
+    result = CliRunner().invoke(group, [name, "--help"])
+
+    assert result.exit_code == 0
+    assert result.output.startswith(f"Usage: modtrace {name} ") or f" {name} [OPTIONS]" in result.output
+    assert result.output.splitlines()[2].strip().endswith((".", ":", ",")) or len(result.output.splitlines()) > 4
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["check", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys, modtrace.cli\n"
+        f"sys.argv = ['modtrace', *{arguments}]\n"
+        "try:\n    modtrace.cli.main()\nexcept SystemExit as ended:\n    assert ended.code == 0\n"
+        f"print(sorted({HEAVY} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_is_there_at_once() -> None:
+    # The best of five: what it takes itself, not what else this machine does.
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "modtrace", "--help"], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+
+    assert min(seconds) < 0.3
+
+
+def test_the_version() -> None:
+    result = CliRunner().invoke(group, ["--version"])
+
+    assert result.output == f"modtrace, version {modtrace.__version__}\n"
+
+
+def test_an_error_of_ours_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.json")
+
+    done = subprocess.run([sys.executable, "-m", "modtrace", "check", absent], capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"modtrace: {absent}: cannot be read: No such file or directory\n"
+
+
+def test_an_error_of_several_lines_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise ModtraceError("first\nsecond\r\nthird")
+
+    monkeypatch.setattr("modtrace.check.check", fail)
+    result = CliRunner().invoke(group, ["check", "x"])
+
+    assert (result.exit_code, result.stderr) == (1, "modtrace: first second third\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["check"], ["summary"], ["unknown"], ["run"], ["summary", "--sort", "size", "x"]]
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    result = CliRunner().invoke(group, arguments)
+
+    assert result.exit_code == 2
+    assert "Usage: " in result.stderr
+
+
+def test_check_prints_a_line_for_each_fault_and_a_count_by_rule() -> None:
+    result = CliRunner().invoke(group, ["check", str(DATA / "tid-out-of-range.json")])
+
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        "id-out-of-range: event 0: tid 4294967296 is not within 0 to 4294967295",
+        "id-out-of-range: event 2: tid 1.5 is not within 0 to 4294967295",
+        "       2 id-out-of-range",
+    ]
+
+
+def test_check_of_a_good_trace() -> None:
+    good = str(DATA / "good.json")
+
+    result = CliRunner().invoke(group, ["check", good])
+
+    assert (result.exit_code, result.stdout) == (0, f"{good}: no faults\n")
+
+
+def test_check_prints_names_that_no_terminal_encoding_has(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps([{"ph": "B", "name": "\ud800\x1b[2J", "ts": 1}]))
+
+    done = subprocess.run([sys.executable, "-m", "modtrace", "check", str(trace)], capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0] == r"begin-without-end: event 0: '\ud800\x1b[2J' is never ended"
