@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import modtrace
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(modtrace.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the built wheel and source distribution."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def test_the_public_names() -> None:
+    assert modtrace.__all__ == sorted(modtrace.__all__)
+    assert set(modtrace.__all__) == {
+        "EngineError",
+        "ModTracker",
+        "ModtraceError",
+        "ModuleTracker",
+        "Recording",
+        "RecordingError",
+        "RingError",
+        "Span",
+        "Timeline",
+        "TraceError",
+        "WriteError",
+        "__version__",
+        "load",
+        "merge",
+        "on_trace_ready",
+        "record",
+    }
+    assert dir(modtrace) == modtrace.__all__
+    for name in modtrace.__all__:
+        assert getattr(modtrace, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        modtrace.absent  # noqa: B018
+
+
+def test_every_public_name_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+
+    assert [name for name in modtrace.__all__ if not re.search(rf"\b{name}\b", readme)] == []
+
+
+def test_reading_a_trace_imports_no_torch() -> None:
+    code = (
+        "import sys, modtrace\n"
+        "from modtrace import Span, Timeline, load, merge, TraceError\n"
+        "import modtrace.check, modtrace.write, modtrace.view\n"
+        "assert 'torch' not in sys.modules, 'torch'\n"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_modtrace_alone_imports_nothing_heavy() -> None:
+    code = "import sys, modtrace; print(sorted({'torch', 'numpy', 'orjson', 'rich', 'click'} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
+
+
+def test_the_wheel_holds_every_file_of_the_package(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+
+    tracked = subprocess.run(["git", "ls-files", "src/modtrace"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {path.removeprefix("src/") for path in tracked.stdout.splitlines()} <= held
+    for needed in ("py.typed", "track/native.cpp", "view/viewer.html"):
+        assert f"modtrace/{needed}" in held
+    assert [name for name in held if not name.startswith(("modtrace/", "modtrace-"))] == []
+
+
+def test_the_wheel_names_its_command_license_and_dependencies(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    info = f"modtrace-{modtrace.__version__}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"{info}/METADATA").decode()
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+        license_text = archive.read(f"{info}/licenses/LICENSE").decode()
+
+    assert "modtrace = modtrace.cli:main" in entry_points
+    assert "Apache License" in license_text
+    assert "License-Expression: Apache-2.0" in metadata
+    required = {re.split(r"[<>=]", line)[0] for line in re.findall(r"^Requires-Dist: (.*)$", metadata, re.M)}
+    assert required >= {"torch", "numpy", "orjson", "perfetto", "click", "rich"}
+
+
+def test_the_source_distribution_can_test_itself(distributions: Path) -> None:
+    (source,) = distributions.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+
+    for needed in (
+        "README.md",
+        "LICENSE",
+        "constraints.txt",
+        "scripts/test",
+        "tests/conftest.py",
+        "viewer/package.json",
+    ):
+        assert needed in held
+    assert not any("node_modules" in name for name in held)
+
+
+def test_every_module_says_what_it_gives() -> None:
+    without = []
+    for path in PACKAGE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        named = {
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        if "__all__" not in named and path.name not in ("_version.py", "__main__.py"):
+            without.append(path.relative_to(PACKAGE).as_posix())
+
+    assert without == []
