@@ -34,6 +34,8 @@ def command(output: str) -> None:
         from ..recording import record
 
     torch.manual_seed(0)
+    # At this size several threads mostly wait for each other.
+    torch.set_num_threads(1)
     model = GPT()
     optimizer, data = optimizer_of(model), batches()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"))
