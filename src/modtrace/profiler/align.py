@@ -79,7 +79,8 @@ class Alignment:
 
     def _through(self, segment: Segment, unix_ns: Ints) -> Ints:
         shift = segment.offset_ns + segment.drift * (unix_ns - segment.center_ns)
-        return unix_ns - self.base_ns + np.rint(shift).astype(np.int64)
+        moved: Ints = unix_ns - self.base_ns + np.rint(shift).astype(np.int64)
+        return moved
 
     def facts(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
@@ -105,9 +106,7 @@ def by_wall_clock(base_ns: int) -> Alignment:
     return Alignment("wall clock", base_ns, [Segment(0, 0, 0.0, 0.0)], 0, None, None, None, note)
 
 
-def by_marks(
-    marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int
-) -> Alignment:
+def by_marks(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Alignment:
     """Fit offset and drift from the sync marks; by the wall clock where none is in both.
 
     Args:
@@ -163,9 +162,7 @@ def _cuts(time: Ints, middle: npt.NDArray[np.float64], half: npt.NDArray[np.floa
     return [int(at) + 1 for at in np.flatnonzero(jump > allowed)]
 
 
-def _fit(
-    begin: int, time: Ints, middle: npt.NDArray[np.float64], half: npt.NDArray[np.float64]
-) -> Segment:
+def _fit(begin: int, time: Ints, middle: npt.NDArray[np.float64], half: npt.NDArray[np.float64]) -> Segment:
     """Fit a line; a mark counts by how sharp it is, and a slope only where it stands out of the noise."""
     weight = 1.0 / (half + _CLOCK_NOISE_NS) ** 2
     origin = int(time[0])

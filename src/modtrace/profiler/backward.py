@@ -121,7 +121,7 @@ class _Builder:
         joined = Columns(*(np.concatenate([getattr(old, f), getattr(made, f)]) for f in Columns.__slots__))
         behind = joined.phase != FORWARD
         late = np.where(joined.phase == RECOMPUTE, 1 << 20, 0) + joined.depth
-        new_end, parent, depth = nest(joined.track.astype(np.int64), joined.start, joined.end, late)
+        new_end, parent, depth = nest(joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64))
         whole = np.flatnonzero(~behind | (new_end > joined.start) | (joined.start == joined.end))
         place = np.full(len(joined) + 1, -1, np.int64)
         place[whole] = np.arange(len(whole))
@@ -130,9 +130,7 @@ class _Builder:
         origin = np.concatenate([kept, np.full(len(rows), -1, np.int64)])[whole][order]
         said = self.timeline.arguments
         arguments = {at: said[was] for at, was in enumerate(origin.tolist()) if was in said} if said else {}
-        return replace(
-            self.timeline, columns=in_start_order(joined), tracks=tuple(self.tracks), arguments=arguments
-        )
+        return replace(self.timeline, columns=in_start_order(joined), tracks=tuple(self.tracks), arguments=arguments)
 
     def _track(self, tid: int) -> int:
         track = self.backward_tracks.get(tid)

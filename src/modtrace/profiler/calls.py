@@ -88,7 +88,8 @@ class Calls:
         columns = self._columns
         if columns.phase[span] == FORWARD:
             return span
-        return self._forward.get((int(columns.name[span]), int(columns.call[span])), span)
+        found: int = self._forward.get((int(columns.name[span]), int(columns.call[span])), span)
+        return found
 
     def path(self, span: int) -> tuple[int, ...]:
         """Return the calls around a slice's call, outermost first, itself last, each by its forward slice."""
@@ -108,4 +109,5 @@ def threads_of(columns: Columns, tids: Iterable[int]) -> Ints:
 
 def repeats(columns: Columns) -> npt.NDArray[np.bool_]:
     """Which slices are forward or a repetition of it: what runs a module's own code."""
-    return (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
+    chosen: npt.NDArray[np.bool_] = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
+    return chosen

@@ -205,9 +205,7 @@ class Gatherer:
             if correlation is not None:
                 _append(self.launches, track, start, duration, correlation, 0)
 
-    def _cpu(
-        self, name: str, category: str, track: int, start: float, duration: float, args: dict[str, Any]
-    ) -> None:
+    def _cpu(self, name: str, category: str, track: int, start: float, duration: float, args: dict[str, Any]) -> None:
         sequence = args.get("Sequence number")
         if name.startswith(NODE):
             _append(
@@ -281,5 +279,3 @@ def _append(columns: _Columns, track: int, start: float, duration: float, value:
     columns.duration.append(duration)
     columns.value.append(value)
     columns.other.append(other)
-
-

@@ -55,6 +55,10 @@ class Source:
         """Return the descriptor, for copying within the kernel."""
         return self._file.fileno()
 
+    def advanced(self, count: int) -> None:
+        """Say that `count` more bytes were read by other means."""
+        self._progress(count)
+
     def blocks(self) -> Iterator[bytes]:
         """Yield the uncompressed bytes, at most `BLOCK` at once.
 

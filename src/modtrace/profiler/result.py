@@ -1,0 +1,75 @@
+"""What a merge says of itself: to the caller, and in the trace it wrote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from .._errors import TraceError
+from .totals import ModuleTotals
+
+__all__ = ["MERGED", "Merged", "Path", "closing", "refuse_merged"]
+
+MERGED = "modtrace"
+"""The top-level key under which a merged trace says how it was made."""
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge did.
+
+    Attributes:
+        path: the file it wrote.
+        alignment: how well the recording lies over the trace; empty where there was no recording.
+        slices: slices written above the process's threads.
+        device_slices: slices written above the devices' streams.
+        totals: what each module took; None without attribution.
+        notes: what the user should know.
+        facts: what the trace's metadata says; JSON values.
+    """
+
+    path: str
+    alignment: str
+    slices: int
+    device_slices: int
+    totals: ModuleTotals | None
+    notes: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {self.slices} slices above threads, {self.device_slices} above GPU streams"]
+        return "\n".join([*lines, *([self.alignment] if self.alignment else []), *self.notes])
+
+
+def refuse_merged(keys: Mapping[str, Any], path: str) -> None:
+    """Refuse a trace that was merged before.
+
+    Raises:
+        TraceError: it was.
+    """
+    if MERGED in keys:
+        raise TraceError(path, "this trace was merged before; merge the profiler's own trace")
+
+
+def closing(facts: Mapping[str, Any], tail: bytes, keys: Mapping[str, Any], head: bytes) -> bytes:
+    """Return what follows the events.
+
+    Args:
+        facts: of the merge.
+        tail: the profiler's bytes from the `]` on; empty where they are cut off, or close a bare array.
+        keys: the profiler's top-level keys.
+        head: its bytes before the events.
+    """
+    said = b'\n],\n"%b":%b' % (MERGED.encode(), orjson.dumps(facts))
+    if tail:
+        return said + tail[1:]
+    base = keys.get("baseTimeNanoseconds")
+    if base is not None and b'"baseTimeNanoseconds"' not in head:
+        said += b',\n"baseTimeNanoseconds":%d' % base
+    return said + b"\n}\n"

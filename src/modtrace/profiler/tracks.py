@@ -1,0 +1,75 @@
+"""The rows that a merged trace gets: above the threads of the process, and above the streams of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from ..timeline import Timeline, Track
+
+__all__ = ["TID_BASES", "Row", "device_rows", "free_tids", "timeline_rows"]
+
+TID_BASES = (4_040_000_000, 4_141_000_000, 4_252_000_000, 3_939_000_000, 3_838_000_000)
+"""Where our thread ids begin: no operating system's thread has such a number, and 32 bits hold it."""
+
+_ROOM = 1_000_000
+
+
+class Row(NamedTuple):
+    """A row of slices.
+
+    Attributes:
+        pid: of the process or device, as it stands in the trace.
+        tid: ours.
+        name: what it is called.
+        order: its `thread_sort_index`: negative, so that it lies above the profiler's.
+    """
+
+    pid: int | str
+    tid: int
+    name: str
+    order: int
+
+
+def free_tids(taken: Collection[int]) -> Iterator[int]:
+    """Yield thread ids that are not taken."""
+    base = next((b for b in TID_BASES if not any(b <= tid < b + _ROOM for tid in taken)), TID_BASES[0])
+    return (tid for tid in range(base, base + _ROOM) if tid not in taken)
+
+
+def timeline_rows(timeline: Timeline, pid: int | str, tids: Iterator[int]) -> list[Row]:
+    """Return a row for each track: by thread, forward above backward."""
+    names = timeline.track_names
+    order = _in_view_order(timeline)
+    rank = {track: place for place, track in enumerate(order)}
+    return [Row(pid, next(tids), names[track], rank[track] - len(order)) for track in range(len(names))]
+
+
+def device_rows(
+    used: Collection[int],
+    keys: list[tuple[int | str, int | str]],
+    names: Mapping[tuple[int | str, int | str], str],
+    tids: Iterator[int],
+) -> dict[int, Row]:
+    """Return a row for each of the trace's tracks that has slices of ours above it."""
+    return {
+        track: Row(
+            keys[track][0],
+            next(tids),
+            f"modules · {names.get(keys[track], f'stream {keys[track][1]}').strip()}",
+            place - len(used),
+        )
+        for place, track in enumerate(sorted(used))
+    }
+
+
+def _in_view_order(timeline: Timeline) -> list[int]:
+    threads: dict[int, int] = {}
+    for track in timeline.tracks:
+        threads.setdefault(track.tid, len(threads))
+
+    def place(index: int) -> tuple[int, bool]:
+        track: Track = timeline.tracks[index]
+        return threads[track.tid], track.kind != "forward"
+
+    return sorted(range(len(timeline.tracks)), key=place)
