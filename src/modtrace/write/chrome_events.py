@@ -7,30 +7,26 @@ in each (times, flow ids) is made for thousands of spans at once, as rows of dig
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from .._errors import WriteError
 from ..timeline import PHASES, Name, Timeline
 from .arrows import arrows
 from .digits import decimal, left_justified, microseconds, width
+from .header import shown_arguments
 from .lanes import Lanes
-from .texts import shown
 
-__all__ = ["BIND", "RESERVED", "blocks"]
+__all__ = ["BIND", "blocks"]
 
 CHUNK = 1 << 16
 """Spans whose text is in memory at a time."""
 
 BIND = 1 << 32
 """Added to a `bind_id`: Perfetto numbers the flows that are events of their own from 0, in the same space."""
-
-RESERVED = frozenset({"fqn", "module_class", "call", "step", "complete", "link"})
-"""What `args` says of itself; a span's own arguments cannot have these names."""
 
 # How a span is part of an arrow. A flow event binds to the innermost slice that has begun by its time; where another
 # slice begins on the lane in the same nanosecond, it would bind to that one. There the slices themselves carry the
@@ -131,10 +127,10 @@ def _looked_up(values: npt.NDArray[Any], make: Callable[[int], bytes]) -> Object
         different = np.flatnonzero(np.bincount(places))
         table = np.empty(high - low + 1, object)
         table[different] = [make(low + place) for place in different.tolist()]
-        made: Objects = table[places]
-        return made
-    found, places = np.unique(values, return_inverse=True)
-    made = np.array([make(value) for value in found.tolist()], object)[places]
+    else:
+        found, places = np.unique(values, return_inverse=True)
+        table = np.array([make(value) for value in found.tolist()], object)
+    made: Objects = table[places]
     return made
 
 
@@ -203,9 +199,6 @@ def _rows(*segments: Segment) -> list[bytes]:
     return rows
 
 
-def _arguments(arguments: Any) -> bytes:
-    taken = RESERVED & arguments.keys()
-    if taken:
-        raise WriteError(f"a span's arguments cannot be called {', '.join(sorted(taken))}: args has these already")
-    texts = {shown(key): shown(value) for key, value in arguments.items()}
+def _arguments(arguments: Mapping[str, str]) -> bytes:
+    texts = shown_arguments(arguments)
     return b"," + orjson.dumps(texts)[1:-1] if texts else b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -12,10 +13,13 @@ from ..timeline import Name, Timeline
 from .lanes import Lanes
 from .texts import UNNAMED, Originals, shown
 
-__all__ = ["FORMAT", "header", "safe", "shown_names", "shown_texts"]
+__all__ = ["FORMAT", "header", "shown_arguments", "shown_names", "shown_texts"]
 
 FORMAT = 1
 """The version of the header and of what is in the events; a reader refuses others."""
+
+RESERVED = frozenset({"fqn", "module_class", "call", "step", "complete", "link"})
+"""What a span's args say of themselves; its own arguments cannot have these names."""
 
 
 def header(timeline: Timeline, lanes: Lanes, originals: Originals) -> dict[str, Any]:
@@ -24,7 +28,7 @@ def header(timeline: Timeline, lanes: Lanes, originals: Originals) -> dict[str, 
     said = {
         "modtrace": {"format": FORMAT, "version": __version__},
         "stats": dict(timeline.stats),
-        "facts": safe(dict(timeline.facts), originals),
+        "facts": _safe(dict(timeline.facts), originals),
         "processes": [
             {"pid": process.pid, "rank": process.rank, "program": shown(process.program, originals)}
             for process in processes
@@ -70,7 +74,19 @@ def shown_texts(timeline: Timeline, originals: Originals) -> None:
         shown(text, originals)
 
 
-def safe(value: Any, originals: Originals) -> Any:
+def shown_arguments(arguments: Mapping[str, str]) -> dict[str, str]:
+    """Return a span's own arguments as a trace shows them.
+
+    Raises:
+        WriteError: one has the name of a fixed field.
+    """
+    taken = RESERVED & arguments.keys()
+    if taken:
+        raise WriteError(f"a span's arguments cannot be called {', '.join(sorted(taken))}: args has these already")
+    return {shown(key): shown(value) for key, value in arguments.items()}
+
+
+def _safe(value: Any, originals: Originals) -> Any:
     """Return a JSON value with the hostile texts in it replaced.
 
     Raises:
