@@ -18,7 +18,7 @@ async function open(): Promise<void> {
   const [process] = store.trace.processes;
   if (process) document.title = `${process.name} – modtrace`;
   const ready = () => {
-    document.documentElement.dataset.ready = "";
+    document.documentElement.dataset.ready ??= String(Math.round(performance.now()));
   };
   render(<App store={store} painted={ready} />, app);
 }

@@ -154,4 +154,6 @@ def _json(header: Mapping[str, object]) -> bytes:
         return orjson.dumps(header, default=str)
     except TypeError:
         # A lone surrogate in a name or an integer above 64 bits: rare, and the slower module has an escape for each.
-        return json.dumps(header, default=str).encode()
+        # It would write NaN, which no browser reads: that becomes null, as above.
+        plain = json.loads(json.dumps(header, default=str), parse_constant=lambda _: None)
+        return json.dumps(plain).encode()

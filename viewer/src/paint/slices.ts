@@ -173,7 +173,8 @@ export class SlicePainter {
       let value = counter.value[i];
       // Of the samples that fall on one pixel the highest is shown.
       for (i++; i < counter.time.length && x(counter.time[i]) <= left; i++) value = Math.max(value, counter.value[i]);
-      const right = i < counter.time.length ? Math.min(x(counter.time[i]), width) : Math.min(left + 2, width);
+      // The last value holds until the end.
+      const right = Math.min(x(i < counter.time.length ? counter.time[i] : this.store.bounds.end), width);
       const high = most > 0 ? Math.max((value / most) * tall, 0) : 0;
       context.globalAlpha = 0.35;
       context.fillRect(left, floor - high, Math.max(right - left, 1), high);

@@ -19,8 +19,8 @@ export function Flame({ store }: { store: Store }) {
 
   const words = (node: Node) => {
     const share = whole.value.total > 0 ? ((node.total / whole.value.total) * 100).toFixed(1) : "0";
-    const self = node.depth > 1 ? `, self ${formatDuration(node.self)}, ${plural(node.slices, "slice")}` : "";
-    return `${node.title}: total ${formatDuration(node.total)} (${share} %)${self}`;
+    const more = node.depth > 1 ? `, self ${formatDuration(node.self)}, ${plural(node.slices, "slice")}, ${node.title}` : "";
+    return `${node.label} ${formatDuration(node.total)} (${share} %)${more}`;
   };
   const keys = (event: KeyboardEvent) => {
     const at = cells.findIndex((_, i) => graph.current?.children[i] === event.target);

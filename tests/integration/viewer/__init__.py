@@ -1,0 +1,1 @@
+"""The offline page in a real browser, from file://."""

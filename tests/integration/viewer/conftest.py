@@ -1,0 +1,63 @@
+"""A browser for all tests here, and pages in it that are checked for what they may never do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from modtrace.timeline._timeline import Timeline
+from modtrace.write.html import write_html
+from tests.support.browser import Visit, chromium, missing, require, visit
+from tests.support.viewer_page import Open
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    require(missing())
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens a timeline's page and waits until it is drawn; it may load and complain about nothing."""
+    with ExitStack() as stack:
+        visits: list[tuple[Visit, str]] = []
+
+        def opened(timeline: Timeline, **options: Any) -> Visit:
+            path = tmp_path / f"{len(visits)}.html"
+            write_html(timeline, path)
+            seen = stack.enter_context(visit(browser, **options))
+            visits.append((seen, path.as_uri()))
+            seen.page.goto(path.as_uri())
+            seen.page.wait_for_selector("html[data-ready]", state="attached")
+            return seen
+
+        yield opened
+        for seen, url in visits:
+            assert seen.problems == []
+            assert set(seen.requests) == {url}
+
+
+@pytest.fixture(scope="package")
+def packages() -> Path:
+    """The viewer's installed npm packages."""
+    if shutil.which("npm") is None:
+        require("npm is not installed")
+    modules = ROOT / "viewer/node_modules"
+    if not (modules / ".package-lock.json").exists():
+        done = subprocess.run(["npm", "ci"], cwd=ROOT / "viewer", capture_output=True, text=True, check=False)
+        if done.returncode:
+            require(f"npm ci failed: {done.stderr}")
+    return modules

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from modtrace.write.html import write_html
+from tests.support.browser import count_frames, visit
+from tests.support.gpt_timeline import gpt_timeline
+from tests.support.viewer_page import (
+    window,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of 200,000 slices and more."""
+    timeline = gpt_timeline(725, 12)
+    assert len(timeline.columns) >= 200_000
+    path = tmp_path_factory.mktemp("large") / "large.html"
+    write_html(timeline, path)
+    return path
+
+
+def test_200_000_slices_open_in_3_seconds(browser: Browser, large: Path) -> None:
+    with visit(browser) as seen:
+        seen.page.goto(large.as_uri())
+        seen.page.wait_for_selector("html[data-ready]", state="attached")
+        # Since the navigation began, as the page's own clock has it.
+        opened = seen.page.evaluate("() => Number(document.documentElement.dataset.ready)")
+        text = seen.page.locator(".summary").inner_text()
+
+    assert text.startswith("200,100 slices")
+    assert 0 < opened < 3000
+
+
+@pytest.mark.parametrize("closer", [0, 12], ids=["all in sight", "zoomed in"])
+def test_panning_200_000_slices_stays_above_30_frames(browser: Browser, large: Path, closer: int) -> None:
+    with visit(browser) as seen:
+        page = seen.page
+        page.goto(large.as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        for _ in range(closer):
+            page.keyboard.press("w")
+        before = window(page)
+        page.keyboard.down("d")
+        frames = count_frames(page, 700)
+        page.keyboard.up("d")
+
+        assert window(page)[0] > before[0]
+        assert frames > 30
+        assert seen.problems == []

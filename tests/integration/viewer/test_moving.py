@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.gpt_timeline import BASE, gpt_timeline
+from tests.support.viewer_page import (
+    FORWARD,
+    LANE,
+    US,
+    Open,
+    one_step,
+    place,
+    window,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+def test_keys_zoom_and_pan(open_page: Open) -> None:
+    page = open_page(one_step()).page
+
+    def after(key: str) -> tuple[float, float]:
+        page.keyboard.press(key)
+        return window(page)
+
+    start, end = window(page)
+    closer = after("w")
+    assert start < closer[0] < closer[1] < end
+    right = after("d")
+    assert right[0] > closer[0]
+    assert right[1] - right[0] == pytest.approx(closer[1] - closer[0])
+    assert after("a")[0] < right[0]
+    wider = after("s")
+    assert wider[1] - wider[0] > closer[1] - closer[0]
+    assert after("0") == (start, end)
+
+
+def test_keys_one_types_do_not_move_the_timeline(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    before = window(page)
+    page.keyboard.press("/")
+    page.keyboard.type("wasd")
+
+    assert page.get_by_role("searchbox").input_value() == "wasd"
+    assert window(page) == before
+
+
+@pytest.mark.parametrize("modifier", ["Control", None], ids=["with Ctrl", "where all is in sight"])
+def test_the_wheel_zooms_at_the_pointer(open_page: Open, modifier: str | None) -> None:
+    page = open_page(one_step()).page
+    start, end = window(page)
+    box = page.locator("#timeline").bounding_box()
+    assert box is not None
+    # A pointer is at whole pixels.
+    part = 500 / box["width"]
+    page.mouse.move(box["x"] + 500, box["y"] + 100)
+    if modifier:
+        page.keyboard.down(modifier)
+    page.mouse.wheel(0, -200)
+    closer = window(page)
+
+    assert closer[1] - closer[0] < 0.7 * (end - start)
+    pixel = (closer[1] - closer[0]) / box["width"]
+    assert closer[0] + part * (closer[1] - closer[0]) == pytest.approx(start + part * (end - start), abs=pixel)
+    page.mouse.wheel(0, 200)
+    assert window(page) == pytest.approx((start, end), abs=1e-6 * (end - start))
+
+
+def test_the_wheel_pans_sideways(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    start, end = window(page)
+    page.mouse.move(*place(page, FORWARD, 1, 700 * US))
+    page.mouse.wheel(200, 0)
+    moved = window(page)
+
+    box = page.locator("#timeline").bounding_box()
+    assert box is not None
+    assert moved[0] - start == pytest.approx(200 / box["width"] * (end - start))
+    assert moved[1] - moved[0] == pytest.approx(end - start)
+
+
+def test_the_wheel_scrolls_where_there_is_more(open_page: Open) -> None:
+    page = open_page(gpt_timeline(1, 1, ranks=8)).page
+    before = window(page)
+    page.mouse.move(*place(page, FORWARD, 1, 0))
+    page.mouse.wheel(0, 150)
+    page.wait_for_function("() => document.querySelector('.scroller').scrollTop === 150")
+
+    assert window(page) == before
+
+
+def test_a_drag_takes_the_timeline_along(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    start, end = window(page)
+    x, y = place(page, FORWARD, 1, 700 * US)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 60, y)
+    page.mouse.move(x - 150, y)
+    page.mouse.up()
+
+    assert place(page, FORWARD, 1, 700 * US)[0] == pytest.approx(x - 150, abs=1)
+    moved = window(page)
+    assert moved[1] - moved[0] == pytest.approx(end - start)
+    assert page.locator("#details dl").count() == 0, "a drag is no click"
+
+
+def test_a_second_click_zooms_to_the_slice(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    page.mouse.dblclick(*place(page, FORWARD, 1, 700 * US))
+    start, end = window(page)
+
+    assert 480 * US < start < 500 * US
+    assert 900 * US < end < 920 * US
+
+
+def test_steps_are_gone_through(open_page: Open) -> None:
+    timeline = gpt_timeline(4, 2)
+    ends = [0, *(mark.time_ns - BASE for mark in timeline.marks)]
+    page = open_page(timeline).page
+    steps = page.get_by_role("group", name="Training steps")
+    assert "4 steps" in steps.inner_text()
+
+    steps.get_by_role("button", name="Previous step").click()
+    seen = []
+    for _ in range(4):
+        start, end = window(page)
+        seen.append(
+            next(i for i in range(4) if abs(start - ends[i]) < 0.1 * ends[1] and abs(end - ends[i + 1]) < 0.1 * ends[1])
+        )
+        page.keyboard.press("]")
+    assert seen == [1, 2, 3, 3]
+    assert "step 3 · 4 of 4" in steps.inner_text()
+    assert steps.get_by_role("button", name="Next step").is_disabled()
+    page.keyboard.press("[")
+    assert "step 2 · 3 of 4" in steps.inner_text()
+
+
+def test_the_overview_moves_the_window(open_page: Open) -> None:
+    page = open_page(gpt_timeline(10, 2)).page
+    page.keyboard.press("]")
+    start, end = window(page)
+    overview = page.locator(".overview").bounding_box()
+    assert overview is not None
+    page.mouse.click(overview["x"] + 0.9 * overview["width"], overview["y"] + 20)
+    moved = window(page)
+
+    length = gpt_timeline(10, 2).marks[-1].time_ns - BASE
+    assert (moved[0] + moved[1]) / 2 == pytest.approx(0.9 * length, rel=0.01)
+    assert moved[1] - moved[0] == pytest.approx(end - start)
+
+
+def test_rows_fold(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    track = page.get_by_role("button", name="forward · MainThread")
+    tall = page.locator("[data-row='track 0']").bounding_box()
+    track.click()
+    short = page.locator("[data-row='track 0']").bounding_box()
+    assert tall is not None
+    assert short is not None
+    assert tall["height"] - short["height"] == LANE
+    assert track.get_attribute("aria-expanded") == "false"
+
+    page.get_by_role("button", name="rank 0 · python").click()
+    assert page.locator("[data-row]").count() == 1

@@ -1,0 +1,109 @@
+"""A real browser: the system's Chromium, headless, driven by playwright; what it complains about and asks for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+__all__ = ["Visit", "chromium", "count_frames", "missing", "require", "visit"]
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def _executable() -> str | None:
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def missing() -> str | None:
+    """Why there is no browser to test with, or None where there is one."""
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed"
+    return None if _executable() else f"none of {', '.join(NAMES)} is installed"
+
+
+def require(reason: str | None) -> None:
+    """Skip the test for `reason`, if there is one; in CI nothing may be missing, and it fails."""
+    if reason is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Run Chromium for the block."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=_executable(), args=list(ARGUMENTS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Visit:
+    """A page, and what happened on it: console errors and warnings, uncaught errors, requests, dialogs."""
+
+    page: Page
+    problems: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def visit(browser: Browser, **options: Any) -> Iterator[Visit]:
+    """Open a blank page of its own profile; `options` are playwright's for a context."""
+    context = browser.new_context(**{"viewport": {"width": 1600, "height": 900}, **options})
+    page = context.new_page()
+    seen = Visit(page)
+
+    def complain(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            seen.problems.append(f"{message.type}: {message.text}")
+
+    def dismiss(dialog: Any) -> None:
+        seen.problems.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    page.on("console", complain)
+    page.on("pageerror", lambda error: seen.problems.append(f"uncaught: {error}"))
+    page.on("dialog", dismiss)
+    page.on("request", lambda request: seen.requests.append(request.url))
+    try:
+        yield seen
+    finally:
+        context.close()
+
+
+_FRAMES = """milliseconds => new Promise(done => {
+    const begin = performance.now();
+    let frames = 0;
+    const count = now => {
+        frames++;
+        if (now - begin < milliseconds) requestAnimationFrame(count);
+        else done(frames * 1000 / (now - begin));
+    };
+    requestAnimationFrame(count);
+})"""
+
+
+def count_frames(page: Page, milliseconds: int) -> float:
+    """Frames per second that the page draws over a time."""
+    return float(page.evaluate(_FRAMES, milliseconds))

@@ -1,0 +1,158 @@
+"""Hands and eyes on the offline page: where a moment is drawn, what colour it has, what the panel says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from modtrace.timeline._columns import Columns
+from modtrace.timeline._timeline import Counter, Mark, Name, Process, Stats, Timeline, Track
+
+from .browser import Visit
+from .gpt_timeline import BASE
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "GPU",
+    "LANE",
+    "MS",
+    "US",
+    "Open",
+    "click",
+    "color_of",
+    "details",
+    "one_step",
+    "pixels",
+    "place",
+    "settle",
+    "table",
+    "window",
+]
+
+Open = Callable[..., Visit]
+"""Writes a timeline's page, opens it and waits until it is drawn; further arguments are playwright's for a context."""
+LANE = 18
+"""CSS pixels of a lane at the usual text size."""
+MARGIN = 3
+"""CSS pixels above the first lane of a row."""
+US, MS = 1_000, 1_000_000
+FORWARD, BACKWARD, GPU = "track 0", "track 1", "track 2"
+"""The rows of `one_step`."""
+
+
+def settle(page: Page) -> None:
+    """Wait until what was asked for is drawn: two frames."""
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def window(page: Page) -> tuple[float, float]:
+    settle(page)
+    start, end = page.eval_on_selector("#timeline", "box => [Number(box.dataset.start), Number(box.dataset.end)]")
+    return start, end
+
+
+def place(page: Page, row: str, depth: int, ns: float) -> tuple[float, float]:
+    """Where a moment of a lane is on the page, in CSS pixels: the middle of the lane."""
+    start, end = window(page)
+    box = page.locator("#timeline").bounding_box()
+    label = page.locator(f"[data-row='{row}']").bounding_box()
+    assert box is not None
+    assert label is not None
+    return box["x"] + (ns - start) / (end - start) * box["width"], label["y"] + MARGIN + (depth + 0.5) * LANE
+
+
+def click(page: Page, row: str, depth: int, ns: float) -> None:
+    page.mouse.click(*place(page, row, depth, ns))
+    settle(page)
+
+
+def pixels(page: Page, x: float, y: float, width: int = 1, height: int = 1) -> list[tuple[int, ...]]:
+    """What is drawn in the tracks' canvas, as RGBA; x and y are the page's."""
+    flat = page.eval_on_selector(
+        "#timeline canvas",
+        """(canvas, [x, y, width, height]) => {
+            const box = canvas.getBoundingClientRect();
+            const copy = new OffscreenCanvas(width, height).getContext("2d");
+            copy.drawImage(canvas, x - box.left, y - box.top, width, height, 0, 0, width, height);
+            return [...copy.getImageData(0, 0, width, height).data];
+        }""",
+        [round(x), round(y), width, height],
+    )
+    return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]
+
+
+def color_of(page: Page, row: str, depth: int, ns: float) -> str:
+    """The fill at the upper edge of a slice, where no label is."""
+    x, y = place(page, row, depth, ns)
+    red, green, blue, _ = pixels(page, x, y - LANE / 2 + 2)[0]
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def details(page: Page) -> dict[str, str]:
+    return dict(
+        zip(page.locator("#details dt").all_inner_texts(), page.locator("#details dd").all_inner_texts(), strict=True)
+    )
+
+
+def table(page: Page) -> dict[str, list[str]]:
+    """The totals' rows by module."""
+    rows = page.locator("tbody tr").all()
+    return {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows}
+
+
+def one_step() -> Timeline:
+    """One step by hand, in µs: a model, two layers of one class, a backward in two slices, a kernel, a counter.
+
+    ```
+    forward  0 GPT ................... 1000      backward  1200 GPT ................... 2000
+               100 h.0 400  500 h.1 900                      1250 h.1 1500  1600 h.0 1700, 1750 h.0 1900 (recompute)
+    gpu        150 gemm 350                      RSS  0: 1 GiB   1000: 4 GiB   1500: 2 GiB
+    ```
+    """
+    process = Process(4242, 0)
+    names = [Name("GPT", "GPT", "GPT"), Name("h.0: Block", "GPT.h.0", "Block"), Name("h.1: Block", "GPT.h.1", "Block")]
+    names.append(Name("gemm", "GPT.h.0", "gemm_kernel"))
+    rows = [  # start, end, name, phase, track, depth, parent, link, complete
+        (0, 1000, 0, 0, 0, 0, -1, 10, 1),
+        (100, 400, 1, 0, 0, 1, 0, 11, 1),
+        (150, 350, 3, 0, 2, 0, -1, -1, 1),
+        (500, 900, 2, 0, 0, 1, 0, 12, 1),
+        (1200, 2000, 0, 1, 1, 0, -1, 10, 1),
+        (1250, 1500, 2, 1, 1, 1, 4, 12, 1),
+        (1600, 1700, 1, 1, 1, 1, 4, 11, 1),
+        (1750, 1900, 1, 2, 1, 1, 4, 11, 1),
+    ]
+    start, end, name, phase, track, depth, parent, link, complete = np.array(rows).T
+    zeros = np.zeros(len(rows))
+    return Timeline(
+        Columns.of(
+            start=BASE + start * US,
+            end=BASE + end * US,
+            name=name,
+            phase=phase,
+            track=track,
+            depth=depth,
+            parent=parent,
+            call=zeros,
+            step=zeros,
+            link=link,
+            complete=complete,
+        ),
+        names,
+        [
+            Track("forward", "MainThread", 7, process),
+            Track("backward", "MainThread", 7, process),
+            Track("gpu", "stream 7", 8, process),
+        ],
+        Stats(recorded=16),
+        [Mark(BASE + 2000 * US, "step", "step 0")],
+        [Counter("RSS", "bytes", process, BASE + np.array([0, 1000, 1500]) * US, np.array([1, 4, 2]) << 30)],
+        {"torch": "2.13.0"},
+        {1: {"shapes": "float32[2, 8]"}},
+    )

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import re
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modtrace import WriteError
+from modtrace.timeline._columns import Columns
+from modtrace.timeline._timeline import Counter, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.write.html import payload, render_html, write_html
+from tests.support.gpt_timeline import BASE, gpt_timeline
+
+TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
+
+
+def unpack(block: bytes) -> tuple[dict[str, Any], bytes]:
+    (size,) = struct.unpack_from("<I", block)
+    return json.loads(block[4 : 4 + size]), block[4 + size :]
+
+
+def values(body: bytes, ref: dict[str, Any]) -> list[float]:
+    return list(np.frombuffer(body, TYPES[ref["type"]], ref["length"], ref["offset"]).tolist())
+
+
+def two_spans(**changes: Any) -> Timeline:
+    """A forward from 100 to 160 ns after BASE and its backward from 200 to 300."""
+    process = Process(7, 0)
+    columns: dict[str, Any] = {
+        "start": [BASE + 100, BASE + 200],
+        "end": [BASE + 160, BASE + 300],
+        "name": [0, 0],
+        "phase": [0, 1],
+        "track": [0, 1],
+        "depth": [0, 0],
+        "parent": [-1, -1],
+        "call": [0, 0],
+        "step": [0, 0],
+        "link": [5 << 40, 5 << 40],
+        "complete": [True, False],
+    }
+    timeline: dict[str, Any] = {
+        "names": [Name("GPT", "GPT", "GPT")],
+        "tracks": [Track("forward", "MainThread", 7, process), Track("backward", "MainThread", 7, process)],
+        "stats": Stats(recorded=4, unfinished=1),
+        "marks": [Mark(BASE + 310, "step", "step 0")],
+        "counters": [Counter("RSS", "bytes", process, np.array([BASE + 50]), np.array([4096]))],
+        "facts": {"torch": "2.13.0"},
+        "arguments": {1: {"shapes": "float32[2]"}},
+    }
+    assert changes.keys() <= columns.keys() | timeline.keys()
+    columns |= {key: value for key, value in changes.items() if key in columns}
+    return Timeline(
+        **{"columns": Columns.of(**columns), **timeline, **{k: v for k, v in changes.items() if k in timeline}}
+    )
+
+
+def test_every_field_is_in_the_payload() -> None:
+    header, body = unpack(payload(two_spans()))
+
+    assert header.pop("arrays").keys() == set(Columns.__slots__) - {"end"} | {"duration"}
+    counters = header.pop("counters")
+    assert header == {
+        "version": 1,
+        # The counter's sample is the first moment of all.
+        "base_ns": str(BASE + 50),
+        "facts": {"torch": "2.13.0"},
+        "stats": {
+            "recorded": 4,
+            "overwritten": 0,
+            "torn": 0,
+            "unfinished": 1,
+            "unstarted": 0,
+            "unattributed": 0,
+        },
+        "names": [["GPT", "GPT", "GPT"]],
+        "processes": [{"pid": 7, "rank": 0, "name": "rank 0 · python"}],
+        "tracks": [
+            {"kind": "forward", "thread": "MainThread", "tid": 7, "process": 0, "name": "forward · MainThread"},
+            {"kind": "backward", "thread": "MainThread", "tid": 7, "process": 0, "name": "backward · MainThread"},
+        ],
+        "marks": [[260, "step", "step 0"]],
+        "arguments": {"1": {"shapes": "float32[2]"}},
+    }
+    assert [counters[0][key] for key in ("name", "unit", "process")] == ["RSS", "bytes", 0]
+    assert values(body, counters[0]["time"]) == [0]
+    assert values(body, counters[0]["value"]) == [4096]
+
+
+def test_the_columns_are_in_the_payload() -> None:
+    header, body = unpack(payload(two_spans()))
+
+    assert {name: values(body, ref) for name, ref in header["arrays"].items()} == {
+        "start": [50, 150],
+        "duration": [60, 100],
+        "name": [0, 0],
+        "phase": [0, 1],
+        "track": [0, 1],
+        "depth": [0, 0],
+        "parent": [-1, -1],
+        "call": [0, 0],
+        "step": [0, 0],
+        # Links are numbered anew, so that they fit 32 bits.
+        "link": [0, 0],
+        "complete": [1, 0],
+    }
+
+
+def test_arrays_lie_at_multiples_of_8() -> None:
+    block = payload(gpt_timeline(3, 3))
+    header, _ = unpack(block)
+
+    assert (4 + struct.unpack_from("<I", block)[0]) % 8 == 0
+    assert {ref["offset"] % 8 for ref in header["arrays"].values()} == {0}
+    assert len(block) % 8 == 0
+
+
+def test_spans_without_another_half_have_no_link() -> None:
+    header, body = unpack(payload(two_spans(link=[-1, 9])))
+
+    assert values(body, header["arrays"]["link"]) == [-1, 0]
+
+
+def test_numbers_beyond_32_bits_stay_exact() -> None:
+    header, body = unpack(payload(two_spans(call=[0, 1 << 40])))
+
+    assert header["arrays"]["call"]["type"] == "f64"
+    assert values(body, header["arrays"]["call"]) == [0, 1 << 40]
+
+
+def test_times_are_exact_a_hundred_days_later() -> None:
+    later = 100 * 86_400 * 10**9 + 1
+    header, body = unpack(payload(two_spans(start=[BASE + 50, BASE + later], end=[BASE + 50, BASE + later + 1])))
+
+    assert values(body, header["arrays"]["start"]) == [0, later - 50]
+    assert values(body, header["arrays"]["duration"]) == [0, 1]
+
+
+def test_an_empty_timeline_has_a_payload() -> None:
+    header, body = unpack(payload(Timeline(Columns.empty())))
+
+    assert (header["base_ns"], header["processes"], body) == ("0", [], b"")
+    assert {ref["length"] for ref in header["arrays"].values()} == {0}
+
+
+def test_two_threads_of_one_name_are_told_apart() -> None:
+    process = Process(7)
+    header, _ = unpack(payload(two_spans(tracks=[Track("forward", "pool", tid, process) for tid in (3, 4)])))
+
+    assert [track["name"] for track in header["tracks"]] == ["forward · pool 3", "forward · pool 4"]
+
+
+class Scripts(HTMLParser):
+    """The script elements of a page, by id, as a browser finds them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: dict[str | None, str] = {}
+        self._inside: list[str | None] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "script":
+            self._inside.append(dict(attrs).get("id"))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self._inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.found[self._inside[-1]] = data
+
+
+@given(st.text(st.characters(), max_size=40))
+def test_any_name_comes_back_out_of_the_page(name: str) -> None:
+    page = render_html(two_spans(names=[Name(name, name, name)])).decode()
+    scripts = Scripts(page).found
+    header, _ = unpack(gzip.decompress(base64.b64decode(scripts["modtrace-data"])))
+
+    assert set(scripts) == {None, "modtrace-data"}
+    assert header["names"] == [[name] * 3]
+
+
+def test_a_lone_surrogate_comes_back_as_its_escape() -> None:
+    header, _ = unpack(payload(two_spans(names=[Name("\ud800", "a\udfff", "\0")])))
+
+    assert header["names"] == [["\ud800", "a\udfff", "\0"]]
+
+
+@pytest.mark.parametrize("name", ["GPT", "\ud800"])
+def test_facts_that_no_browser_could_read_are_written_as_it_can(name: str) -> None:
+    facts = {"path": Path("x"), "nan": float("nan"), "list": [float("inf"), 1.5]}
+    header, _ = unpack(payload(two_spans(names=[Name(name, name, name)], facts=facts)))
+
+    assert header["facts"] == {"path": "x", "nan": None, "list": [None, 1.5]}
+
+
+def test_the_same_timeline_makes_the_same_bytes() -> None:
+    assert render_html(gpt_timeline(2, 2)) == render_html(gpt_timeline(2, 2))
+
+
+def test_the_page_is_written_to_a_path_and_to_a_file(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    write_html(two_spans(), tmp_path / "t.html")
+    write_html(two_spans(), file)
+
+    assert (tmp_path / "t.html").read_bytes() == file.getvalue() == render_html(two_spans())
+    assert [path.name for path in tmp_path.iterdir()] == ["t.html"]
+
+
+def test_where_it_cannot_be_written_the_error_names_the_path(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match=re.escape(str(tmp_path / "no" / "t.html"))):
+        write_html(two_spans(), tmp_path / "no" / "t.html")
