@@ -79,6 +79,10 @@ def lay_over(timeline: Timeline | None, events: Events, keys: Mapping[str, Any],
         notes += other
         threads = threads_of_trace(events, pid)
         process = timeline.tracks[0].process if timeline.tracks else Process(pid if isinstance(pid, int) else 0)
+        if isinstance(pid, int) and process.pid != pid:
+            # The trace was made where the process had another pid: in a container, or by hand.
+            process = process._replace(pid=pid)
+            timeline = replace(timeline, tracks=[track._replace(process=process) for track in timeline.tracks])
         alignment = by_marks(timeline.marks, events.syncs, int(keys.get("baseTimeNanoseconds", 0)))
         timeline = moved(timeline, alignment)
         _check_common(timeline, events, path, alignment)

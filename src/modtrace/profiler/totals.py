@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..timeline import PHASES, Timeline
+from ..timeline._summary import _markdown as markdown_text
+from ..timeline._summary import _printable as plain_text
 from ..timeline._summary import summarize
 from .events import Events, Ints
 from .gpu import KINDS
 
-__all__ = ["NO_MODULE", "ModuleTotal", "ModuleTotals", "add_up"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["NO_MODULE", "SORT_KEYS", "ModuleTotal", "ModuleTotals", "add_up"]
 
 NO_MODULE = "(no module)"
+
+SORT_KEYS = ("gpu", "self", "forward", "backward", "recompute", "calls", "name")
+"""What the rows can be sorted by; `gpu` is GPU self time, `self` CPU self time."""
+
+HEADINGS = (
+    *("module", "class", "calls", "forward ms", "backward ms", "recompute ms", "self ms", "kernels"),
+    *("GPU forward ms", "GPU backward ms", "GPU recompute ms", "GPU self ms"),
+)
 
 
 class ModuleTotal(NamedTuple):
@@ -77,6 +93,12 @@ class ModuleTotal(NamedTuple):
         return self.kernel_ns + self.memcpy_ns + self.memset_ns
 
 
+def _by_key(row: ModuleTotal, key: str) -> int:
+    fields = {"gpu": "gpu_self_ns", "self": "self_ns", "calls": "calls"}
+    value: int = getattr(row, fields.get(key, f"{key}_ns"))
+    return -value
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleTotals:
     """One row per module, in the order in which they were first called, `NO_MODULE` last.
@@ -86,12 +108,63 @@ class ModuleTotals:
         kernel_ns: durations of all kernels of the trace; the rows' add up to it.
         memcpy_ns: of all memcpys.
         memset_ns: of all memsets.
+        modules: how many rows there were before any limit; -1 where all are there.
     """
 
     rows: Sequence[ModuleTotal]
     kernel_ns: int
     memcpy_ns: int
     memset_ns: int
+    modules: int = -1
+
+    def top(self, key: str = "gpu", limit: int | None = None) -> ModuleTotals:
+        """Sort by one of `SORT_KEYS`, times and calls descending, and keep the first `limit` rows.
+
+        Raises:
+            ValueError: the key is not one of them.
+        """
+        if key not in SORT_KEYS:
+            raise ValueError(f"module totals sort by {', '.join(SORT_KEYS)}, not by {key!r}")
+        rows = sorted(self.rows, key=lambda row: row.fqn if key == "name" else _by_key(row, key))
+        return replace(self, rows=rows[:limit], modules=len(self.rows) if self.modules < 0 else self.modules)
+
+    @property
+    def note(self) -> str:
+        """What the rows together come to, and how many are not shown."""
+        times = f"kernels {self.kernel_ns / 1e6:.3f} ms, memcpys {self.memcpy_ns / 1e6:.3f} ms, "
+        hidden = self.modules - len(self.rows)
+        return f"GPU: {times}memsets {self.memset_ns / 1e6:.3f} ms" + (f"; {hidden} more rows" if hidden > 0 else "")
+
+    def to_markdown(self) -> str:
+        """Return a GitHub table, times in ms."""
+        lines = ["| " + " | ".join(HEADINGS) + " |", "| --- | --- |" + " ---: |" * (len(HEADINGS) - 2)]
+        lines += ["| " + " | ".join(_cells(row, markdown_text)) + " |" for row in self.rows]
+        return "\n".join([*lines, "", self.note]) + "\n"
+
+    def to_csv(self) -> str:
+        """Return CSV with a header line; times in ns."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(ModuleTotal._fields)
+        writer.writerows([plain_text(row.fqn), plain_text(row.module_class), *row[2:]] for row in self.rows)
+        return out.getvalue()
+
+    def to_json(self) -> str:
+        """Return a JSON object: `rows`, and the trace's own `kernel_ns`, `memcpy_ns` and `memset_ns`."""
+        said = {"rows": [row._asdict() for row in self.rows]}
+        times = {"kernel_ns": self.kernel_ns, "memcpy_ns": self.memcpy_ns, "memset_ns": self.memset_ns}
+        return json.dumps(said | times, indent=2) + "\n"
+
+    def __rich__(self) -> Table:
+        from rich.table import Table  # totals can be made and written without rich
+        from rich.text import Text
+
+        table = Table(caption=self.note, caption_justify="left", header_style="bold", box=None, pad_edge=False)
+        for index, heading in enumerate(HEADINGS):
+            table.add_column(heading, justify="left" if index < 2 else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in _cells(row, plain_text)))
+        return table
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values; what is 0 is left out of the rows."""
@@ -113,6 +186,13 @@ class ModuleTotals:
         return cls(
             [ModuleTotal(**row) for row in said["rows"]], said["kernel_ns"], said["memcpy_ns"], said["memset_ns"]
         )
+
+
+def _cells(row: ModuleTotal, text: Callable[[str], str]) -> list[str]:
+    cpu = (row.forward_ns, row.backward_ns, row.recompute_ns, row.self_ns)
+    gpu = (row.gpu_forward_ns, row.gpu_backward_ns, row.gpu_recompute_ns, row.gpu_self_ns)
+    names = [text(row.fqn), text(row.module_class), str(row.calls)]
+    return [*names, *(f"{t / 1e6:.3f}" for t in cpu), str(row.kernels), *(f"{t / 1e6:.3f}" for t in gpu)]
 
 
 def add_up(timeline: Timeline, events: Events, span: Ints) -> ModuleTotals:

@@ -1,0 +1,105 @@
+"""The handler for `torch.profiler.profile(on_trace_ready=…)`: it records, exports and merges by itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .._errors import ModtraceError
+from .merging import merge
+
+if TYPE_CHECKING:
+    from ..recording import Recording
+
+__all__ = ["TraceHandler", "on_trace_ready"]
+
+_log = logging.getLogger("modtrace")
+
+
+class _Profiler(Protocol):
+    def export_chrome_trace(self, path: str) -> object: ...
+
+
+class TraceHandler:
+    """Merges each trace of a profiler with a recording that runs from now on; made by `on_trace_ready`.
+
+    Attributes:
+        paths: the traces written so far.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], worker_name: str | None, options: dict[str, Any]) -> None:
+        from .. import recording  # imports torch
+
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._worker = worker_name or _worker()
+        self.paths: list[Path] = []
+        current = recording._running
+        self._own = current is None
+        self._recording: Recording = recording.record(**options) if current is None else current
+        if self._own:
+            self._recording.start()
+            # Nobody tells a handler that its profiler is done for good.
+            self._close = weakref.finalize(self, self._recording.stop)
+
+    def __call__(self, profiler: _Profiler) -> None:
+        """Export and merge what the profiler has; a trace that cannot be merged is kept as it is, and said so."""
+        name = f"{self._worker}.{len(self.paths)}.json.gz"
+        descriptor, exported = tempfile.mkstemp(prefix=".modtrace-", suffix=".json", dir=self._folder)
+        os.close(descriptor)
+        try:
+            profiler.export_chrome_trace(exported)
+            out = self._folder / name
+            try:
+                _log.info("%s", merge(exported, self._recording.snapshot(), out))
+            except ModtraceError as error:
+                out = self._folder / f"{self._worker}.{len(self.paths)}.unmerged.json"
+                os.replace(exported, out)
+                _log.error("the profiler's trace is in %s; it could not be merged: %s", out, error)
+            self.paths.append(out)
+        finally:
+            Path(exported).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Stop the recording, unless it ran before the handler was made."""
+        if self._own:
+            self._close()
+
+    def __enter__(self) -> TraceHandler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def on_trace_ready(folder: str | os.PathLike[str], *, worker_name: str | None = None, **options: Any) -> TraceHandler:
+    """Return a handler that writes each trace of a profiler, merged with a recording, to a folder.
+
+    The recording begins now, so make the handler where the profiler is made. It ends with the handler (`close`, the
+    end of a with block, or when nothing refers to it any more). One that runs already is used, and goes on.
+
+    Args:
+        folder: where `<worker>.<number>.json.gz` go; made where it does not exist.
+        worker_name: the beginning of the files' names; None takes the rank, or the process id.
+        options: of `modtrace.record`: `engine`, `capacity`, `model`, `shapes`.
+
+    Raises:
+        RecordingError: the options make no sense.
+
+    Example:
+        >>> with torch.profiler.profile(on_trace_ready=modtrace.on_trace_ready("traces")):
+        ...     train_step()
+    """
+    return TraceHandler(folder, worker_name, options)
+
+
+def _worker() -> str:
+    rank = os.environ.get("RANK")
+    return f"rank{rank}" if rank is not None and rank.isdigit() else f"pid{os.getpid()}"
