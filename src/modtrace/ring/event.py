@@ -22,7 +22,6 @@ import numpy.typing as npt
 
 __all__ = [
     "ABANDONED",
-    "ACCUMULATE",
     "KEY_BITS",
     "KIND_SHIFT",
     "LAP_MASK",
@@ -59,8 +58,6 @@ NUMBER_BITS = 25
 RECOMPUTE_BIT = 1 << NUMBER_BITS
 KEY_BITS = NUMBER_BITS + 1
 """A call is known by its name and its key: its number, and `RECOMPUTE_BIT` where it ran inside backward."""
-ACCUMULATE = -1
-"""The sequence number noted for nodes that have none that is usable (AccumulateGrad)."""
 ABANDONED = 1 << 62
 """In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
 
@@ -81,6 +78,7 @@ class Kind(IntEnum):
     MARK = 11  # name: a text; value free
     COUNTER = 12  # name: a text; the sampled value
     SHAPES = 13  # name: a text; the call entered just before on this thread has these inputs
+    ACCUMULATED = 14  # the end of an AccumulateGrad, which counts to the node before it; name: as of a node
 
 
 @dataclass(frozen=True, slots=True)

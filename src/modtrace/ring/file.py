@@ -26,7 +26,7 @@ import orjson
 from .._errors import RingError
 from .event import SLOT_BYTES, WORDS
 from .names import Record
-from .slots import Reading, read_slots
+from .slots import Reading, read_slots, touch
 
 __all__ = ["MAGIC", "SLOTS_OFFSET", "VERSION", "RingFile", "RingImage", "read_ring"]
 
@@ -69,6 +69,7 @@ class RingFile:
                 os.posix_fallocate(self._fd, 0, self._reserved)
                 os.pwrite(self._fd, head + text, 0)
                 self.buffer = mmap.mmap(self._fd, self._log_start)
+                touch(self.buffer)
                 os.replace(partial, self.path)
             except BaseException:
                 os.close(self._fd)

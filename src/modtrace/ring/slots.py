@@ -25,7 +25,9 @@ from .event import (
     Kind,
 )
 
-__all__ = ["Reading", "Write", "memory", "read_slots", "writer"]
+__all__ = ["Reading", "Write", "memory", "read_slots", "touch", "writer"]
+
+_MOST_TOUCHED = 1 << 28
 
 Write = Callable[[int, int], None]
 """`write(meta, value)`: meta is kind, thread and name packed; the clock is read and the serial number taken inside."""
@@ -33,7 +35,15 @@ Write = Callable[[int, int], None]
 
 def memory(capacity: int) -> mmap.mmap:
     """Reserve a ring of `capacity` events that belongs to this process alone (a fork gets a copy)."""
-    return mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    buffer = mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    touch(buffer)
+    return buffer
+
+
+def touch(buffer: mmap.mmap) -> None:
+    """Map every page of a new buffer: its first touch costs as much as many events, and the training must not pay."""
+    if len(buffer) <= _MOST_TOUCHED:
+        np.frombuffer(buffer, np.uint8)[:: mmap.PAGESIZE] |= 0
 
 
 def writer(buffer: mmap.mmap, offset: int, capacity: int, clock: Callable[[], int] = time.monotonic_ns) -> Write:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..ring.event import ACCUMULATE, NO_NAME, SEQUENCE_BITS, Events, Kind
+from ..ring.event import NO_NAME, SEQUENCE_BITS, Events, Kind
 from .brackets import Brackets
 
 __all__ = ["Ints", "attribute", "enclosing_call"]
@@ -41,7 +41,6 @@ def attribute(brackets: Brackets, events: Events, torch_threads: Ints) -> Ints:
     native = brackets.node & (brackets.origin >= 0)
     if native.any():
         _by_sequence(brackets, events, torch_threads, native, call)
-        _accumulate(brackets, call)
     return call
 
 
@@ -67,7 +66,7 @@ def _by_sequence(
 ) -> None:
     around = enclosing_call(brackets)
     builds = _graph_builders(brackets, events)
-    nodes = np.flatnonzero(native & (brackets.sequence != ACCUMULATE))
+    nodes = np.flatnonzero(native)
     origin = brackets.origin[nodes]
     steps = [
         (nodes[origin == torch & 0xFFFF], *_steps(brackets, around, thread, builds))
@@ -139,20 +138,3 @@ def _graph_builders(brackets: Brackets, events: Events) -> dict[int, tuple[int, 
                 ranges[node] = (before[node], int(events.value[last]) & mask)
         previous[thread] = at
     return ranges
-
-
-def _accumulate(brackets: Brackets, call: Ints) -> None:
-    """A gradient is accumulated as soon as it is there: right after the node that made it, and so for its call."""
-    nodes = np.flatnonzero(brackets.node)
-    # In (thread, parent, task, opening) order, each AccumulateGrad takes the call of the last other node before it.
-    order = nodes[
-        np.lexsort((brackets.opened[nodes], brackets.task[nodes], brackets.parent[nodes], brackets.thread[nodes]))
-    ]
-    gathers = brackets.sequence[order] == ACCUMULATE
-    begins = np.zeros(len(order), np.bool_)
-    begins[:1] = True
-    for field in (brackets.thread, brackets.parent, brackets.task):
-        begins[1:] |= np.diff(field[order]) != 0
-    source = np.maximum.accumulate(np.where(~gathers | begins, np.arange(len(order)), -1))
-    taken = np.where(gathers[source], -1, call[order[source]])
-    call[order[gathers]] = taken[gathers]

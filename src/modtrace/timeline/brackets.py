@@ -178,13 +178,15 @@ def _nodes(events: Events) -> dict[str, npt.NDArray[Any]]:
         last = np.concatenate([partner[begins], orphans])
     known = np.where(first >= 0, first, last)
     at_first, at_last = index[first], index[last]
+    end = events.time[at_last].copy()
+    _lengthen(events, at_last, last >= 0, end)
     return _part(
         len(known),
         thread=thread[known],
         opened=np.where(first >= 0, 2 * at_first + 1, -1),
         closed=np.where(last >= 0, 2 * at_last + 1, -1),
         start=events.time[at_first],
-        end=events.time[at_last],
+        end=end,
         node=True,
         name=NO_NAME,
         key=-1,
@@ -192,6 +194,28 @@ def _nodes(events: Events) -> dict[str, npt.NDArray[Any]]:
         origin=name[known].astype(np.int64) >> 8,
         task=name[known].astype(np.int64) & 0xFF,
     )
+
+
+def _lengthen(events: Events, ends: Ints, known: Bools, end: Ints) -> None:
+    """Let a node last until the gradients that it made are accumulated, where that follows it at once."""
+    if not np.any(events.kind == Kind.ACCUMULATED):
+        return
+    kinds = (Kind.NODE_BEGIN, Kind.NODE_END, Kind.ACCUMULATED)
+    index = np.flatnonzero(np.isin(events.kind, kinds))
+    index = index[np.lexsort((index, events.thread[index]))]
+    accumulated = events.kind[index] == Kind.ACCUMULATED
+    # Each takes the last node event before it on its thread, and gives its time to that where it is an end.
+    before = np.maximum.accumulate(np.where(accumulated, -1, np.arange(len(index))))
+    source, target = index[accumulated], index[np.maximum(before[accumulated], 0)]
+    fits = (
+        (before[accumulated] >= 0)
+        & (events.kind[target] == Kind.NODE_END)
+        & (events.thread[target] == events.thread[source])
+        & (events.name[target] & 0xFF == events.name[source] & 0xFF)
+    )
+    until = np.zeros(len(events), np.int64)
+    np.maximum.at(until, target[fits], events.time[source[fits]])
+    end[known] = np.maximum(end[known], until[ends[known]])
 
 
 def _pair_by_stack(thread: Ints, opens: Bools, value: Ints, name: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:

@@ -27,7 +27,7 @@ _SOURCE = Path(__file__).with_name("native.cpp")
 _BUILD = """
 import sys
 from torch.utils.cpp_extension import load
-load(sys.argv[1], [sys.argv[2]], build_directory=sys.argv[3], extra_cflags=["-O3", "-fno-plt"], is_python_module=False)
+load(sys.argv[1], [sys.argv[2]], build_directory=sys.argv[3], extra_cflags=["-O3", "-fno-plt", "-ftls-model=initial-exec"], is_python_module=False)
 """
 _HINT = "The portable engine needs no build: engine='python', or 'auto'."
 

@@ -10,9 +10,12 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from ..ring import NameTable
+from ..ring.event import NO_NAME
 
 __all__ = ["ModuleNames", "Open"]
 
@@ -39,8 +42,14 @@ class ModuleNames:
         self._paths: weakref.WeakKeyDictionary[nn.Module, _Paths] = weakref.WeakKeyDictionary()
 
     def find(self, module: nn.Module, open_calls: Iterable[Open]) -> int:
-        """Return the number of `module`'s name when it is called inside `open_calls` (innermost first)."""
+        """Return the number of `module`'s name when it is called inside `open_calls` (innermost first).
+
+        `NO_NAME` where it is not to be shown: the graph that torch.compile runs in place of a module.
+        """
+        open_calls = list(open_calls)
         number = self._below(module, open_calls)
+        if number is None and isinstance(module, GraphModule) and open_calls and _is_compiled(open_calls[0][0]):
+            return NO_NAME
         if number is None:
             number = self._last.get(id(module))
         if number is None:
@@ -101,6 +110,10 @@ class ModuleNames:
             self._forget(identity)
 
         return died
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
 
 
 class _Paths:

@@ -31,6 +31,7 @@ constexpr int64_t kNoName = (1 << kNameBits) - 1;
 constexpr int64_t kSequenceMask = (int64_t{1} << kSequenceBits) - 1;
 constexpr int64_t kNumberMask = (int64_t{1} << kNumberBits) - 1;
 constexpr uint64_t kLapMask = (1 << 15) - 1;
+constexpr int kAhead = 24;
 enum Kind : int64_t {
   kForwardEnter = 1,
   kForwardExit,
@@ -39,6 +40,7 @@ enum Kind : int64_t {
   kNodeBegin,
   kNodeEnd,
   kNodeSequence,
+  kAccumulated = 14,
 };
 
 // The words are atomic so that a reader beside us never sees half a word, and in order so that it can tell half a slot.
@@ -49,6 +51,7 @@ struct Slot {
 struct Session {
   Slot* slots;
   uint64_t capacity;
+  int lap_bits;  // of a capacity that is a power of two, else -1: a division is the dearest step of a write
   Py_buffer buffer;
   PyObject* find;
   PyObject* add_thread;
@@ -75,6 +78,7 @@ std::atomic<Session*> current{nullptr};
 std::atomic<uint64_t> head{0};
 uint64_t generation = 0;  // changes only while no session is current
 at::CallbackHandle observer = 0;
+PyObject* inner = nullptr;  // what the wrapper of nn.Module.__call__ wraps
 std::mutex threads_mutex;
 std::vector<std::unique_ptr<Thread>> threads;
 
@@ -94,15 +98,21 @@ int64_t now() {
   return time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
-void write(Session& session, int64_t meta, int64_t value) {
-  const uint64_t serial = head.fetch_add(1, std::memory_order_relaxed);
-  const uint64_t lap = serial / session.capacity;
+void put(Session& session, uint64_t serial, int64_t meta, int64_t value) {
+  const uint64_t lap = session.lap_bits >= 0 ? serial >> session.lap_bits : serial / session.capacity;
   Slot& slot = session.slots[serial - lap * session.capacity];
+  // The ring is larger than the caches, and taking the next serial waits for this slot's line: fetch lines ahead.
+  __builtin_prefetch(&slot + kAhead, 1);
   slot.meta.store(static_cast<int64_t>((lap & kLapMask) << kLapShift) | meta, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   slot.time.store(now(), std::memory_order_relaxed);
   slot.value.store(value, std::memory_order_relaxed);
   slot.stamp.store(static_cast<int64_t>(serial + 1), std::memory_order_release);
+}
+
+// Writes from a thread that holds the interpreter's lock, which `stop` needs too.
+void write(Session& session, int64_t meta, int64_t value) {
+  put(session, head.fetch_add(1, std::memory_order_relaxed), meta, value);
 }
 
 // Hands the pending Python error to the recording, which stops; the user's call goes on.
@@ -145,72 +155,64 @@ bool add_thread(Session& session, Thread& thread) {
   return true;
 }
 
-// The session of an observer, which does not hold the interpreter's lock, kept from ending while it writes.
-class Observing {
- public:
-  Observing() : thread_(this_thread()) {
-    enter();
-    if (session_ != nullptr && thread_.generation != generation) {
-      // Naming the thread takes the interpreter's lock, which `stop` may hold while it waits for us.
-      leave();
-      if (Py_IsInitialized()) {
-        PyGILState_STATE gil = PyGILState_Ensure();
-        Session* session = current.load();
-        if (session != nullptr) add_thread(*session, thread_);
-        PyGILState_Release(gil);
-      }
-      enter();
-      if (session_ != nullptr && thread_.generation != generation) session_ = nullptr;
-    }
+// Names a thread that the interpreter may not know; `stop` may hold its lock, so this thread must not be busy.
+void add_observing_thread(Thread& thread) {
+  if (!Py_IsInitialized()) return;
+  PyGILState_STATE gil = PyGILState_Ensure();
+  Session* session = current.load();
+  if (session != nullptr && thread.generation != generation) add_thread(*session, thread);
+  PyGILState_Release(gil);
+}
+
+// Writes from a thread that does not hold the interpreter's lock. `stop` waits for those that are busy.
+void write_observed(Thread& thread, int64_t meta, int64_t value) {
+  thread.busy.store(true, std::memory_order_relaxed);
+  // Taking the serial is a full fence: `stop` either sees us busy, or we see that there is no session.
+  const uint64_t serial = head.fetch_add(1, std::memory_order_seq_cst);
+#if !defined(__x86_64__)
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  Session* session = current.load(std::memory_order_seq_cst);
+  if (C10_LIKELY(session != nullptr && thread.generation == generation)) {
+    put(*session, serial, meta | thread.bits, value);
   }
-  ~Observing() { leave(); }
-  Observing(const Observing&) = delete;
-  Observing& operator=(const Observing&) = delete;
+  thread.busy.store(false, std::memory_order_release);
+}
 
-  Session* session() const { return session_; }
-  int64_t bits() const { return thread_.bits; }
-
- private:
-  void enter() {
-    // An exchange is a full fence on x86: `stop` either sees us busy, or we see that there is no session.
-    thread_.busy.exchange(true, std::memory_order_seq_cst);
-    session_ = current.load(std::memory_order_seq_cst);
-  }
-  void leave() { thread_.busy.store(false, std::memory_order_release); }
-
-  Thread& thread_;
-  Session* session_;
-};
-
-int64_t node_meta(Kind kind, const Observing& observing, const at::RecordFunction& function) {
+int64_t node_meta(Kind kind, const at::RecordFunction& function) {
   const int64_t origin = static_cast<int64_t>(function.forwardThreadId() & 0xFFFF);
   const int64_t task = torch::autograd::get_current_graph_task_id() & 0xFF;
-  return kind << kKindShift | observing.bits() | origin << 8 | task;
+  return kind << kKindShift | origin << 8 | task;
 }
 
-void write_sequence(const Observing& observing) {
+void write_sequence(Thread& thread) {
   // A backward that builds a graph makes nodes; they belong to the call whose node is running.
   if (C10_UNLIKELY(at::GradMode::is_enabled())) {
-    write(*observing.session(), kNodeSequence << kKindShift | observing.bits() | kNoName,
-          static_cast<int64_t>(at::sequence_number::peek()) & kSequenceMask);
+    write_observed(thread, kNodeSequence << kKindShift | kNoName,
+                   static_cast<int64_t>(at::sequence_number::peek()) & kSequenceMask);
   }
 }
 
+// AccumulateGrad has no sequence number. It runs right after the node that made the gradient, and counts to that one.
+bool accumulates(const at::RecordFunction& function) { return function.seqNr() < 0; }
+
 std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& function) {
-  const Observing observing;
-  if (observing.session() != nullptr) {
-    write(*observing.session(), node_meta(kNodeBegin, observing, function), function.seqNr());
-    write_sequence(observing);
-  }
+  if (accumulates(function)) return nullptr;
+  Thread& thread = this_thread();
+  if (C10_UNLIKELY(thread.generation != generation)) add_observing_thread(thread);
+  write_observed(thread, node_meta(kNodeBegin, function), function.seqNr());
+  write_sequence(thread);
   return nullptr;
 }
 
 void node_ends(const at::RecordFunction& function, at::ObserverContext*) {
-  const Observing observing;
-  if (observing.session() != nullptr) {
-    write_sequence(observing);
-    write(*observing.session(), node_meta(kNodeEnd, observing, function), function.seqNr());
+  Thread& thread = this_thread();
+  if (accumulates(function)) {
+    write_observed(thread, node_meta(kAccumulated, function), 0);
+    return;
   }
+  write_sequence(thread);
+  write_observed(thread, node_meta(kNodeEnd, function), function.seqNr());
 }
 
 // Asks for the name that the module has below the open calls; -1 where that failed.
@@ -230,7 +232,7 @@ int64_t find_name(Session& session, Thread& thread, PyObject* module, int64_t pa
   const int64_t name = PyLong_AsLongLong(found);
   Py_DECREF(found);
   session.names[module].emplace_back(parent, name);
-  if (session.forward_calls.size() <= static_cast<size_t>(name)) {
+  if (name != kNoName && session.forward_calls.size() <= static_cast<size_t>(name)) {
     session.forward_calls.resize(name + 1);
     session.recompute_calls.resize(name + 1);
   }
@@ -248,19 +250,20 @@ int64_t name_of(Session& session, Thread& thread, PyObject* module) {
   return find_name(session, thread, module, parent);
 }
 
-PyObject* py_enter(PyObject*, PyObject* module) {
+// Notes that a module is called. False where nothing was noted, and so nothing is to be left.
+bool enter(PyObject* module) {
   Session* session = current.load(std::memory_order_relaxed);
-  if (session == nullptr) Py_RETURN_NONE;
+  if (session == nullptr) return false;
   Thread& thread = this_thread();
-  if (C10_UNLIKELY(thread.generation != generation) && !add_thread(*session, thread)) Py_RETURN_NONE;
+  if (C10_UNLIKELY(thread.generation != generation) && !add_thread(*session, thread)) return false;
   if (thread.stack.empty() && C10_UNLIKELY(torch::profiler::impl::profilerEnabled())) {
     PyObject* done = PyObject_CallNoArgs(session->sync);
     if (done == nullptr) report(*session);
     Py_XDECREF(done);
-    if (current.load(std::memory_order_relaxed) != session) Py_RETURN_NONE;
+    if (current.load(std::memory_order_relaxed) != session) return false;
   }
   const int64_t name = name_of(*session, thread, module);
-  if (name < 0 || current.load(std::memory_order_relaxed) != session) Py_RETURN_NONE;
+  if (name < 0 || name == kNoName || current.load(std::memory_order_relaxed) != session) return false;
   const bool again = torch::autograd::get_current_graph_task_id() != -1;
   int64_t& calls = (again ? session->recompute_calls : session->forward_calls)[name];
   const int64_t value = (calls++ & kNumberMask) << kSequenceBits;
@@ -269,6 +272,18 @@ PyObject* py_enter(PyObject*, PyObject* module) {
   thread.stack.push_back({module, name, (again ? kRecomputeExit : kForwardExit) << kKindShift | bits, value});
   write(*session, (again ? kRecomputeEnter : kForwardEnter) << kKindShift | bits,
         value | (static_cast<int64_t>(at::sequence_number::peek()) & kSequenceMask));
+  return true;
+}
+
+// Notes that the call at this height of the stack is over, and those that it holds.
+void leave(Session& session, Thread& thread, size_t height) {
+  const Frame& frame = thread.stack[height];
+  write(session, frame.exit_meta, frame.value | (static_cast<int64_t>(at::sequence_number::peek()) & kSequenceMask));
+  drop_frames(thread, height);
+}
+
+PyObject* py_enter(PyObject*, PyObject* module) {
+  enter(module);
   Py_RETURN_NONE;
 }
 
@@ -277,13 +292,41 @@ PyObject* py_leave(PyObject*, PyObject* module) {
   Thread& thread = this_thread();
   if (session == nullptr || thread.generation != generation) Py_RETURN_NONE;
   // An interrupt can keep an inner call from leaving, or this one from entering.
-  size_t height = thread.stack.size();
-  while (height > 0 && thread.stack[height - 1].module != module) --height;
-  if (height == 0) Py_RETURN_NONE;
-  const Frame& frame = thread.stack[height - 1];
-  write(*session, frame.exit_meta,
-        frame.value | (static_cast<int64_t>(at::sequence_number::peek()) & kSequenceMask));
-  drop_frames(thread, height - 1);
+  for (size_t height = thread.stack.size(); height-- > 0;) {
+    if (thread.stack[height].module == module) {
+      leave(*session, thread, height);
+      break;
+    }
+  }
+  Py_RETURN_NONE;
+}
+
+// What a call of the wrapper runs instead of its bytecode: the same, without a Python frame. torch.compile reads the
+// bytecode, and while it looks on (or anyone else evaluates frames) that is what runs.
+PyObject* traced_call(PyObject* function, PyObject* const* args, size_t flagged, PyObject* keywords) {
+  if (_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault) {
+    return _PyFunction_Vectorcall(function, args, flagged, keywords);
+  }
+  if (PyVectorcall_NARGS(flagged) == 0 || !enter(args[0])) return PyObject_Vectorcall(inner, args, flagged, keywords);
+  Thread& thread = this_thread();
+  const uint64_t entered_in = generation;
+  const size_t height = thread.stack.size() - 1;
+  PyObject* result = PyObject_Vectorcall(inner, args, flagged, keywords);
+  Session* session = current.load(std::memory_order_relaxed);
+  if (session != nullptr && entered_in == generation && thread.stack.size() > height) leave(*session, thread, height);
+  return result;
+}
+
+PyObject* py_short_cut(PyObject*, PyObject* args) {
+  PyObject *wrapper, *wrapped;
+  if (!PyArg_ParseTuple(args, "O!O", &PyFunction_Type, &wrapper, &wrapped)) return nullptr;
+  Py_INCREF(wrapped);
+  Py_XSETREF(inner, wrapped);
+#if PY_VERSION_HEX >= 0x030C0000
+  PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(wrapper), traced_call);
+#else
+  reinterpret_cast<PyFunctionObject*>(wrapper)->vectorcall = traced_call;
+#endif
   Py_RETURN_NONE;
 }
 
@@ -332,6 +375,7 @@ PyObject* py_start(PyObject*, PyObject* args) {
   for (PyObject* callable : {session->find, session->add_thread, session->sync, session->fail}) Py_INCREF(callable);
   session->slots = reinterpret_cast<Slot*>(static_cast<char*>(session->buffer.buf) + offset);
   session->capacity = capacity;
+  session->lap_bits = (capacity & (capacity - 1)) == 0 ? __builtin_ctzll(capacity) : -1;
   ++generation;
   head.store(0);
   current.store(session.release());
@@ -360,6 +404,7 @@ PyMethodDef methods[] = {
     {"after_fork", py_after_fork, METH_NOARGS, "after_fork(): stop, in a forked child."},
     {"enter", py_enter, METH_O, "enter(module): note that it is called."},
     {"leave", py_leave, METH_O, "leave(module): note that its call is over."},
+    {"short_cut", py_short_cut, METH_VARARGS, "short_cut(wrapper, wrapped): let calls of wrapper run here."},
     {"event", py_event, METH_VARARGS, "event(meta, value): write one event of this thread."},
     {"forget", py_forget, METH_O, "forget(identity): a module died."},
     {nullptr, nullptr, 0, nullptr},

@@ -47,7 +47,7 @@ class NativeEngine:
         self._native.start(
             ring.buffer, ring.offset, ring.capacity, self.module_names.find, self._add_thread, self._sync, self._fail
         )
-        _LAYER.enter, _LAYER.leave = self._native.enter, self._native.leave
+        _LAYER.native = self._native
         _LAYER.put_on()
 
     def stop(self) -> None:
@@ -68,29 +68,32 @@ class NativeEngine:
         return self._ring.names.thread(*describe_thread(), torch_thread)
 
 
-def _nothing(_module: nn.Module) -> None:
-    """Stand in until an engine is there."""
-
-
 def _make_call(layer: Layer) -> Callable[..., Any]:
     assert isinstance(layer, _NativeLayer)
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
         if is_dynamo_compiling():
             return layer.inner(self, *args, **kwargs)
+        native = layer.native
         try:
             # Inside the try: an interrupt between the two would leave the call open.
-            layer.enter(self)
+            native.enter(self)
             return layer.inner(self, *args, **kwargs)
         finally:
-            layer.leave(self)
+            native.leave(self)
 
     return __call__
 
 
 class _NativeLayer(Layer):
-    enter: Callable[[nn.Module], None] = staticmethod(_nothing)
-    leave: Callable[[nn.Module], None] = staticmethod(_nothing)
+    """Its wrapper is bytecode for torch.compile to read; in eager mode a call of it runs natively."""
+
+    native: ModuleType
+
+    def wrap(self, inner: Callable[..., Any]) -> None:
+        super().wrap(inner)
+        if hasattr(self, "native"):
+            self.native.short_cut(self.call, inner)
 
 
 _LAYER = _NativeLayer(_make_call)

@@ -29,15 +29,15 @@ class Layer:
 
     def __init__(self, make: Callable[[Layer], Callable[..., Any]]) -> None:
         self.inner = nn.Module.__call__
-        self._call = make(self)
+        self.call = make(self)
 
     def put_on(self) -> None:
         """Wrap `nn.Module.__call__`, outside of whatever wraps it now; nothing where it is on already."""
         with _lock:
             if self in _worn:
                 return
-            self.inner = nn.Module.__call__
-            _set_call(self._call)
+            self.wrap(nn.Module.__call__)
+            _set_call(self.call)
             _worn.append(self)
 
     def take_off(self) -> None:
@@ -50,15 +50,19 @@ class Layer:
             if self not in _worn:
                 return
             at = _worn.index(self)
-            if nn.Module.__call__ is _worn[-1]._call:
+            if nn.Module.__call__ is _worn[-1].call:
                 if at == len(_worn) - 1:
                     _set_call(self.inner)
                 else:
                     above = _worn[at + 1]
-                    if above.inner is not self._call:
+                    if above.inner is not self.call:
                         return
-                    above.inner = self.inner
+                    above.wrap(self.inner)
                 _worn.remove(self)
+
+    def wrap(self, inner: Callable[..., Any]) -> None:
+        """Take `inner` as what the wrapper wraps."""
+        self.inner = inner
 
 
 def _set_call(call: Callable[..., Any]) -> None:

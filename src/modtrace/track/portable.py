@@ -180,6 +180,8 @@ class PortableEngine:
                 name, count, count_again = self._places[id(module)][outer.name]
             except KeyError:
                 name, count, count_again = self._find(module, outer.name, stack)
+            if name == NO_NAME:
+                return None
             if _current_graph_task() == _NO_TASK:
                 if thread.tasks:
                     self._end_tasks(thread)
