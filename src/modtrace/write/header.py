@@ -30,8 +30,8 @@ def header(timeline: Timeline, lanes: Lanes, originals: Originals) -> dict[str, 
         "stats": dict(timeline.stats),
         "facts": _safe(dict(timeline.facts), originals),
         "processes": [
-            {"pid": process.pid, "rank": process.rank, "program": shown(process.program, originals)}
-            for process in processes
+            {"pid": process.pid, "rank": process.rank, "program": shown(process.program, originals), "here": pid}
+            for process, pid in lanes.pids.items()
         ],
         "tracks": [
             {

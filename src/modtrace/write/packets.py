@@ -18,7 +18,7 @@ from .header import header
 from .lanes import Lanes
 from .texts import Originals, shown
 
-__all__ = ["CALL_FIELDS", "INCREMENTAL", "UNIX", "Numbering", "Tracks", "encoded", "sequence_start"]
+__all__ = ["CALL_FIELDS", "INCREMENTAL", "UNIX", "Numbering", "Sequences", "Tracks", "encoded", "sequence_start"]
 
 UNIX = 1
 """Perfetto's number of the wall clock (BUILTIN_CLOCK_REALTIME), which is the time of our traces."""
@@ -29,6 +29,23 @@ CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "co
 """The fields of the message that holds what a span's args say."""
 
 _NAMES_A_PACKET = 10_000
+
+
+class Sequences:
+    """The numbers of the packet sequences of a trace with `lanes` lanes."""
+
+    def __init__(self, lanes: int) -> None:
+        self.about = lanes + 1
+        self.marks = lanes + 2
+        self._counters = lanes + 3
+
+    def lane(self, index: int) -> int:
+        """Return the sequence of a lane's spans."""
+        return index + 1
+
+    def counter(self, index: int) -> int:
+        """Return the sequence of a counter's samples."""
+        return self._counters + index
 
 
 def encoded(*packets: TracePacket) -> bytes:

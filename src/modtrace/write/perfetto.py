@@ -12,7 +12,7 @@ from ..timeline import Timeline
 from .atomic import replacing
 from .header import shown_names, shown_texts
 from .lanes import Lanes
-from .packets import Numbering, Tracks, encoded, sequence_start
+from .packets import Numbering, Sequences, Tracks, encoded, sequence_start
 from .perfetto_events import CHUNK, Events
 from .progress import with_progress
 from .splice import constant, joined, length, varint
@@ -40,22 +40,23 @@ def perfetto_packets(timeline: Timeline) -> Iterator[tuple[int, bytes]]:
     shown_texts(timeline, originals)
     lanes = Lanes.of(timeline, originals)
     numbering = Numbering(timeline, names)
-    last = len(lanes.lanes)
-    tracks = Tracks(timeline, lanes, originals, last + 1)
+    sequences = Sequences(len(lanes.lanes))
+    tracks = Tracks(timeline, lanes, originals, sequences.about)
     yield 0, encoded(numbering.description())
     for packet in tracks.packets():
         yield 0, encoded(packet)
-    yield 0, _marks(timeline, tracks, last + 2)
+    yield 0, _marks(timeline, tracks, sequences.marks)
     for index in range(len(timeline.counters)):
-        for part in _counter(timeline, tracks, index, last + 3 + index):
+        for part in _counter(timeline, tracks, index, sequences.counter(index)):
             yield 0, part
     events = Events(timeline, lanes, numbering)
     for index, rows in enumerate(lanes.rows(timeline)):
         if len(rows):
-            yield 0, encoded(sequence_start(index + 1, tracks.lane(index), int(timeline.columns.start[rows[0]])))
-            for packet in numbering.interned(index + 1):
+            sequence = sequences.lane(index)
+            yield 0, encoded(sequence_start(sequence, tracks.lane(index), int(timeline.columns.start[rows[0]])))
+            for packet in numbering.interned(sequence):
                 yield 0, encoded(packet)
-            yield from events.of_lane(index, rows)
+            yield from events.of_lane(index, sequence, rows)
 
 
 def _marks(timeline: Timeline, tracks: Tracks, sequence: int) -> bytes:

@@ -66,10 +66,10 @@ class Events:
         self._module = Table([_module(fqn, module_class) for fqn, module_class in modules])
         self._annotations, self._annotation = _annotations(timeline, numbering)
 
-    def of_lane(self, lane: int, rows: npt.NDArray[np.intp]) -> Iterator[tuple[int, bytes]]:
+    def of_lane(self, lane: int, sequence: int, rows: npt.NDArray[np.intp]) -> Iterator[tuple[int, bytes]]:
         """Yield how many spans have ended, and the packets; `rows` are the lane's spans, outermost first."""
         start = self._columns.start[rows]
-        whose = _Lane(TracePacket(trusted_packet_sequence_id=lane + 1).SerializeToString(), int(start[0]))
+        whose = _Lane(TracePacket(trusted_packet_sequence_id=sequence).SerializeToString(), int(start[0]))
         carried = np.empty(0, np.int64)
         for first in range(0, len(rows), CHUNK):
             last = min(first + CHUNK, len(rows))

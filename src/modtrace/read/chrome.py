@@ -1,0 +1,149 @@
+"""Chrome's JSON as modtrace wrote it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from .._errors import TraceError
+from ..timeline import PHASES, Mark, Timeline
+from ..write.chrome_events import BIND
+from ..write.header import RESERVED
+from .rebuild import Rows, checked_header, rebuilt
+
+__all__ = ["load_chrome"]
+
+Event = dict[str, Any]
+
+BATCH = 1 << 22
+"""Bytes of JSON that are parsed at a time."""
+
+OPENING = b'"traceEvents":[\n'
+
+
+def load_chrome(path: Path, file: BinaryIO) -> Timeline:
+    """Read the timeline out of Chrome's JSON.
+
+    Raises:
+        TraceError: it is no JSON, is cut off, or was not written by modtrace.
+    """
+    document, batches = _opened(path, file)
+    header = checked_header(path, document.get("otherData"))
+    reader = _Reader(header)
+    try:
+        for event in itertools.chain.from_iterable(batches):
+            reader.take(event)
+        base = int(document["baseTimeNanoseconds"])
+        return reader.timeline(base)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise TraceError(path, f"its events are not as modtrace writes them: {error!r}") from error
+
+
+def _opened(path: Path, file: BinaryIO) -> tuple[Event, Iterator[list[Event]]]:
+    """Return what stands before the events, and the events; a part at a time where each is on its own line."""
+    head = file.readline()
+    opening = file.readline() if head.endswith(b",\n") else b""
+    if opening == OPENING:
+        document = _parsed(path, head[:-2] + b"}", 0)
+        return document, _lines(path, file, len(head) + len(opening))
+    document = _parsed(path, head + opening + file.read(), 0)
+    if isinstance(document, list):
+        document = {"traceEvents": document}
+    return document, iter([document.get("traceEvents", [])])
+
+
+def _lines(path: Path, file: BinaryIO, at: int) -> Iterator[list[Event]]:
+    ended = False
+    while lines := file.readlines(BATCH):
+        length = sum(map(len, lines))
+        if lines[-1].rstrip() == b"]}":
+            ended = True
+            lines.pop()
+        text = b"".join(lines).strip()
+        if text:
+            yield _parsed(path, b"[" + text.removesuffix(b",") + b"]", at - 1)
+        at += length
+    if not ended:
+        raise TraceError(path, "it is cut off; the events behind this byte are missing", at)
+
+
+def _parsed(path: Path, text: bytes, at: int) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        # The error counts characters.
+        where = at + len(error.doc[: error.pos].encode())
+        raise TraceError(path, f"it is no whole JSON: {error.msg}", where) from error
+
+
+class _Reader:
+    def __init__(self, header: Event) -> None:
+        self._header = header
+        self._rows = Rows()
+        self._ts: list[float] = []
+        self._dur: list[float] = []
+        self._lanes = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
+        pids = [process["here"] for process in header["processes"]]
+        self._counters = {
+            (pids[said["process"]], said["name"], said["unit"]): index for index, said in enumerate(header["counters"])
+        }
+        self._phases = {phase: code for code, phase in enumerate(PHASES)}
+        self._arrow: tuple[int, int] | None = None
+        self._marks: list[tuple[float, str, str]] = []
+        self._samples: dict[int, list[tuple[float, int]]] = {}
+
+    def take(self, event: Event) -> None:
+        """Take the next event of the file."""
+        kind = event["ph"]
+        if kind == "X":
+            self._span(event)
+        elif kind in ("s", "f"):
+            # The writer puts an arrow's end right before its span.
+            self._arrow = (self._lanes[event["pid"], event["tid"]], event["id"])
+        elif kind == "i":
+            self._marks.append((event["ts"], event["cat"], event["name"]))
+        elif kind == "C":
+            ((unit, value),) = event["args"].items()
+            counter = self._counters[event["pid"], event["name"], unit]
+            self._samples.setdefault(counter, []).append((event["ts"], value))
+
+    def timeline(self, base: int) -> Timeline:
+        """Return what has been read, with times that count from `base`."""
+        start = _nanoseconds(self._ts)
+        rows = self._rows
+        for (_, kind, text), time in zip(self._marks, _nanoseconds([ts for ts, _, _ in self._marks]), strict=True):
+            rows.marks.append(Mark(base + int(time), kind, text))
+        for counter, samples in self._samples.items():
+            times = (base + _nanoseconds([ts for ts, _ in samples])).tolist()
+            rows.samples[counter] = (times, [value for _, value in samples])
+        return rebuilt(self._header, rows, base + start, base + start + _nanoseconds(self._dur))
+
+    def _span(self, event: Event) -> None:
+        rows, said = self._rows, event["args"]
+        lane = self._lanes[event["pid"], event["tid"]]
+        name = (event["name"], said["fqn"], said["module_class"])
+        rows.lane.append(lane)
+        rows.phase.append(self._phases[event["cat"]])
+        rows.name.append(rows.names.setdefault(name, len(rows.names)))
+        rows.call.append(said["call"])
+        rows.step.append(said["step"])
+        rows.complete.append(said.get("complete", True))
+        link = event["bind_id"] - BIND if "bind_id" in event else said.get("link", -1)
+        if self._arrow is not None and self._arrow[0] == lane:
+            link, self._arrow = self._arrow[1], None
+        rows.link.append(link)
+        own = said.keys() - RESERVED
+        if own:
+            rows.arguments[len(self._ts)] = {key: said[key] for key in said if key in own}
+        self._ts.append(event["ts"])
+        self._dur.append(event["dur"])
+
+
+def _nanoseconds(microseconds: list[float]) -> npt.NDArray[np.int64]:
+    return np.rint(np.array(microseconds, np.float64) * 1000).astype(np.int64)

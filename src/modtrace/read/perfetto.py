@@ -1,0 +1,180 @@
+"""Perfetto's protobuf as modtrace wrote it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import orjson
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.message import DecodeError
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+from .._errors import TraceError
+from ..timeline import Mark, Timeline
+from ..write.packets import CALL_FIELDS, INCREMENTAL, Sequences
+from .packets import packet_parts
+from .rebuild import Rows, checked_header, rebuilt
+
+__all__ = ["load_perfetto"]
+
+BATCH = 1 << 19
+"""Bytes of packets that are parsed at a time; their objects take many times as much."""
+
+BEGIN, END = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END
+
+
+def load_perfetto(path: Path, file: BinaryIO) -> Timeline:
+    """Read the timeline out of a Perfetto trace.
+
+    Raises:
+        TraceError: it is no such trace, is cut off, or was not written by modtrace.
+    """
+    reader = _Reader(path)
+    try:
+        for offset, part in packet_parts(path, file, BATCH):
+            reader.take(part, offset)
+        return reader.timeline()
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise TraceError(path, f"its packets are not as modtrace writes them: {error!r}") from error
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._parser: Any = None
+        self._args: Any = None
+        self._header: dict[str, Any] | None = None
+        self._fqns: list[str] = []
+        self._classes: list[str] = []
+        self._labels: dict[int, str] = {}
+        self._annotations: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
+        self._clock: dict[int, int] = {}
+        self._open: dict[int, list[int]] = {}
+        self._lanes = 0
+        self._sequences = Sequences(0)
+        self._rows = Rows()
+        self._start: list[int] = []
+        self._end: list[int] = []
+        self._names: dict[tuple[int, int, int], int] = {}
+
+    def take(self, part: bytes, offset: int) -> None:
+        """Take the next packets of the file."""
+        if self._parser is None:
+            self._describe(part)
+        try:
+            trace = self._parser.FromString(part)
+        except DecodeError as error:
+            raise TraceError(self._path, f"its packets cannot be parsed: {error}", offset) from error
+        for packet in trace.packet:
+            if packet.HasField("track_event"):
+                self._event(packet)
+            else:
+                self._define(packet)
+
+    def timeline(self) -> Timeline:
+        """Return what has been read."""
+        header = checked_header(self._path, self._header)
+        return rebuilt(header, self._rows, np.array(self._start, np.int64), np.array(self._end, np.int64))
+
+    def _describe(self, part: bytes) -> None:
+        """Learn from the first packet what the args are called; another tool's trace has none there."""
+        extension = 0
+        try:
+            described = Trace.FromString(part).packet[0].extension_descriptor.extension_set.file
+        except (DecodeError, IndexError):
+            described = ()
+        if len(described) == 1 and described[0].package.startswith("modtrace") and described[0].extension:
+            extension = described[0].extension[0].number
+            self._fqns, self._classes = ([value.name for value in enum.value] for enum in described[0].enum_type)
+        if not extension:
+            checked_header(self._path, None)
+        self._parser, self._args = _parser(extension)
+
+    def _define(self, packet: Any) -> None:
+        if packet.HasField("clock_snapshot"):
+            for clock in packet.clock_snapshot.clocks:
+                if clock.clock_id == INCREMENTAL:
+                    self._clock[packet.trusted_packet_sequence_id] = clock.timestamp
+        if packet.HasField("interned_data"):
+            interned = packet.interned_data
+            self._labels.update((entry.iid, entry.name) for entry in interned.event_names)
+            self._annotations.update((entry.iid, entry.name) for entry in interned.debug_annotation_names)
+            self._texts.update((entry.iid, entry.str.decode()) for entry in interned.debug_annotation_string_values)
+        for fact in packet.chrome_events.metadata:
+            if fact.name == "modtrace":
+                self._header = checked_header(self._path, orjson.loads(fact.string_value))
+                self._lanes = len(self._header["lanes"])
+                self._sequences = Sequences(self._lanes)
+
+    def _event(self, packet: Any) -> None:
+        sequence, event = packet.trusted_packet_sequence_id, packet.track_event
+        time = self._clock[sequence] = self._clock[sequence] + packet.timestamp
+        kind = event.type
+        if kind == END:
+            self._end[self._open[sequence].pop()] = time
+        elif kind == BEGIN:
+            self._open.setdefault(sequence, []).append(len(self._start))
+            self._start.append(time)
+            self._end.append(time)
+            self._begin(sequence - self._sequences.lane(0), event)
+        elif kind == TrackEvent.TYPE_COUNTER:
+            times, values = self._rows.samples.setdefault(sequence - self._sequences.counter(0), ([], []))
+            times.append(time)
+            values.append(event.counter_value)
+        else:
+            self._rows.marks.append(Mark(time, event.categories[0], event.name))
+
+    def _begin(self, lane: int, event: Any) -> None:
+        rows, said = self._rows, event.Extensions[self._args]
+        key = (event.name_iid, said.fqn, said.module_class)
+        name = self._names.get(key)
+        if name is None:
+            texts = (self._labels[key[0]], self._fqns[key[1]], self._classes[key[2]])
+            name = self._names[key] = rows.names.setdefault(texts, len(rows.names))
+        rows.lane.append(lane)
+        rows.phase.append(event.category_iids[0] - 1)
+        rows.name.append(name)
+        rows.call.append(said.call)
+        rows.step.append(said.step)
+        # At most one of the three is there.
+        links = (*event.flow_ids_old, *event.terminating_flow_ids_old)
+        rows.link.append(links[0] if links else said.link if said.HasField("link") else -1)
+        rows.complete.append(not said.HasField("complete"))
+        if event.debug_annotations:
+            rows.arguments[len(rows.lane) - 1] = {
+                self._annotations[own.name_iid]: self._texts[own.string_value_iid] for own in event.debug_annotations
+            }
+
+
+@functools.cache
+def _parser(extension: int) -> tuple[Any, Any]:
+    """Return a class for traces whose args have this field number, and the extension.
+
+    Its own pool, because the number differs from trace to trace, and an enum's values stay numbers here: texts that
+    are no identifiers could not be its names.
+    """
+    schema = FileDescriptorProto(name="modtrace.proto", package="modtrace")
+    schema.dependency.append(perfetto_trace_pb2.DESCRIPTOR.name)
+    call = schema.message_type.add(name="Call")
+    kinds = FieldDescriptorProto
+    for name, number in CALL_FIELDS.items():
+        call.field.add(name=name, number=number, label=kinds.LABEL_OPTIONAL, type=kinds.TYPE_INT64)
+    schema.extension.add(
+        name="debug",
+        number=extension,
+        label=kinds.LABEL_OPTIONAL,
+        type=kinds.TYPE_MESSAGE,
+        type_name=".modtrace.Call",
+        extendee=".perfetto.protos.TrackEvent",
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(perfetto_trace_pb2.DESCRIPTOR.serialized_pb)
+    pool.AddSerializedFile(schema.SerializeToString())
+    trace = message_factory.GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.Trace"))
+    return trace, pool.FindExtensionByName("modtrace.debug")

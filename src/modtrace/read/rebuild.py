@@ -1,0 +1,127 @@
+"""What both formats say, as a timeline again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._errors import TraceError
+from ..timeline import Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
+from ..timeline._columns import in_start_order
+from ..timeline._nest import nested
+from ..write.header import FORMAT
+from ..write.texts import restore
+
+__all__ = ["Rows", "checked_header", "rebuilt"]
+
+
+@dataclass
+class Rows:
+    """What a file's events say, a list per column; times are Unix nanoseconds, or still what `rebuilt` is told.
+
+    Attributes:
+        lane: the lane of each span, by its number in the header.
+        name: index into `names`.
+        names: label, qualified name and class of each name, by its index.
+        arguments: what some spans say beyond the fixed fields, by position.
+        marks: (time, kind, text).
+        samples: per counter of the header its times and values.
+    """
+
+    lane: list[int] = field(default_factory=list)
+    phase: list[int] = field(default_factory=list)
+    name: list[int] = field(default_factory=list)
+    call: list[int] = field(default_factory=list)
+    step: list[int] = field(default_factory=list)
+    link: list[int] = field(default_factory=list)
+    complete: list[bool] = field(default_factory=list)
+    names: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    arguments: dict[int, Mapping[str, str]] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+
+
+def checked_header(path: str | os.PathLike[str], said: Any) -> dict[str, Any]:
+    """Return the header of a trace that this version reads.
+
+    Raises:
+        TraceError: it was not written by modtrace, or in another format.
+    """
+    written = said.get("modtrace") if isinstance(said, dict) else None
+    if not isinstance(written, dict):
+        raise TraceError(
+            path,
+            "it is a trace, but modtrace did not save it, so it holds no timeline; "
+            "to lay a recording over it: modtrace merge TRACE RECORDING",
+        )
+    if written.get("format") != FORMAT:
+        raise TraceError(
+            path,
+            f"it was saved by modtrace {written.get('version')} in format {written.get('format')}, "
+            f"and this version reads format {FORMAT}",
+        )
+    return dict(said)
+
+
+def rebuilt(
+    header: Mapping[str, Any], rows: Rows, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> Timeline:
+    """Build the timeline of a file.
+
+    Args:
+        header: what it says of the recording as a whole.
+        rows: its events.
+        start: int64, per span, Unix nanoseconds.
+        end: int64, per span, Unix nanoseconds.
+    """
+    originals = header["originals"]
+    processes = [
+        Process(said["pid"], said["rank"], restore(said["program"], originals)) for said in header["processes"]
+    ]
+    tracks = [
+        Track(said["kind"], restore(said["thread"], originals), said["tid"], processes[said["process"]])
+        for said in header["tracks"]
+    ]
+    track_of_lane = np.array([lane["track"] for lane in header["lanes"]], np.int32)
+    columns = Columns.of(
+        start=start,
+        end=end,
+        name=rows.name,
+        phase=rows.phase,
+        track=track_of_lane[np.array(rows.lane, np.int64)],
+        depth=np.zeros(len(start)),
+        parent=np.full(len(start), -1),
+        call=rows.call,
+        step=rows.step,
+        link=rows.link,
+        complete=rows.complete,
+    )
+    columns = nested(columns)
+    order = np.lexsort((columns.depth, columns.start))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return Timeline(
+        columns=in_start_order(columns),
+        names=[Name(*(restore(text, originals) for text in name)) for name in rows.names],
+        tracks=tracks,
+        stats=Stats(**header["stats"]),
+        marks=sorted(
+            (mark._replace(text=restore(mark.text, originals)) for mark in rows.marks), key=lambda m: m.time_ns
+        ),
+        counters=[
+            Counter(
+                restore(said["name"], originals),
+                restore(said["unit"], originals),
+                processes[said["process"]],
+                *(np.array(values, np.int64) for values in rows.samples.get(index, ((), ()))),
+            )
+            for index, said in enumerate(header["counters"])
+        ],
+        facts=restore(header["facts"], originals),
+        arguments={int(place[row]): restore(said, originals) for row, said in rows.arguments.items()},
+    )
