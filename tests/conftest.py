@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 
 import pytest
 
-from tests.support import trace_processor as engine
+from modtrace.track.build import build
+from modtrace.track.engine import EngineName
+from tests.support import trace_processor as processor
+
+_IN_CI = os.environ.get("CI") == "true"
 
 
 @pytest.fixture(scope="session")
-def trace_processor() -> type[engine.TraceProcessor]:
+def trace_processor() -> type[processor.TraceProcessor]:
     """`TraceProcessor`, whose `open(path_or_bytes)` loads a trace; without one it skips, in CI it fails."""
-    reason = engine.missing()
-    if reason is not None and os.environ.get("CI") != "true":
+    reason = processor.missing()
+    if reason is not None and not _IN_CI:
         pytest.skip(reason)
-    return engine.TraceProcessor
+    return processor.TraceProcessor
+
+
+@pytest.fixture(scope="session")
+def native_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The native engine, built; without a compiler it skips, in CI it fails."""
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None and not _IN_CI:
+        pytest.skip(f"no native engine: there is no C++ compiler ({compiler})")
+    # The workers of one run share the folder above their own; the first one builds.
+    with open(tmp_path_factory.getbasetemp().parent / "native-engine.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build()
+
+
+@pytest.fixture(scope="session", params=["native", "python"])
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    """Each engine in turn: "native", "python"."""
+    if request.param == "native":
+        request.getfixturevalue("native_engine")
+    name: EngineName = request.param
+    return name
