@@ -10,6 +10,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/profiler/api.h>
 
@@ -193,11 +194,17 @@ void write_sequence(Thread& thread) {
   }
 }
 
+// torch.compile runs the backward of what it traces on fake tensors; that is no backward of the user's.
+bool is_traced() {
+  return C10_UNLIKELY(c10::impl::TorchDispatchModeTLS::any_modes_set()) &&
+         c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
+}
+
 // AccumulateGrad has no sequence number. It runs right after the node that made the gradient, and counts to that one.
 bool accumulates(const at::RecordFunction& function) { return function.seqNr() < 0; }
 
 std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& function) {
-  if (accumulates(function)) return nullptr;
+  if (accumulates(function) || is_traced()) return nullptr;
   Thread& thread = this_thread();
   if (C10_UNLIKELY(thread.generation != generation)) add_observing_thread(thread);
   write_observed(thread, node_meta(kNodeBegin, function), function.seqNr());
@@ -206,6 +213,7 @@ std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& funct
 }
 
 void node_ends(const at::RecordFunction& function, at::ObserverContext*) {
+  if (is_traced()) return;
   Thread& thread = this_thread();
   if (accumulates(function)) {
     write_observed(thread, node_meta(kAccumulated, function), 0);

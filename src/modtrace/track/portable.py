@@ -56,11 +56,12 @@ _BACKWARD, _OVER = Kind.BACKWARD << KIND_SHIFT, Kind.BACKWARD_OVER << KIND_SHIFT
 
 
 class Frame:
-    """An open call.
+    """An open call; the frames of a thread are used again, since making one costs as much as noting an event.
 
     Attributes:
         thread: the thread it runs on.
-        module: None for the frame around all calls.
+        height: how many frames lie below it.
+        module: None for the frame around all calls, and for one that is not in use.
         name: the number of its name.
         code: name and key together: which call it is.
         exit_meta: kind, thread and name of its exit.
@@ -70,27 +71,16 @@ class Frame:
         pending: stretches of own nodes whose newest one is not found yet.
     """
 
-    __slots__ = ("code", "exit_meta", "first", "module", "name", "pending", "segment", "thread", "value")
+    __slots__ = ("code", "exit_meta", "first", "height", "module", "name", "pending", "segment", "thread", "value")
 
-    def __init__(
-        self,
-        thread: _Thread,
-        module: nn.Module | None,
-        name: int,
-        code: int,
-        exit_meta: int,
-        value: int,
-        first: int,
-    ) -> None:
+    def __init__(self, thread: _Thread, height: int) -> None:
         self.thread = thread
-        self.module = module
-        self.name = name
-        self.code = code
-        self.exit_meta = exit_meta
-        self.value = value
-        self.first = first
-        self.segment = first
-        self.pending: list[tuple[int, int]] | None = None
+        self.height = height
+        self.module: nn.Module | None = None
+        self.name = NO_NAME
+        self.code = _OUTSIDE
+        self.exit_meta = self.value = self.first = self.segment = 0
+        self.pending: list[tuple[int, int]] = []
 
 
 class _Thread:
@@ -98,18 +88,25 @@ class _Thread:
 
     Attributes:
         bits: its number, where the slot has it.
-        stack: its open calls, outermost first; the bottom is the frame around all.
+        frames: its frames, outermost first; the bottom one is around all calls.
+        height: the place of the innermost open call's frame.
         tasks: its running graph tasks, outermost first, each with the call whose nodes run.
         carrier: an empty tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("bits", "carrier", "stack", "tasks")
+    __slots__ = ("bits", "carrier", "frames", "height", "tasks")
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
-        self.stack = [Frame(self, None, NO_NAME, _OUTSIDE, 0, 0, _sequence())]
+        self.frames = [Frame(self, 0)]
+        self.frames[0].segment = _sequence()
+        self.height = 0
         self.tasks: list[list[int]] = []
         self.carrier = torch.empty(0)
+
+    def open_frames(self) -> list[Frame]:
+        """Return the frames of the open calls, outermost first."""
+        return self.frames[1 : self.height + 1]
 
 
 Place = tuple[int, Callable[[], int], Callable[[], int]]
@@ -169,9 +166,9 @@ class PortableEngine:
                 thread: _Thread = self._local.thread
             except AttributeError:
                 thread = self._thread()
-            stack = thread.stack
-            outer = stack[-1]
-            if outer.module is None and _profiler_enabled():
+            height = thread.height
+            outer = thread.frames[height]
+            if height == 0 and _profiler_enabled():
                 self._sync()
             sequence = _sequence()
             if sequence != outer.segment:
@@ -179,7 +176,7 @@ class PortableEngine:
             try:
                 name, count, count_again = self._places[id(module)][outer.name]
             except KeyError:
-                name, count, count_again = self._find(module, outer.name, stack)
+                name, count, count_again = self._find(module, outer.name, thread)
             if name == NO_NAME:
                 return None
             if _current_graph_task() == _NO_TASK:
@@ -190,10 +187,20 @@ class PortableEngine:
             else:
                 number = count_again() & _NUMBER_MASK
                 key, enter_kind, exit_kind = number | RECOMPUTE_BIT, _AGAIN_ENTER, _AGAIN_EXIT
-            value = number << SEQUENCE_BITS
+            height += 1
+            try:
+                frame = thread.frames[height]
+            except IndexError:
+                frame = Frame(thread, height)
+                thread.frames.append(frame)
             bits = thread.bits | name
-            frame = Frame(thread, module, name, name << KEY_BITS | key, exit_kind | bits, value, sequence)
-            stack.append(frame)
+            frame.module = module
+            frame.name = name
+            frame.code = name << KEY_BITS | key
+            frame.exit_meta = exit_kind | bits
+            frame.value = value = number << SEQUENCE_BITS
+            frame.first = frame.segment = sequence
+            thread.height = height
             self._write(enter_kind | bits, value | sequence & _SEQUENCE_MASK)
         except Exception as error:
             self._fail(error)
@@ -208,24 +215,23 @@ class PortableEngine:
             sequence = _sequence()
             self._write(frame.exit_meta, frame.value | sequence & _SEQUENCE_MASK)
             thread = frame.thread
-            stack = thread.stack
-            if stack[-1] is frame:
-                stack.pop()
-            elif frame in stack:
-                # An interrupt between an inner call's enter and its try left inner frames behind.
-                del stack[stack.index(frame) :]
+            # An interrupt between an inner call's enter and its try can have left inner frames behind.
+            thread.height = height = frame.height - 1
             if sequence != frame.first and output is not None:
                 if sequence != frame.segment:
                     self._end_segment(thread, frame, output, sequence)
                 if frame.pending:
                     self._walk(thread, frame, output)
-            stack[-1].segment = sequence
+            if frame.pending:
+                frame.pending.clear()
+            frame.module = None
+            thread.frames[height].segment = sequence
         except Exception as error:
             self._fail(error)
 
     def open_calls(self) -> list[Frame]:
         """Return this thread's open calls, outermost first."""
-        return self._thread().stack[1:]
+        return self._thread().open_frames()
 
     def _thread(self) -> _Thread:
         try:
@@ -235,9 +241,9 @@ class PortableEngine:
             thread = self._local.thread = _Thread(number << THREAD_SHIFT)
         return thread
 
-    def _find(self, module: nn.Module, parent: int, stack: list[Frame]) -> Place:
+    def _find(self, module: nn.Module, parent: int, thread: _Thread) -> Place:
         open_calls: Iterable[Open] = (
-            (frame.module, frame.name) for frame in reversed(stack) if frame.module is not None
+            (frame.module, frame.name) for frame in reversed(thread.open_frames()) if frame.module is not None
         )
         name = self.module_names.find(module, open_calls)
         counters = self._counters.get(name)
@@ -257,13 +263,10 @@ class PortableEngine:
                 if node is not None and first <= (number := node._sequence_nr()) <= newest:
                     self._hook(thread, node, frame.code)
                     found = found or number == newest
-        if not found and frame.module is not None:
-            if frame.pending is None:
-                frame.pending = []
+        if not found and frame.height:
             frame.pending.append((first, newest))
 
     def _walk(self, thread: _Thread, frame: Frame, output: object) -> None:
-        assert frame.pending is not None
         best: dict[int, tuple[int, Node]] = {}
         seen: set[Node] = set()
         todo = [node for tensor in tensors_in(output) if (node := _node_of(tensor)) is not None]
