@@ -153,11 +153,12 @@ def test_an_empty_timeline_has_a_payload() -> None:
     assert {ref["length"] for ref in header["arrays"].values()} == {0}
 
 
-def test_two_threads_of_one_name_are_told_apart() -> None:
-    process = Process(7)
-    header, _ = unpack(payload(two_spans(tracks=[Track("forward", "pool", tid, process) for tid in (3, 4)])))
+def test_two_threads_of_one_name_are_told_apart_in_their_process() -> None:
+    tracks = [Track("forward", "pool", tid, Process(pid)) for tid, pid in ((3, 7), (4, 7), (3, 8))]
+    header, _ = unpack(payload(two_spans(tracks=tracks)))
 
-    assert [track["name"] for track in header["tracks"]] == ["forward · pool 3", "forward · pool 4"]
+    assert [track["name"] for track in header["tracks"]] == ["forward · pool 3", "forward · pool 4", "forward · pool"]
+    assert [track["process"] for track in header["tracks"]] == [0, 0, 1]
 
 
 class Scripts(HTMLParser):

@@ -66,7 +66,7 @@ function insideOf({ spans }: Trace, ofName: Int32Array): Uint8Array {
 }
 
 /** Per track, whether it runs on the device. */
-export const tracksOf = (trace: Trace, device: Device): boolean[] =>
+const tracksOf = (trace: Trace, device: Device): boolean[] =>
   trace.tracks.map(({ kind }) => (kind === "gpu") === (device === "gpu"));
 
 const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward", [RECOMPUTE]: "recompute" } as const;

@@ -12,18 +12,11 @@ const ZOOM_SPEED = 2.5;
 /** What a tap on a key moves by, in seconds of holding it. */
 const TAP = 0.06;
 
-export interface Place {
-  /** Part of the width, 0 to 1. */
-  readonly x: number;
-  /** CSS pixels below the top of all rows. */
-  readonly y: number;
-}
-
 export const timeAt = (window: Window, part: number): number => window.start + part * length(window);
 
 const ordered = (a: number, b: number): Window => ({ start: Math.min(a, b), end: Math.max(a, b) });
 
-export type DragMode = "pan" | "range";
+type DragMode = "pan" | "range";
 
 /** Follow presses on an element: drags pan or select a range, clicks are handed on. */
 export function onDrag(

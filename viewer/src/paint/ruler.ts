@@ -1,15 +1,18 @@
 /** Paints the overview of the whole trace and the time axis below it. */
+import { markStride } from "../marks";
 import type { Store } from "../store";
+import { formatDuration } from "../text";
 import type { Paints } from "../theme";
 import { ticks } from "../ticks";
-import { rangeLabel, TICK_PIXELS } from "./slices";
+import { length } from "../window";
+import { MARK_PIXELS, TICK_PIXELS } from "./slices";
 import { Fitter, type Surface } from "./surface";
 
 type Band = "forward" | "backward" | "gpu";
 const BANDS: readonly Band[] = ["forward", "backward", "gpu"];
 
 /** How much of each pixel's time some outermost slice covers, per kind of track that the trace has. */
-export function load({ trace, bounds, lanes }: Store, width: number): Map<Band, Float32Array> {
+function load({ trace, bounds, lanes }: Store, width: number): Map<Band, Float32Array> {
   const { spans } = trace;
   const perPixel = (bounds.end - bounds.start) / width;
   const result = new Map<Band, Float32Array>();
@@ -98,16 +101,21 @@ export function paintAxis({ context, width, height }: Surface, store: Store, pai
   for (const { time, label } of ticks(window, width, TICK_PIXELS)) {
     context.fillStyle = paints.line;
     context.fillRect(Math.round(x(time)), 0, 1, height);
+    const left = Math.round(x(time)) + 4;
+    if (left + context.measureText(label).width > width) continue;
     context.fillStyle = paints.muted;
-    context.fillText(label, Math.round(x(time)) + 4, upper);
+    context.fillText(label, left, upper);
   }
-  let free = -Infinity;
   const fitter = new Fitter(context);
-  for (const mark of store.trace.marks) {
+  const { marks } = store.trace;
+  const stride = markStride(marks, (window.end - window.start) / width, MARK_PIXELS);
+  let free = -Infinity;
+  for (let i = 0; i < marks.length; i += stride) {
+    const mark = marks[i];
     const at = Math.round(x(mark.time));
-    if (at < -1 || at > width) continue;
+    if (at < 0 || at > width) continue;
     context.fillStyle = paints.mark;
-    if (at >= free - 4) context.fillRect(at, height * 0.5, 1, height * 0.5);
+    context.fillRect(at, height * 0.5, 1, height * 0.5);
     const { text, width: wide } = fitter.fit(mark.text || mark.kind, 140);
     // A mark stands at the end of its step, so its name ends there.
     const left = mark.kind === "step" ? at - wide - 4 : at + 4;
@@ -122,7 +130,7 @@ export function paintAxis({ context, width, height }: Surface, store: Store, pai
   if (to < 0 || from > width) return;
   context.fillStyle = paints.accent;
   context.fillRect(from, height - 3, Math.max(to - from, 1), 3);
-  const label = rangeLabel(range);
+  const label = formatDuration(length(range));
   const wide = context.measureText(label).width;
   const left = Math.min(Math.max((from + to - wide) / 2, 2), width - wide - 2);
   context.fillStyle = paints.ground;

@@ -1,8 +1,8 @@
 /** Paints the rows: slices in batches of one colour, their labels, and what marks them. */
 import { type Row, laneTop } from "../layout";
 import { lowerBound, visible } from "../lanes";
+import { markStride } from "../marks";
 import type { Store } from "../store";
-import { formatDuration } from "../text";
 import type { Paints } from "../theme";
 import { ticks } from "../ticks";
 import { type Counter, RECOMPUTE } from "../trace";
@@ -13,15 +13,17 @@ const LABEL_FROM = 22;
 /** Narrower than this neighbours have no gap between them. */
 const GAP_FROM = 3;
 export const TICK_PIXELS = 110;
+/** Marks are at least this far apart, so that their names have room. */
+export const MARK_PIXELS = 90;
 
-export interface Palette {
+interface Palette {
   /** The colour of each name, as an index into the next two. */
   readonly ofName: Int32Array;
   readonly fills: readonly string[];
   readonly inks: readonly string[];
 }
 
-export function paletteOf(store: Store): Palette {
+function paletteOf(store: Store): Palette {
   const used = [...store.colors.keys()];
   const index = new Map(used.map((name, i) => [name, i]));
   return {
@@ -79,7 +81,7 @@ export class SlicePainter {
     };
     pattern(this.dots, recomputed);
     pattern(this.hatch, incomplete);
-    this.labels(context, labels, lane);
+    this.labels(context, labels, lane, paints);
     this.marks(surface, x, paints);
     this.range(surface, x, paints);
     this.selection(surface, scrollTop, x, paints, hovered);
@@ -146,7 +148,7 @@ export class SlicePainter {
     context.globalAlpha = 1;
   }
 
-  private labels(context: CanvasRenderingContext2D, labels: number[], lane: number): void {
+  private labels(context: CanvasRenderingContext2D, labels: number[], lane: number, paints: Paints): void {
     const { store, palette } = this;
     const { spans, names } = store.trace;
     const wanted = store.wanted.value;
@@ -155,8 +157,16 @@ export class SlicePainter {
       const [left, top, right] = [labels[i + 1], labels[i + 2], labels[i + 3]];
       const { text, width } = this.fitter!.fit(names[name].label, right - left - 6);
       if (!text) continue;
-      context.fillStyle = wanted && !wanted[name] ? "#8a8f98" : palette.inks[palette.ofName[name]];
-      context.fillText(text, Math.round((left + right - width) / 2), top + lane / 2 + 0.5);
+      const color = palette.ofName[name];
+      const at = Math.round((left + right - width) / 2);
+      const faded = wanted && !wanted[name];
+      if (!faded && (!spans.complete[labels[i]] || spans.phase[labels[i]] === RECOMPUTE)) {
+        // Stripes and dots would cross the letters.
+        context.fillStyle = palette.fills[color];
+        context.fillRect(at - 3, top, width + 6, lane);
+      }
+      context.fillStyle = faded ? paints.muted : palette.inks[color];
+      context.fillText(text, at, top + lane / 2 + 0.5);
     }
   }
 
@@ -184,14 +194,13 @@ export class SlicePainter {
   }
 
   private marks({ context, width, height }: Surface, x: (time: number) => number, paints: Paints): void {
-    let last = -Infinity;
-    for (const mark of this.store.trace.marks) {
-      const at = x(mark.time);
-      // Lines closer than this would be a grey surface.
-      if (at < -1 || at > width || at - last < 4) continue;
-      last = at;
-      context.fillStyle = paints.mark;
-      context.fillRect(at, 0, 1, height);
+    const { marks } = this.store.trace;
+    const { start, end } = this.store.window.value;
+    const stride = markStride(marks, (end - start) / width, MARK_PIXELS);
+    context.fillStyle = paints.mark;
+    for (let i = 0; i < marks.length; i += stride) {
+      const at = x(marks[i].time);
+      if (at >= 0 && at <= width) context.fillRect(at, 0, 1, height);
     }
   }
 
@@ -315,6 +324,3 @@ function dots(context: CanvasRenderingContext2D): CanvasPattern | null {
     part.fillRect(1, 1, 2, 2);
   });
 }
-
-/** What a range's length is called on the axis. */
-export const rangeLabel = (range: { start: number; end: number }): string => formatDuration(range.end - range.start);

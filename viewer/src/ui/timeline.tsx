@@ -35,7 +35,7 @@ interface Hover {
 }
 
 /** A slice in one line, for the tooltip and for those who listen. */
-export function inWords({ trace }: Store, span: number): string {
+function inWords({ trace }: Store, span: number): string {
   const { spans, names } = trace;
   const state = spans.complete[span] ? "" : ", incomplete";
   const phase = trace.tracks[spans.track[span]].kind === "gpu" ? "GPU" : PHASES[spans.phase[span] as 0 | 1 | 2];
@@ -134,6 +134,11 @@ export function Timeline({ store, pointer, painted }: { store: Store; pointer: {
         void [window.value, selected.value, range.value, wanted.value, rows.value, metrics.value, hover.value];
         schedule();
       }),
+      // What was under the pointer has moved on.
+      effect(() => {
+        void store.window.value;
+        hover.value = null;
+      }),
       // Scroll the selection into sight where it was chosen elsewhere.
       effect(() => {
         if (!store.scroll.value) return;
@@ -180,12 +185,17 @@ export function Timeline({ store, pointer, painted }: { store: Store; pointer: {
       const next = neighbour(store.trace.spans, store.lanes, store.selected.value, direction);
       if (next >= 0) store.select(next);
     };
-    frame.addEventListener("pointermove", move);
-    frame.addEventListener("pointerleave", leave);
-    frame.addEventListener("dblclick", twice);
-    frame.addEventListener("keydown", keys);
-    scrolled.addEventListener("scroll", schedule, { passive: true });
-    return () => undo.forEach((stop) => stop());
+    const listening = new AbortController();
+    const { signal } = listening;
+    frame.addEventListener("pointermove", move, { signal });
+    frame.addEventListener("pointerleave", leave, { signal });
+    frame.addEventListener("dblclick", twice, { signal });
+    frame.addEventListener("keydown", keys, { signal });
+    scrolled.addEventListener("scroll", schedule, { signal, passive: true });
+    return () => {
+      listening.abort();
+      undo.forEach((stop) => stop());
+    };
   }, [store]);
 
   const { count } = store.trace.spans;
