@@ -23,8 +23,11 @@ def _interval(number: Callable[[str], N]) -> Callable[[str], tuple[N | None, N |
         except ValueError:
             colon = ""
         if not colon or any(bound is not None and not math.isfinite(bound) for bound in bounds):
-            raise click.BadParameter(f"{text!r} is not A:B, two numbers of which one may be missing")
-        return bounds[0], bounds[1]
+            raise click.BadParameter(f"{text!r} is not A:B, two numbers of which one may be missing.")
+        first, last = bounds
+        if first is not None and last is not None and last < first:
+            raise click.BadParameter(f"{text!r} ends before it starts.")
+        return first, last
 
     return parse
 
@@ -36,7 +39,7 @@ def _interval(number: Callable[[str], N]) -> Callable[[str], tuple[N | None, N |
     "--window",
     metavar="START:END",
     type=_interval(float),
-    help="Keep what lies between two times, in ms since the first slice.",
+    help="Keep what lies between two times, in ms from the first slice.",
 )
 @click.option("--steps", metavar="A:B", type=_interval(int), help="Keep steps A to B, without B; the first is 0.")
 @click.option("--modules", metavar="PATTERN", help="Keep modules whose full name matches, as in GPT.blocks.*.")
@@ -51,11 +54,20 @@ def command(
 ) -> None:
     """Convert IN, a ring file or anything that modtrace saved, to OUT, whose suffix picks the format.
 
-    The options cut the timeline before it is written; several cut one after the other.
+    The options cut the timeline before it is written: first to steps, then to a window, then to modules.
     """
     from ..read import load
+    from ..timeline import _window as cut
     from ..write.destination import check_path
 
     check_path(target)
     timeline = load(source)
+    if steps is not None:
+        timeline = cut.steps(timeline, *steps)
+    if window is not None and len(timeline.columns):
+        first = int(timeline.columns.start[0])
+        timeline = cut.window(timeline, *(None if ms is None else first + round(ms * 1e6) for ms in window))
+    if modules is not None or max_depth is not None:
+        timeline = cut.modules(timeline, modules or "*", max_depth)
     timeline.save(target)
+    click.echo(f"{len(timeline.columns)} slices are in {target}", err=True)

@@ -21,24 +21,27 @@ __all__ = ["command"]
 )
 @click.option(
     "--sort",
-    type=click.Choice(["self", "forward", "backward", "recompute", "calls", "name"]),
-    default="self",
-    show_default=True,
+    type=click.Choice(["self", "gpu", "forward", "backward", "recompute", "calls", "name"]),
+    help="[default: gpu where there is GPU time, else self]",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N modules only.")
 def command(
     trace: str,
     form: Literal["table", "markdown", "csv", "json"],
-    sort: str,
+    sort: str | None,
     limit: int | None,
 ) -> None:
     """Print calls, forward, backward, recompute and self time of each module in TRACE.
 
-    TRACE is a ring file or anything that modtrace saved.
+    TRACE is a ring file, anything that modtrace saved, or a merged trace, which has GPU times and kernels too.
     """
+    from ..profiler import module_totals
     from ..read import load
 
-    summary = load(trace).summary().top(sort, limit)
+    totals = module_totals(trace)
+    if totals is None and sort == "gpu":
+        raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
+    summary = load(trace).summary().top(sort or "self", limit) if totals is None else totals.top(sort or "gpu", limit)
     if form == "table":
         from rich.console import Console
 
