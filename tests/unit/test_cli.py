@@ -13,7 +13,7 @@ import modtrace.cli
 from modtrace import ModtraceError
 from modtrace.cli._group import group
 
-COMMANDS = ["build", "check", "convert", "demo", "merge", "report", "run", "summary", "view", "where"]
+COMMANDS = ["build", "check", "convert", "demo", "merge", "run", "summary"]
 HEAVY = {"torch", "numpy", "rich", "perfetto", "google.protobuf", "orjson"}
 DATA = Path(__file__).parents[1] / "data" / "check"
 
@@ -30,8 +30,9 @@ def test_each_command_explains_itself(name: str) -> None:
     result = CliRunner().invoke(group, [name, "--help"])
 
     assert result.exit_code == 0
-    assert result.output.startswith(f"Usage: modtrace {name} ") or f" {name} [OPTIONS]" in result.output
-    assert result.output.splitlines()[2].strip().endswith((".", ":", ",")) or len(result.output.splitlines()) > 4
+    usage, _, explained, *_ = result.output.splitlines()
+    assert usage.startswith(f"Usage: modtrace {name} [OPTIONS]")
+    assert explained.startswith("  ")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["check", "--help"], ["--version"]])

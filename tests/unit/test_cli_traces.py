@@ -1,0 +1,185 @@
+"""The commands that read a trace, on one worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import modtrace
+from modtrace.cli._group import group
+from modtrace.timeline import Mark, Name, Process, Timeline, Track
+from modtrace.timeline._columns import BACKWARD, FORWARD, Columns
+
+START = 1_700_000_000_000_000_000
+MS = 1_000_000
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two steps of 10 ms: Net for 4 ms with Net.a inside it for 1, and 2 ms of its backward."""
+    main = Process(7)
+    rows = [
+        (step, phase, name, START + (10 * step + begin) * MS, START + (10 * step + end) * MS)
+        for step in (0, 1)
+        for phase, name, begin, end in [
+            (FORWARD, 0, 0, 4),
+            (FORWARD, 1, 1, 2),
+            (BACKWARD, 0, 5, 7),
+        ]
+    ]
+    step, phase, name, start, end = zip(*rows, strict=True)
+    columns = Columns.of(
+        start=start,
+        end=end,
+        name=name,
+        phase=phase,
+        track=phase,
+        depth=name,
+        parent=[-1, 0, -1, -1, 3, -1],
+        call=step,
+        step=step,
+        link=[0, -1, 0, 1, -1, 1],
+        complete=[True] * 6,
+    )
+    timeline = Timeline(
+        columns,
+        [Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear")],
+        [Track("forward", "MainThread", 7, main), Track("backward", "MainThread", 7, main)],
+        marks=[Mark(START + 8 * MS, "step", "step 0"), Mark(START + 18 * MS, "step", "step 1")],
+    )
+    path = tmp_path / "trace.json"
+    timeline.save(path)
+    return path
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(group, [str(argument) for argument in arguments])
+
+
+def converted(trace: Path, *options: str) -> list[tuple[str, str, float, float]]:
+    """What `convert` with the options keeps, as (fqn, phase, start and end in ms)."""
+    out = trace.with_name("out.json")
+    result = invoke("convert", trace, out, *options)
+    assert result.exit_code == 0, result.output
+    spans = modtrace.load(out).spans
+    assert result.stderr == f"{len(spans)} slices are in {out}\n"
+    return [(s.fqn, s.phase, (s.start_ns - START) / MS, (s.end_ns - START) / MS) for s in spans]
+
+
+ALL = [
+    ("Net", "forward", 0, 4),
+    ("Net.a", "forward", 1, 2),
+    ("Net", "backward", 5, 7),
+    ("Net", "forward", 10, 14),
+    ("Net.a", "forward", 11, 12),
+    ("Net", "backward", 15, 17),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ([], ALL),
+        (["--steps", "1:2"], ALL[3:]),
+        (["--steps", ":1"], ALL[:3]),
+        (["--steps", "1:"], ALL[3:]),
+        (["--window", "1.5:6"], [("Net", "forward", 1.5, 4), ("Net.a", "forward", 1.5, 2), ("Net", "backward", 5, 6)]),
+        (["--window", "14:"], ALL[5:]),
+        (["--modules", "*.a"], [ALL[1], ALL[4]]),
+        (["--max-depth", "1"], [ALL[0], ALL[2], ALL[3], ALL[5]]),
+        (["--modules", "Net*", "--max-depth", "1", "--steps", "1:"], [ALL[3], ALL[5]]),
+        # The window counts from the first slice of the steps that are left.
+        (["--steps", "1:", "--window", "0:1.5"], [("Net", "forward", 10, 11.5), ("Net.a", "forward", 11, 11.5)]),
+        (["--modules", "nothing"], []),
+        (["--modules", "nothing", "--window", "0:1"], []),
+    ],
+)
+def test_convert_cuts(trace: Path, options: list[str], kept: list[tuple[str, str, float, float]]) -> None:
+    assert converted(trace, *options) == kept
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace", ".pftrace.gz"])
+def test_convert_keeps_every_slice_in_every_format(trace: Path, suffix: str) -> None:
+    there, back = trace.with_name(f"there{suffix}"), trace.with_name("back.json")
+
+    assert invoke("convert", trace, there).exit_code == 0
+    assert invoke("convert", there, back).exit_code == 0
+
+    assert list(modtrace.load(back).spans) == list(modtrace.load(trace).spans)
+    assert invoke("check", there).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (["--window", "5"], "'5' is not A:B, two numbers of which one may be missing."),
+        (["--window", "a:b"], "'a:b' is not A:B"),
+        (["--window", "nan:"], "'nan:' is not A:B"),
+        (["--steps", "1.5:2"], "'1.5:2' is not A:B"),
+        (["--steps", "2:1"], "'2:1' ends before it starts."),
+        (["--max-depth", "0"], "0 is not in the range x>=1."),
+    ],
+)
+def test_convert_refuses_other_cuts(trace: Path, options: list[str], fault: str) -> None:
+    out = trace.with_name("out.json")
+
+    result = invoke("convert", trace, out, *options)
+
+    assert result.exit_code == 2
+    assert f"Invalid value for '{options[0]}': {fault}" in result.stderr
+    assert not out.exists()
+
+
+def test_convert_looks_at_its_target_before_it_reads(trace: Path) -> None:
+    result = invoke("convert", trace.with_name("absent.json"), "out.txt")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("modtrace: out.txt: the suffix must be one of")
+
+
+def test_summary_as_csv_is_exact(trace: Path) -> None:
+    assert invoke("summary", trace, "--format", "csv").stdout == (
+        "fqn,module_class,calls,forward_ns,forward_self_ns,backward_ns,backward_self_ns,recompute_ns,recompute_self_ns\n"
+        "Net,Net,2,8000000,6000000,4000000,4000000,0,0\n"
+        "Net.a,Linear,2,2000000,2000000,0,0,0,0\n"
+    )
+
+
+def test_summary_sorted_and_limited(trace: Path) -> None:
+    document = json.loads(invoke("summary", trace, "--format", "json", "--sort", "name", "--limit", "1").stdout)
+
+    assert [row["fqn"] for row in document["rows"]] == ["Net"]
+    assert document["modules"] == 2
+
+
+def test_summary_as_table_and_markdown(trace: Path) -> None:
+    table = invoke("summary", trace).stdout.splitlines()
+    markdown = invoke("summary", trace, "--format", "markdown").stdout.splitlines()
+
+    assert [line.split() for line in table[-2:]] == [
+        ["Net", "Net", "2", "8.000", "6.000", "4.000", "4.000"],
+        ["Net.a", "Linear", "2", "2.000", "2.000", "0.000", "0.000"],
+    ]
+    assert markdown[2:] == [
+        "| `Net` | `Net` | 2 | 8.000 | 6.000 | 4.000 | 4.000 |",
+        "| `Net.a` | `Linear` | 2 | 2.000 | 2.000 | 0.000 | 0.000 |",
+    ]
+
+
+def test_summary_by_gpu_time_where_there_is_none(trace: Path) -> None:
+    result = invoke("summary", trace, "--sort", "gpu")
+
+    assert result.exit_code == 2
+    assert f"{trace} has no GPU times; 'modtrace merge' adds them." in result.stderr
+
+
+@pytest.mark.parametrize("command", [["summary", "absent"], ["convert", "absent", "out.json"], ["check", "absent"]])
+def test_an_absent_trace_is_named(command: list[str]) -> None:
+    result = invoke(*command)
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("modtrace: absent: ")
+    assert result.stderr.count("\n") == 1
