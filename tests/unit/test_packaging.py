@@ -124,15 +124,11 @@ def test_the_source_distribution_can_test_itself(distributions: Path) -> None:
 def test_every_module_says_what_it_gives() -> None:
     without = []
     for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        named = {
-            target.id
-            for node in tree.body
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        if "__all__" not in named and path.name not in ("_version.py", "__main__.py"):
+        docstring, *body = ast.parse(path.read_text()).body
+        assert isinstance(docstring, ast.Expr), path
+        assigned = [node for node in body if isinstance(node, ast.Assign)]
+        named = {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+        if body and "__all__" not in named and path.name not in ("_version.py", "__main__.py"):
             without.append(path.relative_to(PACKAGE).as_posix())
 
     assert without == []
