@@ -15,9 +15,9 @@ from ._errors import EngineError, ModtraceError, RecordingError, RingError, Trac
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .read import load as load
     from .profiler import merge as merge
     from .profiler import on_trace_ready as on_trace_ready
+    from .read import load as load
     from .recording import Recording as Recording
     from .recording import record as record
     from .timeline import Span as Span

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,7 @@ DTYPES: dict[str, type[np.generic]] = {
 }
 
 
+
 def in_start_order(columns: Columns) -> Columns:
     """Sort by (start, depth) and renumber `parent`, so that a parent stands before its children."""
     order = np.lexsort((columns.depth, columns.start))
@@ -93,4 +94,4 @@ def in_start_order(columns: Columns) -> Columns:
     rank[order] = np.arange(len(order))
     rank[-1] = -1
     moved = columns.take(order)
-    return Columns(*(rank[moved.parent] if f.name == "parent" else getattr(moved, f.name) for f in fields(moved)))
+    return replace(moved, parent=rank[moved.parent])

@@ -116,7 +116,7 @@ class Stats(Mapping[str, int]):
     unattributed: int = 0
 
     def __getitem__(self, key: str) -> int:
-        if key not in self.__slots__:
+        if key not in iter(self):
             raise KeyError(key)
         value: int = getattr(self, key)
         return value
@@ -195,7 +195,10 @@ class Spans(Sequence[Span]):
             strict=True,
         )
         for name, phase, begin, end, depth, track, call, step, complete in rows:
-            yield Span(*self._names[name], PHASES[phase], begin, end, depth, self._tracks[track], call, step, complete)
+            label, fqn, module_class = self._names[name]
+            yield Span(
+                label, fqn, module_class, PHASES[phase], begin, end, depth, self._tracks[track], call, step, complete
+            )
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,30 @@ class Timeline:
         from ..write import write  # a timeline can be built and read without any writer
 
         write(self, path)
+
+    def window(self, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
+        """Return what lies in a stretch of time (Unix nanoseconds); see `modtrace.timeline.window`."""
+        from ._window import window
+
+        return window(self, start_ns, end_ns)
+
+    def steps(self, first: int | None = None, last: int | None = None) -> Timeline:
+        """Return the spans that began in the steps from `first` to before `last`."""
+        from ._window import steps
+
+        return steps(self, first, last)
+
+    def modules(self, pattern: str = "*", max_depth: int | None = None) -> Timeline:
+        """Return the spans of modules whose fully qualified name matches `pattern`; see `modtrace.timeline.modules`."""
+        from ._window import modules
+
+        return modules(self, pattern, max_depth)
+
+    def _repr_html_(self) -> str:
+        """Show the timeline in a notebook: the offline viewer, in a frame of its own."""
+        from ..view.notebook import frame
+
+        return frame(self)
 
     def summary(self) -> Summary:
         """Total per module: calls, forward, backward and self time."""

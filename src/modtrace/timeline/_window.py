@@ -80,20 +80,21 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     )
 
 
-def modules(timeline: Timeline, pattern: str = "*", max_depth: int | None = None) -> Timeline:
+def modules(timeline: Timeline, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
     """Return the spans of the modules whose qualified name matches.
 
     A span whose outer spans are left out moves up. Its label stays, though it names the path below what called it.
 
     Args:
         timeline: what to choose from.
-        pattern: as of a shell, over the whole name, case matters: `GPT.h.*`; `*` also matches dots.
+        pattern: as of a shell, over the whole name, case matters: `GPT.h.*`; `*` also matches dots. None: all.
         max_depth: how many levels to keep, counted after those left out by the pattern; None: all.
     """
-    matches = re.compile(fnmatch.translate(pattern)).match
-    chosen = np.array([matches(name.fqn) is not None for name in timeline.names], bool)
-    columns = timeline.columns
-    part = _only(timeline, np.flatnonzero(chosen[columns.name])) if len(columns) else timeline
+    part = timeline
+    if pattern is not None and timeline.names:
+        matches = re.compile(fnmatch.translate(pattern)).match
+        chosen = np.array([matches(name.fqn) is not None for name in timeline.names])
+        part = _only(timeline, np.flatnonzero(chosen[timeline.columns.name]))
     if max_depth is not None:
         part = _only(part, np.flatnonzero(part.columns.depth < max_depth))
     return part

@@ -20,7 +20,7 @@ _ROUNDS = 4
 
 def enclosing_call(brackets: Brackets) -> Ints:
     """Return for each bracket the index of the innermost call around it, through nodes, or -1."""
-    call = brackets.parent.copy()
+    call: Ints = brackets.parent.copy()
     while True:
         through = (call >= 0) & brackets.node[call]
         if not through.any():

@@ -69,7 +69,8 @@ class Brackets:
     @property
     def recompute(self) -> Bools:
         """Which are calls made inside backward."""
-        return ~self.node & (self.key & RECOMPUTE_BIT != 0)
+        again: Bools = ~self.node & (self.key & RECOMPUTE_BIT != 0)
+        return again
 
 
 def find_brackets(events: Events) -> Brackets:

@@ -85,7 +85,10 @@ class Tables:
     """
 
     def __init__(self, records: Sequence[Record], events: Events) -> None:
-        names, texts, threads, torch_threads = ({} for _ in range(4))  # type: ignore[var-annotated]
+        names: dict[int, Name] = {}
+        texts: dict[int, str] = {}
+        threads: dict[int, tuple[str, int]] = {}
+        torch_threads: dict[int, int] = {}
         self.facts: dict[str, object] = {}
         for record in records:
             kind = record["k"]
@@ -158,7 +161,11 @@ def _tracks(rows: Rows, threads: Sequence[tuple[str, int]], process: Process) ->
     row = rows["thread"] * 2 + (rows["phase"] != FORWARD)
     used, track = np.unique(row, return_inverse=True)
     kinds = ("forward", "backward")
-    return [Track(kinds[number % 2], *threads[number // 2], process) for number in used.tolist()], track
+    tracks = []
+    for number in used.tolist():
+        thread, tid = threads[number // 2]
+        tracks.append(Track(kinds[number % 2], thread, tid, process))
+    return tracks, track
 
 
 def _parents(track: Ints, depth: Ints) -> Ints:

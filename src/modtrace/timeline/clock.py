@@ -38,4 +38,5 @@ class Clock:
     def wall(self, monotonic: Ints) -> Ints:
         """Convert int64 monotonic to Unix nanoseconds; order is kept."""
         passed = monotonic - self._monotonic
-        return self._wall + passed + np.rint(passed * self._slope).astype(np.int64)
+        wall: Ints = self._wall + passed + np.rint(passed * self._slope).astype(np.int64)
+        return wall

@@ -80,7 +80,8 @@ def backward_slices(brackets: Brackets, call: Ints, length: Ints) -> Slices:
 
 def _in_sibling_order(brackets: Brackets) -> Ints:
     nodes = np.flatnonzero(brackets.node)
-    return nodes[np.lexsort((brackets.opened[nodes], brackets.parent[nodes], brackets.thread[nodes]))]
+    order = np.lexsort((brackets.opened[nodes], brackets.parent[nodes], brackets.thread[nodes]))
+    return np.asarray(nodes[order], np.int64)
 
 
 def _adjacent(brackets: Brackets, nodes: Ints) -> npt.NDArray[np.bool_]:
@@ -90,7 +91,8 @@ def _adjacent(brackets: Brackets, nodes: Ints) -> npt.NDArray[np.bool_]:
     place[everything] = np.arange(len(brackets))
     here, following = nodes[:-1], nodes[1:]
     same = (brackets.thread[here] == brackets.thread[following]) & (brackets.parent[here] == brackets.parent[following])
-    return same & (brackets.task[here] == brackets.task[following]) & (place[here] + 1 == place[following])
+    same &= (brackets.task[here] == brackets.task[following]) & (place[here] + 1 == place[following])
+    return np.asarray(same, np.bool_)
 
 
 def _common(brackets: Brackets, own: Ints, length: Ints) -> Ints:

@@ -27,7 +27,8 @@ _SOURCE = Path(__file__).with_name("native.cpp")
 _BUILD = """
 import sys
 from torch.utils.cpp_extension import load
-load(sys.argv[1], [sys.argv[2]], build_directory=sys.argv[3], extra_cflags=["-O3", "-fno-plt", "-ftls-model=initial-exec"], is_python_module=False)
+flags = ["-O3", "-fno-plt", "-ftls-model=initial-exec"]
+load(sys.argv[1], [sys.argv[2]], build_directory=sys.argv[3], extra_cflags=flags, is_python_module=False)
 """
 _HINT = "The portable engine needs no build: engine='python', or 'auto'."
 

@@ -3,8 +3,8 @@
 Nodes of one thread's graph run in descending order of their sequence numbers. So it is enough to hook the newest
 node of each stretch of nodes that one call made itself: when it is reached, "the backward of this call goes on", and
 that ends whatever went on before. A stretch ends where an inner call is entered (its newest node is then most often
-among the inner call's inputs) and where the call itself is left (then among its outputs). Where it is among neither, the
-call's graph is walked for it once, at its exit. One engine callback says "backward is over".
+among the inner call's inputs) and where the call itself is left (then among its outputs). Where it is among neither,
+the call's graph is walked for it once, at its exit. One engine callback says "backward is over".
 """
 
 from __future__ import annotations
@@ -289,8 +289,8 @@ class PortableEngine:
         # `node.register_prehook` makes a removable handle, which is most of its cost; a tensor's own dictionary of
         # hooks registers on the node at a third of it.
         carrier = thread.carrier
-        carrier._backward_hooks = {0: partial(self._when_reached, code)}  # type: ignore[assignment]
-        node._register_hook_dict(carrier)  # type: ignore[attr-defined]
+        carrier._backward_hooks = {0: partial(self._when_reached, code)}
+        node._register_hook_dict(carrier)
 
     def _reached(self, code: int, _gradient: Tensor) -> None:
         if not self.active:

@@ -89,7 +89,7 @@ def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 def _memory() -> list[tuple[str, int]]:
     with open("/proc/self/statm", "rb") as statm:
         counters = [("process RSS", int(statm.read().split()[1]) * _PAGE)]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device()
         counters.append((f"cuda:{device} allocated", torch.cuda.memory_allocated(device)))
         counters.append((f"cuda:{device} reserved", torch.cuda.memory_reserved(device)))

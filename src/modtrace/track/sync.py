@@ -38,7 +38,7 @@ class SyncMarks:
     def __call__(self) -> None:
         """Emit a mark where one is due."""
         now = time.monotonic_ns()
-        if now < self._next or not torch.autograd._profiler_enabled():
+        if now < self._next or not torch._C._autograd._profiler_enabled():
             return
         self._wait = min(self._wait * 5 // 4, _LONGEST_NS)
         self._next = now + self._wait
