@@ -267,7 +267,7 @@ class Timeline:
 
         return steps(self, first, last)
 
-    def modules(self, pattern: str = "*", max_depth: int | None = None) -> Timeline:
+    def modules(self, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
         """Return the spans of modules whose fully qualified name matches `pattern`; see `modtrace.timeline.modules`."""
         from ._window import modules
 

@@ -68,7 +68,8 @@ def build_timeline(image: RingImage) -> Timeline:
         ),
         marks=_marks(events, tables.texts, clock),
         counters=_counters(events, tables.texts, clock, process),
-        facts=dict(image.facts) | tables.facts,
+        # Which host it was matters to those who watch the ring, not to those who get the trace.
+        facts={key: value for key, value in image.facts.items() if key != "host"} | tables.facts,
         arguments=_shapes(events, tables.texts, opened, rows["phase"]),
     )
 
