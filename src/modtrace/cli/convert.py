@@ -57,17 +57,16 @@ def command(
     The options cut the timeline before it is written: first to steps, then to a window, then to modules.
     """
     from ..read import load
-    from ..timeline import _window as cut
     from ..write.destination import check_path
 
     check_path(target)
     timeline = load(source)
     if steps is not None:
-        timeline = cut.steps(timeline, *steps)
+        timeline = timeline.steps(*steps)
     if window is not None and len(timeline.columns):
         first = int(timeline.columns.start[0])
-        timeline = cut.window(timeline, *(None if ms is None else first + round(ms * 1e6) for ms in window))
+        timeline = timeline.window(*(None if ms is None else first + round(ms * 1e6) for ms in window))
     if modules is not None or max_depth is not None:
-        timeline = cut.modules(timeline, modules or "*", max_depth)
+        timeline = timeline.modules(modules, max_depth)
     timeline.save(target)
     click.echo(f"{len(timeline.columns)} slices are in {target}", err=True)
