@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import strategies as st
 
-from modtrace.timeline import BACKWARD, FORWARD, Columns, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline._columns import in_start_order
+from modtrace.timeline._nest import nested
+from modtrace.write.texts import UNNAMED
 
-__all__ = ["gpt2_timeline"]
+__all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "timeline_of", "timelines"]
 
 EPOCH = 1_755_000_000_123_456_789
 
@@ -131,3 +134,146 @@ def _pass(parents: list[int], order: list[int]) -> list[tuple[int, int]]:
         stack.append(module)
     events.extend((1, module) for module in reversed(stack))
     return events
+
+
+HOSTILE = (
+    'quo"te',
+    "back\\slash\\",
+    "new\nline\ttab\r",
+    "emoji 😀 ünïcödé",
+    "NUL\0inside",
+    "lone \ud83d surrogate \udce9",
+    "</script><!--",
+    "%s %d {} ${x}",
+    "\\u0041 \\n",
+    "x" * 10_000,
+    "",
+    " ",
+)
+"""Names that have broken a reader of traces."""
+
+
+def timeline_of(
+    *rows: tuple[int, int, str],
+    track: int = 0,
+    kinds: tuple[str, ...] = ("forward", "backward"),
+    base: int = EPOCH,
+    **fields: object,
+) -> Timeline:
+    """A timeline of (start, end, label) in nanoseconds after `base`, on one track; `fields` are columns."""
+    names = [Name(label, f"Net.{label}", "Layer") for label in dict.fromkeys(label for _, _, label in rows)]
+    position = {name.label: index for index, name in enumerate(names)}
+    count = len(rows)
+    columns = Columns.of(
+        **{
+            "start": [base + start for start, _, _ in rows],
+            "end": [base + end for _, end, _ in rows],
+            "name": [position[label] for _, _, label in rows],
+            "phase": np.full(count, FORWARD),
+            "track": np.full(count, track),
+            "depth": np.zeros(count),
+            "parent": np.full(count, -1),
+            "call": np.arange(count),
+            "step": np.zeros(count),
+            "link": np.full(count, -1),
+            "complete": np.ones(count),
+            **fields,
+        }
+    )
+    process = Process(4242, 0)
+    tracks = [Track(kind, "MainThread", 4242, process) for kind in kinds]
+    return Timeline(columns=in_start_order(nested(columns)), names=names, tracks=tracks)
+
+
+Texts = st.one_of(
+    st.sampled_from(HOSTILE),
+    st.text(st.characters(exclude_categories=()), max_size=8),
+    st.from_regex(r"[a-z]{1,4}(\.[a-z0-9]{1,3}){0,2}", fullmatch=True),
+)
+# Distinct texts stay distinct in every format only if none of them is what another one is shown as.
+Plain = Texts.filter(lambda text: not any(char in text for char in "＼␀") and text != UNNAMED)
+Times = st.one_of(st.integers(0, 3), st.integers(0, 5_000_000), st.just(999_999_999_999))
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    """Any timeline: several tracks, nested, empty and adjoining spans, arrows, marks, counters, arguments."""
+    processes = draw(st.lists(st.builds(Process, st.integers(0, 5), st.sampled_from([None, 0, 1]), Plain), max_size=2))
+    tracks = [
+        Track(kind, draw(Plain), draw(st.integers(0, 9)), process)
+        for process in dict.fromkeys(processes)
+        for kind in draw(st.lists(st.sampled_from(["forward", "backward"]), min_size=1, max_size=3))
+    ]
+    names = [Name(*draw(st.tuples(Plain, Plain, Plain))) for _ in range(draw(st.integers(1, 4)))]
+    rows: list[tuple[int, int, int]] = []
+    for track in range(len(tracks)):
+        rows += ((start, end, track) for start, end in _intervals(draw(st.lists(_moves, max_size=24))))
+    count = len(rows)
+
+    def column(elements: st.SearchStrategy[int]) -> list[int]:
+        return draw(st.lists(elements, min_size=count, max_size=count))
+
+    base = draw(st.sampled_from([0, EPOCH]))
+    columns = Columns.of(
+        start=[base + start for start, _, _ in rows],
+        end=[base + end for _, end, _ in rows],
+        name=column(st.integers(0, len(names) - 1)),
+        phase=column(st.integers(0, 2)),
+        track=[track for _, _, track in rows],
+        depth=np.zeros(count),
+        parent=np.full(count, -1),
+        call=column(st.integers(0, 2**40)),
+        step=column(st.integers(0, 300)),
+        link=column(st.one_of(st.integers(-1, 4), st.just(2**61))),
+        complete=column(st.integers(0, 1)),
+    )
+    columns = in_start_order(nested(columns))
+    own = st.dictionaries(Plain.map(lambda text: f"own {text}"), Plain, min_size=1, max_size=2)
+    marks = st.builds(
+        Mark,
+        Times.map(lambda time: base + time),
+        st.sampled_from(["step", "mark"]),
+        Plain.map(lambda text: f"m {text}"),
+    )
+    return Timeline(
+        columns=columns,
+        names=names,
+        tracks=tracks,
+        stats=draw(st.builds(Stats, *[st.integers(0, 2**40)] * 6)),
+        marks=sorted(draw(st.lists(marks, max_size=3)), key=lambda mark: mark.time_ns),
+        counters=_counters(draw, base, tracks),
+        facts=draw(st.dictionaries(Plain, st.one_of(Plain, st.integers(-(2**40), 2**40), st.none()), max_size=3)),
+        arguments=draw(st.dictionaries(st.integers(0, count - 1), own, max_size=3)) if count else {},
+    )
+
+
+_moves = st.tuples(st.booleans(), Times)
+
+
+def _intervals(moves: list[tuple[bool, int]]) -> list[tuple[int, int]]:
+    """Begin a span or end the innermost one, each some time after the move before."""
+    found, stack, clock = [], [], 0
+    for begins, later in moves:
+        clock += later
+        if begins:
+            stack.append(clock)
+        elif stack:
+            found.append((stack.pop(), clock))
+    return found + [(start, clock) for start in stack]
+
+
+def _counters(draw: st.DrawFn, base: int, tracks: list[Track]) -> list[Counter]:
+    counters = []
+    for number, track in enumerate(tracks[:2]):
+        times = sorted(draw(st.lists(Times, max_size=4)))
+        values = [draw(st.integers(0, 2**40)) for _ in times]
+        counters.append(
+            Counter(
+                f"{number} {draw(Plain)}",
+                draw(st.sampled_from(["bytes", "%"])),
+                track.process,
+                np.array([base + time for time in times], np.int64),
+                np.array(values, np.int64),
+            )
+        )
+    return counters

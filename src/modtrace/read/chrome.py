@@ -67,18 +67,20 @@ def _lines(path: Path, file: BinaryIO, at: int) -> Iterator[list[Event]]:
             lines.pop()
         text = b"".join(lines).strip()
         if text:
-            yield _parsed(path, b"[" + text.removesuffix(b",") + b"]", at - 1)
+            yield _parsed(path, b"[" + text.removesuffix(b",") + b"]", at - 1, at + length)
         at += length
     if not ended:
         raise TraceError(path, "it is cut off; the events behind this byte are missing", at)
 
 
-def _parsed(path: Path, text: bytes, at: int) -> Any:
+def _parsed(path: Path, text: bytes, at: int, end: int | None = None) -> Any:
+    """Parse what stands at byte `at` of the file, up to `end`."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         # The error counts characters.
         where = at + len(error.doc[: error.pos].encode())
+        where = where if end is None else min(where, end)
         raise TraceError(path, f"it is no whole JSON: {error.msg}", where) from error
 
 

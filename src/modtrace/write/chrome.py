@@ -115,10 +115,9 @@ def _marks(timeline: Timeline, layout: Layout, base: int) -> Iterator[bytes]:
 def _counters(timeline: Timeline, layout: Layout, base: int) -> Iterator[bytes]:
     for counter in timeline.counters:
         event = {"ph": "C", "pid": layout.lanes.pids[counter.process], "name": shown(counter.name)}
-        head = orjson.dumps(event)[:-1] + b',"args":{' + orjson.dumps(shown(counter.unit)) + b":%d"
-        head = head.replace(b"%", b"%%").replace(b"%%d", b"%d") + b'},"ts":%d.%03d}'
+        head = orjson.dumps(event)[:-1] + b',"args":{' + orjson.dumps(shown(counter.unit))
         for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True):
-            yield head % (value, *divmod(time - base, 1000))
+            yield head + b':%d},"ts":%b}' % (value, _microseconds(time - base))
 
 
 def _microseconds(nanoseconds: int) -> bytes:

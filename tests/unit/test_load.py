@@ -1,0 +1,147 @@
+"""What the writers wrote is read back: every span to the nanosecond, and all that is known about the recording."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from modtrace import TraceError
+from modtrace.read import load
+from modtrace.timeline import Timeline
+from tests.support.timelines import gpt2_timeline, timeline_of, timelines
+
+FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
+
+
+def told(timeline: Timeline) -> dict[str, object]:
+    """All that a timeline says, without the order of what begins in the same nanosecond at the same depth."""
+    columns = timeline.columns
+    spans = list(timeline.spans)
+    tracks = [timeline.tracks[track] for track in columns.track.tolist()]
+    rows = [
+        (span, tracks[i], link, timeline.arguments.get(i, {}), (spans[parent], tracks[parent]) if parent >= 0 else None)
+        for i, (span, parent, link) in enumerate(
+            zip(spans, columns.parent.tolist(), columns.link.tolist(), strict=True)
+        )
+    ]
+    return {
+        "spans": sorted(rows, key=lambda row: (row[0].start_ns, row[0].depth, repr(row))),
+        "sorted": [(span.start_ns, span.depth) for span in spans],
+        "tracks": list(timeline.tracks),
+        "stats": timeline.stats,
+        "marks": list(timeline.marks),
+        "counters": [(c.name, c.unit, c.process, c.time.tolist(), c.value.tolist()) for c in timeline.counters],
+        "facts": dict(timeline.facts),
+    }
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(timeline=timelines())
+def test_a_round_trip_keeps_everything(tmp_path: Path, suffix: str, timeline: Timeline) -> None:
+    path = tmp_path / f"trace{suffix}"
+    timeline.save(path)
+    assert told(load(path)) == told(timeline)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_round_trip_of_more_than_one_chunk_keeps_the_columns(tmp_path: Path, suffix: str) -> None:
+    timeline = gpt2_timeline(150_000)
+    path = tmp_path / f"trace{suffix}"
+    timeline.save(path)
+    assert told(load(path)) == told(timeline)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_an_empty_timeline_comes_back_empty(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"trace{suffix}"
+    Timeline(columns=timeline_of().columns).save(path)
+    assert told(load(path)) == told(Timeline(columns=timeline_of().columns))
+
+
+def test_content_decides_not_the_name(tmp_path: Path) -> None:
+    timeline = timeline_of((0, 10, "a"))
+    timeline.save(tmp_path / "trace.pftrace.gz")
+    (tmp_path / "trace.pftrace.gz").rename(tmp_path / "trace.json")
+    assert told(load(tmp_path / "trace.json")) == told(timeline)
+
+
+def test_json_laid_out_anew_is_read_too(tmp_path: Path) -> None:
+    timeline = gpt2_timeline(400)
+    timeline.save(tmp_path / "trace.json")
+    document = json.loads((tmp_path / "trace.json").read_text())
+    (tmp_path / "pretty.json").write_text(json.dumps(document, indent=2))
+    assert told(load(tmp_path / "pretty.json")) == told(timeline)
+
+
+REFUSED = {
+    b"": "it is empty",
+    b"PK\x03\x04": "ZIP archive",
+    b"<!doctype html><p>": "it is a page",
+    b"\x7fELF\x02\x01": "it is a program",
+    b"hello, world": "neither a ring file nor a trace",
+    b'{"traceEvents": [{"ph": "X"}]}': "modtrace did not save it.*modtrace merge",
+    b"[]": "modtrace did not save it",
+    b'{"otherData": {"modtrace": {"format": 99, "version": "9.0"}}}': "saved by modtrace 9.0 in format 99",
+    b'{"traceEvents": [': "no whole JSON",
+    gzip.compress(b"hello")[:-6]: "not whole, or damaged",
+    b"\x0a\x02\x08\x01": "modtrace did not save it",
+    b"\x0a\x7f\x08\x01": "cut off within a packet",
+    b"\x0a" + b"\xff" * 11: "the length of a packet is not a number",
+}
+
+
+@pytest.mark.parametrize("content", REFUSED, ids=lambda content: repr(content[:12]))
+def test_anything_else_is_refused_with_what_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "thing"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=REFUSED[content]) as raised:
+        load(path)
+    assert str(path) in str(raised.value)
+
+
+def test_what_is_no_packet_is_named_with_its_byte(tmp_path: Path) -> None:
+    path = tmp_path / "trace.pftrace"
+    gpt2_timeline(40).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\x12\x00")
+    with pytest.raises(TraceError, match=f"byte {len(whole)}: a packet should begin here, and there is 0x12"):
+        load(path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent.json"):
+        with pytest.raises(TraceError, match="cannot be read"):
+            load(path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"trace{suffix}"
+    gpt2_timeline(40).save(path)
+    whole = path.read_bytes().rstrip()
+    for length in range(1, len(whole), max(1, len(whole) // 400)):
+        path.write_bytes(whole[:length])
+        try:
+            kept = load(path)
+        except TraceError:
+            continue
+        # Perfetto's format is a list of packets without an end: between two of them a cut cannot be seen.
+        assert suffix == ".pftrace"
+        assert len(kept.spans) <= 2 * len(gpt2_timeline(40).spans)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_the_byte_where_it_breaks_is_named(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"trace{suffix}"
+    gpt2_timeline(3000).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(TraceError) as raised:
+        load(path)
+    assert raised.value.offset is not None
+    assert len(whole) - 1000 < raised.value.offset <= len(whole) - 100
