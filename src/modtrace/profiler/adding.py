@@ -16,7 +16,7 @@ from .lay import moved, of_process, pid_of
 from .result import Merged, closing, refuse_merged
 from .seat import step_of
 from .source import Source
-from .splice import Copy, find_ends, scan
+from .splice import Copy, find_ends, find_syncs
 from .stream import EventStream
 from .text import row_events, timeline_events
 from .tracks import free_tids, timeline_rows
@@ -53,7 +53,7 @@ def add_recording(source: Source, timeline: Timeline, out: str) -> Merged:
         copy = Copy(source.fileno(), file.fileno(), begin, ends.end)
         copy.start()
         try:
-            found = scan(source, ends.end, 2 * len(timeline.tracks) + 1)
+            syncs = find_syncs(source, ends.end)
         finally:
             copy.join()
         if copy.error is not None:
@@ -61,8 +61,8 @@ def add_recording(source: Source, timeline: Timeline, out: str) -> Merged:
         if file.seekable():
             file.seek(0, os.SEEK_END)
         events = ends.sample
-        added = _Added(timeline, events, found.syncs, ends.keys)
-        for text in added.events(itertools.count(found.tid_base), comma=bool(events.total)):
+        added = _Added(timeline, events, syncs, ends.keys)
+        for text in added.events(free_tids(events.tids), comma=bool(events.total)):
             sink.write(text)
         tail = b"" if ends.head.bare else os.pread(source.fileno(), source.size - ends.end, ends.end)
         merged = added.described(out, [])

@@ -75,13 +75,14 @@ def find_nodes(events: Events, running: Innermost, threads: Ints) -> Nodes:
 def _parents(track: Ints, start: Ints, end: Ints) -> Ints:
     parent = np.full(len(start), -1, np.int64)
     stack: list[int] = []
-    ends = end.tolist()
+    starts, ends = start.tolist(), end.tolist()
     current = -1
-    for at, (track_, start_) in enumerate(zip(track.tolist(), start.tolist(), strict=True)):
+    for at, (track_, start_, end_) in enumerate(zip(track.tolist(), starts, ends, strict=True)):
         if track_ != current:
             current = track_
             stack.clear()
-        while stack and ends[stack[-1]] <= start_:
+        # Two of the same extent are the same node twice, not one inside the other.
+        while stack and (ends[stack[-1]] <= start_ or (starts[stack[-1]], ends[stack[-1]]) == (start_, end_)):
             stack.pop()
         if stack:
             parent[at] = stack[-1]

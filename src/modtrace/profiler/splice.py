@@ -14,9 +14,8 @@ from .events import SYNC, Events, Gatherer
 from .frame import Head, HeadError, find_head, find_tail
 from .repair import BOUNDARY
 from .source import BLOCK, Source
-from .tracks import TID_BASES
 
-__all__ = ["Copy", "Ends", "Scan", "copy_range", "find_ends", "scan"]
+__all__ = ["Copy", "Ends", "copy_range", "find_ends", "find_syncs"]
 
 _WINDOW = 1 << 20
 _WIDEST = 16 << 20
@@ -38,18 +37,6 @@ class Ends(NamedTuple):
     end: int
     keys: dict[str, Any]
     sample: Events
-
-
-class Scan(NamedTuple):
-    """What was found on the way.
-
-    Attributes:
-        syncs: start and end in ns from the base by the name of the sync mark.
-        tid_base: from where on thread ids are free.
-    """
-
-    syncs: dict[str, list[tuple[int, int]]]
-    tid_base: int
 
 
 def find_ends(source: Source) -> Ends | None:
@@ -115,17 +102,9 @@ def _whole(data: bytes) -> tuple[list[Any], int]:
             limit = min(error.pos, at)
 
 
-def scan(source: Source, end: int, rows: int) -> Scan:
-    """Look through the file up to `end` for sync marks, and for thread ids that no number in it begins like.
-
-    Args:
-        source: the file.
-        end: where the events end.
-        rows: how many ids are needed.
-    """
+def find_syncs(source: Source, end: int) -> dict[str, list[tuple[int, int]]]:
+    """Look through the file up to `end` for sync marks; return start and end in ns from the base by the mark's name."""
     syncs: dict[str, list[tuple[int, int]]] = {}
-    prefixes = {base: str(base)[: 10 - len(str(rows))].encode() for base in TID_BASES}
-    base, free = TID_BASES[0], set(TID_BASES)
     needle = f'"{SYNC}'.encode()
     buffer = bytearray(_OVERLAP + BLOCK)
     view = memoryview(buffer)
@@ -136,8 +115,6 @@ def scan(source: Source, end: int, rows: int) -> Scan:
             break
         at += count
         filled = kept + count
-        if buffer.find(prefixes[base], 0, filled) >= 0:
-            free = {one for one in free if buffer.find(prefixes[one], 0, filled) < 0}
         place = buffer.find(needle, 0, filled)
         while place >= 0:
             _take_sync(bytes(buffer[max(place - 512, 0) : min(place + 1024, filled)]), min(place, 512), syncs)
@@ -145,20 +122,8 @@ def scan(source: Source, end: int, rows: int) -> Scan:
         kept = min(_OVERLAP, filled)
         buffer[:kept] = buffer[filled - kept : filled]
         source.advanced(count)
-    return Scan({name: sorted(set(found)) for name, found in syncs.items()}, _first_free(source, end, prefixes, free))
-
-
-def _first_free(source: Source, end: int, prefixes: dict[int, bytes], free: set[int]) -> int:
-    """Return the first base that occurs nowhere; all but the first are looked for only where the first occurs."""
-    if TID_BASES[0] in free:
-        return TID_BASES[0]
-    for at in range(0, end, BLOCK):
-        data = os.pread(source.fileno(), BLOCK + 16, at)
-        free = {base for base in free if prefixes[base] not in data}
-    left = [base for base in TID_BASES if base in free]
-    if not left:
-        raise TraceError(source.path, "no free thread ids were found; merge it with attribution")
-    return left[0]
+    # What lies where two blocks overlap was found twice.
+    return {name: sorted(set(found)) for name, found in syncs.items()}
 
 
 def _take_sync(data: bytes, place: int, syncs: dict[str, list[tuple[int, int]]]) -> None:

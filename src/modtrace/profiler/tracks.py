@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ..timeline import Timeline, Track
 
-__all__ = ["TID_BASES", "Row", "device_rows", "free_tids", "timeline_rows"]
+__all__ = ["Row", "device_rows", "free_tids", "timeline_rows"]
 
-TID_BASES = (4_040_000_000, 4_141_000_000, 4_252_000_000, 3_939_000_000, 3_838_000_000)
-"""Where our thread ids begin: no operating system's thread has such a number, and 32 bits hold it."""
-
-_ROOM = 1_000_000
+_FIRST_TID = 4_040_000_000
+"""Where our thread ids begin. The profiler writes thread ids as 32 bits with a sign, so that none is beyond 2**31; ours
+fit into 32 bits without one, as the trace processor wants it."""
 
 
 class Row(NamedTuple):
@@ -33,8 +33,7 @@ class Row(NamedTuple):
 
 def free_tids(taken: Collection[int]) -> Iterator[int]:
     """Yield thread ids that are not taken."""
-    base = next((b for b in TID_BASES if not any(b <= tid < b + _ROOM for tid in taken)), TID_BASES[0])
-    return (tid for tid in range(base, base + _ROOM) if tid not in taken)
+    return (tid for tid in itertools.count(_FIRST_TID) if tid not in taken)
 
 
 def timeline_rows(timeline: Timeline, pid: int | str, tids: Iterator[int]) -> list[Row]:

@@ -1,0 +1,128 @@
+"""What merging a big profiler trace costs: time and peak memory, against copying it and against orjson.
+
+The trace is a real one with its events repeated; the recording covers its forward thread. Each way runs in a process
+of its own. Copying and merging write to the same disk, the source is in the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+DATA = Path(__file__).parents[2] / "tests" / "data" / "kineto" / "a100-ddp-rank0.json.gz"
+WAYS = ("copy", "splice", "attribute", "orjson")
+
+
+def make(path: Path, size: int) -> int:
+    """Write a trace of at least `size` bytes and return how many events it has."""
+    text = gzip.decompress(DATA.read_bytes())
+    begin = text.index(b'"traceEvents": [') + len(b'"traceEvents": [')
+    end = text.index(b'],\n  "INFO"', begin) if b'],\n  "INFO"' in text[begin:] else text.rindex(b'],\n  "traceName"')
+    events = text[begin:end]
+    count = len(json.loads(b"[" + events + b"]"))
+    times = -(-size // len(events))
+    with path.open("wb") as file:
+        file.write(text[:begin])
+        for index in range(times):
+            file.write(b"," * (index > 0) + events)
+        file.write(text[end:])
+    return count * times
+
+
+def recording(path: Path) -> None:
+    """Save spans over the trace's forward thread: 100 calls of 20 modules each."""
+    import numpy as np
+
+    from modtrace.profiler.events import Gatherer
+    from modtrace.profiler.source import Source
+    from modtrace.profiler.stream import EventStream
+    from modtrace.timeline import Columns, Name, Process, Timeline, Track
+
+    gatherer = Gatherer()
+    with Source(DATA) as source:
+        stream = EventStream(source)
+        for chunk in stream.chunks():
+            gatherer.add(chunk.events)
+    events = gatherer.events()
+    pid, tid = events.tracks[int(events.ops.track[0])]
+    base = stream.keys["baseTimeNanoseconds"]
+    edges = np.linspace(events.first, events.last, 100 * 20 + 1).astype(np.int64) + base
+    count = len(edges) - 1
+    columns = Columns.of(
+        start=edges[:-1],
+        end=edges[1:],
+        name=np.arange(count) % 20,
+        phase=np.zeros(count),
+        track=np.zeros(count),
+        depth=np.zeros(count),
+        parent=np.full(count, -1),
+        call=np.arange(count) // 20,
+        step=np.zeros(count),
+        link=np.full(count, -1),
+        complete=np.ones(count),
+    )
+    names = [Name(f"h.{n}: Block", f"Net.h.{n}", "Block") for n in range(20)]
+    path.write_bytes(pickle.dumps(Timeline(columns, names, [Track("forward", "Main", tid, Process(pid))])))
+
+
+def run(way: str, trace: Path, timeline: Path, out: Path) -> None:
+    """Do it once, and print seconds and the peak of resident memory in MB."""
+    if way == "copy":
+        begun = time.perf_counter()
+        shutil.copyfile(trace, out)
+    elif way == "orjson":
+        import orjson
+
+        begun = time.perf_counter()
+        out.write_bytes(orjson.dumps(orjson.loads(trace.read_bytes())))
+    else:
+        from modtrace.profiler import merge
+
+        laid = pickle.loads(timeline.read_bytes())
+        begun = time.perf_counter()
+        merge(trace, laid, out, attribute=way == "attribute")
+    seconds = time.perf_counter() - begun
+    # Not ru_maxrss, which a process takes over from the one that started it.
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(json.dumps([seconds, int(peak.split()[1]) / 1000]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        way, *paths = options.one
+        run(way, *map(Path, paths))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        trace, timeline, out = (Path(folder, name) for name in ("trace.json", "timeline", "out.json"))
+        events = make(trace, options.megabytes * 1_000_000)
+        recording(timeline)
+        print(f"{trace.stat().st_size / 1e6:.0f} MB, {events} events; best of {options.rounds}")
+        best: dict[str, tuple[float, float]] = {}
+        for _ in range(options.rounds):
+            for way in WAYS:
+                command = [sys.executable, __file__, "--one", way, str(trace), str(timeline), str(out)]
+                seconds, memory = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+                before = best.get(way, (seconds, memory))
+                best[way] = min(before[0], seconds), max(before[1], memory)
+                out.unlink()
+        for way, (seconds, memory) in best.items():
+            print(f"{way:10} {seconds:7.2f} s {memory:7.0f} MB")
+        print(f"splice / copy {best['splice'][0] / best['copy'][0]:.2f}")
+        print(f"attribute / orjson {best['attribute'][0] / best['orjson'][0]:.2f}")
+
+
+if __name__ == "__main__":
+    main()
