@@ -166,7 +166,8 @@ class Tracks:
     def _facts(self) -> TracePacket:
         packet = self._packet()
         said = header(self._timeline, self._lanes, self._originals)
-        told: dict[str, Any] = {"modtrace": said, **said["facts"], **said["stats"]}
+        # A recording's facts hold its modtrace version under the name that the loader looks for.
+        told: dict[str, Any] = {**said["facts"], **said["stats"], "modtrace": said}
         for name, value in told.items():
             text = value if isinstance(value, str) else orjson.dumps(value).decode()
             packet.chrome_events.metadata.add(name=name, string_value=text)
