@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 
 from ..ring import Kind, Ring
@@ -34,8 +33,8 @@ from ..ring.event import (
 )
 from .names import ModuleNames, Open
 from .patch import Layer
+from .stretches import StretchFrame, StretchHooks
 from .sync import SyncMarks
-from .tensors import tensors_in
 from .threads import describe_thread
 
 __all__ = ["PortableEngine"]
@@ -48,39 +47,35 @@ _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 _SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 _OUTSIDE = NO_NAME << KEY_BITS
 _NO_TASK = -1
-_LONGEST_WALK = 20_000
 
 _ENTER, _EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
 _AGAIN_ENTER, _AGAIN_EXIT = Kind.RECOMPUTE_ENTER << KIND_SHIFT, Kind.RECOMPUTE_EXIT << KIND_SHIFT
 _BACKWARD, _OVER = Kind.BACKWARD << KIND_SHIFT, Kind.BACKWARD_OVER << KIND_SHIFT
 
 
-class Frame:
+class Frame(StretchFrame):
     """An open call; the frames of a thread are used again, since making one costs as much as noting an event.
 
     Attributes:
         thread: the thread it runs on.
-        height: how many frames lie below it.
         module: None for the frame around all calls, and for one that is not in use.
         name: the number of its name.
         code: name and key together: which call it is.
         exit_meta: kind, thread and name of its exit.
         value: its number, where the slot has it.
-        first: the thread's sequence number at enter.
-        segment: the sequence number from which on nodes are its own, since its last inner call.
-        pending: stretches of own nodes whose newest one is not found yet.
     """
 
-    __slots__ = ("code", "exit_meta", "first", "height", "module", "name", "pending", "segment", "thread", "value")
+    __slots__ = ("exit_meta", "module", "name", "thread", "value")
+
+    code: int
 
     def __init__(self, thread: _Thread, height: int) -> None:
+        super().__init__(height)
         self.thread = thread
-        self.height = height
         self.module: nn.Module | None = None
         self.name = NO_NAME
         self.code = _OUTSIDE
-        self.exit_meta = self.value = self.first = self.segment = 0
-        self.pending: list[tuple[int, int]] = []
+        self.exit_meta = self.value = 0
 
 
 class _Thread:
@@ -113,7 +108,7 @@ Place = tuple[int, Callable[[], int], Callable[[], int]]
 """A name's number, and what counts its calls and its recomputations."""
 
 
-class PortableEngine:
+class PortableEngine(StretchHooks):
     """Notes forward by a layer around `nn.Module.__call__` and backward by hooks on few nodes.
 
     Args:
@@ -253,45 +248,6 @@ class PortableEngine:
         self._places.setdefault(id(module), {})[parent] = place
         return place
 
-    def _end_segment(self, thread: _Thread, frame: Frame, values: object, sequence: int) -> None:
-        first, newest, found = frame.segment, sequence - 1, False
-        frame.segment = sequence
-        # Most often it is one tensor, or a tuple of tensors; the general walk costs more than all else here.
-        for value in values if type(values) is tuple else (values,):
-            for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
-                node = _node_of(tensor)
-                if node is not None and first <= (number := node._sequence_nr()) <= newest:
-                    self._hook(thread, node, frame.code)
-                    found = found or number == newest
-        if not found and frame.height:
-            frame.pending.append((first, newest))
-
-    def _walk(self, thread: _Thread, frame: Frame, output: object) -> None:
-        best: dict[int, tuple[int, Node]] = {}
-        seen: set[Node] = set()
-        todo = [node for tensor in tensors_in(output) if (node := _node_of(tensor)) is not None]
-        while todo and len(seen) < _LONGEST_WALK:
-            node = todo.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            number = node._sequence_nr()
-            if number < frame.first:
-                continue
-            for index, (first, newest) in enumerate(frame.pending):
-                if first <= number <= newest and (index not in best or best[index][0] < number):
-                    best[index] = (number, node)
-            todo.extend(inner for inner, _ in node.next_functions if inner is not None)
-        for _, node in best.values():
-            self._hook(thread, node, frame.code)
-
-    def _hook(self, thread: _Thread, node: Node, code: int) -> None:
-        # `node.register_prehook` makes a removable handle, which is most of its cost; a tensor's own dictionary of
-        # hooks registers on the node at a third of it.
-        carrier = thread.carrier
-        carrier._backward_hooks = {0: partial(self._when_reached, code)}
-        node._register_hook_dict(carrier)
-
     def _reached(self, code: int, _gradient: Tensor) -> None:
         if not self.active:
             return
@@ -335,14 +291,6 @@ class PortableEngine:
                 self._write(_OVER | self._thread().bits | NO_NAME, task)
             except Exception as error:
                 self._fail(error)
-
-
-def _node_of(tensor: Tensor) -> Node | None:
-    try:
-        return tensor.grad_fn
-    except RuntimeError:
-        # A view whose base was changed in place can refuse to say.
-        return None
 
 
 def _make_call(layer: Layer) -> Callable[..., Any]:
