@@ -198,18 +198,22 @@ def _nodes(events: Events) -> dict[str, npt.NDArray[Any]]:
 
 
 def _lengthen(events: Events, ends: Ints, known: Bools, end: Ints) -> None:
-    """Let a node last until the gradients that it made are accumulated, where that follows it at once."""
-    if not np.any(events.kind == Kind.ACCUMULATED):
-        return
-    kinds = (Kind.NODE_BEGIN, Kind.NODE_END, Kind.ACCUMULATED)
-    index = np.flatnonzero(np.isin(events.kind, kinds))
+    """Let a node last until its thread begins the next one of the same task, where nothing else lies between.
+
+    In that time the engine checks the gradients that the node made, sums them with others and accumulates them. Behind
+    the last node of a task, only what is accumulated is known.
+    """
+    kinds = (Kind.NODE_SEQUENCE, Kind.STEP, Kind.MARK, Kind.COUNTER, Kind.SHAPES)
+    index = np.flatnonzero(~np.isin(events.kind, kinds))
     index = index[np.lexsort((index, events.thread[index]))]
     accumulated = events.kind[index] == Kind.ACCUMULATED
-    # Each takes the last node event before it on its thread, and gives its time to that where it is an end.
+    # Each takes the last other event before it on its thread, and gives its time to that where it is an end.
     before = np.maximum.accumulate(np.where(accumulated, -1, np.arange(len(index))))
-    source, target = index[accumulated], index[np.maximum(before[accumulated], 0)]
+    before[~accumulated] = np.roll(before, 1)[~accumulated]
+    gives = accumulated | (events.kind[index] == Kind.NODE_BEGIN)
+    source, target = index[gives], index[np.maximum(before[gives], 0)]
     fits = (
-        (before[accumulated] >= 0)
+        (before[gives] >= 0)
         & (events.kind[target] == Kind.NODE_END)
         & (events.thread[target] == events.thread[source])
         & (events.name[target] & 0xFF == events.name[source] & 0xFF)
