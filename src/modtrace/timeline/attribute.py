@@ -105,7 +105,9 @@ def _steps(
     top = np.concatenate([calls, around[calls], alone, around[builders]])
     builder = np.concatenate([none, none, builders, alone])
     known = sequence >= 0
-    order = np.argsort(position[known], kind="stable")
+    # What was clipped closes together with what is around it, and that comes last.
+    tie = np.concatenate([none, -brackets.opened[calls], alone, -brackets.opened[builders]])
+    order = np.lexsort((tie[known], position[known]))
     return sequence[known][order], top[known][order], builder[known][order]
 
 

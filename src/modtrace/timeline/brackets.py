@@ -81,7 +81,8 @@ def find_brackets(events: Events) -> Brackets:
     columns = {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
     last = 2 * len(events) + 2
     opened, closed = columns["opened"], columns["closed"]
-    started, finished = opened >= 0, closed >= 0
+    # In a damaged file a closing can stand before its opening.
+    started, finished = opened >= 0, closed > opened
     cut = columns.pop("cut")
     # What was open at either edge nests by what is known of it: closed later means opened earlier.
     closed = np.where(finished, closed, 2 * last - opened)
@@ -311,7 +312,9 @@ def _depths(thread: Ints, opened: Ints, closed: Ints) -> Ints | None:
     count = len(thread)
     owner = np.concatenate([np.arange(count), np.arange(count)])
     sign = np.repeat(np.array([1, -1]), count)
-    order = np.lexsort((np.concatenate([opened, closed]), np.concatenate([thread, thread])))
+    # Clipped brackets close together with the one around them: the inner (later opened) one first.
+    tie = np.concatenate([opened, -opened])
+    order = np.lexsort((tie, np.concatenate([opened, closed]), np.concatenate([thread, thread])))
     total = np.cumsum(sign[order])
     position_depth = np.where(sign[order] > 0, total - 1, total)
     at_open = np.empty(count, np.int64)
@@ -340,12 +343,5 @@ def _clip(columns: dict[str, npt.NDArray[Any]]) -> None:
             end[at] = min(end[at], end[around])
             finished[at] = False
         stack.append(at)
-    # Clipped brackets share one position; ranks make them distinct again, the inner (later opened) one first.
-    count = len(closed)
-    position = np.concatenate([closed, opened])
-    opens = np.repeat(np.array([0, 1]), count)
-    tie = np.concatenate([-opened, opened])
-    rank = np.empty(2 * count, np.int64)
-    rank[np.lexsort((tie, opens, position))] = np.arange(2 * count)
-    columns["closed"], columns["opened"] = rank[:count], rank[count:]
+    columns["closed"] = closed
     columns["end"], columns["finished"] = np.maximum(end, columns["start"]), finished
