@@ -18,7 +18,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -27,6 +27,7 @@ from .._errors import RingError
 from .event import SLOT_BYTES, WORDS
 from .names import Record
 from .slots import Reading, read_slots, touch
+from .sound import sound
 
 __all__ = ["MAGIC", "SLOTS_OFFSET", "VERSION", "RingFile", "RingImage", "read_ring"]
 
@@ -101,7 +102,7 @@ class RingFile:
 
 
 class RingImage(NamedTuple):
-    """What a ring file held when it was read.
+    """What a ring held when it was read.
 
     Attributes:
         reading: the events and what was lost.
@@ -117,56 +118,65 @@ class RingImage(NamedTuple):
 def read_ring(path: str | os.PathLike[str]) -> RingImage:
     """Read a ring file: of a running, a stopped or a killed process, or a part of one.
 
-    A file that was cut gives the events of the slots that are there.
+    A file that was cut gives the events of the slots that are there. What is damaged is left out; a name that is lost
+    with it becomes a number.
 
     Raises:
-        RingError: it is no ring file, or its header is damaged.
+        RingError: it cannot be read, is no ring file, or its header is damaged.
     """
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            head = file.read(SLOTS_OFFSET)
-            capacity, log_start, facts = _read_header(name, head)
-            there = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
-            slots = np.zeros((there, WORDS), np.int64)
-            if there:
-                with mmap.mmap(file.fileno(), SLOTS_OFFSET + there * SLOT_BYTES, access=mmap.ACCESS_READ) as mapping:
-                    view = np.frombuffer(mapping, np.int64, there * WORDS, SLOTS_OFFSET).reshape(-1, WORDS)
-                    try:
-                        reading = read_slots(view, capacity)
-                    finally:
-                        del view
-            else:
-                reading = read_slots(slots, capacity)
-            file.seek(log_start)
-            records = _read_log(file.read()) if size > log_start else []
+            header = _read_header(name, file.read(SLOTS_OFFSET))
+            reading = _read_slots(file.fileno(), size, header.capacity)
+            # After the slots: a name is noted before its number is used.
+            log = b""
+            if size > header.log_start:
+                file.seek(header.log_start)
+                log = file.read()
     except OSError as error:
         raise RingError(f"{name}: cannot be read: {error.strerror}") from error
-    return RingImage(reading, records, facts)
+    return RingImage(*sound(reading, _read_log(log), header.facts))
 
 
-def _read_header(name: str, head: bytes) -> tuple[int, int, Mapping[str, object]]:
+class _Header(NamedTuple):
+    capacity: int
+    log_start: int
+    facts: Mapping[str, object]
+
+
+def _read_header(name: str, head: bytes) -> _Header:
     if len(head) < _HEADER.size or not head.startswith(MAGIC):
-        raise RingError(f"{name}: not a ring file (it does not begin with {MAGIC.decode()})")
+        raise RingError(f"{name}: not a ring file (it does not begin with {MAGIC.decode()} and a header)")
     _, version, _, capacity, slots_offset, log_start, length, crc = _HEADER.unpack_from(head)
     if version != VERSION:
         raise RingError(
             f"{name}: ring format {version}; this modtrace reads {VERSION}. Read it with the version that wrote it."
         )
     text = head[_HEADER.size : _HEADER.size + length]
+    facts = _object(text) if len(text) == length and zlib.crc32(text) == crc else None
     if (
-        slots_offset != SLOTS_OFFSET
+        facts is None
+        or slots_offset != SLOTS_OFFSET
         or capacity < 1
         or log_start != SLOTS_OFFSET + capacity * SLOT_BYTES
-        or len(text) != length
-        or zlib.crc32(text) != crc
     ):
-        raise RingError(f"{name}, byte {len(MAGIC)}: the header is damaged")
-    facts = orjson.loads(text)
-    if not isinstance(facts, dict):
-        raise RingError(f"{name}, byte {_HEADER.size}: the header is damaged")
-    return capacity, log_start, facts
+        raise RingError(f"{name}, byte {len(MAGIC)}: the header is damaged; nothing can be recovered from this file")
+    return _Header(capacity, log_start, facts)
+
+
+def _read_slots(descriptor: int, size: int, capacity: int) -> Reading:
+    there = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
+    if not there:
+        return read_slots(np.zeros((0, WORDS), np.int64), capacity)
+    # A mapping, not a read: beside a live writer the order in which the words are copied matters.
+    with mmap.mmap(descriptor, SLOTS_OFFSET + there * SLOT_BYTES, access=mmap.ACCESS_READ) as mapping:
+        view = np.frombuffer(mapping, np.int64, there * WORDS, SLOTS_OFFSET).reshape(-1, WORDS)
+        try:
+            return read_slots(view, capacity)
+        finally:
+            del view
 
 
 def _read_log(log: bytes) -> list[Record]:
@@ -177,6 +187,16 @@ def _read_log(log: bytes) -> list[Record]:
         text = log[at + _RECORD.size : at + _RECORD.size + length]
         if not 0 < length <= _LONGEST_RECORD or len(text) != length or zlib.crc32(text) != crc:
             break
-        records.append(orjson.loads(text))
+        record = _object(text)
+        if record is not None:
+            records.append(record)
         at += _RECORD.size + length
     return records
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

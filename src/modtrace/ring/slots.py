@@ -28,6 +28,7 @@ from .event import (
 __all__ = ["Reading", "Write", "memory", "read_slots", "touch", "writer"]
 
 _MOST_TOUCHED = 1 << 28
+_KINDS = np.array(list(Kind), np.int64)
 
 Write = Callable[[int, int], None]
 """`write(meta, value)`: meta is kind, thread and name packed; the clock is read and the serial number taken inside."""
@@ -95,12 +96,19 @@ def read_slots(slots: npt.NDArray[np.int64], capacity: int) -> Reading:
     time_ns = slots[:, 1].copy()
     value = slots[:, 2].copy()
     meta = slots[:, 0].copy()
+    # Python's struct clears a slot before it fills it, so a stamp can also vanish meanwhile.
+    whole = slots[:, 3] == stamp
     serial = stamp - 1
-    index = np.arange(len(slots))
-    # A stamp that no writer can have put there is damage; it must not decide how many events there were.
-    sane = (stamp > 0) & (serial % capacity == index)
-    whole = sane & ((serial // capacity & LAP_MASK) == meta >> LAP_SHIFT)
+    whole &= (stamp > 0) & (serial % capacity == np.arange(len(slots)))
+    whole &= (serial // capacity & LAP_MASK) == meta >> LAP_SHIFT
+    whole &= np.isin(meta >> KIND_SHIFT & 0xFF, _KINDS)
     recorded = int(serial[whole].max()) + 1 if whole.any() else 0
+    if recorded > capacity:
+        # All serials of a ring lie within one capacity. One that is damaged must not make all others look overwritten.
+        numbers = serial[whole]
+        middle = np.partition(numbers, len(numbers) // 2)[len(numbers) // 2]
+        whole &= np.abs(serial - middle) < capacity
+        recorded = int(serial[whole].max()) + 1
     oldest = max(0, recorded - capacity)
     whole &= serial >= oldest
     order = np.flatnonzero(whole)
@@ -114,8 +122,5 @@ def read_slots(slots: npt.NDArray[np.int64], capacity: int) -> Reading:
         name=(meta & NO_NAME).astype(np.int32),
         value=value[order],
     )
-    known = np.isin(events.kind, np.array(list(Kind), np.int8))
-    if not known.all():
-        events = events.take(known)
     kept = len(events)
     return Reading(events, recorded, oldest, recorded - oldest - kept)
