@@ -58,7 +58,7 @@ def subjects(folder: Path) -> dict[str, Callable[[], AbstractContextManager[Any]
             engine="native", capacity=1 << 16, ring=folder / "native.modtrace"
         )
     for name in ("ModuleTracker", "ModTracker"):
-        tracker = None
+        tracker = getattr(modtrace, name, None)
         if tracker is not None:
             found[f"modtrace {name}"] = tracker
     return found

@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from .tensors import tensors_in
 
-__all__ = ["StretchFrame", "StretchHooks"]
+__all__ = ["StretchFrame", "StretchHooks", "node_of"]
 
 _LONGEST_WALK = 20_000
 
@@ -60,7 +60,7 @@ class StretchHooks:
         # Most often it is one tensor, or a tuple of tensors; the general walk costs more than all else here.
         for value in values if type(values) is tuple else (values,):
             for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
-                node = _node_of(tensor)
+                node = node_of(tensor)
                 if node is not None and first <= (number := node._sequence_nr()) <= newest:
                     self._hook(thread, node, frame.code)
                     found = found or number == newest
@@ -71,7 +71,7 @@ class StretchHooks:
         """Look for the newest node of each pending stretch in the graph behind `output`."""
         best: dict[int, tuple[int, Node]] = {}
         seen: set[Node] = set()
-        todo = [node for tensor in tensors_in(output) if (node := _node_of(tensor)) is not None]
+        todo = [node for tensor in tensors_in(output) if (node := node_of(tensor)) is not None]
         while todo and len(seen) < _LONGEST_WALK:
             node = todo.pop()
             if node in seen:
@@ -95,7 +95,8 @@ class StretchHooks:
         node._register_hook_dict(carrier)
 
 
-def _node_of(tensor: Tensor) -> Node | None:
+def node_of(tensor: Tensor) -> Node | None:
+    """Return the node that made `tensor`, None where there is none or it cannot be said."""
     try:
         return tensor.grad_fn
     except RuntimeError:
