@@ -142,6 +142,7 @@ HOSTILE = (
     "new\nline\ttab\r",
     "emoji 😀 ünïcödé",
     "NUL\0inside",
+    "DEL\x7finside",
     "lone \ud83d surrogate \udce9",
     "</script><!--",
     "%s %d {} ${x}",

@@ -15,7 +15,7 @@ from .digits import LONGEST
 from .header import header, shown_names, shown_texts
 from .lanes import Lanes
 from .progress import with_progress
-from .texts import Originals, shown
+from .texts import UNNAMED, Originals, shown
 
 __all__ = ["chrome_events", "write_chrome"]
 
@@ -97,7 +97,7 @@ def _metadata(layout: Layout) -> Iterator[bytes]:
         return orjson.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": said})
 
     for index, (process, pid) in enumerate(layout.lanes.pids.items()):
-        yield event("process_name", pid, 0, name=shown(process.name))
+        yield event("process_name", pid, 0, name=shown(process.name) or UNNAMED)
         yield event("process_sort_index", pid, 0, sort_index=index)
     for index, lane in enumerate(layout.lanes.lanes):
         yield event("thread_name", lane.pid, lane.tid, name=lane.name)

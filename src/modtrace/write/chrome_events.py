@@ -109,7 +109,7 @@ def _roles(timeline: Timeline, lanes: Lanes) -> Bytes:
     columns = timeline.columns
     roles: Bytes = np.where(columns.link >= 0, np.uint8(LINKED), np.uint8(ALONE))
     leaves, arrives = arrows(columns)
-    crowded = np.zeros(len(columns), bool)
+    crowded = columns.start == columns.end  # at one time a flow event comes before an empty span
     for rows in lanes.rows(timeline):
         start = columns.start[rows]
         crowded[rows[:-1][start[1:] == start[:-1]]] = True

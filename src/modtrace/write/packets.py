@@ -16,7 +16,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 from ..timeline import PHASES, Counter, Name, Process, Timeline
 from .header import header
 from .lanes import Lanes
-from .texts import Originals, shown
+from .texts import UNNAMED, Originals, shown
 
 __all__ = ["CALL_FIELDS", "INCREMENTAL", "UNIX", "Numbering", "Sequences", "Tracks", "encoded", "sequence_start"]
 
@@ -29,6 +29,8 @@ CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "co
 """The fields of the message that holds what a span's args say."""
 
 _NAMES_A_PACKET = 10_000
+_LONGEST_FACT = 100
+"""Characters; Perfetto v52 crashes on the name of a metadatum that has thousands."""
 
 
 class Sequences:
@@ -148,7 +150,7 @@ class Tracks:
                 threads.add(thread)
                 packet = self._track("thread", *thread, parent=self._uuid(track.process), rank=rank)
                 said = packet.track_descriptor.thread
-                said.pid, said.tid, said.thread_name = lane.pid, _int32(track.tid), shown(track.thread)
+                said.pid, said.tid, said.thread_name = lane.pid, _int32(track.tid), shown(track.thread) or UNNAMED
                 yield packet
                 yield self._track("modules", *thread, parent=self._uuid("thread", *thread), rank=0, name="modules")
             yield self._track("lane", rank, parent=self._uuid("modules", *thread), rank=rank, name=lane.name)
@@ -167,7 +169,9 @@ class Tracks:
         packet = self._packet()
         said = header(self._timeline, self._lanes, self._originals)
         # A recording's facts hold its modtrace version under the name that the loader looks for.
-        told: dict[str, Any] = {**said["facts"], **said["stats"], "modtrace": said}
+        # One by one for people, who see them in Perfetto's list of metadata; all of them for our reader.
+        facts = {name: value for name, value in said["facts"].items() if len(name) < _LONGEST_FACT}
+        told: dict[str, Any] = {**facts, **said["stats"], "modtrace": said}
         for name, value in told.items():
             text = value if isinstance(value, str) else orjson.dumps(value).decode()
             packet.chrome_events.metadata.add(name=name, string_value=text)
@@ -178,7 +182,7 @@ class Tracks:
         descriptor = packet.track_descriptor
         descriptor.uuid = self._uuid(process)
         descriptor.process.pid = _int32(pid)
-        descriptor.process.process_name = shown(process.name)
+        descriptor.process.process_name = shown(process.name) or UNNAMED
         descriptor.child_ordering = TrackDescriptor.EXPLICIT
         descriptor.sibling_order_rank = rank
         return packet

@@ -12,8 +12,8 @@ UNNAMED = "(unnamed)"
 """What a slice without a name is called: readers disagree about an empty one."""
 
 # Perfetto's JSON reader does not undo escapes, and a backslash before a closing quote makes it refuse the whole file.
-# NUL ends a string in its SQL, and lone surrogates are no UTF-8.
-_HOSTILE = re.compile("[\x00-\x1f\\\\\ud800-\udfff]")
+# DEL makes it refuse a header, NUL ends a string in its SQL, and lone surrogates are no UTF-8.
+_HOSTILE = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")
 
 Originals = dict[str, str]
 """Texts that were changed, by what they were changed to; the original as hexadecimal digits of its UTF-8."""
@@ -45,4 +45,6 @@ def _look_alike(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < 0x20:
         return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
     return "＼" if match[0] == "\\" else f"＼u{code:x}"
