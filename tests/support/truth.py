@@ -322,4 +322,4 @@ def share_nested(timeline: Timeline) -> float:
                 if end[around] < end[at]:
                     apart[rows[around]] = apart[rows[at]] = False
             stack.append(at)
-    return float(apart.mean())
+    return float(apart.mean()) if len(apart) else 1.0

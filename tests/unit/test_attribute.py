@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modtrace.timeline.attribute import attribute, enclosing_call
+from modtrace.timeline.brackets import Brackets, find_brackets
+from tests.support.script import Script
+
+ONE_THREAD = np.array([1])
+
+
+def owners(
+    script: Script, torch_threads: list[int] | None = None
+) -> tuple[Brackets, dict[tuple[int, int], int | None]]:
+    """Return the brackets, and of each node (origin or -1, sequence) the name of the call that it belongs to."""
+    events = script.events()
+    brackets = find_brackets(events)
+    call = attribute(brackets, events, np.array(torch_threads or [1]))
+    nodes = np.flatnonzero(brackets.node).tolist()
+    assert all(call[at] == -1 for at in range(len(brackets)) if at not in nodes)
+    return brackets, {
+        (int(brackets.origin[at]), int(brackets.sequence[at])): None if call[at] < 0 else int(brackets.name[call[at]])
+        for at in nodes
+    }
+
+
+def test_a_node_belongs_to_the_innermost_call_whose_range_holds_it() -> None:
+    script = Script()
+    a, b, c, d = (script.name(name) for name in ("A", "A.b", "A.c", "A.d"))
+    script.enter(1, a, sequence=10)
+    script.enter(2, b, sequence=12)
+    script.leave(3, b, sequence=14)
+    script.enter(4, c, sequence=14)
+    script.leave(5, c, sequence=14)
+    script.enter(6, d, sequence=14)
+    script.leave(7, d, sequence=15)
+    script.leave(8, a, sequence=17)
+    for at, sequence in enumerate(reversed(range(9, 19))):
+        script.node(10 + 2 * at, 11 + 2 * at, sequence)
+
+    _, found = owners(script)
+
+    # b made two nodes, c none, d one; A made two before, two after.
+    assert [found[1, sequence] for sequence in range(9, 19)] == [None, a, a, b, b, d, a, a, None, None]
+
+
+def test_threads_count_apart() -> None:
+    script = Script()
+    worker = script.add_thread("worker", 2, torch=7)
+    a, b = script.name("A"), script.name("B")
+    script.enter(1, a, sequence=0)
+    script.on(worker)
+    script.enter(2, b, sequence=1)
+    script.leave(3, b, sequence=3)
+    script.on(0)
+    script.leave(4, a, sequence=2)
+    # The backward of both runs on the first thread.
+    for at, (origin, sequence) in enumerate([(7, 2), (7, 1), (7, 0), (1, 1), (1, 0), (9, 1)]):
+        script.node(10 + 2 * at, 11 + 2 * at, sequence, origin=origin)
+
+    _, found = owners(script, [1, 7])
+
+    assert found == {(7, 2): b, (7, 1): b, (7, 0): None, (1, 1): a, (1, 0): a, (9, 1): None}
+
+
+def test_what_a_backward_pass_builds_belongs_to_the_call_whose_node_built_it() -> None:
+    script = Script()
+    a, b = script.name("A"), script.name("A.b")
+    script.enter(1, a, sequence=0)
+    script.enter(2, b, sequence=1)
+    script.leave(3, b, sequence=2)
+    script.leave(4, a, sequence=2)
+    # backward(create_graph=True): the node of b makes 2 and 3, that of A makes 4; in between 5 is made by nobody.
+    script.begin(10, 1, task=1)
+    script.sequence(11, 2)
+    script.sequence(12, 4)
+    script.end(13, 1, task=1)
+    script.begin(14, 0, task=1)
+    script.sequence(15, 4)
+    script.sequence(16, 5)
+    script.end(17, 0, task=1)
+    for at, sequence in enumerate([5, 4, 3, 2]):
+        script.node(20 + 2 * at, 21 + 2 * at, sequence, task=2)
+
+    _, found = owners(script)
+
+    assert found == {(1, 0): a, (1, 1): b, (1, 2): b, (1, 3): b, (1, 4): a, (1, 5): None}
+
+
+def test_a_recomputation_has_a_range_of_its_own() -> None:
+    script = Script()
+    a = script.name("A")
+    script.enter(1, a, sequence=0)
+    script.leave(2, a, sequence=2)
+    script.begin(10, 1, task=1)
+    script.enter(11, a, sequence=5, again=True)
+    script.leave(12, a, sequence=7, again=True)
+    script.node(13, 14, 6, task=2)
+    script.end(15, 1, task=1)
+
+    brackets, found = owners(script)
+    call = attribute(brackets, script.events(), ONE_THREAD)
+    node = int(np.flatnonzero(brackets.sequence == 6)[0])
+
+    assert found == {(1, 1): a, (1, 6): a}
+    assert brackets.recompute[call[node]]
+
+
+def test_the_portable_engine_says_the_call_itself() -> None:
+    script = Script()
+    a = script.name("A")
+    for number in range(2):
+        script.enter(1 + 2 * number, a, number, sequence=9)
+        script.leave(2 + 2 * number, a, number, sequence=9)
+    script.goes_on(10, a, 1, task=1)
+    script.goes_on(11, a, 0, task=1)
+    script.goes_on(12, a, 5, task=1)
+    script.over(13, task=1)
+
+    events = script.events()
+    brackets = find_brackets(events)
+    call = attribute(brackets, events, ONE_THREAD)
+    nodes = np.flatnonzero(brackets.node)
+
+    assert [int(brackets.key[call[at]]) if call[at] >= 0 else None for at in nodes.tolist()] == [1, 0, None]
+
+
+def test_the_enclosing_call_is_found_through_nodes() -> None:
+    script = Script()
+    a, b = script.name("A"), script.name("B")
+    script.enter(1, a)
+    script.begin(2, 0, task=1)
+    script.begin(3, 5, task=2)
+    script.enter(4, b, again=True)
+    script.leave(5, b, again=True)
+    script.end(6, 5, task=2)
+    script.end(7, 0, task=1)
+    script.leave(8, a)
+
+    brackets = find_brackets(script.events())
+
+    assert brackets.depth.tolist() == [0, 1, 2, 3]
+    assert enclosing_call(brackets).tolist() == [-1, 0, 0, 0]
+
+
+@given(seed=st.integers(0, 1 << 30), calls=st.integers(1, 15))
+def test_every_node_of_any_tree_of_calls_belongs_to_the_call_that_made_it(seed: int, calls: int) -> None:
+    choose = random.Random(seed)
+    script = Script(capacity=256)
+    names: list[int] = []
+    made: list[int | None] = []
+    stack: list[int] = []
+    for at in range(calls * 4):
+        action = choose.randrange(3)
+        if action == 0 and len(names) < calls:
+            names.append(script.name(f"module {len(names)}"))
+            script.enter(at, names[-1], sequence=len(made))
+            stack.append(names[-1])
+        elif action == 1 and stack:
+            script.leave(at, stack.pop(), sequence=len(made))
+        else:
+            made.append(stack[-1] if stack else None)
+    while stack:
+        script.leave(200, stack.pop(), sequence=len(made))
+    order = choose.sample(range(len(made)), len(made))
+    for sequence in order:
+        script.node(300, 301, sequence)
+
+    _, found = owners(script)
+
+    assert found == {(1, sequence): owner for sequence, owner in enumerate(made)}

@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modtrace.ring import Kind
+from modtrace.ring.event import KEY_BITS, NO_NAME, SEQUENCE_BITS
+from modtrace.timeline.brackets import Brackets, find_brackets
+from tests.support.script import Script
+
+
+def rows(brackets: Brackets, *fields: str) -> list[tuple[int, ...]]:
+    return list(zip(*(getattr(brackets, field).tolist() for field in fields), strict=True))
+
+
+def test_no_events_are_no_brackets() -> None:
+    assert len(find_brackets(Script().events())) == 0
+
+
+def test_calls_pair_by_name_and_number() -> None:
+    script = Script()
+    outer, inner = script.name("A"), script.name("A.b")
+    script.enter(10, outer, sequence=3)
+    script.enter(11, inner, 0, sequence=4)
+    script.leave(12, inner, 0, sequence=6)
+    script.enter(13, inner, 1, sequence=6)
+    script.leave(15, inner, 1, sequence=6)
+    script.leave(19, outer, sequence=9)
+
+    brackets = find_brackets(script.events())
+
+    assert rows(brackets, "name", "key", "start", "end", "sequence", "sequence_out") == [
+        (outer, 0, 10, 19, 3, 9),
+        (inner, 0, 11, 12, 4, 6),
+        (inner, 1, 13, 15, 6, 6),
+    ]
+    assert rows(brackets, "depth", "parent", "started", "finished") == [(0, -1, 1, 1), (1, 0, 1, 1), (1, 0, 1, 1)]
+    assert not brackets.node.any()
+
+
+def test_a_module_that_calls_itself_nests_in_itself() -> None:
+    script = Script()
+    name = script.name("A")
+    for number in range(3):
+        script.enter(number, name, number)
+    for number in reversed(range(3)):
+        script.leave(10 - number, name, number)
+
+    assert rows(find_brackets(script.events()), "key", "start", "end", "depth", "parent") == [
+        (0, 0, 10, 0, -1),
+        (1, 1, 9, 1, 0),
+        (2, 2, 8, 2, 1),
+    ]
+
+
+def test_what_is_open_at_the_end_lasts_until_the_last_event() -> None:
+    script = Script()
+    outer, inner = script.name("A"), script.name("A.b")
+    script.enter(1, outer)
+    script.enter(2, inner)
+    script.mark(7, "here")
+
+    assert rows(find_brackets(script.events()), "start", "end", "depth", "finished") == [(1, 7, 0, 0), (2, 7, 1, 0)]
+
+
+def test_what_was_open_before_the_first_event_nests_by_its_exits() -> None:
+    script = Script(capacity=16)
+    outer, inner, other = script.name("A"), script.name("A.b"), script.name("A.c")
+    script.enter(1, outer)
+    script.enter(2, inner)
+    for at in range(3, 16):
+        script.mark(at, "fills the ring")
+    script.leave(16, inner)
+    script.enter(17, other)
+    script.leave(18, other)
+    script.leave(19, outer)
+    brackets = find_brackets(script.events())
+
+    # Nineteen events in sixteen slots: the first that is left is that at 4.
+    assert rows(brackets, "name", "start", "end", "depth", "parent", "started", "finished") == [
+        (outer, 4, 19, 0, -1, 0, 1),
+        (inner, 4, 16, 1, 0, 0, 1),
+        (other, 17, 18, 1, 0, 1, 1),
+    ]
+
+
+def test_an_inner_call_without_an_exit_ends_with_the_outer_one() -> None:
+    script = Script()
+    outer, inner, after = script.name("A"), script.name("A.b"), script.name("B")
+    script.enter(1, outer)
+    script.enter(2, inner)
+    script.leave(5, outer)
+    script.enter(8, after)
+    script.leave(9, after)
+
+    assert rows(find_brackets(script.events()), "name", "start", "end", "depth", "parent", "finished") == [
+        (outer, 1, 5, 0, -1, 1),
+        (inner, 2, 5, 1, 0, 0),
+        (after, 8, 9, 0, -1, 1),
+    ]
+
+
+def test_threads_do_not_nest_in_each_other() -> None:
+    script = Script()
+    name, other = script.name("A"), script.add_thread("worker", 2)
+    script.enter(1, name, 0)
+    script.on(other)
+    script.enter(2, name, 1)
+    script.leave(3, name, 1)
+    script.on(0)
+    script.leave(4, name, 0)
+
+    assert rows(find_brackets(script.events()), "thread", "start", "end", "depth", "parent") == [
+        (0, 1, 4, 0, -1),
+        (other, 2, 3, 0, -1),
+    ]
+
+
+def test_a_node_lasts_until_the_next_one_begins() -> None:
+    script = Script()
+    script.node(10, 12, sequence=5)
+    script.accumulated(14)
+    script.node(15, 16, sequence=4)
+    script.accumulated(18)
+    script.accumulated(19)
+
+    brackets = find_brackets(script.events())
+
+    # Behind the last node only what is accumulated is known.
+    assert rows(brackets, "sequence", "start", "end") == [(5, 10, 15), (4, 15, 19)]
+    assert brackets.node.all()
+    assert rows(brackets, "name", "key", "origin", "task") == [(NO_NAME, -1, 1, 0), (NO_NAME, -1, 1, 0)]
+
+
+def test_a_node_does_not_last_into_another_task_or_a_call() -> None:
+    script = Script()
+    script.node(10, 12, sequence=5, task=1)
+    script.node(15, 16, sequence=4, task=2)
+    name = script.name("A")
+    script.enter(20, name)
+    script.leave(21, name)
+    script.node(25, 26, sequence=7, task=2)
+
+    brackets = find_brackets(script.events())
+
+    nodes = [(start, end) for node, start, end in rows(brackets, "node", "start", "end") if node]
+    assert nodes == [(10, 12), (15, 16), (25, 26)]
+
+
+def test_a_node_waits_for_its_own_thread() -> None:
+    script = Script()
+    worker = script.add_thread("worker", 2)
+    script.node(10, 12, sequence=5)
+    script.on(worker)
+    script.node(14, 15, sequence=4)
+    script.on(0)
+    script.node(20, 21, sequence=3)
+
+    assert rows(find_brackets(script.events()), "thread", "start", "end") == [
+        (0, 10, 20),
+        (0, 20, 21),
+        (worker, 14, 15),
+    ]
+
+
+def test_nodes_of_an_inner_backward_nest() -> None:
+    script = Script()
+    script.begin(1, 9, task=1)
+    script.node(2, 3, 12, task=2)
+    script.node(4, 5, 11, task=2)
+    script.end(6, 9, task=1)
+
+    assert rows(find_brackets(script.events()), "sequence", "start", "end", "depth", "parent") == [
+        (9, 1, 6, 0, -1),
+        (12, 2, 4, 1, 0),
+        (11, 4, 5, 1, 0),
+    ]
+
+
+def test_nodes_pair_where_one_end_is_missing() -> None:
+    script = Script()
+    script.begin(1, 9)
+    script.begin(2, 8)
+    script.end(5, 9)
+    script.node(6, 7, 7)
+    script.end(8, 6)
+
+    brackets = find_brackets(script.events())
+
+    assert rows(brackets, "sequence", "start", "end", "depth", "started") == [
+        (6, 1, 8, 0, 0),
+        (9, 1, 6, 1, 1),
+        (8, 2, 6, 2, 1),
+        (7, 6, 7, 1, 1),
+    ]
+
+
+def test_a_stretch_lasts_until_the_next_of_its_task() -> None:
+    script = Script()
+    a, b = script.name("A"), script.name("A.b")
+    script.goes_on(10, a, 4, task=7)
+    script.goes_on(13, b, 2, task=7)
+    script.goes_on(15, NO_NAME, task=7)
+    script.over(19, task=7)
+
+    brackets = find_brackets(script.events())
+
+    assert rows(brackets, "name", "key", "start", "end", "finished") == [
+        (a, 4, 10, 13, 1),
+        (b, 2, 13, 15, 1),
+        (NO_NAME, 0, 15, 19, 1),
+    ]
+    assert brackets.node.all()
+    assert brackets.origin.tolist() == [-1, -1, -1]
+
+
+def test_an_abandoned_stretch_ends_with_the_last_event_that_is_known() -> None:
+    script = Script()
+    a = script.name("A")
+    script.goes_on(10, a, task=7)
+    script.mark(14, "the last sign of life")
+    script.over(99, task=7, abandoned=True)
+
+    assert rows(find_brackets(script.events()), "start", "end", "finished") == [(10, 14, 0)]
+
+
+def test_stretches_of_an_inner_backward_nest_in_the_outer_one() -> None:
+    script = Script()
+    a, b = script.name("A"), script.name("B")
+    script.goes_on(1, a, task=1)
+    script.goes_on(2, b, task=2)
+    script.over(3, task=2)
+    script.over(5, task=1)
+
+    assert rows(find_brackets(script.events()), "name", "start", "end", "depth", "parent") == [
+        (a, 1, 5, 0, -1),
+        (b, 2, 3, 1, 0),
+    ]
+
+
+Flat = list[tuple[int, bool, int]]
+"""Openings and closings in order: thread, whether it opens, which bracket."""
+
+
+@st.composite
+def bracketed(draw: st.DrawFn) -> Flat:
+    """Well-nested brackets on up to three threads, interleaved."""
+    shuffle = random.Random(draw(st.integers(0, 1 << 30)))
+    flat: Flat = []
+    stacks: list[list[int]] = [[] for _ in range(draw(st.integers(1, 3)))]
+    for number in range(draw(st.integers(1, 12))):
+        thread = shuffle.randrange(len(stacks))
+        for _ in range(shuffle.randrange(len(stacks[thread]) + 1)):
+            flat.append((thread, False, stacks[thread].pop()))
+        stacks[thread].append(number)
+        flat.append((thread, True, number))
+    for thread, stack in enumerate(stacks):
+        flat.extend((thread, False, number) for number in reversed(stack))
+    return flat
+
+
+@pytest.mark.parametrize("nodes", [False, True], ids=["calls", "nodes"])
+@given(flat=bracketed(), data=st.data())
+def test_brackets_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(flat) - 1))
+    window = flat[first : data.draw(st.integers(first + 1, len(flat)))]
+    script = Script(capacity=64)
+    threads = [0, script.add_thread("one", 2), script.add_thread("two", 3)]
+    name = script.name("A")
+    for at, (thread, opens, number) in enumerate(window):
+        script.on(threads[thread])
+        if nodes:
+            # Another origin than that of any call, another task for each, so that none is lengthened.
+            (script.begin if opens else script.end)(at, number, task=number)
+        else:
+            (script.enter if opens else script.leave)(at, name, number)
+
+    brackets = find_brackets(script.events())
+
+    seen = {number for _, _, number in window}
+    around: dict[int, list[int]] = {}
+    stacks: dict[int, list[int]] = {}
+    for thread, opens, number in flat:
+        stack = stacks.setdefault(thread, [])
+        if opens:
+            around[number] = [outer for outer in stack if outer in seen]
+            stack.append(number)
+        else:
+            stack.pop()
+    numbers = (brackets.sequence if nodes else brackets.key).tolist()
+    places = {(number, opens): at for at, (_, opens, number) in enumerate(window)}
+    assert sorted(numbers) == sorted(seen)
+    for at, number in enumerate(numbers):
+        outer = around[number]
+        assert brackets.depth[at] == len(outer)
+        assert (numbers[brackets.parent[at]] if brackets.parent[at] >= 0 else None) == (outer[-1] if outer else None)
+        assert brackets.started[at] == ((number, True) in places)
+        assert brackets.finished[at] == ((number, False) in places)
+        assert brackets.start[at] == places.get((number, True), 0)
+        assert brackets.end[at] == places.get((number, False), len(window) - 1)
+
+
+VALUES = [0, 1, 1 << KEY_BITS, 1 << SEQUENCE_BITS]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(Kind), st.integers(0, 2), st.sampled_from(VALUES), st.integers(0, 2)), min_size=1
+    )
+)
+def test_brackets_nest_whatever_the_events(said: list[tuple[Kind, int, int, int]]) -> None:
+    script = Script(capacity=64)
+    threads = [0, script.add_thread("one", 2), script.add_thread("two", 3)]
+    for at, (kind, name, value, thread) in enumerate(said):
+        script.on(threads[thread])
+        script.event(at, kind, name, value)
+
+    brackets = find_brackets(script.events())
+
+    inner = np.flatnonzero(brackets.parent >= 0)
+    outer = brackets.parent[inner]
+    assert np.all(brackets.start <= brackets.end)
+    assert np.all(brackets.thread[inner] == brackets.thread[outer])
+    assert np.all(brackets.depth[inner] == brackets.depth[outer] + 1)
+    assert np.all(brackets.depth[brackets.parent < 0] == 0)
+    assert np.all(brackets.start[outer] <= brackets.start[inner])
+    assert np.all(brackets.end[inner] <= brackets.end[outer])

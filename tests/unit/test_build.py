@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modtrace.timeline import Mark, Process, Timeline, Track, build_timeline
+from modtrace.timeline._nest import nested
+from tests.support.script import WALL, Script
+from tests.support.truth import share_nested
+
+Row = tuple[str, str, int, int, int, int]
+
+
+def rows(timeline: Timeline) -> list[Row]:
+    """Of each span: its name and phase, its times since `WALL`, its depth, and its call."""
+    return [
+        (span.fqn, span.phase, span.start_ns - WALL, span.end_ns - WALL, span.depth, span.call)
+        for span in timeline.spans
+    ]
+
+
+def two_calls(script: Script) -> tuple[int, int]:
+    """Forward of "A" from 10 to 30 with "A.b" in it from 15 to 20, three nodes in all."""
+    a, b = script.name("A", "A", "A"), script.name("A.b", "b: B", "B")
+    script.enter(10, a, sequence=0)
+    script.enter(15, b, sequence=1)
+    script.leave(20, b, sequence=2)
+    script.leave(30, a, sequence=3)
+    return a, b
+
+
+def test_an_empty_ring_is_an_empty_timeline() -> None:
+    timeline = build_timeline(Script().image())
+
+    assert len(timeline.spans) == 0
+    assert timeline.tracks == []
+    assert dict(timeline.stats) == dict.fromkeys(timeline.stats, 0)
+
+
+def test_a_step_of_the_native_engine() -> None:
+    script = Script()
+    two_calls(script)
+    for begin, sequence in ((40, 2), (50, 1), (60, 0)):
+        script.node(begin, begin + 5, sequence)
+    script.accumulated(70)
+    script.step(80, 0)
+
+    timeline = build_timeline(script.image())
+
+    assert rows(timeline) == [
+        ("A", "forward", 10, 30, 0, 0),
+        ("A.b", "forward", 15, 20, 1, 0),
+        ("A", "backward", 40, 70, 0, 0),
+        ("A.b", "backward", 50, 60, 1, 0),
+    ]
+    assert [(span.name, span.module_class) for span in timeline.spans][:2] == [("A", "A"), ("b: B", "B")]
+    assert timeline.columns.parent.tolist() == [-1, 0, -1, 2]
+    assert timeline.columns.link.tolist() == [0, 1, 0, 1]
+    assert timeline.tracks == [
+        Track("forward", "MainThread", 1, Process(0)),
+        Track("backward", "MainThread", 1, Process(0)),
+    ]
+    assert timeline.marks == [Mark(WALL + 80, "step", "step 0")]
+    assert dict(timeline.stats) == {**dict.fromkeys(timeline.stats, 0), "recorded": 12}
+
+
+def test_a_step_of_the_portable_engine() -> None:
+    script = Script()
+    a, b = two_calls(script)
+    script.goes_on(40, a, task=1)
+    script.goes_on(50, b, task=1)
+    script.goes_on(60, a, task=1)
+    script.over(70, task=1)
+
+    assert rows(build_timeline(script.image())) == [
+        ("A", "forward", 10, 30, 0, 0),
+        ("A.b", "forward", 15, 20, 1, 0),
+        ("A", "backward", 40, 70, 0, 0),
+        ("A.b", "backward", 50, 60, 1, 0),
+    ]
+
+
+def test_spans_count_the_steps_that_had_ended() -> None:
+    script = Script()
+    a = script.name("A")
+    for number in range(3):
+        script.enter(10 * number, a, number)
+        script.leave(10 * number + 5, a, number)
+        script.step(10 * number + 6, number + 4)
+
+    timeline = build_timeline(script.image())
+
+    # The first step that ended is the fifth: the recording had counted four before what the ring holds.
+    assert [(span.call, span.step) for span in timeline.spans] == [(0, 4), (1, 5), (2, 6)]
+
+
+def test_nodes_of_no_module_are_counted_and_not_shown() -> None:
+    script = Script()
+    two_calls(script)
+    script.node(40, 41, 3)
+    script.node(50, 51, 4)
+
+    timeline = build_timeline(script.image())
+
+    assert timeline.stats.unattributed == 2
+    assert [span.phase for span in timeline.spans] == ["forward", "forward"]
+
+
+def test_a_non_reentrant_recomputation_lies_inside_the_backward_that_asked_for_it() -> None:
+    script = Script()
+    _, b = two_calls(script)
+    script.begin(40, 1)
+    script.enter(42, b, 0, sequence=7, again=True)
+    script.leave(44, b, 0, sequence=8, again=True)
+    script.end(50, 1)
+    script.node(60, 65, 0)
+
+    timeline = build_timeline(script.image())
+
+    assert rows(timeline)[2:] == [
+        ("A", "backward", 40, 65, 0, 0),
+        ("A.b", "backward", 40, 60, 1, 0),
+        ("A.b", "recompute", 42, 44, 2, 0),
+    ]
+    assert timeline.columns.parent.tolist()[2:] == [-1, 2, 3]
+    # What runs again has no arrow of its own.
+    assert timeline.columns.link.tolist() == [0, 1, 0, 1, -1]
+
+
+def test_a_recomputation_has_the_number_of_the_call_that_it_repeats() -> None:
+    script = Script()
+    a, b = script.name("A"), script.name("A.b")
+    script.enter(1, a, sequence=0)
+    for number in range(3):
+        script.enter(2 + 4 * number, b, number, sequence=3 * number)
+        script.leave(3 + 4 * number, b, number, sequence=3 * number + 2)
+    script.leave(19, a, sequence=9)
+    # The reentrant kind: A's own nodes 8, 5 and 2 run each of the calls again, the last one first, and then its nodes.
+    for again, sequence in enumerate((8, 5, 2)):
+        at = 20 + 10 * again
+        script.begin(at, sequence, task=1)
+        script.enter(at + 1, b, again, sequence=20 + again, again=True)
+        script.leave(at + 2, b, again, sequence=21 + again, again=True)
+        script.node(at + 3, at + 4, 20 + again, task=2 + again)
+        script.end(at + 5, sequence, task=1)
+
+    timeline = build_timeline(script.image())
+
+    assert [(s.phase, s.call) for s in timeline.spans if s.fqn == "A.b" and s.phase != "forward"] == [
+        ("recompute", 2),
+        ("backward", 2),
+        ("recompute", 1),
+        ("backward", 1),
+        ("recompute", 0),
+        ("backward", 0),
+    ]
+
+
+def test_stats_of_a_ring_that_wrapped_are_exact() -> None:
+    script = Script(capacity=16)
+    a = script.name("A")
+    for number in range(20):
+        script.enter(10 * number, a, number)
+        script.leave(10 * number + 5, a, number)
+    script.enter(200, a, 20)
+
+    timeline = build_timeline(script.image())
+
+    # Of 41 events the last 16 are kept: the exit of call 12, the calls 13 to 19, and the enter of call 20.
+    assert dict(timeline.stats) == {
+        "recorded": 41,
+        "overwritten": 25,
+        "torn": 0,
+        "unfinished": 1,
+        "unstarted": 1,
+        "unattributed": 0,
+    }
+    assert [(span.call, span.complete) for span in timeline.spans] == [
+        (12, False),
+        *[(call, True) for call in range(13, 20)],
+        (20, False),
+    ]
+    assert rows(timeline)[0] == ("A", "forward", 125, 125, 0, 12)
+    assert rows(timeline)[-1] == ("A", "forward", 200, 200, 0, 20)
+
+
+def test_times_follow_the_wall_clock_between_two_readings() -> None:
+    script = Script()
+    a = script.name("A")
+    script.enter(1_000_000, a)
+    script.leave(9_000_000, a)
+    image = script.image()
+    late = {"k": "anchor", "monotonic": 10_000_000, "wall": WALL + 10_001_000}
+
+    timeline = build_timeline(image._replace(records=[*image.records, late]))
+
+    # The wall clock ran 100 ppm fast.
+    assert [(row[2], row[3]) for row in rows(timeline)] == [(1_000_100, 9_000_900)]
+
+
+def test_names_that_a_cut_file_lacks_get_a_stand_in() -> None:
+    script = Script()
+    script.enter(1, 5)
+    script.leave(2, 5)
+
+    assert [(span.fqn, span.module_class) for span in build_timeline(script.image()).spans] == [("#5", "?")]
+
+
+@given(seed=st.integers(0, 1 << 30), calls=st.integers(1, 12), capacity=st.sampled_from([16, 24, 256]))
+def test_any_recording_nests_whatever_the_ring_kept(seed: int, calls: int, capacity: int) -> None:
+    choose = random.Random(seed)
+    script = Script(capacity)
+    names = [script.name(f"module {number}") for number in range(4)]
+    now = 0
+    sequence = 0
+
+    def tick() -> int:
+        nonlocal now
+        now += choose.randrange(3)
+        return now
+
+    for task in range(2):
+        stack: list[tuple[int, int]] = []
+        first = sequence
+        for number in range(calls):
+            while stack and choose.random() < 0.5:
+                script.leave(tick(), *stack.pop(), sequence)
+            call = (choose.choice(names), task * calls + number)
+            script.enter(tick(), *call, sequence)
+            stack.append(call)
+            sequence += choose.randrange(3)
+        while stack:
+            script.leave(tick(), *stack.pop(), sequence)
+            sequence += choose.randrange(2)
+        for node in reversed(range(first, sequence)):
+            script.begin(tick(), node, task=task)
+            script.end(tick(), node, task=task)
+
+    timeline = build_timeline(script.image())
+    columns = timeline.columns
+
+    assert share_nested(timeline) == 1
+    inner = np.flatnonzero(columns.parent >= 0)
+    outer = columns.parent[inner]
+    assert np.all(outer < inner)
+    assert np.all(columns.track[outer] == columns.track[inner])
+    assert np.all(columns.depth[inner] == columns.depth[outer] + 1)
+    assert np.all(columns.start[outer] <= columns.start[inner])
+    assert np.all(columns.end[inner] <= columns.end[outer])
+    assert timeline.stats.recorded - timeline.stats.overwritten == len(script.events())
+    # Where no span is empty, the times alone give the same nesting.
+    if np.all(columns.start < columns.end):
+        assert nested(columns).parent.tolist() == columns.parent.tolist()

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+from torch import nn
+
+from modtrace.ring import NameTable
+from modtrace.ring.event import NO_NAME
+from modtrace.track.names import ModuleNames
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList([Block(), Block()])
+
+    def fc(self, block: int) -> nn.Module:
+        linear = self.h[block].fc
+        assert isinstance(linear, nn.Module)
+        return linear
+
+
+class Names:
+    """`ModuleNames`, asked by the modules that are open."""
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self.table = NameTable()
+        self.forgotten: list[int] = []
+        self.names = ModuleNames(self.table, model, self.forgotten.append)
+
+    def number(self, *path: nn.Module) -> int:
+        """Return the number of the last one, called inside those before it (outermost first)."""
+        open_calls: list[tuple[nn.Module, int]] = []
+        number = -1
+        for module in path:
+            number = self.names.find(module, open_calls)
+            open_calls.insert(0, (module, number))
+        return number
+
+    def __call__(self, *path: nn.Module) -> tuple[str, str, str]:
+        record = self.table.records[self.number(*path)]
+        return record["label"], record["fqn"], record["class"]
+
+
+def test_names_begin_at_the_outermost_call() -> None:
+    net = Net()
+    names = Names()
+
+    assert names(net) == ("Net", "Net", "Net")
+    assert names(net, net.h[1]) == ("h.1: Block", "Net.h.1", "Block")
+    assert names(net, net.h[1], net.fc(1)) == ("fc: Linear", "Net.h.1.fc", "Linear")
+
+
+def test_a_label_is_the_path_below_the_nearest_open_call() -> None:
+    net = Net()
+
+    assert Names()(net, net.fc(0)) == ("h.0.fc: Linear", "Net.h.0.fc", "Linear")
+
+
+def test_a_shared_module_has_the_name_of_the_path_by_which_it_is_called() -> None:
+    net = Net()
+    net.h[1].fc = net.fc(0)
+    names = Names()
+
+    assert names(net, net.h[0], net.fc(0))[1] == "Net.h.0.fc"
+    assert names(net, net.h[1], net.fc(1))[1] == "Net.h.1.fc"
+    # Called by their common parent, the first path counts.
+    assert names(net, net.fc(0))[1] == "Net.h.0.fc"
+
+
+def test_a_module_that_calls_itself_keeps_its_name() -> None:
+    block = Block()
+
+    assert Names()(block, block, block) == ("Block", "Block", "Block")
+    assert Names()(block, block, block.fc) == ("fc: Linear", "Block.fc", "Linear")
+
+
+def test_with_a_model_names_begin_there() -> None:
+    net = Net()
+
+    assert Names(net)(net.h[1]) == ("h.1: Block", "Net.h.1", "Block")
+    assert Names(net)(net.h[1], net.fc(1)) == ("fc: Linear", "Net.h.1.fc", "Linear")
+    assert Names(net)(net) == ("Net", "Net", "Net")
+    assert Names(net)(Block()) == ("Block", "Block", "Block")
+    # What calls it need not be part of it.
+    assert Names(net)(nn.ReLU(), net.h[0]) == ("h.0: Block", "Net.h.0", "Block")
+
+
+def test_a_stranger_inside_a_call_is_a_root() -> None:
+    assert Names()(Net(), nn.ReLU()) == ("ReLU", "ReLU", "ReLU")
+
+
+def test_a_module_called_from_nowhere_has_the_name_that_it_had_last() -> None:
+    net = Net()
+    names = Names()
+    names(net, net.h[1], net.fc(1))
+
+    # So a recomputation inside backward keeps the name of the call that it repeats.
+    assert names(net.fc(1))[1] == "Net.h.1.fc"
+    assert names.names.last(net.fc(1)) == "Net.h.1.fc"
+    assert names.names.last(net.h[0]) is None
+
+
+def test_a_module_added_later_is_found() -> None:
+    net = Net()
+    names = Names()
+    names(net, net.h[0])
+    net.h.append(added := Block())
+
+    assert names(net, added)[1] == "Net.h.2"
+
+
+def test_a_dead_module_is_forgotten_and_its_names_are_known_still() -> None:
+    net, names = Net(), Names()
+    identity = id(net)
+    number = names.number(net)
+    alive = weakref.ref(net)
+
+    del net
+    gc.collect()
+
+    assert alive() is None
+    assert names.forgotten == [identity]
+    assert names.names.fqn(number) == "Net"
+
+
+def test_names_keep_nothing_alive() -> None:
+    net = Net()
+    names = Names(net)
+    names(net, net.h[0], net.fc(0))
+    names(net.h[1])
+    alive = [weakref.ref(module) for module in net.modules()]
+
+    del net
+    gc.collect()
+
+    assert [ref() for ref in alive if ref() is not None] == []
+
+
+def test_the_graph_that_stands_in_for_a_compiled_module_has_no_name() -> None:
+    graph = torch.fx.symbolic_trace(nn.ReLU())
+    compiled = torch.compile(nn.ReLU(), backend="eager")
+    assert isinstance(compiled, nn.Module)
+
+    assert Names().number(compiled, graph) == NO_NAME
+    assert Names()(graph)[1] == type(graph).__name__
+
+
+def test_equal_names_have_one_number() -> None:
+    names = Names()
+
+    assert names.number(Net()) == names.number(Net()) == 0
+    assert len(names.table.records) == 1

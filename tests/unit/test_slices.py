@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modtrace.timeline.attribute import attribute
+from modtrace.timeline.brackets import find_brackets
+from modtrace.timeline.slices import backward_slices, chain_lengths
+from tests.support.script import Script
+
+Cut = tuple[str, int, int, int]
+"""Whose slice it is, its first and its last nanosecond, and how many calls of its chain are around it."""
+
+
+class Chain:
+    """Calls made ahead of all nodes: "a", "a.b", "a.b.c" and "d"; each has one sequence number of its own."""
+
+    def __init__(self) -> None:
+        self.script = script = Script(capacity=256)
+        self.names = {fqn: script.name(fqn) for fqn in ("a", "a.b", "a.b.c", "a.e", "d")}
+        self.sequence = {"none": 0, "a": 1, "a.b": 2, "a.b.c": 3, "a.e": 5, "d": 6}
+        script.enter(1, self.names["a"], sequence=1)
+        script.enter(2, self.names["a.b"], sequence=2)
+        script.enter(3, self.names["a.b.c"], sequence=3)
+        script.leave(4, self.names["a.b.c"], sequence=4)
+        script.leave(5, self.names["a.b"], sequence=5)
+        script.enter(6, self.names["a.e"], sequence=5)
+        script.leave(7, self.names["a.e"], sequence=6)
+        script.leave(8, self.names["a"], sequence=6)
+        script.enter(9, self.names["d"], sequence=6)
+        script.leave(10, self.names["d"], sequence=7)
+
+    def node(self, begin: int, end: int, whose: str, task: int = 0) -> None:
+        self.script.node(begin, end, self.sequence[whose], task=task)
+
+    def cut(self) -> list[Cut]:
+        events = self.script.events()
+        brackets = find_brackets(events)
+        call = attribute(brackets, events, np.array([1]))
+        slices = backward_slices(brackets, call, chain_lengths(brackets))
+        fqn = {number: name for name, number in self.names.items()}
+        return sorted(
+            (
+                (fqn[int(brackets.name[c])], int(brackets.start[first]), int(brackets.end[last]), int(level))
+                for first, last, c, level in zip(*slices, strict=True)
+            ),
+            key=lambda cut: (cut[1], cut[3]),
+        )
+
+
+def test_no_nodes_are_no_slices() -> None:
+    assert Chain().cut() == []
+
+
+def test_a_node_opens_its_whole_chain() -> None:
+    chain = Chain()
+    chain.node(20, 29, "a.b.c")
+
+    assert chain.cut() == [("a", 20, 29, 0), ("a.b", 20, 29, 1), ("a.b.c", 20, 29, 2)]
+
+
+def test_neighbours_share_what_they_have_in_common() -> None:
+    chain = Chain()
+    chain.node(20, 21, "d")
+    chain.node(30, 31, "a.e")
+    chain.node(40, 41, "a")
+    chain.node(50, 51, "a.b.c")
+    chain.node(60, 61, "a.b")
+
+    # Each node lasts until the next one begins.
+    assert chain.cut() == [
+        ("d", 20, 30, 0),
+        ("a", 30, 61, 0),
+        ("a.e", 30, 40, 1),
+        ("a.b", 50, 61, 1),
+        ("a.b.c", 50, 60, 2),
+    ]
+
+
+def test_a_call_whose_nodes_are_interleaved_is_several_slices() -> None:
+    chain = Chain()
+    for at, whose in enumerate(["a.b", "d", "a.b", "d"]):
+        chain.node(20 + 10 * at, 25 + 10 * at, whose)
+
+    assert chain.cut() == [
+        ("a", 20, 30, 0),
+        ("a.b", 20, 30, 1),
+        ("d", 30, 40, 0),
+        ("a", 40, 50, 0),
+        ("a.b", 40, 50, 1),
+        ("d", 50, 55, 0),
+    ]
+
+
+def test_a_node_of_no_module_ends_the_slices() -> None:
+    chain = Chain()
+    chain.node(20, 21, "a")
+    chain.node(30, 31, "none")
+    chain.node(40, 41, "a")
+
+    assert chain.cut() == [("a", 20, 30, 0), ("a", 40, 41, 0)]
+
+
+def test_another_backward_begins_other_slices() -> None:
+    chain = Chain()
+    chain.node(20, 21, "a", task=1)
+    chain.node(30, 31, "a", task=2)
+
+    assert chain.cut() == [("a", 20, 21, 0), ("a", 30, 31, 0)]
+
+
+def test_a_call_between_two_nodes_parts_them() -> None:
+    chain = Chain()
+    chain.node(20, 21, "a")
+    chain.script.enter(24, chain.names["d"], 1, sequence=7)
+    chain.script.leave(25, chain.names["d"], 1, sequence=8)
+    chain.node(30, 31, "a")
+
+    assert chain.cut() == [("a", 20, 21, 0), ("a", 30, 31, 0)]
+
+
+def test_an_inner_backward_has_slices_of_its_own() -> None:
+    chain = Chain()
+    chain.script.begin(20, chain.sequence["a"], task=1)
+    chain.node(22, 23, "a.b", task=2)
+    chain.node(24, 25, "a", task=2)
+    chain.script.end(29, chain.sequence["a"], task=1)
+
+    assert chain.cut() == [("a", 20, 29, 0), ("a", 22, 25, 0), ("a.b", 22, 24, 1)]
+
+
+def reference(whose: list[str]) -> list[Cut]:
+    """The slices of nodes at 20, 30, …, made one at a time by the rule: keep open what the next one shares."""
+    found: list[Cut] = []
+    open_: list[tuple[str, int]] = []
+    for at, (one, following) in enumerate(itertools.pairwise([*whose, "none"])):
+        begin, end = 20 + 10 * at, 30 + 10 * at if at + 1 < len(whose) else 25 + 10 * at
+        parts = one.split(".") if one != "none" else []
+        chain = [".".join(parts[: count + 1]) for count in range(len(parts))]
+        open_ += [(fqn, begin) for fqn in chain[len(open_) :]]
+        after = following.split(".") if following != "none" else []
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(parts, after, strict=False)))
+        found += [(fqn, since, end, level) for level, (fqn, since) in enumerate(open_) if level >= shared]
+        del open_[shared:]
+    return sorted(found, key=lambda cut: (cut[1], cut[3]))
+
+
+@given(st.lists(st.sampled_from(["none", "a", "a.b", "a.b.c", "a.e", "d"]), min_size=1, max_size=20))
+def test_slices_are_those_of_the_plain_rule(whose: list[str]) -> None:
+    chain = Chain()
+    for at, one in enumerate(whose):
+        chain.node(20 + 10 * at, 25 + 10 * at, one)
+
+    assert chain.cut() == reference(whose)
