@@ -202,7 +202,8 @@ def _lengthen(events: Events, ends: Ints, known: Bools, end: Ints) -> None:
     """Let a node last until its thread begins the next one of the same task, where nothing else lies between.
 
     In that time the engine checks the gradients that the node made, sums them with others and accumulates them. Behind
-    the last node of a task, only what is accumulated is known.
+    the last node of a task, only what is accumulated is known; and while another thread runs nodes of the task, the
+    time between two nodes may be waiting for those.
     """
     kinds = (Kind.NODE_SEQUENCE, Kind.STEP, Kind.MARK, Kind.COUNTER, Kind.SHAPES)
     index = np.flatnonzero(~np.isin(events.kind, kinds))
@@ -219,9 +220,28 @@ def _lengthen(events: Events, ends: Ints, known: Bools, end: Ints) -> None:
         & (events.thread[target] == events.thread[source])
         & (events.name[target] & 0xFF == events.name[source] & 0xFF)
     )
+    begins = events.kind[source] == Kind.NODE_BEGIN
+    fits[begins] &= ~_shared(events, target[begins], source[begins])
     until = np.zeros(len(events), np.int64)
     np.maximum.at(until, target[fits], events.time[source[fits]])
     end[known] = np.maximum(end[known], until[ends[known]])
+
+
+def _shared(events: Events, ended: Ints, begun: Ints) -> Bools:
+    """Say of each gap between two nodes of a thread whether a node of the same task runs in it on another thread.
+
+    Args:
+        events: all events.
+        ended: index of the end before each gap.
+        begun: index of the begin behind it.
+    """
+    first = (events.name.astype(np.int64) & 0xFF) * len(events)
+    place = first + np.arange(len(events))
+    begins = np.sort(place[events.kind == Kind.NODE_BEGIN])
+    ends = np.sort(place[events.kind == Kind.NODE_END])
+    started = np.searchsorted(begins, place[begun], "left") - np.searchsorted(begins, first[begun], "left")
+    over = np.searchsorted(ends, place[ended], "right") - np.searchsorted(ends, first[ended], "left")
+    return np.asarray(started > over, np.bool_)
 
 
 def _pair_by_stack(thread: Ints, opens: Bools, value: Ints, name: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:
