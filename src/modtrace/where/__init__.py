@@ -1,0 +1,8 @@
+"""Where each rank of a run is, or was when it died: from its ring file, beside a live process too."""
+
+from __future__ import annotations
+
+from .groups import Group, group, headline
+from .state import RankState, look
+
+__all__ = ["Group", "RankState", "group", "headline", "look"]
