@@ -7,12 +7,13 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 
 from torch import nn
 
 from ._errors import ModtraceError, RecordingError
-from .ring import Kind, Ring
+from .ring import Kind, NameTable, Ring
 from .ring.event import NO_NAME
 from .timeline import Timeline, build_timeline
 from .timeline.open import ThreadStack, open_stacks
@@ -63,6 +64,8 @@ class Recording:
         self._timeline: Timeline | None = None
         self._steps = 0
         self._failed = False
+        self.gives_way = False
+        """Whether it ends where another one is started, as that of the environment does."""
 
     def __enter__(self) -> Recording:
         self.start()
@@ -105,8 +108,21 @@ class Recording:
             RingError: the ring's file cannot be made or its space not be reserved.
             EngineError: the native engine is asked for and is not built.
         """
+        if self._signal is not None:
+            self._signal.start()
+        try:
+            self._start()
+        except BaseException:
+            if self._signal is not None:
+                self._signal.stop()
+            raise
+        atexit.register(self._at_exit)
+
+    def _start(self) -> None:
         global _running
         with _lock:
+            if _running is not None and _running.gives_way:
+                _running._at_exit()
             if _running is not None:
                 raise RecordingError("a recording is running in this process; stop it before starting another")
             if self._ring is not None:
@@ -119,9 +135,6 @@ class Recording:
             self._samples.start(self._engine, self._ring.names, self._fail)
             self._engine.start()
             _running = self
-        if self._signal is not None:
-            self._signal.start()
-        atexit.register(self._at_exit)
 
     def stop(self) -> None:
         """End the recording, restore `nn.Module.__call__`, and save where a path was given; nothing when stopped.
@@ -134,16 +147,20 @@ class Recording:
 
     def step(self) -> None:
         """Mark the end of a training step."""
-        engine = self._started()[0]
-        if self.running and not self._failed:
-            engine.event(Kind.STEP, NO_NAME, self._steps)
+        self._note(Kind.STEP, lambda _: NO_NAME, self._steps)
         self._steps += 1
 
     def mark(self, text: str) -> None:
         """Note a moment, which traces show under this text."""
+        self._note(Kind.MARK, lambda names: names.text(text), 0)
+
+    def _note(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
         engine, ring = self._started()
         if self.running and not self._failed:
-            engine.event(Kind.MARK, ring.names.text(text), 0)
+            try:
+                engine.event(kind, name(ring.names), value)
+            except Exception as error:
+                self._fail(error)
 
     def snapshot(self) -> Timeline:
         """Return the timeline of the last `capacity` events, while running or after."""

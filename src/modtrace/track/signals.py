@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from .._errors import RecordingError
 
 __all__ = ["SignalDump"]
 
@@ -16,73 +19,87 @@ class SignalDump:
     """Calls `dump` on a thread of its own for each signal that comes.
 
     Python runs a handler only when the main thread comes back to it, which a hang never does. The wake-up descriptor
-    is written by the C handler itself, at once; a waiting thread reads it.
+    is written by the C handler itself, at once; a waiting thread reads it. Where somebody else (asyncio) has the
+    descriptor, the Python handler wakes the thread.
 
     Args:
         number: the signal.
         dump: what to call; it must not raise.
+
+    Raises:
+        RecordingError: there is no such signal.
     """
 
     def __init__(self, number: int, dump: Callable[[], None]) -> None:
-        self._number = signal.Signals(number)
+        try:
+            self._number = signal.Signals(number)
+        except ValueError as error:
+            raise RecordingError(f"on_signal is {number!r}; it must be a signal, as signal.SIGUSR1") from error
         self._dump = dump
         self._old_handler: Any = None
-        self._old_descriptor = -1
         self._read = self._write = -1
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Listen; must be called on the main thread, as Python wants it.
+        """Listen.
 
         Raises:
-            ValueError: it is not the main thread.
+            RecordingError: it is not the main thread, where alone Python takes handlers, or the signal has none.
         """
-        self._old_handler = signal.signal(self._number, self._handle)
+        try:
+            self._old_handler = signal.signal(self._number, self._handle)
+        except (ValueError, OSError) as error:
+            raise RecordingError(f"on_signal: {self._number.name} cannot be listened to: {error}") from error
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
-        self._old_descriptor = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if self._old_descriptor != -1:
-            # Somebody (asyncio) needs the descriptor; then the handler does the work when it is run.
-            signal.set_wakeup_fd(self._old_descriptor)
-            return
+        others = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if others != -1:
+            signal.set_wakeup_fd(others)
         self._thread = threading.Thread(target=self._wait, name="modtrace-signal", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening and put back what was there."""
-        if self._read == -1:
+        """Stop listening and put back what was there; away from the main thread an idle handler stays on."""
+        if self._thread is None:
             return
-        signal.signal(self._number, self._old_handler if self._old_handler is not None else signal.SIG_DFL)
-        if self._thread is not None:
-            signal.set_wakeup_fd(-1)
-            os.write(self._write, b"\0")
-            self._thread.join()
-            self._thread = None
-        self._close()
+        os.write(self._write, b"\0")
+        self._thread.join()
+        self._thread = None
+        # Only the main thread can free the descriptor that the C handler writes to.
+        if threading.current_thread() is threading.main_thread():
+            self._restore()
 
     def after_fork(self) -> None:
         """In a forked child: the waiting thread is gone, and the signal is the parent's business."""
-        if self._read != -1:
-            if self._thread is not None:
-                signal.set_wakeup_fd(-1)
-                self._thread = None
-            signal.signal(self._number, self._old_handler if self._old_handler is not None else signal.SIG_DFL)
-            self._close()
+        if self._thread is not None:
+            self._thread = None
+            self._restore()
 
-    def _close(self) -> None:
+    def _restore(self) -> None:
+        if signal.getsignal(self._number) == self._handle:
+            signal.signal(self._number, self._old_handler if self._old_handler is not None else signal.SIG_DFL)
+        if self._has_descriptor():
+            signal.set_wakeup_fd(-1)
         os.close(self._read)
         os.close(self._write)
         self._read = self._write = -1
 
+    def _has_descriptor(self) -> bool:
+        current = signal.set_wakeup_fd(-1)
+        if current != -1:
+            signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write)
+        return current == self._write
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._thread is None:
-            self._dump()
+        if self._thread is not None and not self._has_descriptor():
+            with contextlib.suppress(BlockingIOError):  # so many are waiting already
+                os.write(self._write, bytes([number]))
         if callable(self._old_handler):
             self._old_handler(number, frame)
 
     def _wait(self) -> None:
         while numbers := os.read(self._read, 64):
-            if 0 in numbers:
-                return
             if self._number in numbers:
                 self._dump()
+            if 0 in numbers:
+                return
