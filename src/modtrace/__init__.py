@@ -9,6 +9,7 @@ Example:
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from ._errors import EngineError, ModtraceError, RecordingError, RingError, TraceError, WriteError
@@ -68,3 +69,7 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if os.environ.get("MODTRACE"):
+    importlib.import_module(".environment", __name__).arm()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from .._errors import ModtraceError
-from ._on_import import after_import
+from .._on_import import after_import
 
 if TYPE_CHECKING:
     from ..recording import Recording

@@ -13,6 +13,7 @@ made, so a full disk is an error then, and never a signal while training runs.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -77,9 +78,11 @@ class RingFile:
                 os.unlink(partial)
                 raise
         except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+            advice = "Free some space, name another place, or lower capacity." if full else "Name another place."
             raise RingError(
                 f"{self.path}: cannot reserve {self._reserved:,} bytes for a ring of {capacity:,} events: "
-                f"{error.strerror}. Free some space, name another place, or lower capacity."
+                f"{error.strerror}. {advice}"
             ) from error
 
     def append(self, record: Record) -> None:
