@@ -109,6 +109,9 @@ class _Profile:
 def _write(sink: Sink, profile: _Profile, events: Events, laid: Laid, base: int, facts: Mapping[str, Any]) -> None:
     first = TracePacket(trusted_packet_sequence_id=SEQUENCE, sequence_flags=3)
     first.trace_packet_defaults.timestamp_clock_id = UNIX
+    # Without slices of modules nothing else says that the trace's time is this clock, and a reader drops all.
+    first.clock_snapshot.primary_trace_clock = UNIX
+    first.clock_snapshot.clocks.add(clock_id=UNIX, timestamp=base)
     about = TracePacket(trusted_packet_sequence_id=SEQUENCE, sequence_flags=2)
     about.chrome_events.metadata.add(name=MERGED + "_merge", string_value=orjson.dumps(facts).decode())
     sink.write(encoded(first, about))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-__all__ = ["BOUNDARY", "Event", "Saved", "first_event", "is_sound", "salvage_first", "whole_events"]
+__all__ = ["BOUNDARY", "Event", "Salvage", "Saved", "is_sound", "salvage"]
 
 BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two objects of a list: the events, or objects inside one."""
@@ -21,6 +21,9 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 _NUMBER = re.compile(r"[-+]?\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 _NO_VALUE = re.compile(r":\s*(?=[,}\]])")
 _LAST_COMMA = re.compile(r",\s*(?=[}\]])")
+_LIKE_AN_EVENT = re.compile(rb'\{\s*"(?:ph|name|cat)"\s*:')
+_NEXT = re.compile(rb"\s*")
+_COMMA = re.compile(rb"\s*,")
 _DECODER = json.JSONDecoder(strict=False)
 
 _JOINS = 16
@@ -31,58 +34,89 @@ class Saved(NamedTuple):
     """What became of an event.
 
     Attributes:
-        end: where it ended in the bytes given.
+        begin: where it began in the bytes given.
+        end: where it ended.
         raw: its bytes, changed where they had to be.
         event: the event; None where it cannot be saved.
         changed: whether `raw` differs from what stood there.
     """
 
+    begin: int
     end: int
     raw: bytes
     event: Event | None
     changed: bool
 
 
-def salvage_first(data: bytes) -> Saved | None:
-    """Save the first of the events in `data`, or give it up; None where it may not be whole yet."""
-    begin = len(data) - len(data.lstrip())
+class Salvage(NamedTuple):
+    """What became of the beginning of some bytes.
+
+    Attributes:
+        events: of the events.
+        end: where the last of them ends; a comma follows if there is more.
+        closed: whether the `]` that closes the events follows.
+    """
+
+    events: list[Saved]
+    end: int
+    closed: bool
+
+
+def salvage(data: bytes, *, final: bool) -> Salvage:
+    """Take events one by one, broken ones among them, as long as they are surely whole.
+
+    Args:
+        data: events with commas between them, and perhaps what follows the events.
+        final: whether nothing follows `data`.
+    """
+    events: list[Saved] = []
+    at = end = 0
+    while True:
+        begin = _NEXT.match(data, at).end()  # type: ignore[union-attr]
+        rest = data[begin:]
+        length = _first_event(rest)
+        following = rest[length:].lstrip()[:1] if length >= 0 else b""
+        if following == b"]" or (final and length >= 0 and following == b""):
+            events.append(_saved(begin, rest[:length]))
+            return Salvage(events, begin + length, following == b"]")
+        saved = _saved(begin, rest[:length]) if following == b"," else _by_boundary(begin, rest, final)
+        if saved is None:
+            return Salvage(events, end, False)
+        events.append(saved)
+        end = saved.end
+        comma = _COMMA.match(data, end)
+        if comma is None:
+            return Salvage(events, end, False)
+        at = comma.end()
+
+
+def _saved(begin: int, raw: bytes) -> Saved:
+    mended = _mend(raw)
+    return Saved(begin, begin + len(raw), *(mended or (b"", None, True)))
+
+
+def _by_boundary(begin: int, data: bytes, final: bool) -> Saved | None:
+    """Save the first event where only what looks like its end says how long it is; None where more may follow."""
     first = None
-    for count, match in enumerate(BOUNDARY.finditer(data, begin)):
+    for count, match in enumerate(BOUNDARY.finditer(data)):
         end = match.start() + 1
         first = first or end
-        saved = _mend(data[begin:end])
-        if saved is not None:
-            return Saved(end, *saved)
-        if count == _JOINS:
+        mended = _mend(data[:end])
+        if mended is not None:
+            return Saved(begin, begin + end, *mended)
+        if count == _JOINS or _LIKE_AN_EVENT.match(data, match.end()):
+            final = True
             break
-    return None if first is None else Saved(first, b"", None, True)
+    return Saved(begin, begin + first, b"", None, True) if first is not None and final else None
 
 
-def first_event(data: bytes) -> int:
+def _first_event(data: bytes) -> int:
     """Return where the first event of `data` ends, names with raw control characters allowed; -1 if it does not."""
-    text = data.decode("latin-1")
-    begin = len(text) - len(text.lstrip())
     try:
-        event, end = _DECODER.raw_decode(text, begin)
+        event, end = _DECODER.raw_decode(data.decode("latin-1"))
     except (ValueError, RecursionError):
         return -1
     return end if isinstance(event, dict) else -1
-
-
-def whole_events(data: bytes) -> list[Saved]:
-    """Return the events at the beginning of `data` that are whole; what follows them may be anything."""
-    events: list[Saved] = []
-    at = 0
-    while (length := first_event(data[at:])) > 0:
-        raw = data[at : at + length].strip()
-        saved = _mend(raw)
-        at += length
-        events.append(Saved(at, b"", None, True) if saved is None else Saved(at, *saved))
-        comma = re.compile(rb"\s*,").match(data, at)
-        if comma is None:
-            break
-        at = comma.end()
-    return events
 
 
 def is_sound(event: Event) -> bool:

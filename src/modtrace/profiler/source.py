@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from .._errors import TraceError
 
@@ -14,6 +15,9 @@ BLOCK = 1 << 20
 """Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
 
 GZIP_MAGIC = b"\x1f\x8b"
+
+_PIECE = 1 << 15
+"""Compressed bytes taken at once: where they are broken, so many are gone through one by one."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of the file that have been read since the last call."""
@@ -81,25 +85,39 @@ class Source:
         inflate = zlib.decompressobj(wbits=31)
         ended = False
         for block in self._raw():
-            data = block
-            while data:
-                if ended:
-                    # Members may follow one another; anything else after the last one is padding.
-                    if not data.startswith(GZIP_MAGIC[:1]):
+            for first in range(0, len(block), _PIECE):
+                data = block[first : first + _PIECE]
+                while data:
+                    if ended:
+                        # Members may follow one another; anything else after the last one is padding.
+                        if not data.startswith(GZIP_MAGIC[:1]):
+                            return
+                        inflate, ended = zlib.decompressobj(wbits=31), False
+                    before = inflate.copy()
+                    try:
+                        out = inflate.decompress(data, BLOCK)
+                    except zlib.error as error:
+                        if out := _until_broken(before, data):
+                            yield out
+                        place = self._file.tell() - len(block) + first
+                        self.damage = f"the gzip data is broken in the {_PIECE} bytes from byte {place} on ({error})"
                         return
-                    inflate, ended = zlib.decompressobj(wbits=31), False
-                try:
-                    out = inflate.decompress(data, BLOCK)
-                except zlib.error as error:
-                    self.damage = f"the gzip data is broken at byte {self._file.tell() - len(data)} or after ({error})"
-                    return
-                if out:
-                    yield out
-                ended = inflate.eof
-                data = inflate.unused_data if ended else inflate.unconsumed_tail
+                    if out:
+                        yield out
+                    ended = inflate.eof
+                    data = inflate.unused_data if ended else inflate.unconsumed_tail
         if not ended:
-            # What the window still holds is worth having: the last events of a run that was killed.
-            out = inflate.flush()
             self.damage = f"the gzip data ends early, at byte {self._file.tell()}"
-            if out:
+            if out := inflate.flush():
                 yield out
+
+
+def _until_broken(inflate: Any, data: bytes) -> bytes:
+    """Return what can be had of data that does not inflate as a whole."""
+    out = b""
+    for at in range(len(data)):
+        try:
+            out += inflate.decompress(data[at : at + 1])
+        except zlib.error:
+            break
+    return out

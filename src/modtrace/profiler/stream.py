@@ -14,13 +14,15 @@ import orjson
 
 from .._errors import TraceError
 from .frame import LONGEST_HEAD, HeadError, find_head, find_tail
-from .repair import BOUNDARY, Saved, first_event, is_sound, salvage_first, whole_events
+from .repair import BOUNDARY, Salvage, Saved, is_sound, salvage
 from .source import Source
 
 __all__ = ["Chunk", "EventStream"]
 
 LONGEST_EVENT = 64 << 20
 LONGEST_TAIL = 64 << 20
+_WINDOW = 1 << 16
+"""Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
 _NOTES = 20
 """Places named; a file can be broken at a million."""
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
@@ -85,8 +87,7 @@ class EventStream:
     def chunks(self) -> Iterator[Chunk]:
         """Yield the events in file order."""
         found = False
-        yield_from = self._all()
-        for chunk in yield_from:
+        for chunk in self._all():
             found = True
             yield chunk
         if not found and (self.dropped or not self.tail):
@@ -103,8 +104,8 @@ class EventStream:
                 self._skip_giant()
         yield from self._finish()
 
-    def _cut(self) -> Iterator[Chunk]:
-        """Yield the whole events of the buffer."""
+    def _cut(self, *, final: bool = False) -> Iterator[Chunk]:
+        """Yield the whole events of the buffer; `final` says that nothing follows it."""
         limit = len(self._buffer)
         failed = False
         while not self._ended:
@@ -113,7 +114,7 @@ class EventStream:
                 return
             if comma < 0:
                 # What does not parse begins with the first event: it is broken, or the last one.
-                chunk = self._first()
+                chunk = self._one_by_one(final)
                 if chunk is None:
                     return
                 if chunk.events:
@@ -122,7 +123,7 @@ class EventStream:
                 continue
             parsed = self._parse(comma)
             if isinstance(parsed, int):
-                limit, failed = min(parsed, comma), True
+                limit, failed = min(parsed, self._buffer.rindex(b"}", 0, comma)), True
                 continue
             self._drop(comma)
             yield parsed
@@ -155,10 +156,11 @@ class EventStream:
         return Chunk(raw, events)
 
     def _place_of(self, error: orjson.JSONDecodeError, end: int) -> int:
-        try:
-            self._buffer[:end].decode()
-        except UnicodeDecodeError as bad:
-            return bad.start
+        if error.pos == 0:
+            try:
+                self._buffer[:end].decode()
+            except UnicodeDecodeError as bad:
+                return bad.start
         # Counted in characters, so never beyond the byte where it failed.
         return error.pos
 
@@ -166,31 +168,35 @@ class EventStream:
         match = re.compile(rb'"(?:dur|ts)"\s*:\s*null').search(self._buffer)
         return match.start() if match else 1
 
-    def _first(self) -> Chunk | None:
-        """Take the first event alone; None where it is not there as a whole, or is the last one."""
-        data = bytes(self._buffer[1:])
-        end = first_event(data)
-        if end >= 0 and data[end:].lstrip()[:1] == b"]":
-            self._ended = True
+    def _one_by_one(self, final: bool) -> Chunk | None:
+        """Take the first events singly; None where the first is not there as a whole, or the events are at an end."""
+        length = _WINDOW
+        while True:
+            whole = length >= len(self._buffer)
+            found = salvage(bytes(self._buffer[1 : 1 + length]), final=final and whole)
+            if found.closed:
+                # The last event is left for the tail, which tells whether this is the end indeed.
+                self._ended = True
+                found = Salvage(found.events[:-1], found.events[-2].end if len(found.events) > 1 else 0, True)
+            if found.events or whole or self._ended:
+                break
+            length *= 4
+        if not found.events:
             return None
-        saved = salvage_first(data)
-        if saved is None:
-            return None
-        chunk = self._keep([saved])
-        self._drop(self._buffer.index(b",", saved.end + 1))
+        chunk = self._keep(found.events)
+        comma = self._buffer.find(b",", found.end + 1)
+        self._drop(comma if comma >= 0 else len(self._buffer) - 1)
         return chunk
 
     def _keep(self, pieces: list[Saved]) -> Chunk:
         """Count and note what became of events, and return those that were saved."""
-        begin = self._offset
         for piece in pieces:
             if piece.event is None:
                 self.dropped += 1
-                self._note(f"byte {begin}: an event that cannot be read was left out")
+                self._note(f"byte {self._offset + piece.begin}: an event that cannot be read was left out")
             elif piece.changed:
                 self.mended += 1
-                self._note(f"byte {begin}: an event was made readable")
-            begin = self._offset + piece.end
+                self._note(f"byte {self._offset + piece.begin}: an event was made readable")
         kept = [piece for piece in pieces if piece.event is not None]
         return Chunk(b",\n".join(piece.raw for piece in kept), [piece.event for piece in kept])
 
@@ -225,25 +231,32 @@ class EventStream:
 
     def _finish(self) -> Iterator[Chunk]:
         """Read what is left: the last events and the tail."""
+        yield from self._cut(final=True)
         if self._source.damage:
             self._note(self._source.damage)
         rest = bytes(self._buffer[1:])
         found = find_tail(rest, bare=self.bare)
+        end = len(rest)
         if found is not None:
-            at, keys = found
+            end, keys = found
             self.keys |= keys
-            self.tail = rest[at:]
-            if not rest[:at].strip():
+            self.tail = rest[end:]
+            parsed = self._parse(end + 1) if rest[:end].strip() else Chunk(b"", [])
+            if not isinstance(parsed, int):
+                if parsed.events:
+                    yield parsed
                 return
-            parsed = self._parse(at + 1)
-            chunk = self._keep(whole_events(rest[:at])) if isinstance(parsed, int) else parsed
-        else:
-            pieces = whole_events(rest)
-            end = pieces[-1].end if pieces else 0
-            self._note(f"byte {self._offset + end}: the trace is cut off here; {len(rest) - end} bytes were left out")
-            base = _BASE.search(rest, end)
+        last = salvage(rest[:end], final=True)
+        chunk = self._keep(last.events)
+        lost = rest[last.end : end].strip(b", \t\r\n")
+        if found is None:
+            place = self._offset + last.end
+            self._note(f"byte {place}: the trace is cut off here; {len(rest) - last.end} bytes were left out")
+            base = _BASE.search(rest, last.end)
             if base:
                 self.keys["baseTimeNanoseconds"] = int(base[1])
-            chunk = self._keep(pieces)
+        elif lost:
+            self.dropped += 1
+            self._note(f"byte {self._offset + last.end}: an event that cannot be read was left out")
         if chunk.events:
             yield chunk

@@ -1,0 +1,229 @@
+"""Reading a profiler's trace: every byte of it where it is sound, and what can be saved where it is not."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modtrace import TraceError
+from modtrace.profiler import source, stream
+from modtrace.profiler.source import Source
+from modtrace.profiler.stream import EventStream
+from tests.support.kineto import trace, x
+
+DATA = Path(__file__).parents[1] / "data" / "kineto"
+
+
+def read(path: Path) -> tuple[EventStream, list[Any], bytes]:
+    """The stream, its events, and the bytes that a merge without anything to add would write."""
+    with Source(path) as opened:
+        read = EventStream(opened)
+        chunks = list(read.chunks())
+    return read, [e for c in chunks for e in c.events], read.head + b",".join(c.raw for c in chunks) + read.tail
+
+
+def read_bytes(tmp_path: Path, data: bytes) -> tuple[EventStream, list[Any], bytes]:
+    path = tmp_path / "trace.json"
+    path.write_bytes(data)
+    result = read(path)
+    assert path.read_bytes() == data
+    return result
+
+
+def names(events: list[Any]) -> list[str]:
+    return [event["name"] for event in events]
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.json.gz")), ids=lambda path: path.name)
+def test_a_real_trace_is_read_byte_for_byte(path: Path) -> None:
+    whole = gzip.decompress(path.read_bytes())
+    found, events, again = read(path)
+    assert again == whole
+    assert events == json.loads(whole)["traceEvents"]
+    assert found.notes == []
+    assert found.keys == {key: value for key, value in json.loads(whole).items() if key != "traceEvents"}
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1000])
+def test_blocks_of_any_size_give_the_same_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    nested = {"ph": "X", "name": "},{", "args": {"list": [{"a": 1}, {"b": ["]", "}, {"]}]}}
+    data = trace(*(nested | {"ts": i} for i in range(30)), INFO=["a], {", "b"])
+    monkeypatch.setattr(source, "BLOCK", block)
+    found, events, again = read_bytes(tmp_path, data)
+    assert json.loads(again) == json.loads(data)
+    assert events == json.loads(data)["traceEvents"]
+    assert (found.mended, found.dropped) == (0, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"ph": st.just("X"), "name": st.text(max_size=6)},
+            optional={
+                "args": st.recursive(
+                    st.integers(-9, 9) | st.text('{}[],"\\ ', max_size=6),
+                    lambda inner: (
+                        st.lists(inner, max_size=3) | st.dictionaries(st.text('{}",', max_size=3), inner, max_size=3)
+                    ),
+                    max_leaves=6,
+                )
+            },
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 200),
+    st.sampled_from([None, 0, 1]),
+)
+def test_any_events_survive_any_cutting(
+    tmp_path_factory: Any, events: list[Any], block: int, indent: int | None
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "trace.json"
+    path.write_bytes(json.dumps({"a": [1], "traceEvents": events, "b": [[2]]}, indent=indent).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "BLOCK", block)
+        found, read_events, again = read(path)
+    assert json.loads(again) == json.loads(path.read_bytes())
+    assert read_events == events
+    assert found.keys == {"a": [1], "b": [[2]]}
+
+
+def test_a_bare_array_and_an_empty_one(tmp_path: Path) -> None:
+    found, events, _ = read_bytes(tmp_path, b'[{"ph":"X","name":"a"},\n{"ph":"X","name":"b"}]\n')
+    assert (found.bare, names(events)) == (True, ["a", "b"])
+    found, events, again = read_bytes(tmp_path, b'{"traceEvents":[],"x":1}')
+    assert (events, again, found.keys) == ([], b'{"traceEvents":[],"x":1}', {"x": 1})
+
+
+GOOD = b'{"ph":"X","name":"good","ts":1,"dur":2}'
+
+
+@pytest.mark.parametrize(
+    ("broken", "name"),
+    [
+        (b'{"ph":"X","name":"new\nline","ts":1,"dur":2}', "new\nline"),
+        (b'{"ph":"X","name":"bell\x07","ts":1,"dur":2}', "bell\x07"),
+        (b'{"ph":"X","name":"C:\\path \\u12","ts":1,"dur":2}', "C:\\path \\u12"),
+        (b'{"ph":"X","name":"bad \xff byte","ts":1,"dur":2}', "bad \ufffd byte"),
+        (b'{"ph":"X","name":"half \\ud83d pair","ts":1,"dur":2}', "half \ud83d pair"),
+        (b'{"ph":"X","name":"nan","ts":1,"dur":2,"args":{"GB/s":NaN,"x":-inf}}', "nan"),
+        (b'{"ph":"X","name":"null","ts":1,"dur":null}', "null"),
+        (b'{"ph":"X","name":"no value","ts":1,"dur":2,"args":{"a": ,"b":1,}}', "no value"),
+        (b'{"ph":"X","name":"nested","ts":1,"dur":2,"args":{"l":[{"a":NaN},{"b":2}, {"c":3}]}}', "nested"),
+    ],
+)
+def test_a_broken_event_is_mended_and_the_others_stay(tmp_path: Path, broken: bytes, name: str) -> None:
+    data = b'{"traceEvents":[' + b",\n".join([GOOD, GOOD, broken, GOOD, GOOD]) + b'],"baseTimeNanoseconds":7}'
+    found, events, again = read_bytes(tmp_path, data)
+    assert names(events) == ["good", "good", name, "good", "good"]
+    assert (found.mended, found.dropped) == (1, 0)
+    assert found.keys == {"baseTimeNanoseconds": 7}
+    assert found.notes == [f"byte {data.index(broken)}: an event was made readable"]
+    assert again.count(GOOD) == 4
+    readable = json.loads(again)["traceEvents"]
+    assert readable[2]["name"].encode("utf-8", "replace") == name.encode("utf-8", "replace")
+    assert readable[2]["dur"] in (0, 2)
+
+
+@pytest.mark.parametrize(
+    "lost", [b'{"ph":"X","name":"a" "b"}', b'{"ph":"X","name":"ts","ts":NaN,"dur":1}', b'{"some":"thing","else":1 1}']
+)
+def test_what_cannot_be_mended_is_left_out(tmp_path: Path, lost: bytes) -> None:
+    data = b'{"traceEvents":[' + b",".join([GOOD, lost, GOOD]) + b"]}"
+    found, events, again = read_bytes(tmp_path, data)
+    assert names(events) == ["good", "good"]
+    assert (found.mended, found.dropped) == (0, 1)
+    assert found.notes == [f"byte {data.index(lost)}: an event that cannot be read was left out"]
+    assert json.loads(again)["traceEvents"] == events
+
+
+def test_duplicate_keys_keep_their_bytes_and_the_last_counts(tmp_path: Path) -> None:
+    data = b'{"a":1,"a":2,"traceEvents":[{"ph":"X","ts":1,"ts":5,"name":"n"}],"b":1,"b":3}'
+    found, events, again = read_bytes(tmp_path, data)
+    assert again == data
+    assert events[0]["ts"] == 5
+    assert found.keys == {"a": 2, "b": 3}
+
+
+@pytest.mark.parametrize("cut", [-1, 1, 30, 100])
+def test_a_cut_off_trace_keeps_its_whole_events(tmp_path: Path, cut: int) -> None:
+    data = trace(*(x("cpu_op", f"op{i}", i, i + 1) for i in range(1, 9)), base=None)
+    cut_at = data.rindex(b"}\n") - cut
+    found, events, _ = read_bytes(tmp_path, data[:cut_at])
+    assert names(events) == [f"op{i}" for i in range(1, 9 if cut < 0 else 8)]
+    assert found.tail == b""
+    assert "is cut off here" in found.notes[-1]
+
+
+def test_a_broken_tail_loses_no_event_and_keeps_the_base(tmp_path: Path) -> None:
+    found, events, _ = read_bytes(tmp_path, b'{"traceEvents":[' + GOOD + b'], "baseTimeNanoseconds": 12, "x": "un')
+    assert names(events) == ["good"]
+    assert found.keys == {"baseTimeNanoseconds": 12}
+
+
+def test_cut_off_and_broken_gzip_keep_what_is_before(tmp_path: Path) -> None:
+    data = trace(*(x("cpu_op", f"op{i}", i, i + 1, noise=zlib.crc32(b"%d" % i)) for i in range(1, 4000)))
+    packed = gzip.compress(data)
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    found, events, _ = read(path)
+    assert 1000 < len(events) < 3999
+    assert names(events) == [f"op{i}" for i in range(1, len(events) + 1)]
+    assert f"the gzip data ends early, at byte {len(packed) // 2}" in found.notes
+    middle = len(packed) // 2
+    path.write_bytes(packed[:middle] + bytes(40) + packed[middle + 40 :])
+    found, events, _ = read(path)
+    assert names(events)[:500] == [f"op{i}" for i in range(1, 501)]
+    assert any("the gzip data is broken" in note for note in found.notes)
+
+
+def test_gzip_members_after_one_another_are_one_file(tmp_path: Path) -> None:
+    data = trace(*(x("cpu_op", f"op{i}", i, i + 1) for i in range(1, 9)))
+    path = tmp_path / "trace.json"
+    path.write_bytes(gzip.compress(data[:300]) + gzip.compress(data[300:]))
+    assert read(path)[2] == data
+
+
+@pytest.mark.parametrize(
+    ("data", "offset", "said"),
+    [
+        (b"", 0, "empty"),
+        (b"PK\x03\x04 zip", 0, "not a profiler trace"),
+        (b'{"events":[]}', 12, 'no "traceEvents"'),
+        (b'{"traceEvents":{}}', 15, "expected"),
+        (b'{"a": tru, "traceEvents":[]}', 6, "broken JSON before the events"),
+        (b'{"traceEvents":[', 16, "no event of it can be read"),
+        (b'{"traceEvents":[{"ph":"X","na', 16, "no event of it can be read"),
+        (b"[1 2]", 1, "no event of it can be read"),
+    ],
+)
+def test_what_is_no_trace_says_so_with_file_and_byte(tmp_path: Path, data: bytes, offset: int, said: str) -> None:
+    path = tmp_path / "not.json"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=said) as error:
+        read(path)
+    assert (error.value.path, error.value.offset) == (str(path), offset)
+    assert path.read_bytes() == data
+
+
+def test_a_missing_file_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read"):
+        read(tmp_path / "none.json")
+
+
+def test_a_giant_event_is_left_out_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "LONGEST_EVENT", 1 << 12)
+    monkeypatch.setattr(source, "BLOCK", 1 << 10)
+    giant = b'{"ph":"X","name":"' + b"a" * (1 << 15) + b'"}'
+    data = b'{"traceEvents":[' + b",".join([GOOD, giant, GOOD]) + b"]}"
+    found, events, _ = read_bytes(tmp_path, data)
+    assert names(events) == ["good", "good"]
+    assert found.dropped == 1
+    assert "MiB was left out" in found.notes[0]
