@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
@@ -25,11 +26,13 @@ from ..ring.event import (
     ABANDONED,
     KEY_BITS,
     KIND_SHIFT,
+    LAP_SHIFT,
     NO_NAME,
     NUMBER_BITS,
     RECOMPUTE_BIT,
     SEQUENCE_BITS,
     THREAD_SHIFT,
+    WORDS,
 )
 from .names import ModuleNames, Open
 from .patch import Layer
@@ -121,6 +124,7 @@ class PortableEngine(StretchHooks):
 
     def __init__(self, ring: Ring, model: nn.Module | None, fail: Callable[[BaseException], None]) -> None:
         self._write = ring.writer()
+        self._ring = ring
         self._table = ring.names
         self._fail = fail
         self._places: dict[int, dict[int, Place]] = {}
@@ -195,8 +199,12 @@ class PortableEngine(StretchHooks):
             frame.exit_meta = exit_kind | bits
             frame.value = value = number << SEQUENCE_BITS
             frame.first = frame.segment = sequence
-            thread.height = height
-            self._write(enter_kind | bits, value | sequence & _SEQUENCE_MASK)
+            try:
+                thread.height = height
+                self._write(enter_kind | bits, value | sequence & _SEQUENCE_MASK)
+            except BaseException:
+                self._take_back(frame, enter_kind | bits, value | sequence & _SEQUENCE_MASK)
+                raise
         except Exception as error:
             self._fail(error)
             return None
@@ -223,6 +231,14 @@ class PortableEngine(StretchHooks):
             thread.frames[height].segment = sequence
         except Exception as error:
             self._fail(error)
+
+    def _take_back(self, frame: Frame, meta: int, value: int) -> None:
+        """Leave a call that an interrupt kept from being made, as far as it was entered."""
+        frame.thread.height = frame.height - 1
+        slots = np.frombuffer(self._ring.buffer, np.int64, self._ring.capacity * WORDS, self._ring.offset)
+        slots = slots.reshape(-1, WORDS)
+        if np.any((slots[:, 0] & (1 << LAP_SHIFT) - 1 == meta) & (slots[:, 2] == value)):
+            self.leave(frame, None)
 
     def open_calls(self) -> list[Frame]:
         """Return this thread's open calls, outermost first."""
@@ -303,11 +319,17 @@ def _make_call(layer: Layer) -> Callable[..., Any]:
         frame = observer.enter(self, (args, kwargs) if kwargs else args)
         output = None
         try:
-            output = layer.inner(self, *args, **kwargs)
-            return output
-        finally:
-            if frame is not None:
-                observer.leave(frame, output)
+            try:
+                output = layer.inner(self, *args, **kwargs)
+                return output
+            finally:
+                if frame is not None:
+                    observer.leave(frame, output)
+        except BaseException:
+            if frame is not None and frame.module is not None:
+                # An interrupt came while it was left.
+                observer.leave(frame, None)
+            raise
 
     return __call__
 
