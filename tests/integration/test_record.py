@@ -1,0 +1,408 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import modtrace
+from modtrace.check import check
+from modtrace.track.engine import EngineName
+from tests.support.trace_processor import TraceProcessor
+from tests.support.trees import Spec, Tree, called, specs, with_gradient
+
+Slice = tuple[str, int]
+SOURCE = Path(modtrace.__file__).parents[1]
+
+
+def slices(trace: TraceProcessor, category: str) -> list[Slice]:
+    """Name and depth of each slice of a category, outer ones first."""
+    rows = trace.query(
+        "select coalesce(extract_arg(arg_set_id, 'args.fqn'), extract_arg(arg_set_id, 'debug.fqn')) as fqn, depth"
+        f" from slice where category = '{category}' order by ts, depth"
+    )
+    return [(row["fqn"], row["depth"]) for row in rows]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(spec=specs(), suffix=st.sampled_from([".json", ".pftrace"]))
+def test_slices_are_the_tree_of_calls(
+    engine: EngineName,
+    trace_processor: type[TraceProcessor],
+    tmp_path_factory: pytest.TempPathFactory,
+    spec: Spec,
+    suffix: str,
+) -> None:
+    path = tmp_path_factory.mktemp("tree") / f"trace{suffix}"
+    model = Tree(spec)
+    with modtrace.record(path, engine=engine):
+        model.loss().backward()  # type: ignore[no-untyped-call]
+
+    assert check(path) == []
+    trace = trace_processor.open(path)
+    assert trace.import_problems() == {}
+    assert slices(trace, "forward") == list(called(spec))
+    # Depths in backward are those of the call, so that it mirrors forward.
+    backward = set(slices(trace, "backward"))
+    assert backward <= set(called(spec))
+    assert with_gradient(model) <= {fqn for fqn, _ in backward}
+
+
+class Fails(nn.Module):
+    def forward(self, x: Tensor, error: BaseException | None = None) -> Tensor:
+        x = x * 2
+        if error is not None:
+            raise error
+        return x
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Linear(2, 2), nn.Sequential(Fails())
+
+    def forward(self, x: Tensor, error: BaseException | None = None) -> Tensor:
+        x = self.first(x)
+        for module in self.inner:
+            x = module(x, error)
+        return x
+
+
+def forward_rows(timeline: modtrace.Timeline) -> list[tuple[str, int, int]]:
+    return [(span.fqn, span.depth, span.call) for span in timeline.spans if span.phase == "forward"]
+
+
+def test_calls_after_an_exception_nest_right(engine: EngineName) -> None:
+    model, x = Outer(), torch.ones(2)
+    with modtrace.record(engine=engine) as recording:
+        for error in (ValueError("caught outside"), None, ValueError("again"), None):
+            if error is None:
+                model(x).sum().backward()
+            else:
+                with pytest.raises(ValueError, match=str(error)):
+                    model(x, error)
+
+    timeline = recording.timeline()
+    assert forward_rows(timeline) == [
+        row for call in range(4) for row in (("Outer", 0, call), ("Outer.first", 1, call), ("Outer.inner.0", 1, call))
+    ]
+    assert all(span.complete for span in timeline.spans)
+    backward = [(span.fqn, span.depth, span.call) for span in timeline.spans if span.phase == "backward"]
+    assert backward == [
+        row for call in (1, 3) for row in (("Outer", 0, call), ("Outer.inner.0", 1, call), ("Outer.first", 1, call))
+    ]
+
+
+class Interrupted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGINT)
+        # The handler runs between two bytecodes of this thread, at the latest when this comes back.
+        time.sleep(60)
+        return x
+
+
+def test_an_interrupt_inside_forward_is_saved_and_goes_on_to_the_user(engine: EngineName, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    call = nn.Module.__call__
+
+    with pytest.raises(KeyboardInterrupt), modtrace.record(path, engine=engine):
+        nn.Sequential(nn.ReLU(), Interrupted())(torch.ones(1))
+
+    assert nn.Module.__call__ is call
+    assert forward_rows(modtrace.load(path)) == [("Sequential", 0, 0), ("Sequential.0", 1, 0), ("Sequential.1", 1, 0)]
+
+
+class Alarm(BaseException):
+    """Raised by a signal's handler at any bytecode, as KeyboardInterrupt is."""
+
+
+@pytest.fixture
+def alarms() -> Iterator[None]:
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    old = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, old)
+
+
+@pytest.mark.usefixtures("alarms")
+def test_calls_after_an_interrupt_anywhere_nest_right(engine: EngineName) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Identity(), nn.Identity()) for _ in range(20)])
+    x = torch.ones(1)
+    interrupted = 0
+    with modtrace.record(engine=engine) as recording:
+        model(x)
+        for attempt in range(300):
+            try:
+                # The n-th attempt is interrupted a little later than the one before.
+                signal.setitimer(signal.ITIMER_REAL, 20e-6 + attempt % 100 * 2e-6)
+                model(x)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Alarm:
+                interrupted += 1
+            recording.mark(f"attempt {attempt}")
+        model(x)
+    timeline = recording.timeline()
+
+    assert interrupted > 30
+    last = [span for span in timeline.spans if span.start_ns > timeline.marks[-1].time_ns]
+    assert [(span.fqn, span.depth) for span in last] == [
+        ("Sequential", 0),
+        *[row for n in range(20) for row in ((f"Sequential.{n}", 1), *((f"Sequential.{n}.{m}", 2) for m in range(2)))],
+    ]
+    assert {span.depth for span in timeline.spans if span.fqn == "Sequential"} == {0}
+
+
+def test_one_recording_runs_at_a_time(engine: EngineName) -> None:
+    with modtrace.record(engine=engine) as first:
+        with pytest.raises(modtrace.RecordingError, match="a recording is running"):
+            modtrace.record(engine=engine).start()
+        nn.ReLU()(torch.ones(1))
+
+    assert len(first.timeline().spans) == 1
+    with modtrace.record(engine=engine) as second:
+        nn.ReLU()(torch.ones(1))
+    assert len(second.timeline().spans) == 1
+    with pytest.raises(modtrace.RecordingError, match="started before"):
+        first.start()
+
+
+def test_what_cannot_be_asked_yet_is_said(engine: EngineName) -> None:
+    recording = modtrace.record(engine=engine)
+    for ask in (recording.timeline, recording.snapshot, recording.step, lambda: recording.engine):
+        with pytest.raises(modtrace.RecordingError, match="was not started"):
+            ask()
+    recording.stop()
+    with recording:
+        assert recording.engine == engine
+        with pytest.raises(modtrace.RecordingError, match="call stop"):
+            recording.timeline()
+    recording.stop()
+    assert len(recording.timeline().spans) == 0
+
+
+def test_arguments_that_make_no_sense_are_said(tmp_path: Path) -> None:
+    with pytest.raises(modtrace.RecordingError, match="'fast'; it must be"):
+        modtrace.record(engine="fast")  # type: ignore[arg-type]
+    with pytest.raises(modtrace.RecordingError, match="needs a path"):
+        modtrace.record(on_signal=signal.SIGUSR1)
+    with pytest.raises(modtrace.WriteError, match="trace\\.docx"):
+        modtrace.record(tmp_path / "trace.docx")
+    with pytest.raises(modtrace.RingError, match="capacity is 3"):
+        modtrace.record(capacity=3).start()
+
+
+def test_a_snapshot_shows_what_is_open(engine: EngineName) -> None:
+    seen: list[modtrace.Timeline] = []
+
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(recording.snapshot())
+            return x
+
+    with modtrace.record(engine=engine) as recording:
+        nn.Sequential(nn.ReLU(), Looks())(torch.ones(1))
+
+    assert [(span.fqn, span.depth, span.complete) for span in seen[0].spans] == [
+        ("Sequential", 0, False),
+        ("Sequential.0", 1, True),
+        ("Sequential.1", 1, False),
+    ]
+    assert seen[0].stats.unfinished == 2
+
+
+def test_steps_and_marks(engine: EngineName) -> None:
+    model, x = nn.ReLU(), torch.ones(1)
+    with modtrace.record(engine=engine) as recording:
+        for step in range(3):
+            model(x)
+            if step == 1:
+                recording.mark("half way")
+            recording.step()
+    recording.step()
+
+    timeline = recording.timeline()
+    assert [(mark.kind, mark.text) for mark in timeline.marks] == [
+        ("step", "step 0"),
+        ("mark", "half way"),
+        ("step", "step 1"),
+        ("step", "step 2"),
+    ]
+    assert [(span.step, span.call) for span in timeline.spans] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_the_ring_keeps_the_last_events(engine: EngineName) -> None:
+    model, x = nn.Sequential(nn.ReLU(), nn.ReLU()), torch.ones(1)
+    with modtrace.record(engine=engine, capacity=50) as recording:
+        for _ in range(100):
+            model(x)
+
+    timeline = recording.timeline()
+    assert timeline.stats.recorded == 600
+    assert timeline.stats.overwritten == 550
+    assert timeline.stats.torn == 0
+    # Fifty events are eight calls of six, and of the one before its last two: the exits of "1" and of the model.
+    assert timeline.stats.unstarted == 2
+    assert timeline.stats.unfinished == 0
+    assert [(span.fqn, span.depth, span.call, span.complete) for span in timeline.spans] == [
+        ("Sequential", 0, 91, False),
+        ("Sequential.1", 1, 91, False),
+        *[
+            row
+            for call in range(92, 100)
+            for row in (
+                ("Sequential", 0, call, True),
+                ("Sequential.0", 1, call, True),
+                ("Sequential.1", 1, call, True),
+            )
+        ],
+    ]
+
+
+class Spoilsport(nn.Module):
+    """What looks for its parts gets an error: so it fails inside modtrace, at the first call below it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no parts to see here")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
+def test_an_error_inside_is_logged_once_and_the_training_goes_on(
+    engine: EngineName, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    model, call = Spoilsport(), nn.Module.__call__
+    path = tmp_path / "trace.json"
+    with caplog.at_level(logging.WARNING, "modtrace"), modtrace.record(path, engine=engine) as recording:
+        for _ in range(3):
+            model(torch.ones(2)).sum().backward()
+            recording.step()
+        assert nn.Module.__call__ is call
+        recording.mark("ignored")
+
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "the training goes on" in caplog.text
+    assert "no parts to see here" in caplog.text
+    assert model.inner.weight.grad is not None
+    assert forward_rows(modtrace.load(path)) == [("Spoilsport", 0, 0)]
+    with modtrace.record(engine=engine) as after:
+        nn.ReLU()(torch.ones(1))
+    assert len(after.timeline().spans) == 1
+
+
+def test_a_folder_that_is_not_there_is_an_error_before_the_training(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "trace.json"
+
+    with pytest.raises(modtrace.WriteError, match="nowhere"):
+        modtrace.record(path)
+
+
+def test_a_folder_that_vanishes_is_an_error_that_names_the_path(engine: EngineName, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    model = nn.Linear(2, 2)
+    recording = modtrace.record(folder / "trace.json", engine=engine)
+    recording.start()
+    model(torch.ones(2)).sum().backward()
+    folder.rmdir()
+
+    with pytest.raises(modtrace.WriteError, match="folder/trace\\.json"):
+        recording.stop()
+
+    # Nothing is lost: another path will do.
+    recording.save(tmp_path / "trace.json")
+    assert forward_rows(modtrace.load(tmp_path / "trace.json")) == [("Linear", 0, 0)]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
+def test_a_folder_that_is_read_only_is_an_error_that_names_the_path(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+
+    with pytest.raises(modtrace.WriteError, match="trace\\.json"), modtrace.record(tmp_path / "trace.json"):
+        pass
+
+
+def test_the_users_own_error_is_not_hidden_by_one_of_saving(
+    engine: EngineName, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def train() -> None:
+        with modtrace.record(folder / "trace.json", engine=engine):
+            folder.rmdir()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+
+    assert "could not be saved" in caplog.text
+    assert "trace.json" in caplog.text
+
+
+FULL_DISK = """
+import resource, signal, sys
+import torch
+from torch import nn
+import modtrace
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path, engine = sys.argv[1:]
+model, x = nn.Sequential(*[nn.Linear(2, 2) for _ in range(100)]), torch.ones(2)
+recording = modtrace.record(path, engine=engine)
+recording.start()
+for _ in range(20):
+    model(x).sum().backward()
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+try:
+    recording.stop()
+except modtrace.WriteError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+model(x).sum().backward()
+print(len(recording.timeline().spans))
+"""
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace", ".html"])
+def test_a_full_disk_is_an_error_that_names_the_path_and_keeps_the_old_file(
+    engine: EngineName, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"trace{suffix}"
+    path.write_text("what was there before")
+
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, path, engine],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    error, spans = done.stdout.splitlines()
+    assert str(path) in error
+    assert "File too large" in error
+    # Twenty steps of 101 modules, forward and backward.
+    assert int(spans) == 20 * 101 * 2
+    assert path.read_text() == "what was there before"
+    assert list(tmp_path.iterdir()) == [path]
