@@ -1,0 +1,43 @@
+"""`modtrace view`: a trace in the browser."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import click
+
+__all__ = ["command"]
+
+
+@click.command("view")
+@click.argument("trace")
+@click.option("--offline", is_flag=True, help="Show the modules in modtrace's own page, which needs no network.")
+def command(trace: str, offline: bool) -> None:
+    """Open TRACE in ui.perfetto.dev, with the module tracks on top.
+
+    TRACE is a ring file, anything that modtrace saved, or a trace of torch.profiler. It goes from a server on this
+    machine to the browser and nowhere else; the server ends when the browser has it.
+    """
+    from .._errors import ModtraceError
+    from ..view.open import PATIENCE, show
+    from ..view.server import PERFETTO, Page, TraceServer
+    from ..view.traces import drawable, timeline_of
+
+    with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
+        if offline:
+            from ..write.html import render_html
+
+            server = TraceServer(Page(render_html(timeline_of(trace))))
+        else:
+            from ..view.page import handover_page
+
+            path, notes = drawable(trace, Path(folder))
+            for note in notes:
+                click.echo(note, err=True)
+            server = TraceServer(handover_page("trace", os.path.basename(trace), PERFETTO), path)
+        with server:
+            taken = show(server, click.echo)
+    if not taken:
+        raise ModtraceError(f"nobody came for the trace within {PATIENCE / 60:.0f} minutes")

@@ -1,0 +1,374 @@
+"""`modtrace view` in a real browser: handed over whole to the real Perfetto UI; and a timeline in a notebook."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import modtrace
+from modtrace.timeline import Name, Timeline
+from modtrace.view.notebook import MOST, frame
+from modtrace.view.page import handover_page
+from modtrace.view.server import TraceServer
+from modtrace.view.traces import Kind, drawable, kind_of, timeline_of
+from tests.support import perfetto_ui
+from tests.support.browser import chromium, missing, require, visit
+from tests.support.gpt_timeline import gpt_timeline
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+KINETO = Path(__file__).parents[1] / "data/kineto"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    require(missing())
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ui() -> Iterator[str]:
+    require(perfetto_ui.missing())
+    with perfetto_ui.perfetto_ui() as origin:
+        yield origin
+
+
+def handed_over(page: Page, trace: Path, title: str, origin: str) -> None:
+    """Open a trace the way the command does, with the UI at `origin`, and wait until it has it."""
+    with TraceServer(handover_page("trace", title, origin), trace) as server:
+        page.goto(server.url)
+        assert server.wait(60)
+    page.wait_for_selector('html[data-state="handed"]', state="attached", timeout=60_000)
+    page.frames[1].wait_for_function("() => window.app?.trace !== undefined", timeout=60_000)
+
+
+@pytest.mark.parametrize("suffix", [".pftrace", ".pftrace.gz", ".json", ".json.gz"])
+def test_the_real_ui_receives_the_trace_whole(browser: Browser, ui: str, tmp_path: Path, suffix: str) -> None:
+    timeline = gpt_timeline(steps=5, layers=4)
+    trace = tmp_path / f"gpt{suffix}"
+    timeline.save(trace)
+
+    with visit(browser) as seen:
+        handed_over(seen.page, trace, "</script> gpt", ui)
+        drawn = seen.page.frames[1]
+        in_categories = "select count(*) as n from slice where category in ('forward', 'backward', 'recompute')"
+        assert perfetto_ui.query_number(drawn, in_categories) == len(timeline.spans)
+        assert perfetto_ui.query_number(drawn, "select count(*) as n from flow") == len(timeline.spans) / 2
+        pinned = perfetto_ui.pinned_tracks(drawn)
+        # Of a thread in JSON the UI pins the group too, which has the same name.
+        assert [name.split(" · ")[0] for name in pinned] == ["forward", "backward"] * (2 if "json" in suffix else 1)
+        assert all("MainThread" in name for name in pinned)
+        # A slice's colour is drawn on both tracks: a page that only has their names is of few colours.
+        assert len(set(colours(seen.page))) > 10
+        assert seen.page.title() == "</script> gpt – modtrace"
+        asked = [url for url in seen.requests if url.startswith("http://127.0.0.1") and not url.startswith(ui)]
+        assert [re.sub(r"^http://127.0.0.1:\d+/[\w-]+/", "", url) for url in asked if ":9001/" not in url] == [
+            "",
+            "trace",
+        ]
+
+
+def colours(page: Page) -> list[int]:
+    """The colours of the picture's pixels where the pinned tracks are, coarsely."""
+    picture = page.screenshot(clip={"x": 260, "y": 170, "width": 1300, "height": 190}, type="png")
+    reading = """async bytes => {
+        const bitmap = await createImageBitmap(new Blob([new Uint8Array(bytes)], { type: "image/png" }));
+        const canvas = new OffscreenCanvas(bitmap.width, bitmap.height).getContext("2d");
+        canvas.drawImage(bitmap, 0, 0);
+        const { data } = canvas.getImageData(0, 0, bitmap.width, bitmap.height);
+        const counts = new Map();
+        for (let at = 0; at < data.length; at += 4) {
+            const colour = data[at] >> 4 << 8 | data[at + 1] >> 4 << 4 | data[at + 2] >> 4;
+            counts.set(colour, (counts.get(colour) ?? 0) + 1);
+        }
+        return [...counts].filter(([, count]) => count > 100).map(([colour]) => colour);
+    }"""
+    return list(page.evaluate(reading, list(picture)))
+
+
+def test_a_profiler_trace_is_converted_and_drawn(browser: Browser, ui: str, tmp_path: Path) -> None:
+    source = KINETO / "a100-ddp-rank0.json.gz"
+    trace, notes = drawable(source, tmp_path)
+
+    assert any("no nn.Module slices" in note for note in notes)
+    with visit(browser) as seen:
+        handed_over(seen.page, trace, source.name, ui)
+        kernels = perfetto_ui.query_number(
+            seen.page.frames[1], "select count(*) as n from slice where category = 'kernel'"
+        )
+    assert kernels == gzip.decompress(source.read_bytes()).count(b'"cat": "kernel"')
+
+
+def test_no_other_site_can_read_the_trace(browser: Browser, ui: str, tmp_path: Path) -> None:
+    (tmp_path / "trace").write_bytes(b"secret")
+    with TraceServer(handover_page("trace", "t", "https://ui.perfetto.dev"), tmp_path / "trace") as server:
+        with visit(browser) as seen:
+            seen.page.goto(f"{ui}/service_worker.js")
+            reading = "url => fetch(url).then(answer => answer.text()).catch(error => error.name)"
+            assert seen.page.evaluate(reading, f"{server.url}trace") == "TypeError"
+            assert seen.page.evaluate(reading, server.url) == "TypeError"
+            assert seen.page.evaluate(
+                """url => new Promise(done => {
+                    const frame = document.createElement("iframe");
+                    frame.onload = () => done(frame.contentDocument === null);
+                    frame.src = url;
+                    document.body.append(frame);
+                })""",
+                server.url,
+            )
+            blocked = [problem for problem in seen.problems if "frame-ancestors" in problem]
+            assert blocked
+        assert not server.wait(0)
+
+
+# The command.
+
+
+def started(*arguments: str | Path, **environ: str) -> subprocess.Popen[str]:
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION", "SSH_TTY")
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "modtrace", "view", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean | {"PYTHONUNBUFFERED": "1"} | environ,
+    )
+
+
+def fetched(url: str, *headers: str) -> bytes:
+    address = re.fullmatch(r"http://127\.0\.0\.1:(\d+)(/.*)", url)
+    assert address is not None
+    with socket.create_connection(("127.0.0.1", int(address[1])), timeout=30) as connection:
+        lines = [f"GET {address[2]} HTTP/1.1", f"Host: 127.0.0.1:{address[1]}", *headers, "", ""]
+        connection.sendall("\r\n".join(lines).encode())
+        answer = b""
+        while part := connection.recv(1 << 20):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b" 200 " in head.splitlines()[0], head
+    return body
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "gpt.pftrace"
+    gpt_timeline(steps=2, layers=2).save(path)
+    return path
+
+
+def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
+    running = started(trace, SSH_CONNECTION="10.0.0.1 1 10.0.0.2 22", DISPLAY=":10")
+    assert running.stdout is not None
+    first, second, third = (running.stdout.readline() for _ in range(3))
+
+    address = re.fullmatch(r"Open (http://127\.0\.0\.1:(\d+)/[\w-]{32}/)\n", first)
+    assert address is not None
+    assert second == "From another machine, first forward the port there:\n"
+    assert third == f"  ssh -L {address[2]}:127.0.0.1:{address[2]} {socket.gethostname()}\n"
+    assert b"https://ui.perfetto.dev/#!/?" in fetched(address[1])
+    assert running.poll() is None
+    assert fetched(f"{address[1]}trace", "Sec-Fetch-Site: same-origin") == trace.read_bytes()
+    assert running.communicate(timeout=30) == ("", "")
+    assert running.returncode == 0
+
+
+def test_it_opens_the_users_browser_and_ends_by_itself(trace: Path, tmp_path: Path) -> None:
+    # A browser in little: it takes the page and the trace.
+    script = tmp_path / "browser"
+    script.write_text(
+        f"#!{sys.executable}\n"
+        "import sys, urllib.request\n"
+        "urllib.request.urlopen(sys.argv[1]).read()\n"
+        "asked = urllib.request.Request(sys.argv[1] + 'trace', headers={'Sec-Fetch-Site': 'same-origin'})\n"
+        f"open({str(tmp_path / 'got')!r}, 'wb').write(urllib.request.urlopen(asked).read())\n"
+    )
+    script.chmod(0o755)
+
+    out, err = started(trace, BROWSER=str(script)).communicate(timeout=60)
+
+    assert re.fullmatch(r"Opening http://127\.0\.0\.1:\d+/[\w-]{32}/\n", out)
+    assert err == ""
+    assert (tmp_path / "got").read_bytes() == trace.read_bytes()
+
+
+def test_a_browser_that_cannot_start(trace: Path) -> None:
+    running = started(trace, BROWSER="/nonexistent/browser %s")
+    assert running.stdout is not None
+    lines = [running.stdout.readline() for _ in range(4)]
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=30)
+
+    assert lines[1].startswith("No browser could be started. Open http://127.0.0.1:")
+    assert lines[3].startswith("  ssh -L ")
+    assert running.returncode == 1
+
+
+def test_offline_serves_our_own_page(trace: Path, browser: Browser) -> None:
+    running = started(trace, "--offline")
+    assert running.stdout is not None
+    url = running.stdout.readline().split()[1]
+    with visit(browser) as seen:
+        seen.page.goto(url)
+        seen.page.wait_for_selector("html[data-ready]", state="attached")
+        assert seen.problems == []
+        assert [asked for asked in seen.requests if not asked.endswith("favicon.ico")] == [url]
+    running.communicate(timeout=30)
+    assert running.returncode == 0
+
+
+def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("no trace")
+    running = started(tmp_path / "x.txt")
+    out, err = running.communicate(timeout=60)
+
+    assert (out, running.returncode) == ("", 1)
+    assert (
+        err == f"modtrace: {tmp_path / 'x.txt'}: it is neither a ring file nor a trace in JSON or Perfetto's format\n"
+    )
+
+
+# What is converted on the way.
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a profiler's trace, and a ring and a profiler's trace of the same steps, merged."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    folder = tmp_path_factory.mktemp("recorded")
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+    profiler.export_chrome_trace(str(folder / "profile.json"))
+    with modtrace.record(ring=folder / "run.ring", memory_interval=0) as recording:
+        with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
+            for _ in range(3):
+                model(torch.ones(2, 4)).sum().backward()
+                recording.step()
+        profiler.export_chrome_trace(str(folder / "within.json"))
+    recording.save(folder / "run.json")
+    modtrace.merge(folder / "within.json", folder / "run.ring", folder / "merged.json")
+    modtrace.merge(folder / "within.json", folder / "run.ring", folder / "merged.pftrace")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("run.ring", Kind.RING),
+        ("run.json", Kind.SAVED),
+        ("profile.json", Kind.PROFILE),
+        ("merged.json", Kind.MERGED),
+        ("merged.pftrace", Kind.MERGED_PACKETS),
+    ],
+)
+def test_every_kind_of_trace_is_known_and_gives_its_timeline(
+    recorded: Path, name: str, kind: Kind, tmp_path: Path
+) -> None:
+    path = recorded / name
+    with path.open("rb") as plain, gzip.open(tmp_path / "packed.gz", "wb") as packed:
+        if kind is not Kind.RING:  # a ring is a mapping, never packed
+            shutil.copyfileobj(plain, packed)
+
+    assert kind_of(path) is kind
+    calls = [(span.module_class, span.call) for span in timeline_of(path).spans if span.phase == "forward"]
+    assert calls == [(module, call) for call in range(3) for module in ("Sequential", "Linear", "ReLU", "Linear")]
+    if kind is not Kind.RING:
+        assert kind_of(tmp_path / "packed.gz") is kind
+        assert list(timeline_of(tmp_path / "packed.gz").spans) == list(timeline_of(path).spans)
+
+
+def test_a_merged_trace_gives_the_same_timeline_in_both_formats(recorded: Path) -> None:
+    ours, packets = timeline_of(recorded / "merged.json"), timeline_of(recorded / "merged.pftrace")
+
+    assert list(ours.spans) == list(packets.spans)
+    assert [counter.name for counter in ours.counters] == [counter.name for counter in packets.counters]
+    assert [np.array_equal(a.value, b.value) for a, b in zip(ours.counters, packets.counters, strict=True)] == [True]
+    assert [mark.text for mark in ours.marks] == ["step 0", "step 1", "step 2"]
+    assert list(ours.marks) == list(packets.marks)
+
+
+def test_a_ring_is_drawn_as_packets(recorded: Path, tmp_path: Path) -> None:
+    made, notes = drawable(recorded / "run.ring", tmp_path)
+
+    assert notes == []
+    assert list(modtrace.load(made).spans) == list(modtrace.load(recorded / "run.ring").spans)
+    assert drawable(recorded / "run.json", tmp_path) == (recorded / "run.json", [])
+    assert drawable(recorded / "merged.json", tmp_path) == (recorded / "merged.json", [])
+
+
+# Notebooks.
+
+HOSTILE = "</script><img src=x onerror=parent.document.title='ran'>\"' &amp;"
+
+
+def test_a_notebook_shows_the_page_in_a_sandbox(browser: Browser) -> None:
+    timeline = gpt_timeline(steps=1, layers=1)
+    timeline = replace(timeline, names=[Name(HOSTILE, f"{HOSTILE}.{name.fqn}", HOSTILE) for name in timeline.names])
+    shown = timeline._repr_html_()
+
+    assert "<img" not in shown
+    with visit(browser) as seen:
+        seen.page.set_content(f"<title>notebook</title>{shown}")
+        inner = seen.page.frames[1]
+        inner.wait_for_selector("html[data-ready]", state="attached")
+        assert seen.page.title() == "notebook"
+        assert inner.evaluate("origin") == "null"
+        assert seen.page.locator("iframe").get_attribute("sandbox") == "allow-scripts"
+        assert seen.problems == []
+
+
+def test_a_notebook_shows_the_last_steps_of_a_long_timeline() -> None:
+    timeline = gpt_timeline(steps=100, layers=24)
+    per_step = len(timeline.spans) // 100
+    fitting = MOST // per_step
+    assert 1 < fitting < 100
+
+    shown = frame(timeline)
+
+    kept = f"{fitting * per_step:,} of {len(timeline.spans):,} spans: the last {fitting} steps of 100."
+    assert shown.startswith(f"<p>{kept} To see all of it: ")
+    assert shown.count("<iframe") == 1
+    assert len(shown) < 600_000
+
+
+def test_a_notebook_says_what_a_huge_timeline_is() -> None:
+    timeline = gpt_timeline(steps=1, layers=1000)
+    assert len(timeline.spans) > MOST
+
+    shown = frame(timeline)
+
+    assert "<iframe" not in shown
+    assert html.unescape(shown) == (
+        f"<p>{timeline!r} has too many spans in one step to be shown here. "
+        'To see all of it: timeline.save("timeline.html"), or .pftrace.</p>'
+    )
+
+
+def test_a_notebook_shows_an_empty_timeline(browser: Browser) -> None:
+    with visit(browser) as seen:
+        seen.page.set_content(Timeline(gpt_timeline(1, 1).columns.take(np.array([], np.int64)))._repr_html_())
+        seen.page.frames[1].wait_for_selector("html[data-ready]", state="attached")
+        assert seen.problems == []

@@ -1,0 +1,250 @@
+"""The server of `modtrace view`, over real sockets: who gets the trace, and when it ends."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modtrace import ModtraceError
+from modtrace.view.open import has_browser
+from modtrace.view.page import handover_page
+from modtrace.view.server import Page, TraceServer
+
+TRACE = bytes(range(256)) * 40_000
+PAGE = Page(b"<!doctype html><p>page", "default-src 'none'")
+OWN = "Sec-Fetch-Site: same-origin"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[TraceServer]:
+    (tmp_path / "trace.pftrace").write_bytes(TRACE)
+    (tmp_path / "other").write_text("secret")
+    with TraceServer(PAGE, tmp_path / "trace.pftrace") as running:
+        yield running
+
+
+def exchange(server: TraceServer, request: str) -> tuple[int, str, bytes]:
+    """Send a request as it is; the status, the headers and the body of the answer."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request.encode("latin-1"))
+        answer = b""
+        while part := connection.recv(1 << 20):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = re.match(rb"HTTP/1\.\d (\d+)", head)
+    return int(status[1]) if status else 0, head.decode("latin-1"), body
+
+
+def ask(server: TraceServer, path: str, *headers: str, method: str = "GET", host: str | None = None) -> int:
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host or f'127.0.0.1:{server.port}'}", *headers, "", ""]
+    return exchange(server, "\r\n".join(lines))[0]
+
+
+def test_the_page_gets_the_whole_trace(server: TraceServer) -> None:
+    status, head, body = exchange(
+        server, f"GET {server.path}trace HTTP/1.1\r\nHost: localhost:{server.port}\r\n{OWN}\r\n\r\n"
+    )
+
+    assert (status, body) == (200, TRACE)
+    assert f"Content-Length: {len(TRACE)}" in head
+    assert "Cache-Control: no-store" in head
+    assert "Access-Control" not in head
+    assert server.wait(10)
+
+
+def test_the_page_is_served_with_its_policy(server: TraceServer) -> None:
+    status, head, body = exchange(server, f"GET {server.path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n")
+
+    assert (status, body) == (200, PAGE.body)
+    assert "Content-Security-Policy: default-src 'none'" in head
+    assert "Referrer-Policy: no-referrer" in head
+    assert "Python" not in head
+    assert not server.wait(0)
+
+
+def test_a_page_without_a_trace_is_all_there_is() -> None:
+    with TraceServer(PAGE) as server:
+        assert ask(server, f"{server.path}trace", OWN) == 404
+        assert not server.wait(0)
+        assert ask(server, server.path) == 200
+        assert server.wait(10)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ["Origin: https://evil.example", "Sec-Fetch-Site: cross-site"],
+        ["Origin: https://ui.perfetto.dev", "Sec-Fetch-Site: cross-site"],
+        ["Origin: null", OWN],
+        ["Origin: http://127.0.0.1:1", "Sec-Fetch-Site: same-site"],
+        [OWN, "Origin: https://evil.example"],
+        ["Sec-Fetch-Site: cross-site"],
+        ["Sec-Fetch-Site: same-site"],
+        ["Sec-Fetch-Site: none"],
+        [OWN, "Sec-Fetch-Site: cross-site"],
+        [],
+    ],
+)
+def test_another_origin_gets_no_trace(server: TraceServer, headers: list[str]) -> None:
+    assert ask(server, f"{server.path}trace", *headers) == 403
+    assert not server.wait(0)
+
+
+def test_another_origin_gets_no_page(server: TraceServer) -> None:
+    assert ask(server, server.path, "Origin: https://evil.example") == 403
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1",
+        "localhost",
+        "127.0.0.1:1",
+        "127.0.0.1:{port}.evil.example",
+        "127.0.0.1:{port}\r\nHost: evil.example",
+        "evil.example\r\nHost: 127.0.0.1:{port}",
+        "127.0.0.1:{port}\r\nHost: 127.0.0.1:{port}",
+        "127.0.0.1:{port}, evil.example",
+        "[::1]:{port}",
+        "0.0.0.0:{port}",
+        "user@127.0.0.1:{port}",
+    ],
+)
+def test_another_host_is_refused(server: TraceServer, host: str) -> None:
+    assert ask(server, server.path, host=host.format(port=server.port)) == 403
+    assert ask(server, f"{server.path}trace", OWN, host=host.format(port=server.port)) == 403
+    assert not server.wait(0)
+
+
+@pytest.mark.parametrize("version", [" HTTP/1.1", " HTTP/1.0", ""])
+def test_no_host_is_refused(server: TraceServer, version: str) -> None:
+    answer = exchange(server, f"GET {server.path}{version}\r\n\r\n")
+
+    assert PAGE.body not in answer[1].encode() + answer[2]
+    assert "403" in answer[1] or answer[0] == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/trace",
+        "/favicon.ico",
+        "{path}other",
+        "{path}../other",
+        "{path}%2e%2e/other",
+        "{path}..%2fother",
+        "{path}trace/../../other",
+        "{path}trace/",
+        "{path}trace?",
+        "{path}trace%00",
+        "{path}/trace",
+        "/{path}trace",
+        "{path}./trace",
+        "//etc/passwd",
+        "/../../../../etc/passwd",
+        "http://127.0.0.1{path}trace",
+        "{upper}trace",
+        "{short}/trace",
+        "*",
+    ],
+)
+def test_another_path_is_not_there(server: TraceServer, path: str) -> None:
+    asked = path.format(path=server.path, upper=server.path.swapcase(), short=server.path[:-2])
+
+    # http.server takes leading slashes together, which leads nowhere else.
+    expected = 200 if asked.lstrip("/") == f"{server.path}trace".lstrip("/") else 404
+    assert ask(server, asked, OWN) == expected
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "OPTIONS", "CONNECT", "TRACE", "PATCH", "get"])
+def test_another_method_is_refused(server: TraceServer, method: str) -> None:
+    assert ask(server, f"{server.path}trace", OWN, "Content-Length: 0", method=method) == 501
+    assert not server.wait(0)
+
+
+def test_what_is_no_http_is_refused(server: TraceServer) -> None:
+    for request in ("\x16\x03\x01\x02\n\n", f"GET {server.path} HTTP/9.9\r\n\r\n", f"GET {server.path} x y\r\n\r\n"):
+        status, head, body = exchange(server, request)
+        assert status != 200
+        assert PAGE.body not in head.encode() + body
+    assert ask(server, server.path, *(f"X-{number}: x" for number in range(200))) == 431
+    assert ask(server, "/" + "x" * 70_000) == 414
+
+
+def test_the_path_cannot_be_guessed(server: TraceServer, tmp_path: Path) -> None:
+    with TraceServer(PAGE, tmp_path / "trace.pftrace") as other:
+        assert other.path != server.path
+    assert len(server.path) == 34  # 24 random bytes
+
+
+def test_a_transfer_that_breaks_off_does_not_end_it(server: TraceServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        connection.sendall(
+            f"GET {server.path}trace HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{OWN}\r\n\r\n".encode()
+        )
+        assert connection.recv(100)
+        assert len(TRACE) > 8 << 20  # more than the kernel takes at once
+    assert not server.wait(0.2)
+
+    assert ask(server, f"{server.path}trace", OWN) == 200
+    assert server.wait(10)
+
+
+def test_it_ends_after_a_time_without_a_visitor(server: TraceServer) -> None:
+    begun = time.monotonic()
+
+    assert not server.wait(0.1)
+
+    assert 0.1 <= time.monotonic() - begun < 5
+
+
+def test_it_listens_to_this_machine_only(server: TraceServer) -> None:
+    addresses = {address[4][0] for address in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    for address in addresses - {"127.0.0.1"}:
+        with pytest.raises(OSError), socket.create_connection((address, server.port), timeout=5):  # noqa: PT011
+            pass
+    assert server._server.server_address == ("127.0.0.1", server.port)
+
+
+def test_an_absent_trace_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModtraceError, match=r"cannot serve .*absent: No such file"):
+        TraceServer(PAGE, tmp_path / "absent")
+
+
+def test_a_hostile_title_stays_text() -> None:
+    title = "</script><img src=x onerror=alert(1)>\u2028<!--__NONCE__"
+    page = handover_page("trace", title, "https://ui.perfetto.dev")
+
+    assert page.body.count(b"</script>") == 2
+    assert b"<img" not in page.body
+    assert b"<!--" not in page.body
+    assert page.policy is not None
+    assert "frame-src https://ui.perfetto.dev;" in page.policy
+
+
+@pytest.mark.parametrize(
+    ("environ", "platform", "expected"),
+    [
+        ({}, "linux", False),
+        ({"DISPLAY": ":0"}, "linux", True),
+        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
+        ({"DISPLAY": ":10", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}, "linux", False),
+        ({"SSH_TTY": "/dev/pts/0"}, "darwin", False),
+        ({"SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22", "BROWSER": "code-helper"}, "linux", True),
+        ({"BROWSER": "firefox"}, "linux", True),
+        ({"BROWSER": ""}, "linux", False),
+        ({}, "darwin", True),
+        ({}, "win32", True),
+    ],
+)
+def test_whether_a_browser_shows_up(environ: dict[str, str], platform: str, expected: bool) -> None:
+    assert has_browser(environ, platform) is expected
