@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from modtrace.track.engine import EngineName
+from tests.support.trace_processor import TraceProcessor
+from tests.support.victims import DEATHS, Death, Victims
+
+KILLS = int(os.environ.get("MODTRACE_TEST_KILLS", "204"))
+"""Over all ways to die and both engines."""
+EACH = max(1, KILLS // (2 * len(DEATHS)))
+
+STATUS = {
+    "SIGKILL": -signal.SIGKILL,
+    "SIGTERM": -signal.SIGTERM,
+    "SIGSEGV": -signal.SIGSEGV,
+    "os._exit": 7,
+    "exception": 1,
+    "fork": -signal.SIGKILL,
+}
+
+
+@pytest.fixture(scope="module")
+def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
+    victims = Victims(tmp_path_factory.mktemp("victims"))
+    yield victims
+    victims.close()
+
+
+def assert_nothing_is_missing(timeline: modtrace.Timeline, death: Death) -> None:
+    spans = {(span.phase, span.fqn, span.call) for span in timeline.spans if span.complete}
+    assert [call for call in death.finished if tuple(call) not in spans] == []
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_what_was_over_survives(
+    death: str, engine: EngineName, victims: Victims, trace_processor: type[TraceProcessor], tmp_path: Path
+) -> None:
+    for seed in range(EACH):
+        chance = random.Random(f"{death} {engine} {seed}")
+        ring, path, trace = tmp_path / f"{seed}.modtrace", tmp_path / f"{seed}.json", tmp_path / "recovered.pftrace"
+
+        died = victims.kill(
+            engine=engine,
+            death=death,
+            ring=str(ring),
+            path=str(path),
+            calls=chance.randrange(1, 400),
+            delay_us=chance.randrange(3000),
+        )
+        timeline = modtrace.load(ring)
+        timeline.save(trace)
+
+        assert died.status == STATUS[death], died.errors
+        assert len(died.finished) > 0
+        assert_nothing_is_missing(timeline, died)
+        assert trace_processor.open(trace).import_problems() == {}
+        assert "Stranger" not in {name.fqn for name in timeline.names}
+        if death == "exception":
+            # An uncaught exception leaves an interpreter that can still save.
+            assert died.errors.rstrip().endswith("RuntimeError: the victim's own")
+            assert_nothing_is_missing(modtrace.load(path), died)
+        else:
+            assert not path.exists()
+
+
+def test_a_forked_child_records_itself(engine: EngineName, victims: Victims, tmp_path: Path) -> None:
+    ring = tmp_path / "run.modtrace"
+
+    victims.kill(engine=engine, death="fork", ring=str(ring), path=None, calls=100, delay_us=0)
+    child = modtrace.load(f"{ring}.stranger")
+
+    assert {span.fqn for span in child.spans} == {"Stranger"}
