@@ -109,6 +109,24 @@ def test_nodes_of_no_module_are_counted_and_not_shown() -> None:
     assert [span.phase for span in timeline.spans] == ["forward", "forward"]
 
 
+def test_a_node_that_is_a_part_of_another_is_not_shown_apart() -> None:
+    script = Script()
+    two_calls(script)
+    script.begin(40, 1, task=1)
+    script.node(42, 43, 1, task=1)
+    script.end(45, 1, task=1)
+    script.begin(50, 0, task=1)
+    script.node(52, 53, 0, task=2)
+    script.end(55, 0, task=1)
+
+    # The second one runs a backward of its own.
+    assert rows(build_timeline(script.image()))[2:] == [
+        ("A", "backward", 40, 55, 0, 0),
+        ("A.b", "backward", 40, 50, 1, 0),
+        ("A", "backward", 52, 53, 1, 0),
+    ]
+
+
 def test_a_non_reentrant_recomputation_lies_inside_the_backward_that_asked_for_it() -> None:
     script = Script()
     _, b = two_calls(script)

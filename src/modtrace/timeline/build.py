@@ -41,8 +41,9 @@ def build_timeline(image: RingImage) -> Timeline:
     brackets = find_brackets(events)
     call = attribute(brackets, events, tables.torch_threads)
     length = chain_lengths(brackets)
-    slices = backward_slices(brackets, call, length)
-    rows = _rows(brackets, slices, originals(brackets, call), _inner_depths(brackets, call, length))
+    shown = _outermost(brackets, call)
+    slices = backward_slices(brackets, shown, length)
+    rows = _rows(brackets, slices, originals(brackets, call), _inner_depths(brackets, shown, length))
     rows = {field: column[np.lexsort((rows["depth"], rows["opened"], rows["start"]))] for field, column in rows.items()}
     tracks, rows["track"] = _tracks(rows, tables.threads, process)
     opened = rows.pop("opened")
@@ -116,6 +117,16 @@ def _filled(known: Mapping[int, Any], used: npt.NDArray[np.int32], stand_in: Any
     beyond = used[used >= count]
     count = max(count, int(beyond.max()) + 1 if len(beyond) else 0)
     return [known[number] if number in known else stand_in(number) for number in range(count)]
+
+
+def _outermost(brackets: Brackets, call: Ints) -> Ints:
+    """Return `call` without the nodes that another node of their task and call runs as a part of itself.
+
+    An in-place operation on a view makes such a node: it holds the operation's own.
+    """
+    around = brackets.parent
+    inside = brackets.node & (around >= 0) & brackets.node[around]
+    return np.where(inside & (brackets.task == brackets.task[around]) & (call == call[around]), -1, call)
 
 
 def _inner_depths(brackets: Brackets, call: Ints, length: Ints) -> Ints:
