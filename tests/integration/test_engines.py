@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+from modtrace.timeline import Timeline
+from modtrace.track.engine import EngineName
+from tests.support.models import ARCHITECTURES
+from tests.support.truth import measure, share_nested
+
+Row = tuple[str, str, int]
+ENOUGH: dict[EngineName, float] = {"native": 0.999, "python": 0.95}
+
+
+def rows(timeline: Timeline) -> list[Row]:
+    """Name, phase and call of each span, in start order."""
+    return [(span.fqn, span.phase, span.call) for span in timeline.spans]
+
+
+def backward(timeline: Timeline) -> list[tuple[str, int, int]]:
+    """Name, call and depth of each backward slice, in start order."""
+    return [(span.fqn, span.call, span.depth) for span in timeline.spans if span.phase == "backward"]
+
+
+def recorded(engine: EngineName, run: Callable[[], object], model: nn.Module | None = None) -> Timeline:
+    with modtrace.record(engine=engine, model=model) as recording:
+        run()
+    timeline = recording.timeline()
+    assert share_nested(timeline) == 1
+    assert all(span.complete for span in timeline.spans)
+    return timeline
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.filterwarnings("ignore:.*enable_nested_tensor:UserWarning")
+def test_backward_time_lies_under_the_right_module(engine: EngineName, name: str) -> None:
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    found = measure(engine, ARCHITECTURES[name](), steps=4)
+
+    torch.set_num_threads(threads)
+    assert found.nodes > 100
+    assert found.nodes_right >= ENOUGH[engine]
+    assert found.nested == 1
+
+
+class Scale(nn.Module):
+    """Multiplies by its weight: one node of its own per call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Scale(), Scale()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x))
+        return out
+
+
+def test_a_plain_backward(engine: EngineName) -> None:
+    model = Pair()
+
+    timeline = recorded(engine, lambda: model(torch.ones(2)).sum().backward())
+
+    assert rows(timeline) == [
+        ("Pair", "forward", 0),
+        ("Pair.a", "forward", 0),
+        ("Pair.b", "forward", 0),
+        ("Pair", "backward", 0),
+        ("Pair.b", "backward", 0),
+        ("Pair.a", "backward", 0),
+    ]
+    assert timeline.columns.depth.tolist() == [0, 1, 1, 0, 1, 1]
+    # Forward and backward of a call are linked, and no two calls are.
+    link = timeline.columns.link.tolist()
+    assert [link[0], link[2], link[1]] == link[3:]
+    assert sorted(set(link)) == [0, 1, 2]
+
+
+def test_a_second_backward_through_the_same_graph(engine: EngineName) -> None:
+    model = Pair()
+
+    def run() -> None:
+        loss = model(torch.ones(2)).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    once = [("Pair", 0, 0), ("Pair.b", 0, 1), ("Pair.a", 0, 1)]
+    assert backward(recorded(engine, run)) == once + once
+
+
+def test_gradients_by_autograd_grad(engine: EngineName) -> None:
+    model, x = Pair(), torch.ones(2, requires_grad=True)
+
+    timeline = recorded(engine, lambda: torch.autograd.grad(model(x).sum(), [x]))
+
+    assert backward(timeline) == [("Pair", 0, 0), ("Pair.b", 0, 1), ("Pair.a", 0, 1)]
+
+
+def test_gradients_accumulate_over_micro_batches(engine: EngineName) -> None:
+    model = Pair()
+
+    def run() -> None:
+        for _ in range(2):
+            model(torch.ones(2)).sum().backward()
+
+    assert backward(recorded(engine, run)) == [
+        row for call in range(2) for row in (("Pair", call, 0), ("Pair.b", call, 1), ("Pair.a", call, 1))
+    ]
+
+
+def test_one_backward_of_two_forwards(engine: EngineName) -> None:
+    model = Pair()
+
+    timeline = recorded(engine, lambda: (model(torch.ones(2)) + model(torch.ones(2))).sum().backward())
+
+    assert backward(timeline) == [
+        row for call in (1, 0) for row in (("Pair", call, 0), ("Pair.b", call, 1), ("Pair.a", call, 1))
+    ]
+
+
+def test_a_backward_of_a_backward(engine: EngineName) -> None:
+    model, x = Pair(), torch.ones(2, requires_grad=True)
+
+    def run() -> None:
+        out = model(x)
+        (gradient,) = torch.autograd.grad((out**2).sum(), [x], create_graph=True)
+        gradient.sum().backward()  # type: ignore[no-untyped-call]
+
+    timeline = recorded(engine, run)
+
+    forward_nodes = [("Pair", 0, 0), ("Pair.b", 0, 1), ("Pair.a", 0, 1)]
+    # The second pass runs what the first one made for each call, the last first, then the forward's nodes again. Of
+    # nodes that a backward makes only the native engine knows whose they are.
+    made_in_backward = [("Pair", 0, 0), ("Pair.a", 0, 1), ("Pair.b", 0, 1)] if engine == "native" else []
+    assert backward(timeline) == forward_nodes + made_in_backward + forward_nodes
+
+
+class InnerBackward(torch.autograd.Function):
+    """Its backward runs a whole forward and backward of another module."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inner: nn.Module) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.inner = inner
+        with torch.no_grad():
+            out: Tensor = inner(x)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            torch.autograd.backward(ctx.inner(x), gradients)
+        return x.grad, None
+
+
+class Checkpointing(nn.Module):
+    def __init__(self, kind: str, blocks: int = 2) -> None:
+        super().__init__()
+        self.kind = kind
+        self.blocks = nn.ModuleList(Pair() for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if self.kind == "own":
+                x = InnerBackward.apply(x, block)  # type: ignore[no-untyped-call]
+            else:
+                x = checkpoint(block, x, use_reentrant=self.kind == "reentrant")
+        return x
+
+
+@pytest.mark.parametrize("kind", ["reentrant", "own"])
+def test_a_backward_inside_a_backward(engine: EngineName, kind: str) -> None:
+    model = Checkpointing(kind)
+
+    timeline = recorded(engine, lambda: model(torch.ones(2, requires_grad=True)).sum().backward())
+
+    again = [(span.fqn, span.phase, span.call, span.depth) for span in timeline.spans if span.phase != "forward"]
+    expected = [("Checkpointing", "backward", 0, 0)]
+    for block in (1, 0):
+        name = f"Checkpointing.blocks.{block}"
+        for phase, order in (("recompute", "ab"), ("backward", "ba")):
+            expected += [(name, phase, 0, 1), *[(f"{name}.{part}", phase, 0, 2) for part in order]]
+    assert again == expected
+
+
+def test_non_reentrant_checkpoints(engine: EngineName) -> None:
+    model = Checkpointing("non-reentrant")
+
+    timeline = recorded(engine, lambda: model(torch.ones(2, requires_grad=True)).sum().backward())
+
+    # Each block is run again inside the backward of what needed it first: its part b.
+    phases = Counter((span.fqn, span.phase, span.call) for span in timeline.spans)
+    for block in (0, 1):
+        name = f"Checkpointing.blocks.{block}"
+        for part in ("", ".a", ".b"):
+            assert phases[name + part, "forward", 0] == 1
+            assert phases[name + part, "recompute", 0] == 1
+            assert phases[name + part, "backward", 0] == 1
+    by_row = list(timeline.spans)
+    for at, span in enumerate(by_row):
+        if span.phase == "recompute" and span.fqn.count(".") == 2:
+            around = by_row[timeline.columns.parent[at]]
+            assert (around.fqn, around.phase) == (f"{span.fqn}.b", "backward")
+
+
+@pytest.mark.parametrize("kind", ["reentrant", "non-reentrant"])
+def test_recomputations_have_the_number_of_the_call_that_they_repeat(engine: EngineName, kind: str) -> None:
+    class Repeats(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Pair()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = checkpoint(self.block, x, use_reentrant=kind == "reentrant")
+            return x
+
+    model = Repeats()
+
+    def run() -> None:
+        for _ in range(2):
+            model(torch.ones(2, requires_grad=True)).sum().backward()
+
+    timeline = recorded(engine, run)
+
+    again = [(fqn, call) for fqn, phase, call in rows(timeline) if phase == "recompute"]
+    calls = [2, 1, 0, 5, 4, 3]
+    assert [call for fqn, call in again if fqn == "Repeats.block"] == calls
+    assert [call for fqn, call in again if fqn == "Repeats.block.a"] == calls
+    assert [call for fqn, call, _ in backward(timeline) if fqn == "Repeats.block.b"] == calls
+
+
+def test_a_module_deleted_before_its_backward(engine: EngineName) -> None:
+    def forward() -> tuple[Tensor, weakref.ref[nn.Module]]:
+        model = Pair()
+        return model(torch.ones(2)).sum(), weakref.ref(model)
+
+    def run() -> None:
+        loss, alive = forward()
+        gc.collect()
+        assert alive() is None
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    assert backward(recorded(engine, run)) == [("Pair", 0, 0), ("Pair.b", 0, 1), ("Pair.a", 0, 1)]
+
+
+def test_new_modules_with_old_addresses_have_their_own_names(engine: EngineName) -> None:
+    def run() -> None:
+        for number in range(50):
+            nn.Sequential(nn.ReLU() if number % 2 else nn.Tanh())(torch.ones(2))
+
+    spans = recorded(engine, run).spans
+    inner = [span.module_class for span in spans if span.fqn == "Sequential.0"]
+    assert inner == ["Tanh", "ReLU"] * 25
+
+
+def test_a_module_that_calls_itself(engine: EngineName) -> None:
+    class Countdown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = Scale()
+
+        def forward(self, x: Tensor, left: int) -> Tensor:
+            x = self.scale(x)
+            out: Tensor = self(x, left - 1) if left else x
+            return out
+
+    timeline = recorded(engine, lambda: Countdown()(torch.ones(2), 2).sum().backward())
+
+    assert [(span.fqn, span.call, span.depth) for span in timeline.spans if span.phase == "forward"] == [
+        row for call in range(3) for row in (("Countdown", call, call), ("Countdown.scale", call, call + 1))
+    ]
+    # The innermost call's node runs first, deep in its chain.
+    assert [row for row in backward(timeline) if row[0] == "Countdown.scale"] == [
+        ("Countdown.scale", 2, 3),
+        ("Countdown.scale", 1, 2),
+        ("Countdown.scale", 0, 1),
+    ]
+
+
+def test_a_shared_module_has_the_name_of_its_path(engine: EngineName) -> None:
+    model = nn.Sequential(nn.Sequential(shared := Scale()), nn.Sequential(shared))
+
+    timeline = recorded(engine, lambda: model(torch.ones(2)).sum().backward())
+
+    assert backward(timeline) == [
+        ("Sequential", 0, 0),
+        ("Sequential.1", 0, 1),
+        ("Sequential.1.0", 0, 2),
+        ("Sequential.0", 0, 1),
+        ("Sequential.0.0", 0, 2),
+    ]
+
+
+def test_with_a_model_names_begin_there(engine: EngineName) -> None:
+    model = Pair()
+
+    timeline = recorded(engine, lambda: model.b(model.a(torch.ones(2))).sum().backward(), model)
+
+    assert rows(timeline) == [
+        ("Pair.a", "forward", 0),
+        ("Pair.b", "forward", 0),
+        ("Pair.b", "backward", 0),
+        ("Pair.a", "backward", 0),
+    ]
+
+
+def test_hard_inputs_and_outputs(engine: EngineName) -> None:
+    class InPlace(nn.Module):
+        def forward(self, *, x: Tensor) -> dict[str, list[Tensor]]:
+            x = x.clone()
+            x[0].mul_(2)
+            x.add_(1).relu_()
+            return {"parts": list(x.unbind())}
+
+    class Hard(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.unused = Scale(), InPlace(), Scale()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            parts = self.inner(x=self.first(x))["parts"]
+            return parts[0], self.unused(x)
+
+    model = Hard()
+    timeline = recorded(engine, lambda: model(torch.ones(2, 2))[0].sum().backward())
+
+    assert backward(timeline) == [("Hard", 0, 0), ("Hard.inner", 0, 1), ("Hard.first", 0, 1)]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_a_graph_there_is_no_backward(engine: EngineName, mode: Callable[[], Any]) -> None:
+    def run() -> None:
+        with mode():
+            Pair().eval()(torch.ones(2))
+
+    assert {phase for _, phase, _ in rows(recorded(engine, run))} == {"forward"}
+
+
+def test_a_backward_that_fails_ends(engine: EngineName) -> None:
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            raise ValueError("bad gradient")
+
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = Bad.apply(x)  # type: ignore[no-untyped-call]
+            return out
+
+    model = nn.Sequential(Scale(), Inner(), Scale())
+    with modtrace.record(engine=engine) as recording:
+        with pytest.raises(ValueError, match="bad gradient"):
+            model(torch.ones(2)).sum().backward()
+        Pair()(torch.ones(2)).sum().backward()
+    timeline = recording.timeline()
+
+    assert share_nested(timeline) == 1
+    assert [row for row in backward(timeline) if row[0].startswith("Pair")] == [
+        ("Pair", 0, 0),
+        ("Pair.b", 0, 1),
+        ("Pair.a", 0, 1),
+    ]
+    failed = {fqn for fqn, _, _ in backward(timeline) if fqn.startswith("Sequential")}
+    assert {"Sequential", "Sequential.2", "Sequential.1"} <= failed
+    # It was over before the next forward began.
+    of_pair = min(span.start_ns for span in timeline.spans if span.fqn == "Pair")
+    assert max(span.end_ns for span in timeline.spans if span.fqn.startswith("Sequential")) <= of_pair
+
+
+def test_a_graph_made_before_the_recording(engine: EngineName) -> None:
+    loss = Pair()(torch.ones(2)).sum()
+
+    with modtrace.record(engine=engine) as recording:
+        loss.backward()
+
+    assert len(recording.timeline().spans) == 0
+
+
+def test_a_graph_that_outlives_the_recording(engine: EngineName) -> None:
+    model = Pair()
+    with modtrace.record(engine=engine) as recording:
+        loss = model(torch.ones(2)).sum()
+    loss.backward()
+
+    assert {phase for _, phase, _ in rows(recording.timeline())} == {"forward"}
+    with modtrace.record(engine=engine) as other:
+        model(torch.ones(2)).sum().backward()
+    assert backward(other.timeline()) == [("Pair", 0, 0), ("Pair.b", 0, 1), ("Pair.a", 0, 1)]
+
+
+def test_a_ring_that_wraps_inside_backward_stays_sound(engine: EngineName) -> None:
+    model = nn.Sequential(*[Pair() for _ in range(20)])
+    for capacity in (16, 33, 64, 100, 150):
+        with modtrace.record(engine=engine, capacity=capacity) as recording:
+            for _ in range(3):
+                model(torch.ones(2)).sum().backward()
+        timeline = recording.timeline()
+        stats, columns = timeline.stats, timeline.columns
+
+        assert share_nested(timeline) == 1
+        assert stats.recorded - stats.overwritten == capacity
+        assert stats.unstarted + stats.unfinished >= int(np.count_nonzero(~columns.complete))
+        assert np.all(columns.start <= columns.end)
