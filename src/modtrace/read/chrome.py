@@ -96,7 +96,6 @@ class _Reader:
             (pids[said["process"]], said["name"], said["unit"]): index for index, said in enumerate(header["counters"])
         }
         self._phases = {phase: code for code, phase in enumerate(PHASES)}
-        self._arrow: tuple[int, int] | None = None
         self._marks: list[tuple[float, str, str]] = []
         self._samples: dict[int, list[tuple[float, int]]] = {}
 
@@ -106,8 +105,8 @@ class _Reader:
         if kind == "X":
             self._span(event)
         elif kind in ("s", "f"):
-            # The writer puts an arrow's end right before its span.
-            self._arrow = (self._lanes[event["pid"], event["tid"]], event["id"])
+            # The writer puts an arrow's end right behind its span.
+            self._rows.link[-1] = event["id"]
         elif kind == "i":
             self._marks.append((event["ts"], event["cat"], event["name"]))
         elif kind == "C":
@@ -128,18 +127,14 @@ class _Reader:
 
     def _span(self, event: Event) -> None:
         rows, said = self._rows, event["args"]
-        lane = self._lanes[event["pid"], event["tid"]]
         name = (event["name"], said["fqn"], said["module_class"])
-        rows.lane.append(lane)
+        rows.lane.append(self._lanes[event["pid"], event["tid"]])
         rows.phase.append(self._phases[event["cat"]])
         rows.name.append(rows.names.setdefault(name, len(rows.names)))
         rows.call.append(said["call"])
         rows.step.append(said["step"])
         rows.complete.append(said.get("complete", True))
-        link = event["bind_id"] - BIND if "bind_id" in event else said.get("link", -1)
-        if self._arrow is not None and self._arrow[0] == lane:
-            link, self._arrow = self._arrow[1], None
-        rows.link.append(link)
+        rows.link.append(event["bind_id"] - BIND if "bind_id" in event else said.get("link", -1))
         own = said.keys() - RESERVED
         if own:
             rows.arguments[len(self._ts)] = {key: said[key] for key in said if key in own}

@@ -1,6 +1,6 @@
 """Spans and arrows as the text of Chrome events, from columns to bytes without an object per span.
 
-The text of a span is put together from five pieces. What many spans share is made once and looked up; what is different
+The text of a span is put together from four pieces. What many spans share is made once and looked up; what is different
 in each (times, flow ids) is made for thousands of spans at once, as rows of digits of one width.
 """
 
@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from ..timeline import PHASES, Name, Timeline
+from ..timeline import PHASES, Columns, Name, Timeline
 from .arrows import arrows
-from .digits import decimal, left_justified, microseconds, width
+from .digits import decimal, microseconds, width
 from .header import shown_arguments
 from .lanes import Lanes
 
 __all__ = ["BIND", "blocks"]
 
-CHUNK = 1 << 16
-"""Spans whose text is in memory at a time."""
+CHUNK = 1 << 14
+"""Spans whose text is in memory at a time: few enough that the processor's cache holds it."""
 
 BIND = 1 << 32
 """Added to a `bind_id`: Perfetto numbers the flows that are events of their own from 0, in the same space."""
@@ -32,6 +32,15 @@ BIND = 1 << 32
 # slice begins on the lane in the same nanosecond, it would bind to that one. There the slices themselves carry the
 # flow (`bind_id`), which is always exact but known to fewer readers.
 ALONE, LINKED, LEAVES, ARRIVES, BINDS_OUT, BINDS_IN = range(6)
+
+_NEXT = b"},\n"
+# What stands around the number that joins a span to others, behind the last of its args.
+_TOLD = {
+    ALONE: (b"}", b""),
+    LINKED: (b',"link":', b"}"),
+    BINDS_OUT: (b'},"flow_out":true,"bind_id":', b""),
+    BINDS_IN: (b'},"flow_in":true,"bind_id":', b""),
+}
 
 Ints = npt.NDArray[np.int64]
 Objects = npt.NDArray[np.object_]
@@ -70,23 +79,20 @@ class _Writer:
         part = slice(first, last)
         columns = self._columns.take(part)  # type: ignore[arg-type]
         lane = self._lanes.of_span[part]
-        roles = self._roles[part]
-        start = columns.start - self._base
-        ts = microseconds(start)
-        ts_width = width(start // 1000)
-
-        key = columns.name * np.int64(len(self._lanes.lanes)) + lane
+        key = columns.name.astype(np.int64) * len(self._lanes.lanes) + lane
         key = (key * len(PHASES) + columns.phase) * 2 + columns.complete
-        pieces = np.empty((last - first, 5), object)
-        pieces[:, 0] = _flow_events(columns.link, lane, roles, ts, ts_width, self._lanes)
-        pieces[:, 1] = _looked_up(key, self._heads)
-        pieces[:, 2] = _looked_up(columns.call, lambda call: b'%d,"step":' % call)
-        pieces[:, 3] = _looked_up(columns.step, lambda step: b"%d" % step)
+        pieces = np.empty((last - first, 4), object)
+        pieces[:, 0] = _looked_up(key, self._heads)
+        pieces[:, 1] = _looked_up(columns.call, lambda call: b'%d,"step":' % call)
+        pieces[:, 2] = _looked_up(columns.step, lambda step: b"%d" % step)
         for row in self._with_arguments[slice(*np.searchsorted(self._with_arguments, (first, last)))].tolist():
-            pieces[row - first, 3] += _arguments(self._arguments[row])
-        pieces[:, 4] = _tails(columns.link, columns.end - columns.start, roles, ts, ts_width)
+            pieces[row - first, 2] += _arguments(self._arguments[row])
+        pieces[:, 3] = _tails(columns, self._roles[part], lane, self._lanes, self._base)
+        text = pieces.ravel().tolist()
         # Every event begins with the end of the one before it.
-        return b"".join(pieces.ravel().tolist())[len(b"},\n") :] + b"}"
+        text[0] = text[0].removeprefix(_NEXT)
+        text.append(b"}")
+        return b"".join(text)
 
     def _head(self, key: int) -> bytes:
         key, complete = divmod(key, 2)
@@ -94,14 +100,18 @@ class _Writer:
         name, lane = divmod(key, len(self._lanes.lanes))
         where = self._lanes.lanes[lane]
         label, fqn, module_class = self._names[name]
-        return b'},\n{"ph":"X","pid":%d,"tid":%d,"cat":"%s","name":%s,"args":{"fqn":%s,"module_class":%s,%s"call":' % (
-            where.pid,
-            where.tid,
-            PHASES[phase].encode(),
-            label,
-            fqn,
-            module_class,
-            b"" if complete else b'"complete":false,',
+        return (
+            _NEXT
+            + b'{"ph":"X","pid":%d,"tid":%d,"cat":"%s","name":%s,"args":{"fqn":%s,"module_class":%s,%s"call":'
+            % (
+                where.pid,
+                where.tid,
+                PHASES[phase].encode(),
+                label,
+                fqn,
+                module_class,
+                b"" if complete else b'"complete":false,',
+            )
         )
 
 
@@ -134,46 +144,35 @@ def _looked_up(values: npt.NDArray[Any], make: Callable[[int], bytes]) -> Object
     return made
 
 
-def _flow_events(
-    link: Ints, lane: npt.NDArray[np.int32], roles: Bytes, ts: Bytes, ts_width: Ints, lanes: Lanes
-) -> Objects:
-    out = np.full(len(link), b"", object)
-    rows = np.flatnonzero((roles == LEAVES) | (roles == ARRIVES))
-    link = link[rows]
-    for group in _groups(roles[rows], lane[rows], width(link), ts_width[rows]):
-        chosen = rows[group]
-        where = lanes.lanes[lane[chosen[0]]]
-        end = b'"ph":"s"' if roles[chosen[0]] == LEAVES else b'"ph":"f","bp":"e"'
-        whose = b"%s,%s" % (end, b'"pid":%d,"tid":%d' % (where.pid, where.tid))
-        out[chosen] = _rows(
-            b"},\n{%s" % whose + b',"cat":"call","name":"backward","id":',
-            decimal(link[group], int(width(link[group[:1]])[0])),
-            b',"ts":',
-            ts[chosen, 12 - ts_width[chosen[0]] :],
-        )
-    return out
-
-
-def _tails(link: Ints, duration: Ints, roles: Bytes, ts: Bytes, ts_width: Ints) -> Objects:
-    out = np.empty(len(link), object)
-    dur = left_justified(microseconds(duration), 12 - width(duration // 1000))
-    binds = (roles == BINDS_OUT) | (roles == BINDS_IN)
-    number = link + np.where(binds, BIND, 0)
-    told = binds | (roles == LINKED)
-    number_width = np.where(told, width(number), 0)
-    kind = np.where(told, roles, ALONE)
-    for chosen in _groups(kind, number_width, ts_width):
-        role, digits = kind[chosen[0]], int(number_width[chosen[0]])
-        before, behind = {
-            ALONE: (b"}", b""),
-            LINKED: (b',"link":', b"}"),
-            BINDS_OUT: (b'},"flow_out":true,"bind_id":', b""),
-            BINDS_IN: (b'},"flow_in":true,"bind_id":', b""),
-        }[role]
-        told_number = decimal(number[chosen], digits) if digits else b""
-        times = ts[chosen, 12 - ts_width[chosen[0]] :]
-        # The duration has no fixed width. It stands last, where NumPy drops the NULs.
-        out[chosen] = _rows(before, told_number, behind + b',"ts":', times, b',"dur":', dur[chosen])
+def _tails(columns: Columns, roles: Bytes, lane: npt.NDArray[np.int32], lanes: Lanes, base: int) -> Objects:
+    """Return what ends the spans: their times, what joins them to others, and the ends of their arrows as events."""
+    start, duration = columns.start - base, columns.end - columns.start
+    ts, dur = microseconds(start), microseconds(duration)
+    number = columns.link + np.where(roles >= BINDS_OUT, BIND, 0)
+    apart = (roles == LEAVES) | (roles == ARRIVES)
+    out = np.empty(len(roles), object)
+    for rows in _groups(
+        roles,
+        np.where(apart, lane, 0),  # only events of their own say again where they are
+        np.where(roles == ALONE, 0, width(number)),
+        width(start // 1000),
+        width(duration // 1000),
+    ):
+        row = rows[0]
+        role = int(roles[row])
+        ts_digits = ts[rows, 12 - int(width(start[row : row + 1] // 1000)[0]) :]
+        dur_digits = dur[rows, 12 - int(width(duration[row : row + 1] // 1000)[0]) :]
+        digits = decimal(number[rows], int(width(number[row : row + 1])[0])) if role != ALONE else b""
+        if role in (LEAVES, ARRIVES):
+            where = lanes.lanes[lane[row]]
+            kind = b'"s"' if role == LEAVES else b'"f","bp":"e"'
+            event = b'{"ph":%s,"pid":%d,"tid":%d,"cat":"call","name":"backward","id":' % (kind, where.pid, where.tid)
+            out[rows] = _rows(
+                b'},"ts":', ts_digits, b',"dur":', dur_digits, _NEXT + event, digits, b',"ts":', ts_digits
+            )
+        else:
+            before, behind = _TOLD[role]
+            out[rows] = _rows(before, digits, behind + b',"ts":', ts_digits, b',"dur":', dur_digits)
     return out
 
 

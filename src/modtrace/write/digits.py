@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LONGEST", "decimal", "left_justified", "microseconds", "width"]
+__all__ = ["LONGEST", "decimal", "microseconds", "width"]
 
 Ints = npt.NDArray[np.int64]
 Text = npt.NDArray[np.uint8]
@@ -44,17 +44,6 @@ def microseconds(nanoseconds: Ints) -> Text:
     whole = nanoseconds // 1000
     out[:, 3] = _FRACTION[nanoseconds - whole * 1000]
     _fill(out, whole, 3)
-    return out.view(np.uint8)
-
-
-def left_justified(text: Text, skip: Ints) -> Text:
-    """Drop the first `skip` of 16 characters in each row; NULs follow what is left."""
-    low, high = text.view("<u8").T
-    bits = (skip * 8).astype(np.uint64)
-    # A shift by 64 bits or more gives 0, also where the difference has wrapped around.
-    out = np.empty((len(text), 2), "<u8")
-    out[:, 0] = (low >> bits) | (high << (np.uint64(64) - bits)) | (high >> (bits - np.uint64(64)))
-    out[:, 1] = high >> bits
     return out.view(np.uint8)
 
 

@@ -15,7 +15,7 @@ from .lanes import Lanes
 from .packets import Numbering, Sequences, Tracks, encoded, sequence_start
 from .perfetto_events import CHUNK, Events
 from .progress import with_progress
-from .splice import constant, joined, length, varint
+from .splice import joined, length, varint
 from .texts import Originals, shown
 
 __all__ = ["perfetto_packets", "write_perfetto"]
@@ -85,13 +85,7 @@ def _counter(timeline: Timeline, tracks: Tracks, index: int, sequence: int) -> I
         part = slice(first, first + CHUNK)
         delta = np.diff(counter.time[part], prepend=counter.time[max(first - 1, 0)])
         count = len(delta)
-        event = [constant(kind + b"\xf0\x01", count), varint(counter.value[part])]
-        packet = [
-            constant(b"\x40", count),
-            varint(delta),
-            constant(numbered + b"\x5a", count),
-            varint(length(event)),
-            *event,
-        ]
-        whole = [constant(b"\x0a", count), varint(length(packet)), *packet]
+        event = [varint(counter.value[part], kind + b"\xf0\x01")]
+        packet = [varint(delta, b"\x40"), varint(length(event), numbered + b"\x5a"), *event]
+        whole = [varint(length(packet), b"\x0a"), *packet]
         yield joined([(np.arange(count), whole)], count)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._errors import WriteError
-from ..timeline import Timeline
+from ..timeline import PHASES, Timeline
 from ..timeline._nest import nested
 from .arrows import arrows
 from .header import shown_arguments
@@ -35,7 +35,6 @@ def _tag(field: int, wire: int = 0) -> bytes:
 _PACKET = b"\x0a"  # Trace.packet
 _TIMESTAMP = _tag(TracePacket.DESCRIPTOR.fields_by_name["timestamp"].number)
 _EVENT = _tag(TracePacket.DESCRIPTOR.fields_by_name["track_event"].number, 2)
-_CATEGORY = _tag(TrackEvent.DESCRIPTOR.fields_by_name["category_iids"].number)
 # The varint forms: `flow_ids` takes eight bytes for what is two or three.
 _LEAVES = _tag(TrackEvent.DESCRIPTOR.fields_by_name["flow_ids_old"].number)
 _ARRIVES = _tag(TrackEvent.DESCRIPTOR.fields_by_name["terminating_flow_ids_old"].number)
@@ -58,8 +57,15 @@ class Events:
         self._roles[leaves] = LEAVES
         self._roles[arrives] = ARRIVES
         described = _tag(numbering.extension, 2)
-        begins = [TrackEvent(type=TrackEvent.TYPE_SLICE_BEGIN, name_iid=iid) for iid in numbering.label.tolist()]
-        self._begin = Table([event.SerializeToString() for event in begins])
+        self._begin = Table(
+            [
+                TrackEvent(
+                    type=TrackEvent.TYPE_SLICE_BEGIN, category_iids=[1 + phase], name_iid=iid
+                ).SerializeToString()
+                for phase in range(len(PHASES))
+                for iid in numbering.label.tolist()
+            ]
+        )
         colours = [TrackEvent(correlation_id=1 + fqn) for fqn in numbering.fqn.tolist()]
         self._colour = Table([event.SerializeToString() + described for event in colours])
         modules = zip(numbering.fqn.tolist(), numbering.module_class.tolist(), strict=True)
@@ -111,15 +117,8 @@ class Events:
         return joined(parts, count)
 
     def _whole(self, whose: _Lane, delta: Ints, event: list[Field]) -> list[Field]:
-        count = len(delta)
-        packet = [
-            constant(_TIMESTAMP, count),
-            varint(delta),
-            constant(whose.numbered + _EVENT, count),
-            varint(length(event)),
-            *event,
-        ]
-        return [constant(_PACKET, count), varint(length(packet)), *packet]
+        packet = [varint(delta, _TIMESTAMP), varint(length(event), whose.numbered + _EVENT), *event]
+        return [varint(length(packet), _PACKET), *packet]
 
     def _begin_event(self, rows: Ints) -> list[Field]:
         columns = self._columns
@@ -128,21 +127,17 @@ class Events:
         linked, incomplete = roles == LINKED, ~columns.complete[rows]
         call = [
             self._module.pick(name),
-            constant(_CALL, count),
-            varint(columns.call[rows]),
-            constant(_STEP, count),
-            varint(columns.step[rows]),
+            varint(columns.call[rows], _CALL),
+            varint(columns.step[rows], _STEP),
         ]
         if np.any(linked):
-            call += [constant(_LINK, count).where(linked), link.where(linked)]
+            call.append(varint(columns.link[rows], _LINK).where(linked))
         if np.any(incomplete):
             call.append(constant(_COMPLETE + b"\0", count).where(incomplete))
         annotations = [] if self._annotation is None else [self._annotation.pick(self._annotations[rows])]
         return [
-            constant(_CATEGORY, count),
-            varint(columns.phase[rows] + 1),
             *annotations,
-            self._begin.pick(name),
+            self._begin.pick(columns.phase[rows].astype(np.int64) * len(self._names) + name),
             _FLOWS.pick(roles),
             link.where(roles >= LEAVES),
             self._colour.pick(name),

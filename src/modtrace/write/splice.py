@@ -32,11 +32,12 @@ class Table:
         self._lengths = np.array([len(string) for string in strings], np.int64)
         width = int(self._lengths.max(initial=1))
         padded = b"".join(string.ljust(width, b"\0") for string in strings)
-        self._text = np.frombuffer(padded, np.uint8).reshape(len(strings), width)
+        self._text = np.frombuffer(padded, f"V{width}")
 
     def pick(self, index: npt.NDArray[np.integer]) -> Field:
         """Return the strings at `index`."""
-        return Field(self._text[index], self._lengths[index])
+        picked = self._text[index]
+        return Field(picked.view(np.uint8).reshape(len(picked), -1), self._lengths[index])
 
 
 def constant(string: bytes, count: int) -> Field:
@@ -44,18 +45,26 @@ def constant(string: bytes, count: int) -> Field:
     return Field(np.broadcast_to(np.frombuffer(string, np.uint8), (count, len(string))), None)
 
 
-def varint(numbers: npt.NDArray[np.integer]) -> Field:
-    """Encode integers as protobuf does: seven bits a byte, the least first; negative ones as 64 bits."""
+def varint(numbers: npt.NDArray[np.integer], before: bytes = b"") -> Field:
+    """Encode integers as protobuf does: seven bits a byte, the least first; negative ones as 64 bits.
+
+    `before` stands in front of each.
+    """
     rest = numbers.astype(np.int64).view(np.uint64)
     width = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
-    lengths = np.ones(len(rest), np.int64)
-    text = np.empty((len(rest), width), np.uint8)
-    for place in range(width):
+    first = len(before)
+    text = np.empty((len(rest), first + width), np.uint8)
+    text[:, :first] = np.frombuffer(before, np.uint8)
+    if width == 1:
+        text[:, first] = rest
+        return Field(text, None)
+    lengths = np.full(len(rest), first + 1, np.int64)
+    for place in range(first, first + width):
         text[:, place] = rest  # the lowest byte
-        text[:, place] |= 0x80
         rest = rest >> np.uint64(7)
-        lengths += rest > 0
-    text[np.arange(len(rest)), lengths - 1] &= 0x7F
+        more = rest > 0
+        text[:, place] = text[:, place] & 0x7F | more.view(np.uint8) << 7
+        lengths += more
     return Field(text, lengths)
 
 
@@ -71,19 +80,37 @@ def length(fields: Sequence[Field]) -> Ints:
 
 def joined(parts: Sequence[tuple[Ints, Sequence[Field]]], count: int) -> bytes:
     """Return `count` records one after the other; each part has records of one kind, and the places where they go."""
-    width = max(sum(field.text.shape[1] for field in fields) for _, fields in parts)
-    text = np.zeros((count, width), np.uint8)
-    kept = np.zeros((count, width), bool)
+    lengths = np.zeros(count, np.int64)
     for places, fields in parts:
-        whole = np.concatenate([field.text for field in fields], axis=1)
-        present = np.concatenate([_present(field) for field in fields], axis=1)
-        text[places, : whole.shape[1]] = whole
-        kept[places, : whole.shape[1]] = present
-    return text[kept].tobytes()
+        lengths[places] = length(fields)
+    ends = np.cumsum(lengths)
+    out = np.empty(int(ends[-1]) if count else 0, np.uint8)
+    for places, fields in parts:
+        at = (ends - lengths)[places]
+        for field in fields:
+            _place(out, at, field)
+            at += field.text.shape[1] if field.lengths is None else field.lengths
+    return out.tobytes()
 
 
-def _present(field: Field) -> npt.NDArray[np.bool_]:
-    if field.lengths is None:
-        return np.broadcast_to(np.True_, field.text.shape)
-    present: npt.NDArray[np.bool_] = np.arange(field.text.shape[1]) < field.lengths[:, None]
-    return present
+def _place(out: Bytes, at: Ints, field: Field) -> None:
+    """Copy a field into all records, which want it at `at`."""
+    text, lengths = field
+    if lengths is None:
+        _stretches(out, text.shape[1])[at] = _whole(text)
+        return
+    for size in np.flatnonzero(np.bincount(lengths)).tolist():
+        if size:
+            rows = np.flatnonzero(lengths == size)
+            _stretches(out, size)[at[rows]] = _whole(text[rows, :size])
+
+
+def _stretches(out: Bytes, size: int) -> npt.NDArray[np.void]:
+    """Return all stretches of `size` bytes by where they begin; as items, which NumPy copies in one go."""
+    return np.ndarray((len(out) - size + 1,), f"V{size}", out, 0, (1,))
+
+
+def _whole(text: Bytes) -> npt.NDArray[np.void]:
+    """Return the rows as one item each."""
+    items: npt.NDArray[np.void] = np.ascontiguousarray(text).view(f"V{text.shape[1]}")[:, 0]
+    return items
