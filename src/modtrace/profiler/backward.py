@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ..timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Process, Timeline, Track
 from ..timeline._columns import in_start_order
@@ -166,10 +165,10 @@ class _Builder:
         keep = np.ones(len(columns), np.bool_)
         new_start, new_end = columns.start.copy(), columns.end.copy()
         for one in np.unique(track).tolist():
-            runs = _union(start[track == one], end[track == one])
             old = np.flatnonzero((columns.track == one) & (columns.phase == BACKWARD))
-            new_start[old], new_end[old] = _outside(columns.start[old], columns.end[old], *runs)
-            keep[old] = new_end[old] > new_start[old]
+            begins, ends = _union(start[track == one], end[track == one])
+            run = np.searchsorted(begins, columns.end[old], side="left") - 1
+            keep[old] = (run < 0) | (ends[np.maximum(run, 0)] <= columns.start[old])
         again = np.flatnonzero(columns.phase == RECOMPUTE)
         if len(again):
             new_start[again], new_end[again] = self._within_nodes(again)
@@ -213,16 +212,3 @@ def _union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     new[1:] = start[1:] > reach[:-1]
     first = np.flatnonzero(new)
     return start[first], reach[np.append(first[1:], len(start)) - 1]
-
-
-def _outside(start: Ints, end: Ints, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Clip slices to what lies outside covered time, the part before it or else the part after it."""
-    start, end = start.copy(), end.copy()
-    inside: npt.NDArray[np.bool_]
-    run = np.searchsorted(begins, start, side="right") - 1
-    inside = (run >= 0) & (ends[np.maximum(run, 0)] > start)
-    start[inside] = np.minimum(ends[run[inside]], end[inside])
-    following = np.searchsorted(begins, start, side="left")
-    has = following < len(begins)
-    end[has] = np.minimum(end[has], np.maximum(begins[following[has]], start[has]))
-    return start, end

@@ -23,11 +23,16 @@ def step_of(latest: int) -> int:
 
 
 def viewed(nanoseconds: Ints) -> Ints:
-    """Return what the trace processor makes of the text of times: the nearest nanosecond, halves up."""
+    """Return what the trace processor makes of the text of times.
+
+    Whole microseconds stay what they are; of others it takes the nearest nanosecond of the product, halves up.
+    """
     whole = nanoseconds // 1000
-    scaled = (whole + (nanoseconds - whole * 1000) / 1000.0) * 1000.0
+    micros = whole + (nanoseconds - whole * 1000) / 1000.0
+    scaled = micros * 1000.0
     floor = np.floor(scaled)
-    return floor.astype(np.int64) + (scaled - floor >= 0.5)
+    nearest = floor.astype(np.int64) + (scaled - floor >= 0.5)
+    return np.where(micros == np.floor(micros), np.floor(micros).astype(np.int64) * 1000, nearest)
 
 
 def seat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -115,9 +116,7 @@ class Source:
 def _until_broken(inflate: Any, data: bytes) -> bytes:
     """Return what can be had of data that does not inflate as a whole."""
     out = b""
-    for at in range(len(data)):
-        try:
+    with contextlib.suppress(zlib.error):
+        for at in range(len(data)):
             out += inflate.decompress(data[at : at + 1])
-        except zlib.error:
-            break
     return out

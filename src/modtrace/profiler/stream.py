@@ -233,7 +233,7 @@ class EventStream:
         """Read what is left: the last events and the tail."""
         yield from self._cut(final=True)
         if self._source.damage:
-            self._note(self._source.damage)
+            self.notes.insert(0, self._source.damage)
         rest = bytes(self._buffer[1:])
         found = find_tail(rest, bare=self.bare)
         end = len(rest)
