@@ -14,6 +14,8 @@ from torch import nn
 
 __all__ = ["Layer"]
 
+_TORCH_CALL = getattr(nn.Module, "_wrapped_call_impl", None)
+
 _lock = threading.RLock()
 _worn: list[Layer] = []
 
@@ -26,6 +28,9 @@ class Layer:
     """
 
     inner: Callable[..., Any]
+    wraps_torch = False
+    """Whether `inner` is torch's own, and as it was when this was written: it calls `_compiled_call_impl`, or
+    `_call_impl` where that is None. A wrapper in Python can then choose itself, and be a frame shorter."""
 
     def __init__(self, make: Callable[[Layer], Callable[..., Any]]) -> None:
         self.inner = nn.Module.__call__
@@ -63,6 +68,8 @@ class Layer:
     def wrap(self, inner: Callable[..., Any]) -> None:
         """Take `inner` as what the wrapper wraps."""
         self.inner = inner
+        names = getattr(getattr(inner, "__code__", None), "co_names", None)
+        self.wraps_torch = inner is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
 
 
 def _set_call(call: Callable[..., Any]) -> None:

@@ -57,13 +57,22 @@ class StretchHooks:
         """End the stretch of `frame`'s own nodes; the newest is most often the node of a tensor in `values`."""
         first, newest, found = frame.segment, sequence - 1, False
         frame.segment = sequence
-        # Most often it is one tensor, or a tuple of tensors; the general walk costs more than all else here.
-        for value in values if type(values) is tuple else (values,):
-            for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
-                node = node_of(tensor)
-                if node is not None and first <= (number := node._sequence_nr()) <= newest:
-                    self._hook(thread, node, frame.code)
-                    found = found or number == newest
+        if type(values) is tuple and len(values) == 1:
+            values = values[0]
+        # Most often it is one tensor; the general walk costs more than all else here.
+        for tensor in (values,) if isinstance(values, Tensor) else tensors_in(values):
+            try:
+                node = tensor.grad_fn
+            except RuntimeError:
+                # A view whose base was changed in place can refuse to say.
+                continue
+            if node is not None and first <= (number := node._sequence_nr()) <= newest:
+                # `node.register_prehook` makes a removable handle, which is most of its cost; a tensor's own
+                # dictionary of hooks registers on the node at a third of it.
+                carrier = thread.carrier
+                carrier._backward_hooks = {0: partial(self._when_reached, frame.code)}
+                node._register_hook_dict(carrier)
+                found = found or number == newest
         if not found and frame.height:
             frame.pending.append((first, newest))
 
