@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,14 +80,43 @@ def _fits(value: Any, allowed: type[str] | range) -> bool:
 
 
 def _in_time(reading: Reading, records: Sequence[Record]) -> Reading:
-    """Count events with a time from before the recording, or beyond all time, as torn."""
+    """Count events with an impossible time as torn: before the recording, beyond all time, or back on their thread."""
     begin = next((record["monotonic"] for record in records if record["k"] == "anchor"), 0)
-    time = reading.events.time
-    possible = (time >= begin) & (time < _LATEST)
+    events = reading.events
+    possible = (events.time >= begin) & (events.time < _LATEST)
+    at = np.flatnonzero(possible)
+    at = at[np.argsort(events.thread[at], kind="stable")]
+    back = (np.diff(events.time[at]) < 0) & (np.diff(events.thread[at]) == 0)
+    for thread in np.unique(events.thread[at[1:][back]]).tolist():
+        own = at[events.thread[at] == thread]
+        rising = np.zeros(len(own), np.bool_)
+        rising[_longest_rise(events.time[own].tolist())] = True
+        possible[own[~rising]] = False
     if possible.all():
         return reading
     lost = int(np.count_nonzero(~possible))
-    return reading._replace(events=reading.events.take(possible), torn=reading.torn + lost)
+    return reading._replace(events=events.take(possible), torn=reading.torn + lost)
+
+
+def _longest_rise(times: Sequence[int]) -> list[int]:
+    """Return the positions of the most numbers that stand in order: what is left of the others is damage."""
+    ends: list[int] = []  # the least number in which a rise of each length can end
+    places: list[int] = []
+    before = [-1] * len(times)
+    for at, time in enumerate(times):
+        length = bisect.bisect_right(ends, time)
+        if length == len(ends):
+            ends.append(time)
+            places.append(at)
+        else:
+            ends[length], places[length] = time, at
+        before[at] = places[length - 1] if length else -1
+    found = []
+    at = places[-1] if places else -1
+    while at >= 0:
+        found.append(at)
+        at = before[at]
+    return found
 
 
 def _renumbered(

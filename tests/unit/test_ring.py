@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modtrace import RingError
+from modtrace.ring import Kind, Ring, read_ring
+from modtrace.ring.event import KIND_SHIFT, LAP_SHIFT, WORDS
+from modtrace.track.engine import EngineName, make_engine
+
+COUNT = Kind.COUNTER << KIND_SHIFT
+
+
+def fail(error: BaseException) -> None:
+    raise AssertionError from error
+
+
+def slots(ring: Ring) -> np.ndarray:
+    return np.frombuffer(ring.buffer, np.int64, ring.capacity * WORDS, ring.offset).reshape(-1, WORDS)
+
+
+def written(capacity: int, count: int) -> Ring:
+    """A ring into which `count` events with the values 0, 1, … were written, at the times 10, 11, …."""
+    ring = Ring(capacity)
+    times = iter(range(10, 10 + count))
+    write = ring.writer(lambda: next(times))
+    for value in range(count):
+        write(COUNT, value)
+    return ring
+
+
+def test_an_empty_ring_has_nothing() -> None:
+    reading = Ring(16).image().reading
+
+    assert len(reading.events) == 0
+    assert reading[1:] == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(32))
+def test_the_last_events_survive_wrapping(engine: EngineName, seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    capacity = chance.choice([16, 17, 64, 100, 255, 1024])
+    count = chance.randrange(5 * capacity)
+    ring = Ring(capacity, tmp_path / "ring.modtrace")
+    texts = [ring.names.text(f"counter {number}") for number in range(10)]
+    values = [chance.randrange(-(1 << 63), 1 << 63) for _ in range(count)]
+
+    running = make_engine(engine, ring, None, fail)
+    running.start()
+    for at, value in enumerate(values):
+        running.event(Kind.COUNTER, texts[at % 10], value)
+    running.stop()
+
+    for image in (ring.image(), read_ring(tmp_path / "ring.modtrace")):
+        events, recorded, overwritten, torn = image.reading
+        gone = max(0, count - capacity)
+        assert (recorded, overwritten, torn) == (count, gone, 0)
+        assert events.serial.tolist() == list(range(gone, count))
+        assert events.value.tolist() == values[gone:]
+        assert events.name.tolist() == [at % 10 for at in range(gone, count)]
+        assert (np.diff(events.time) >= 0).all()
+    ring.close()
+
+
+def test_a_slot_that_is_being_written_is_torn() -> None:
+    ring = written(16, 20)
+    # The 20 events end in slot 3; the writer of event 20 has stored its meta and no more.
+    slots(ring)[4, 0] = 1 << LAP_SHIFT | COUNT
+
+    events, recorded, overwritten, torn = ring.image().reading
+
+    assert (recorded, overwritten, torn) == (20, 4, 1)
+    assert events.value.tolist() == [*range(5, 20)]
+
+
+def test_a_slot_that_python_has_cleared_is_torn() -> None:
+    ring = written(16, 12)
+    slots(ring)[5] = 0
+
+    events, recorded, overwritten, torn = ring.image().reading
+
+    assert (recorded, overwritten, torn) == (12, 0, 1)
+    assert events.value.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+
+
+def test_a_slot_that_a_late_writer_took_back_is_lost() -> None:
+    ring = written(16, 20)
+    # Event 2 was taken out before it was written, and came after event 18.
+    slots(ring)[2] = (COUNT, 12, 2, 3)
+
+    events, recorded, overwritten, torn = ring.image().reading
+
+    assert (recorded, overwritten, torn) == (20, 4, 1)
+    assert events.value.tolist() == [*range(4, 18), 19]
+
+
+@pytest.mark.parametrize("laps", [1, 100, 1 << 15, 1 << 40])
+def test_one_damaged_stamp_does_not_make_all_else_look_overwritten(laps: int) -> None:
+    ring = written(16, 40)
+    # The lap of 2**15 laps later looks the same in meta.
+    slots(ring)[3, 3] += laps * 16
+    slots(ring)[3, 0] += (laps & 0x7FFF) << LAP_SHIFT
+
+    events, recorded, overwritten, torn = ring.image().reading
+
+    assert (recorded, overwritten, torn) == (40, 24, 1)
+    assert events.value.tolist() == [*range(24, 35), *range(36, 40)]
+
+
+def test_laps_count_on_after_their_bits_are_spent() -> None:
+    ring = Ring(16)
+    write = ring.writer(lambda: 1)
+    count = (1 << 15) * 16 + 40
+    for value in range(count):
+        write(COUNT, value)
+
+    events, recorded, overwritten, torn = ring.image().reading
+
+    assert (recorded, overwritten, torn) == (count, count - 16, 0)
+    assert events.value.tolist() == [*range(count - 16, count)]
+
+
+def test_each_event_of_many_threads_is_there_once(engine: EngineName) -> None:
+    ring = Ring(1 << 12)
+    ring.names.text("counter")
+    running = make_engine(engine, ring, None, fail)
+
+    def note(first: int) -> None:
+        for value in range(first, first + 500):
+            running.event(Kind.COUNTER, 0, value)
+
+    running.start()
+    threads = [threading.Thread(target=note, args=(500 * at,)) for at in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    running.stop()
+    events, recorded, overwritten, torn = ring.image().reading
+
+    assert (recorded, overwritten, torn) == (4000, 0, 0)
+    assert sorted(events.value.tolist()) == [*range(4000)]
+    # The slots of threads that have ended keep their thread's number.
+    assert all(len(set(events.thread[events.value // 500 == at].tolist())) == 1 for at in range(8))
+    assert len(set(events.thread.tolist())) == 8
+
+
+@pytest.mark.parametrize("capacity", [-1, 0, 15, (1 << 34) + 1])
+def test_a_capacity_that_makes_no_sense_is_an_error(capacity: int) -> None:
+    with pytest.raises(RingError, match="capacity is"):
+        Ring(capacity)

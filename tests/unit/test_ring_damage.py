@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import random
+import threading
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+from modtrace import ModtraceError, RingError
+from modtrace.demo import GPT
+from modtrace.ring import Events, read_ring
+from modtrace.ring.event import SLOT_BYTES
+from modtrace.ring.file import SLOTS_OFFSET
+from modtrace.track.engine import EngineName
+from tests.support.effort import effort
+
+CAPACITY = 256
+LOG = SLOTS_OFFSET + CAPACITY * SLOT_BYTES
+MUTATIONS = effort(1_000, 100_000)
+
+pytestmark = pytest.mark.timeout(effort(300, 7200))
+
+Row = tuple[int, int, int, int]
+
+
+@pytest.fixture(scope="module")
+def good(engine: EngineName, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A ring that has wrapped, with all kinds of events, cut behind the used part of its log."""
+    path = tmp_path_factory.mktemp("good") / f"{engine}.modtrace"
+    model = GPT(layers=2, width=16)
+    tokens = torch.randint(0, 256, (1, 4))
+    with modtrace.record(engine=engine, capacity=CAPACITY, ring=path, shapes=True, memory_interval=0) as recording:
+        thread = threading.Thread(target=model, args=(tokens,))
+        thread.start()
+        thread.join()
+        for _ in range(2):
+            model(tokens).sum().backward()
+            checkpoint(model.blocks[0], torch.ones(1, 4, 16), use_reentrant=False).sum().backward()
+            recording.step()
+        recording.mark("a mark")
+    data = path.read_bytes()
+    reading = read_ring(path).reading
+    assert reading.overwritten > 0
+    assert reading.torn == 0
+    return data[: len(data.rstrip(b"\0")) + 9]
+
+
+def rows(events: Events) -> list[Row]:
+    columns = (events.serial, events.time, events.kind, events.value)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def load(path: Path) -> None:
+    """Use all of what it gives."""
+    timeline = modtrace.load(path)
+    assert len(list(timeline.spans)) == len(timeline.columns)
+    starts, ends = timeline.columns.start, timeline.columns.end
+    assert (starts <= ends).all()
+    assert (np.diff(starts) >= 0).all()
+    assert timeline.stats.recorded >= timeline.stats.overwritten >= 0
+    assert timeline.stats.torn >= 0
+
+
+def test_a_file_cut_anywhere_gives_the_events_before_the_cut(good: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "cut.modtrace"
+    path.write_bytes(good)
+    whole = sorted(rows(read_ring(path).reading.events), key=lambda row: row[0] % CAPACITY)
+    facts_end = len(good[:SLOTS_OFFSET].rstrip(b"\0"))
+    every = random.Random(0).sample(range(len(good)), effort(600, len(good)))
+
+    for length in sorted(every, reverse=True):
+        with path.open("r+b") as file:
+            file.truncate(length)
+        if length < facts_end:
+            with pytest.raises(ModtraceError):
+                modtrace.load(path)
+            continue
+        reading = read_ring(path).reading
+        there = max(0, min(CAPACITY, (length - SLOTS_OFFSET) // SLOT_BYTES))
+        assert sorted(rows(reading.events), key=lambda row: row[0] % CAPACITY) == whole[:there]
+        load(path)
+
+
+def test_mutations_give_whole_events_or_a_named_error(good: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "mutated.modtrace"
+    chance = random.Random(1)
+    errors = 0
+    for _ in range(MUTATIONS):
+        data = bytearray(good)
+        for _ in range(chance.choice([1, 1, 2, 4, 16, 200])):
+            at = chance.choice([chance.randrange(len(data)), chance.randrange(SLOTS_OFFSET, LOG), chance.randrange(64)])
+            length = min(8, len(data) - at)
+            match chance.randrange(4):
+                case 0:
+                    data[at] ^= 1 << chance.randrange(8)
+                case 1:
+                    data[at] = chance.randrange(256)
+                case 2:
+                    word = chance.choice([b"\xff" * 8, b"\0" * 8, b"\xff" * 7 + b"\x7f", chance.randbytes(8)])
+                    data[at : at + length] = word[:length]
+                case 3:
+                    source = chance.randrange(len(data) - length)
+                    data[at : at + length] = data[source : source + length]
+        path.write_bytes(data)
+        try:
+            load(path)
+        except ModtraceError:
+            errors += 1
+    assert 0 < errors < MUTATIONS
+
+
+def test_one_damaged_byte_costs_at_most_its_own_event(good: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "mutated.modtrace"
+    path.write_bytes(good)
+    whole = rows(read_ring(path).reading.events)
+    chance = random.Random(2)
+    for _ in range(effort(300, 8192)):
+        data = bytearray(good)
+        at = chance.randrange(SLOTS_OFFSET, LOG)
+        data[at] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+        slot = (at - SLOTS_OFFSET) // SLOT_BYTES
+
+        left = {row for row in rows(read_ring(path).reading.events) if row[0] % CAPACITY != slot}
+
+        others = {row for row in whole if row[0] % CAPACITY != slot}
+        assert left <= others
+        # Of two times that are the wrong way round, nothing says which one is damaged.
+        assert len(others - left) <= ((at - SLOTS_OFFSET) % SLOT_BYTES // 8 == 1)
+
+
+def test_random_bytes_behind_a_good_header_are_no_events(good: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "noise.modtrace"
+    chance = random.Random(3)
+    for _ in range(effort(50, 1000)):
+        path.write_bytes(good[:SLOTS_OFFSET] + chance.randbytes(len(good) - SLOTS_OFFSET))
+        load(path)
+
+
+def test_memory_follows_the_size_of_the_file_and_not_what_it_says(good: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "mutated.modtrace"
+    chance = random.Random(4)
+    path.write_bytes(good)
+    load(path)
+    tracemalloc.start()
+    try:
+        for _ in range(effort(60, 5000)):
+            data = bytearray(good)
+            for _ in range(200):
+                # Names, threads, numbers: the words that say how much there is.
+                slot = chance.randrange(CAPACITY)
+                word = SLOTS_OFFSET + slot * SLOT_BYTES + 8 * chance.choice([0, 1, 2])
+                at = word + chance.randrange(5)
+                data[at] = chance.randrange(256)
+            path.write_bytes(data)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            load(path)
+            assert tracemalloc.get_traced_memory()[1] - before < 40 * len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_ring_file_that_is_something_else_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    path.write_bytes(b"MODTRACE" + bytes(20))
+
+    with pytest.raises(RingError, match=r"run\.modtrace: not a ring file"):
+        modtrace.load(path)

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+import modtrace
+from modtrace import RingError
+from modtrace.ring import Kind, Ring, read_ring
+from modtrace.ring.event import KIND_SHIFT, SEQUENCE_BITS, SLOT_BYTES, THREAD_SHIFT
+from modtrace.ring.file import SLOTS_OFFSET
+
+ENTER, EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
+FACTS = {"pid": 42, "rank": 3, "program": "python", "engine": "python"}
+CAPACITY = 16
+LOG = SLOTS_OFFSET + CAPACITY * SLOT_BYTES
+
+
+def make(path: Path, calls: int = 3) -> Ring:
+    """A ring with `calls` finished calls of Net, on the thread main."""
+    ring = Ring(CAPACITY, path, FACTS)
+    start = ring.names.records[0]["monotonic"]
+    times = iter(range(start, start + 100))
+    write = ring.writer(lambda: next(times))
+    name, thread = ring.names.name("Net", "Net", "Net"), ring.names.thread("main", 43)
+    for number in range(calls):
+        write(ENTER | thread << THREAD_SHIFT | name, number << SEQUENCE_BITS)
+        write(EXIT | thread << THREAD_SHIFT | name, number << SEQUENCE_BITS)
+    return ring
+
+
+def append(path: Path, *records: object) -> None:
+    """Add records to the log of a ring's file, valid in all but their content."""
+    data = path.read_bytes()
+    at = LOG
+    while length := struct.unpack_from("<I", data, at)[0]:
+        at += 8 + length
+    with path.open("r+b") as file:
+        file.seek(at)
+        for record in records:
+            text = record if isinstance(record, bytes) else orjson.dumps(record)
+            file.write(struct.pack("<II", len(text), zlib.crc32(text)) + text)
+
+
+def patch(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def test_a_file_is_read_beside_its_writer_and_after(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    ring = make(path)
+
+    beside = read_ring(path)
+    ring.close()
+    after = read_ring(path)
+
+    assert beside.facts == after.facts == FACTS
+    assert [record["k"] for record in beside.records] == ["anchor", "name", "thread"]
+    assert [record["k"] for record in after.records] == ["anchor", "name", "thread", "anchor", "stop"]
+    assert beside.reading.events.value.tolist() == after.reading.events.value.tolist()
+    assert [span.call for span in modtrace.load(path).spans] == [0, 1, 2]
+    track = modtrace.load(path).tracks[0]
+    assert (track.thread, track.tid, track.process.pid, track.process.rank) == ("main", 43, 42, 3)
+
+
+def test_the_space_is_reserved_at_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+
+    ring = Ring(1 << 16, path)
+    status = path.stat()
+
+    assert status.st_blocks * 512 >= (1 << 16) * SLOT_BYTES + (1 << 20)
+    assert status.st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["run.modtrace"]
+    ring.close()
+
+
+def test_the_log_grows_beyond_what_was_reserved(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    ring = make(path)
+    texts = [f"{number:06} {'x' * 500}" for number in range(4000)]
+
+    for text in texts:
+        ring.names.text(text)
+
+    assert [record["text"] for record in read_ring(path).records if record["k"] == "text"] == texts
+    ring.close()
+
+
+def test_a_new_ring_takes_the_place_of_the_old_file_which_its_reader_keeps(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path).close()
+    with path.open("rb") as reader:
+        make(path, calls=1).close()
+
+        assert len(reader.read()) > LOG
+    assert len(modtrace.load(path).spans) == 1
+
+
+def test_text_that_utf_8_cannot_hold_is_kept_readable(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    ring = make(path)
+
+    ring.names.name("a\udcff", "Ünï.\0\n", "x" * 100_000)
+    record = read_ring(path).records[-1]
+
+    assert (record["label"], record["fqn"]) == ("a\\udcff", "Ünï.\0\n")
+    assert len(record["class"]) == (1 << 14) + 1
+    ring.close()
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "says"),
+    [
+        (0, b"XXXX", "does not begin with MODTRACE"),
+        (8, struct.pack("<I", 9), "ring format 9; this modtrace reads 1"),
+        (16, struct.pack("<Q", 0), "the header is damaged"),
+        (16, struct.pack("<Q", 17), "the header is damaged"),
+        (16, b"\xff" * 8, "the header is damaged"),
+        (24, struct.pack("<Q", 64), "the header is damaged"),
+        (32, b"\xff" * 8, "the header is damaged"),
+        (40, b"\xff" * 4, "the header is damaged"),
+        (44, b"\0" * 4, "the header is damaged"),
+        (50, b"?", "the header is damaged"),
+    ],
+)
+def test_a_damaged_header_is_an_error_that_names_the_file(tmp_path: Path, at: int, data: bytes, says: str) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path).close()
+    patch(path, at, data)
+
+    with pytest.raises(RingError, match=says) as raised:
+        read_ring(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("facts", [[1, 2], "text", None])
+def test_facts_that_are_no_object_are_damage(tmp_path: Path, facts: object) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path).close()
+    text = orjson.dumps(facts)
+    patch(path, 40, struct.pack("<II", len(text), zlib.crc32(text)) + text)
+
+    with pytest.raises(RingError, match="the header is damaged"):
+        read_ring(path)
+
+
+def test_a_capacity_beyond_all_memory_reads_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path).close()
+    huge = 1 << 58
+    patch(path, 16, struct.pack("<QQQ", huge, SLOTS_OFFSET, SLOTS_OFFSET + huge * SLOT_BYTES))
+
+    image = read_ring(path)
+
+    assert image.records[0]["label"] == "#0"
+    assert len(image.reading.events) == 6
+
+
+def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(RingError, match="cannot be read: No such file"):
+        read_ring(tmp_path / "absent.modtrace")
+    with pytest.raises(RingError, match="cannot be read: Is a directory"):
+        read_ring(tmp_path)
+
+
+def test_a_place_where_no_file_can_be_made_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RingError, match=r"absent/run.modtrace: cannot reserve .* No such file .* Name another place"):
+        Ring(16, tmp_path / "absent" / "run.modtrace")
+
+
+def test_facts_that_do_not_fit_the_header_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RingError, match="do not fit"):
+        Ring(16, tmp_path / "run.modtrace", {"fact": "x" * 4096})
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"not JSON",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[1]",
+        b"7",
+        {},
+        {"k": 7},
+        {"k": ["name"]},
+        {"k": "a kind of the future"},
+        {"k": "name"},
+        {"k": "name", "id": 1, "label": "a", "fqn": "a"},
+        {"k": "name", "id": 1, "label": 1, "fqn": "a", "class": "a"},
+        {"k": "name", "id": 2, "label": "a", "fqn": "a", "class": "a"},
+        {"k": "name", "id": 1 << 60, "label": "a", "fqn": "a", "class": "a"},
+        {"k": "name", "id": -1, "label": "a", "fqn": "a", "class": "a"},
+        {"k": "name", "id": True, "label": "a", "fqn": "a", "class": "a"},
+        {"k": "text", "id": 0, "text": None},
+        {"k": "thread", "id": 1, "name": "a", "tid": 1 << 40, "torch": -1},
+        {"k": "thread", "id": 1, "name": "a", "tid": 7, "torch": "x"},
+        {"k": "anchor", "monotonic": 1.5, "wall": 1},
+        {"k": "anchor", "monotonic": 1, "wall": 1 << 63},
+    ],
+)
+def test_a_record_that_makes_no_sense_is_left_out(tmp_path: Path, record: Any) -> None:
+    path = tmp_path / "run.modtrace"
+    ring = make(path)
+    before = read_ring(path).records
+    append(path, record, {"k": "text", "id": 0, "text": "behind it"})
+
+    assert read_ring(path).records == [*before, {"k": "text", "id": 0, "text": "behind it"}]
+    assert len(modtrace.load(path).spans) == 3
+    ring.close()
+
+
+def test_facts_of_the_wrong_type_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    ring = Ring(16, path, {"pid": "forty", "rank": [1], "program": 7, "torch": "2.13"})
+    ring.close()
+
+    assert read_ring(path).facts == {"torch": "2.13"}
+    assert len(modtrace.load(path).spans) == 0
+
+
+def test_numbers_without_a_name_are_called_by_their_number(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    ring = make(path, calls=0)
+    start = ring.names.records[0]["monotonic"]
+    write = ring.writer(lambda: start)
+    for kind in (ENTER, EXIT):
+        write(kind | 65_000 << THREAD_SHIFT | (1 << 24) - 1, 0)
+        write(kind | 65_000 << THREAD_SHIFT | 16_000_000, 0)
+    write(Kind.MARK << KIND_SHIFT | 65_000 << THREAD_SHIFT | 9_000_000, 0)
+
+    timeline = modtrace.load(path)
+
+    assert sorted(name.label for name in timeline.names) == ["#16000000", "#16777215", "Net"]
+    assert timeline.track_names == ["forward · thread #65000"]
+    assert [mark.text for mark in timeline.marks] == ["#9000000"]
+    ring.close()
+
+
+@pytest.mark.parametrize("time", [-(1 << 63), -1, 0, 1 << 61, (1 << 63) - 1])
+def test_an_event_beyond_all_time_is_torn(tmp_path: Path, time: int) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path).close()
+    # The enter of the second call.
+    patch(path, SLOTS_OFFSET + 2 * SLOT_BYTES + 8, struct.pack("<q", time))
+
+    timeline = modtrace.load(path)
+
+    assert timeline.stats.torn == 1
+    assert [(span.call, span.complete) for span in timeline.spans] == [(1, False), (0, True), (2, True)]
