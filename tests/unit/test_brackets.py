@@ -151,7 +151,7 @@ def test_a_node_does_not_last_into_another_task_or_a_call() -> None:
     assert nodes == [(10, 12), (15, 16), (25, 26)]
 
 
-def test_a_node_waits_for_its_own_thread() -> None:
+def test_waiting_for_the_nodes_of_another_thread_is_not_the_own_time_of_a_node() -> None:
     script = Script()
     worker = script.add_thread("worker", 2)
     script.node(10, 12, sequence=5)
@@ -161,7 +161,7 @@ def test_a_node_waits_for_its_own_thread() -> None:
     script.node(20, 21, sequence=3)
 
     assert rows(find_brackets(script.events()), "thread", "start", "end") == [
-        (0, 10, 20),
+        (0, 10, 12),
         (0, 20, 21),
         (worker, 14, 15),
     ]

@@ -235,13 +235,21 @@ def _shared(events: Events, ended: Ints, begun: Ints) -> Bools:
         ended: index of the end before each gap.
         begun: index of the begin behind it.
     """
-    first = (events.name.astype(np.int64) & 0xFF) * len(events)
+    task = events.name.astype(np.int64) & 0xFF
+    of_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread
+    elsewhere = _running(events, task, ended, begun) - _running(events, of_thread, ended, begun)
+    return np.asarray(elsewhere > 0, np.bool_)
+
+
+def _running(events: Events, group: Ints, ended: Ints, begun: Ints) -> Ints:
+    """Return for each gap how many nodes of its group began before it was over and had not ended when it began."""
+    first = group * len(events)
     place = first + np.arange(len(events))
     begins = np.sort(place[events.kind == Kind.NODE_BEGIN])
     ends = np.sort(place[events.kind == Kind.NODE_END])
     started = np.searchsorted(begins, place[begun], "left") - np.searchsorted(begins, first[begun], "left")
     over = np.searchsorted(ends, place[ended], "right") - np.searchsorted(ends, first[ended], "left")
-    return np.asarray(started > over, np.bool_)
+    return np.asarray(started - over, np.int64)
 
 
 def _pair_by_stack(thread: Ints, opens: Bools, value: Ints, name: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:

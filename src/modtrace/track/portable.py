@@ -331,7 +331,7 @@ def _make_call(layer: Layer) -> Callable[..., Any]:
         try:
             try:
                 if layer.wraps_torch and self._compiled_call_impl is None:
-                    output = self._call_impl(*args, **kwargs)
+                    output = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 else:
                     output = layer.inner(self, *args, **kwargs)
                 return output
