@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import tracemalloc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+from modtrace.track.engine import EngineName
+from tests.support.models import ARCHITECTURES
+
+STEPS = int(os.environ.get("MODTRACE_TEST_STEPS", "400"))
+"""Steps of the long runs; 10,000 show what the default cannot."""
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What is freed must be freed by counting references: cycles would keep memory until the collector runs."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Block(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor
+        if self.kind == "plain":
+            out = self.inner(x)
+        else:
+            out = checkpoint(self.inner, x, use_reentrant=self.kind == "reentrant")
+        return out
+
+
+class Payload:
+    """Held by a node of the graph: it lives as long as the graph."""
+
+
+class Carry(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, payload: Payload) -> Tensor:
+        ctx.payload = payload
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class Carries(nn.Module):
+    """Puts a payload in the graph, and says by a weak reference whether that is alive."""
+
+    payload: weakref.ref[Payload]
+
+    def forward(self, x: Tensor) -> Tensor:
+        payload = Payload()
+        self.payload = weakref.ref(payload)
+        out: Tensor = Carry.apply(x, payload)  # type: ignore[no-untyped-call]
+        return out
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("kind", ["plain", "reentrant", "non-reentrant"])
+def test_no_tensor_and_no_graph_outlives_its_step(engine: EngineName, kind: str) -> None:
+    model = nn.Sequential(Block(kind), first := Carries(), Block(kind), last := Carries())
+    x = torch.ones(2, 4, requires_grad=True)
+    with modtrace.record(engine=engine, shapes=True):
+        for _ in range(3):
+            out = model(x)
+            tensor = weakref.ref(out)
+            out.sum().backward()
+            assert last.payload() is not None
+            del out
+            assert tensor() is None
+            assert first.payload() is None
+            assert last.payload() is None
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_graph_that_is_dropped_without_a_backward_is_freed(engine: EngineName) -> None:
+    model, x = nn.Sequential(Block("plain"), carries := Carries(), Block("plain")), torch.ones(2, 4)
+    with modtrace.record(engine=engine):
+        out = model(x)
+        assert carries.payload() is not None
+        del out
+        assert carries.payload() is None
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_no_module_outlives_its_step(engine: EngineName) -> None:
+    with modtrace.record(engine=engine):
+        for _ in range(3):
+            model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.ReLU())
+            alive = [weakref.ref(module) for module in model.modules()]
+            model(torch.ones(2, 4)).sum().backward()
+            del model
+            assert [ref() for ref in alive if ref() is not None] == []
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_nothing_is_kept_after_an_exception(engine: EngineName) -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ValueError
+
+    def attempt(x: Tensor) -> list[weakref.ref[nn.Module]]:
+        model = nn.Sequential(nn.Linear(4, 4), Fails())
+        with contextlib.suppress(ValueError):
+            model(x)
+        return [weakref.ref(module) for module in model.modules()]
+
+    with modtrace.record(engine=engine):
+        assert [ref() for ref in attempt(torch.ones(2, 4)) if ref() is not None] == []
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_the_model_of_names_is_not_kept(engine: EngineName) -> None:
+    model = nn.Sequential(nn.ReLU())
+    with modtrace.record(engine=engine, model=model) as recording:
+        model[0](torch.ones(1))
+        alive = weakref.ref(model)
+        del model
+        assert alive() is None
+
+    assert [span.fqn for span in recording.timeline().spans] == ["Sequential.0"]
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_recording_is_freed(engine: EngineName) -> None:
+    recording = modtrace.record(engine=engine)
+    with recording:
+        nn.ReLU()(torch.ones(1))
+    alive = weakref.ref(recording)
+    del recording
+
+    gc.collect()
+    assert alive() is None
+
+
+class Memory:
+    """What the process and Python's allocator hold beyond what they held at first."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        gc.collect()
+        tracemalloc.start()
+        self._rss, self._traced = self._process.memory_info().rss, tracemalloc.get_traced_memory()[0]
+
+    def grown(self) -> tuple[int, int]:
+        """Return the growth of the resident set and of Python's objects, in bytes."""
+        gc.collect()
+        return self._process.memory_info().rss - self._rss, tracemalloc.get_traced_memory()[0] - self._traced
+
+    def stop(self) -> None:
+        tracemalloc.stop()
+
+
+def test_hooks_do_not_pile_up_on_an_input_that_stays(engine: EngineName) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4, requires_grad=True)
+    node = x * 1
+
+    def step() -> None:
+        model(node).sum().backward(retain_graph=True)
+
+    with modtrace.record(engine=engine):
+        for _ in range(20):
+            step()
+        memory = Memory()
+        for _ in range(300):
+            step()
+        objects = memory.grown()[1]
+        memory.stop()
+
+    assert not x._backward_hooks
+    assert not node._backward_hooks
+    # A hook a step would be more than a hundred bytes each.
+    assert objects < 10_000
+
+
+def test_memory_is_flat(engine: EngineName, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model, loss = ARCHITECTURES["GPT"]()
+    other = nn.Sequential(*[Block("non-reentrant") for _ in range(3)])
+    x = torch.ones(2, 4, requires_grad=True)
+
+    def step() -> None:
+        model.zero_grad()
+        loss().backward()  # type: ignore[no-untyped-call]
+        other(x).sum().backward()
+        recording.step()
+
+    with modtrace.record(engine=engine, capacity=1 << 12, ring=tmp_path / "ring") as recording:
+        # The first steps fill the ring and the caches of the allocators.
+        for _ in range(STEPS // 10):
+            step()
+        memory = Memory()
+        for _ in range(STEPS):
+            step()
+        rss, objects = memory.grown()
+        memory.stop()
+    torch.set_num_threads(threads)
+
+    assert recording.snapshot().stats.overwritten > 1 << 12
+    # Ten bytes a step would be seen: nothing is kept for a step, a call or a node.
+    assert objects < 10 * STEPS + 10_000
+    assert rss < 4 << 20
+
+
+def test_a_long_run_of_a_wide_model_keeps_the_ring_and_no_more(engine: EngineName) -> None:
+    calls, capacity = 2_000, 100_000
+    steps = max(30, STEPS // 20)
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Identity() for _ in range(calls - 1)])
+    x = torch.ones(1)
+    with modtrace.record(engine=engine, capacity=capacity) as recording:
+        for _ in range(capacity // (2 * calls) + 1):
+            model(x)
+        memory = Memory()
+        for _ in range(steps):
+            model(x)
+        rss, objects = memory.grown()
+        memory.stop()
+    stats = recording.timeline().stats
+
+    total = (capacity // (2 * calls) + 1 + steps) * 2 * calls
+    assert stats.recorded == total
+    assert stats.overwritten == total - capacity
+    assert stats.torn == 0
+    assert objects < 20_000
+    assert rss < 4 << 20
