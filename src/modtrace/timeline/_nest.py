@@ -12,14 +12,20 @@ from ._columns import Columns
 __all__ = ["nested", "outermost_first"]
 
 Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.signedinteger]
+
+_CHUNK = 1 << 16
 
 
-def outermost_first(start: Ints, end: Ints) -> npt.NDArray[np.intp] | None:
-    """Return the order (start, then the longer first) of spans of one track; None where they have it already."""
-    same = start[1:] == start[:-1]
-    if np.all(start[1:] >= start[:-1]) and not np.any(same & (end[1:] > end[:-1])):
-        return None
-    return np.lexsort((-end, start))
+def outermost_first(columns: Columns, rows: Rows) -> Rows:
+    """Sort the positions of spans of one track by start, the longer first; mostly they are in this order already."""
+    for first in range(0, len(rows), _CHUNK):
+        part = rows[first : first + _CHUNK + 1]
+        start, end = columns.start[part], columns.end[part]
+        later = start[1:] > start[:-1]
+        if not np.all(later | (start[1:] == start[:-1]) & (end[1:] <= end[:-1])):
+            return rows[np.lexsort((-columns.end[rows], columns.start[rows]))]
+    return rows
 
 
 def nested(columns: Columns) -> Columns:
@@ -32,15 +38,12 @@ def nested(columns: Columns) -> Columns:
     depth = np.zeros(len(columns), np.int32)
     parent = np.full(len(columns), -1, np.int64)
     for track in np.unique(columns.track):
-        rows = np.flatnonzero(columns.track == track)
-        order = outermost_first(columns.start[rows], columns.end[rows])
-        if order is not None:
-            rows = rows[order]
+        rows = outermost_first(columns, np.flatnonzero(columns.track == track))
         depth[rows], parent[rows] = _nest(columns.start[rows], columns.end[rows], rows)
     return dataclasses.replace(columns, depth=depth, parent=parent)
 
 
-def _nest(start: Ints, end: Ints, rows: npt.NDArray[np.intp]) -> tuple[Ints, Ints]:
+def _nest(start: Ints, end: Ints, rows: Rows) -> tuple[Ints, Ints]:
     empty = start == end
     ended = np.searchsorted(np.sort(end[~empty]), start, side="right")
     ended += np.searchsorted(start[empty], start, side="left")

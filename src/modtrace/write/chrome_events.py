@@ -118,14 +118,16 @@ class _Writer:
 def _roles(timeline: Timeline, lanes: Lanes) -> Bytes:
     columns = timeline.columns
     roles: Bytes = np.where(columns.link >= 0, np.uint8(LINKED), np.uint8(ALONE))
-    leaves, arrives = arrows(columns)
     crowded = columns.start == columns.end  # at one time a flow event comes before an empty span
     for rows in lanes.rows(timeline):
-        start = columns.start[rows]
-        crowded[rows[:-1][start[1:] == start[:-1]]] = True
-    binds = crowded[leaves] | crowded[arrives]
-    roles[leaves] = np.where(binds, BINDS_OUT, LEAVES)
-    roles[arrives] = np.where(binds, BINDS_IN, ARRIVES)
+        for first in range(0, len(rows), CHUNK):
+            part = rows[first : first + CHUNK + 1]
+            start = columns.start[part]
+            crowded[part[:-1][start[1:] == start[:-1]]] = True
+    for leaves, arrives in arrows(columns):
+        binds = crowded[leaves] | crowded[arrives]
+        roles[leaves] = np.where(binds, BINDS_OUT, LEAVES)
+        roles[arrives] = np.where(binds, BINDS_IN, ARRIVES)
     return roles
 
 

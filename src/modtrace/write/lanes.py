@@ -81,13 +81,11 @@ class Lanes:
         ]
         return cls(lanes, number[key], pids)
 
-    def rows(self, timeline: Timeline) -> Iterator[npt.NDArray[np.intp]]:
+    def rows(self, timeline: Timeline) -> Iterator[npt.NDArray[np.signedinteger]]:
         """Yield per lane the positions of its spans, by start and outermost first."""
-        columns = timeline.columns
+        kind = np.int32 if len(self.of_span) < 1 << 31 else np.int64
         for lane in range(len(self.lanes)):
-            rows = np.flatnonzero(self.of_span == lane)
-            order = outermost_first(columns.start[rows], columns.end[rows])
-            yield rows if order is None else rows[order]
+            yield outermost_first(timeline.columns, np.flatnonzero(self.of_span == lane).astype(kind))
 
 
 class _Free:

@@ -51,11 +51,11 @@ class Events:
         self._names = timeline.names
         self._lanes = lanes
         flat = nested(columns).depth if np.any(columns.start == columns.end) else columns.depth
-        self._depth = flat % BAND
+        self._depth = flat if flat.max(initial=0) < BAND else flat % BAND
         self._roles = np.where(columns.link >= 0, np.uint8(LINKED), np.uint8(ALONE))
-        leaves, arrives = arrows(columns)
-        self._roles[leaves] = LEAVES
-        self._roles[arrives] = ARRIVES
+        for leaves, arrives in arrows(columns):
+            self._roles[leaves] = LEAVES
+            self._roles[arrives] = ARRIVES
         described = _tag(numbering.extension, 2)
         self._begin = Table(
             [

@@ -107,7 +107,8 @@ def _place(out: Bytes, at: Ints, field: Field) -> None:
 
 def _stretches(out: Bytes, size: int) -> npt.NDArray[np.void]:
     """Return all stretches of `size` bytes by where they begin; as items, which NumPy copies in one go."""
-    return np.ndarray((len(out) - size + 1,), f"V{size}", out, 0, (1,))
+    stretches: npt.NDArray[np.void] = np.ndarray((len(out) - size + 1,), f"V{size}", out, 0, (1,))
+    return stretches
 
 
 def _whole(text: Bytes) -> npt.NDArray[np.void]:
