@@ -39,7 +39,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Sink]:
     target = Path(os.path.realpath(path))  # a link stays a link to the new file
     try:
         with _special(target) if _is_special(target) else _regular(target) as file:
-            if target.suffix == ".gz":
+            if os.fspath(path).lower().endswith(".gz"):
                 packed = _Gzip(file)
                 yield packed
                 packed.finish()
