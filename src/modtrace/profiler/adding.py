@@ -62,7 +62,7 @@ def add_recording(source: Source, timeline: Timeline, out: str) -> Merged:
             file.seek(0, os.SEEK_END)
         events = ends.sample
         added = _Added(timeline, events, syncs, ends.keys)
-        for text in added.events(free_tids(events.tids), comma=bool(events.total)):
+        for text in added.events(free_tids(events.tids), comma=not ends.empty):
             sink.write(text)
         tail = b"" if ends.head.bare else os.pread(source.fileno(), source.size - ends.end, ends.end)
         merged = added.described(out, [])

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .._errors import ModtraceError
 from .merging import merge
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class TraceHandler:
             out = self._folder / name
             try:
                 _log.info("%s", merge(exported, self._recording.snapshot(), out))
-            except ModtraceError as error:
+            except Exception as error:  # one that leaves a handler makes torch stop its profiler twice, and crash
                 out = self._folder / f"{self._worker}.{len(self.paths)}.unmerged.json"
                 os.replace(exported, out)
                 _log.error("the profiler's trace is in %s; it could not be merged: %s", out, error)

@@ -31,12 +31,14 @@ class Ends(NamedTuple):
         end: the place of the `]` after them.
         keys: all top-level keys.
         sample: some of the events, from the beginning and the end of the file.
+        empty: whether there are none.
     """
 
     head: Head
     end: int
     keys: dict[str, Any]
     sample: Events
+    empty: bool
 
 
 def find_ends(source: Source) -> Ends | None:
@@ -65,7 +67,9 @@ def find_ends(source: Source) -> Ends | None:
         if found is not None:
             at, keys, last = found
             gatherer.add(last)
-            return Ends(head, begin + at, head.keys | keys, gatherer.events())
+            before = max(head.length, begin + at - _OVERLAP)
+            empty = not os.pread(source.fileno(), begin + at - before, before).strip()
+            return Ends(head, begin + at, head.keys | keys, gatherer.events(), empty)
         if begin == head.length or window >= _WIDEST:
             return None
         window *= 4

@@ -121,17 +121,19 @@ def device_events(timeline: Timeline, slices: DeviceSlices, rows: dict[int, Row]
 
 def _arrows(timeline: Timeline, places: Sequence[bytes], start: Ints) -> Iterator[bytes]:
     columns = timeline.columns
-    leaves, arrives = arrows(columns)
-    seen = (columns.depth[leaves] < DEEPEST) & (columns.depth[arrives] < DEEPEST)
-    texts: list[bytes] = []
-    for identity, (leave, arrive) in enumerate(zip(leaves[seen].tolist(), arrives[seen].tolist(), strict=True)):
-        for at, phase, more in ((leave, b"s", b""), (arrive, b"f", b',"bp":"e"')):
-            texts.append(
-                b'{"ph":"%b","cat":"modtrace","name":"backward","id":%d,%b,"ts":%b%b}'
-                % (phase, identity, places[columns.track[at]], _microseconds(int(start[at])), more)
-            )
-    for first in range(0, len(texts), _BLOCK):
-        yield b",\n".join(texts[first : first + _BLOCK])
+    identity = 0
+    for leaves, arrives in arrows(columns):
+        seen = (columns.depth[leaves] < DEEPEST) & (columns.depth[arrives] < DEEPEST)
+        texts: list[bytes] = []
+        for leave, arrive in zip(leaves[seen].tolist(), arrives[seen].tolist(), strict=True):
+            for at, phase, more in ((leave, b"s", b""), (arrive, b"f", b',"bp":"e"')):
+                texts.append(
+                    b'{"ph":"%b","cat":"modtrace","name":"backward","id":%d,%b,"ts":%b%b}'
+                    % (phase, identity, places[columns.track[at]], _microseconds(int(start[at])), more)
+                )
+            identity += 1
+        if texts:
+            yield b",\n".join(texts)
 
 
 def _moments(timeline: Timeline, rows: Sequence[Row]) -> Iterator[bytes]:

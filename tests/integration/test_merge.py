@@ -1,0 +1,414 @@
+"""Merging over real GPU traces: what the profiler wrote survives, everything adds up, and Perfetto imports it."""
+
+from __future__ import annotations
+
+import bisect
+import gzip
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import modtrace
+from modtrace import TraceError, WriteError
+from modtrace.profiler import merge, merged_facts, module_totals
+from modtrace.profiler.totals import NO_MODULE
+from modtrace.timeline import Columns, Name, Process, Timeline, Track
+from modtrace.timeline._columns import in_start_order
+from tests.support.kineto import recording, trace, x
+from tests.support.trace_processor import TraceProcessor
+
+DATA = Path(__file__).parents[1] / "data" / "kineto"
+TRACES = sorted(DATA.glob("*.json.gz"))
+GPU = {"kernel": "kernel_ns", "gpu_memcpy": "memcpy_ns", "gpu_memset": "memset_ns"}
+NODE = "autograd::engine::evaluate_function: "
+each_trace = pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+
+
+@cache
+def document(path: Path) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return said
+
+
+def slices(events: list[dict[str, Any]], *categories: str) -> list[dict[str, Any]]:
+    return [event for event in events if event.get("ph") == "X" and event.get("cat") in categories]
+
+
+def ns(microseconds: float) -> int:
+    whole = int(microseconds)
+    return whole * 1000 + round((microseconds - whole) * 1000)
+
+
+def extent(event: dict[str, Any]) -> tuple[int, int]:
+    return ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])
+
+
+@cache
+def synthetic(path: Path) -> Timeline:
+    """A model over each forward thread: runs of outermost operations are layers, four layers a block, all a root."""
+    said = document(path)
+    cpu = slices(said["traceEvents"], "cpu_op", "cuda_runtime")
+    backward = {event["tid"] for event in cpu if event["name"].startswith(NODE)}
+    by_thread: dict[int, list[tuple[int, int]]] = {}
+    for event in cpu:
+        if event["tid"] not in backward and event["tid"] > 0:
+            by_thread.setdefault(event["tid"], []).append(extent(event))
+    names = [Name("Net", "Net", "Net")]
+    names += [Name(f"{b}: Block", f"Net.{b}", "Block") for b in range(8)]
+    names += [Name(f"{i}: Layer", f"Net.{b}.{i}", "Layer") for b in range(8) for i in range(4)]
+    rows: list[list[int]] = []
+    tracks: list[Track] = []
+    for tid, extents in by_thread.items():
+        runs: list[list[int]] = []
+        for begin, end in sorted(extents):
+            if runs and begin < runs[-1][1]:
+                runs[-1][1] = max(runs[-1][1], end)
+            else:
+                runs.append([begin, end])
+        number = len(tracks)
+        tracks.append(Track("forward", f"thread {tid}", tid, Process(cpu[0]["pid"])))
+        root = len(rows)
+        rows.append([runs[0][0] - 1000, runs[-1][1] + 1000, 0, number, 0, -1, 0])
+        layers = [(runs[at][0], runs[min(at + 5, len(runs)) - 1][1]) for at in range(0, len(runs), 5)]
+        for first in range(0, len(layers), 4):
+            block, call = first // 4 % 8, first // 32
+            around = len(rows)
+            group = layers[first : first + 4]
+            rows.append([group[0][0], group[-1][1], 1 + block, number, 1, root, call])
+            rows += [[*layer, 9 + 4 * block + i, number, 2, around, call] for i, layer in enumerate(group)]
+    start, end, name, track, depth, parent, call = np.array(rows, np.int64).T
+    base = said.get("baseTimeNanoseconds", 0)
+    count = len(rows)
+    columns = Columns.of(
+        start=start + base,
+        end=end + base,
+        name=name,
+        phase=np.zeros(count),
+        track=track,
+        depth=depth,
+        parent=parent,
+        call=call,
+        step=np.zeros(count),
+        link=np.full(count, -1),
+        complete=np.ones(count),
+    )
+    return Timeline(in_start_order(columns), names, tracks)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("merged")
+
+
+def merged(path: Path, folder: Path, suffix: str = ".json") -> Path:
+    out = folder / f"{path.name.removesuffix('.json.gz')}{suffix}"
+    if not out.exists():
+        merge(path, synthetic(path), out)
+    return out
+
+
+@each_trace
+def test_the_profilers_events_survive(path: Path, folder: Path) -> None:
+    before, after = document(path), json.loads(merged(path, folder).read_text())
+    assert after["traceEvents"][: len(before["traceEvents"])] == before["traceEvents"]
+    assert {key: value for key, value in after.items() if key not in ("traceEvents", "modtrace")} == {
+        key: value for key, value in before.items() if key != "traceEvents"
+    }
+    raw = gzip.decompress(path.read_bytes())
+    end = raw.rindex(b"}", 0, raw.rindex(b'"traceName"') if b'"INFO"' not in raw else raw.rindex(b'"INFO"')) + 1
+    assert merged(path, folder).read_bytes()[:end] == raw[:end]
+
+
+@each_trace
+def test_our_ids_collide_with_none_and_lie_above(path: Path, folder: Path) -> None:
+    events = json.loads(merged(path, folder).read_text())["traceEvents"]
+    count = len(document(path)["traceEvents"])
+    theirs, ours = events[:count], events[count:]
+    assert not {event["tid"] for event in ours} & {event.get("tid") for event in theirs}
+    assert {event["pid"] for event in ours} <= {event.get("pid") for event in theirs}
+    order = {e["tid"]: e["args"]["sort_index"] for e in events if e.get("name") == "thread_sort_index"}
+    below = [index for tid, index in order.items() if tid not in {event["tid"] for event in ours} and tid != -1]
+    assert max(order[event["tid"]] for event in ours) < min(below)
+
+
+@each_trace
+def test_gpu_time_adds_up_to_the_nanosecond(path: Path, folder: Path) -> None:
+    totals = module_totals(merged(path, folder))
+    assert totals is not None
+    for category, name in GPU.items():
+        whole = sum(ns(event["dur"]) for event in slices(document(path)["traceEvents"], category))
+        assert getattr(totals, name) == whole
+        assert sum(getattr(row, name) for row in totals.rows) == whole
+    kernels = len(slices(document(path)["traceEvents"], "kernel"))
+    assert sum(row.kernels for row in totals.rows) == kernels
+
+
+@each_trace
+def test_every_kernel_whose_launch_lies_in_the_recording_is_attributed(path: Path, folder: Path) -> None:
+    events = document(path)["traceEvents"]
+    covered = {
+        track.tid: (int(start), int(end))
+        for track, start, end in (
+            (synthetic(path).tracks[t], s, e)
+            for t, s, e, d in zip(
+                *(getattr(synthetic(path).columns, f) for f in ("track", "start", "end", "depth")), strict=True
+            )
+            if d == 0
+        )
+    }
+    base = document(path).get("baseTimeNanoseconds", 0)
+    launched = {
+        event["args"]["correlation"]
+        for event in slices(events, "cuda_runtime", "cuda_driver")
+        if event["tid"] in covered
+        and covered[event["tid"]][0] - base <= ns(event["ts"]) < covered[event["tid"]][1] - base
+    }
+    added = json.loads(merged(path, folder).read_text())["traceEvents"][len(events) :]
+    names = {event["tid"]: event["args"]["name"] for event in added if event["name"] == "thread_name"}
+    above: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for event in slices(added, "forward"):
+        if names[event["tid"]].startswith("modules · ") and event["args"]["fqn"] != "Net":
+            above.setdefault((event["pid"], names[event["tid"]]), []).append(extent(event))
+    for extents in above.values():
+        extents.sort()
+    forward = [e for e in slices(events, *GPU) if e["args"]["correlation"] in launched]
+    assert forward
+    for event in forward:
+        row = above[event["pid"], f"modules · stream {event['tid']}"]
+        begin, end = extent(event)
+        at = bisect.bisect_right(row, (begin, 1 << 62)) - 1
+        assert any(s <= begin and end <= e for s, e in row[max(at - 2, 0) : at + 1])
+
+
+@each_trace
+def test_no_slice_of_ours_partly_overlaps_a_node(path: Path, folder: Path) -> None:
+    events = json.loads(merged(path, folder).read_text())["traceEvents"]
+    count = len(document(path)["traceEvents"])
+    nodes = sorted(extent(event) for event in events[:count] if event["name"].startswith(NODE))
+    backward = [extent(event) for event in slices(events[count:], "backward") if event["pid"] != 0]
+    assert bool(nodes) == bool(backward)
+    begins = [begin for begin, _ in nodes]
+    for start, end in backward:
+        for time in (start, end):
+            at = bisect.bisect_left(begins, time) - 1
+            assert at < 0 or not nodes[at][0] < time < nodes[at][1]
+
+
+def problems(trace_processor: type[TraceProcessor], trace: Path | bytes) -> Counter[str]:
+    return Counter(trace_processor.open(trace).import_problems())
+
+
+@each_trace
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_it_imports_with_no_fault_of_ours(
+    path: Path, folder: Path, suffix: str, trace_processor: type[TraceProcessor]
+) -> None:
+    before = problems(trace_processor, gzip.decompress(path.read_bytes()))
+    out = merged(path, folder, suffix)
+    assert problems(trace_processor, out) == before
+    opened = trace_processor.open(out)
+    found = {
+        (row["name"], row["ts"], row["dur"])
+        for row in opened.query(
+            "select slice.name, slice.ts, slice.dur from slice join thread_track t on slice.track_id = t.id "
+            "join thread using (utid) where tid >= 4040000000"
+        )
+    }
+    facts = merged_facts(out)
+    assert facts is not None
+    added = json.loads(merged(path, folder).read_text())["traceEvents"][len(document(path)["traceEvents"]) :]
+    assert len(slices(added, "forward", "backward", "gpu")) == len([event for event in added if event["ph"] == "X"])
+    assert len(found) > 30
+
+
+@each_trace
+def test_as_pftrace_every_slice_of_the_profiler_keeps_its_time(
+    path: Path, folder: Path, trace_processor: type[TraceProcessor]
+) -> None:
+    out = merged(path, folder, ".pftrace")
+    opened = trace_processor.open(out)
+    assert opened.import_problems() == {}
+    base = document(path).get("baseTimeNanoseconds", 0)
+    wanted = Counter(
+        (event["cat"], ns(event["ts"]) + base, ns(event["dur"]))
+        for event in document(path)["traceEvents"]
+        if event["ph"] == "X"
+    )
+    rows = opened.query("select category, ts, dur from slice where category is not null")
+    ours = {"forward", "backward", "recompute", "gpu"}
+    assert Counter((r["category"], r["ts"], r["dur"]) for r in rows if r["category"] not in ours) == wanted
+    assert module_totals(out) == module_totals(merged(path, folder))
+    written = Counter(
+        event["cat"]
+        for event in json.loads(merged(path, folder).read_text())["traceEvents"][len(document(path)["traceEvents"]) :]
+        if event["ph"] == "X"
+    )
+    assert Counter(row["category"] for row in rows if row["category"] in ours) == written
+
+
+@each_trace
+@pytest.mark.parametrize("packed", [False, True])
+def test_without_attribution_the_recording_is_added_as_it_is(path: Path, tmp_path: Path, packed: bool) -> None:
+    source = path
+    if not packed:
+        source = tmp_path / "plain.json"
+        source.write_bytes(gzip.decompress(path.read_bytes()))
+    told = merge(source, synthetic(path), tmp_path / "out.json", attribute=False)
+    after = json.loads((tmp_path / "out.json").read_text())
+    before = document(path)["traceEvents"]
+    assert after["traceEvents"][: len(before)] == before
+    added = after["traceEvents"][len(before) :]
+    assert len(slices(added, "forward")) == len(synthetic(path).columns) == told.slices
+    assert not slices(added, "backward", "gpu")
+    assert not {event["tid"] for event in added} & {event.get("tid") for event in before}
+    assert "without attribution" in after["modtrace"]["notes"][0]
+    assert module_totals(tmp_path / "out.json") is None
+
+
+def test_sync_marks_are_found_without_reading_the_events(tmp_path: Path) -> None:
+    marks = [x("cpu_op", f"modtrace.sync#{n}", 10_000 * n + 700, 10_000 * n + 900) for n in range(1, 5)]
+    filler = [x("cpu_op", "op", 100 + n, 101 + n) for n in range(30_000)]
+    events = [*filler[:9000], marks[0], *filler[9000:20_000], *marks[1:3], *filler[20_000:], marks[3]]
+    path = tmp_path / "trace.json"
+    path.write_bytes(trace(*events))
+    base = recording(("Net", 1000, 50_000, 0))
+    timeline = Timeline(
+        base.columns,
+        base.names,
+        base.tracks,
+        marks=[
+            modtrace.timeline.Mark(modtrace_base + 10_000 * n, "sync", f"modtrace.sync#{n}")
+            for n, modtrace_base in ((n, int(base.columns.start[0]) - 1000) for n in range(1, 5))
+        ],
+    )
+    for attribute in (True, False):
+        told = merge(path, timeline, tmp_path / "out.json", attribute=attribute)
+        assert told.facts["alignment"]["marks"] == 4
+        ours = json.loads((tmp_path / "out.json").read_text())["traceEvents"][len(events) :]
+        assert [extent(event) for event in slices(ours, "forward")] == [(1800, 50_800)]
+
+
+def test_a_bare_array_becomes_an_object(tmp_path: Path) -> None:
+    events = [x("cpu_op", "op", 1000, 2000)]
+    path = tmp_path / "trace.json"
+    path.write_bytes(json.dumps(events).encode())
+    for attribute in (True, False):
+        merge(path, recording(("Net", 900, 2100, 0), base=0), tmp_path / "out.json", attribute=attribute)
+        after = json.loads((tmp_path / "out.json").read_text())
+        assert after["traceEvents"][0] == events[0]
+        assert [extent(event) for event in slices(after["traceEvents"], "forward")] == [(900, 2100)]
+
+
+@pytest.mark.parametrize("attribute", [True, False])
+def test_a_cut_off_trace_is_merged_as_far_as_it_goes(tmp_path: Path, attribute: bool) -> None:
+    whole = gzip.decompress(TRACES[1].read_bytes())
+    path = tmp_path / "cut.json"
+    path.write_bytes(whole[: len(whole) * 9 // 10])
+    base = document(TRACES[1])["baseTimeNanoseconds"]
+    columns = synthetic(TRACES[1]).columns
+    # The base stood at the end of the file, and is lost.
+    early = Timeline(
+        Columns(
+            *(getattr(columns, f) - base if f in ("start", "end") else getattr(columns, f) for f in columns.__slots__)
+        ),
+        synthetic(TRACES[1]).names,
+        synthetic(TRACES[1]).tracks,
+    )
+    told = merge(path, early, tmp_path / "out.json", attribute=attribute)
+    after = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    before = document(TRACES[1])["traceEvents"]
+    kept = len([event for event in after if event["tid"] not in range(4_040_000_000, 4_050_000_000)])
+    assert len(before) * 0.8 < kept < len(before)
+    assert after[:kept] == before[:kept]
+    assert any("is cut off here" in note for note in told.notes)
+    assert path.read_bytes() == whole[: len(whole) * 9 // 10]
+
+
+def test_a_trace_is_not_merged_twice(tmp_path: Path) -> None:
+    path, once = tmp_path / "trace.json", tmp_path / "once.json"
+    path.write_bytes(trace(x("cpu_op", "op", 1000, 2000)))
+    merge(path, recording(("Net", 900, 2100, 0)), once)
+    for attribute in (True, False):
+        with pytest.raises(TraceError, match="merged before"):
+            merge(once, recording(("Net", 900, 2100, 0)), tmp_path / "twice.json", attribute=attribute)
+    assert not (tmp_path / "twice.json").exists()
+
+
+def test_wrong_targets_are_refused_and_harm_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(trace(x("cpu_op", "op", 1000, 2000)))
+    before = path.read_bytes()
+    net = recording(("Net", 900, 2100, 0))
+    for out, said in ((path, "the profiler's trace itself"), (tmp_path / "out.html", "ends in"), (None, "say where")):
+        with pytest.raises(WriteError, match=said):
+            merge(path, net, out)
+    with pytest.raises(WriteError, match="can only be added"):
+        merge(path, net, tmp_path / "out.pftrace", attribute=False)
+    with pytest.raises(WriteError, match="nothing to add"):
+        merge(path, None, tmp_path / "out.json", attribute=False)
+    existing = tmp_path / "out.json"
+    existing.write_text("precious")
+    path.write_bytes(b"no trace")
+    with pytest.raises(TraceError):
+        merge(path, net, existing)
+    assert existing.read_text() == "precious"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.json", "trace.json"]
+    path.write_bytes(before)
+    path.chmod(stat.S_IRUSR)
+    merge(path, net, existing)
+    assert path.read_bytes() == before
+
+
+def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "modtrace", "merge", str(TRACES[0]), "-o", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "profile with with_stack=True" in done.stderr
+    totals = module_totals(out)
+    assert totals is not None
+    assert [row.fqn for row in totals.rows] == [NO_MODULE]
+    assert totals.kernel_ns == sum(ns(e["dur"]) for e in slices(document(TRACES[0])["traceEvents"], "kernel"))
+    failed = subprocess.run(
+        [sys.executable, "-m", "modtrace", "merge", str(DATA / "README.md"), "-o", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert failed.returncode == 1
+    assert failed.stderr.count("\n") == 1
+    assert "README.md, byte 0: not a profiler trace" in failed.stderr
+
+
+def test_totals_sort_and_print(folder: Path) -> None:
+    totals = module_totals(merged(TRACES[1], folder))
+    assert totals is not None
+    top = totals.top("gpu", 3)
+    assert [row.gpu_self_ns for row in top.rows] == sorted((row.gpu_self_ns for row in totals.rows), reverse=True)[:3]
+    assert top.note.endswith(f"{len(totals.rows) - 3} more rows")
+    assert top.to_markdown().count("\n| ") == 4
+    assert len(totals.to_csv().splitlines()) == 1 + len(totals.rows)
+    assert json.loads(totals.to_json())["kernel_ns"] == totals.kernel_ns
+    from rich.console import Console
+
+    console = Console(width=240, record=True, file=io.StringIO())
+    console.print(top)
+    assert top.rows[0].fqn in console.export_text()
+    with pytest.raises(ValueError, match="sort by"):
+        totals.top("colour")

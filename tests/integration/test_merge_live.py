@@ -1,0 +1,148 @@
+"""Merging what torch.profiler writes now, on the CPU, with a recording of the same steps."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+from modtrace.profiler import module_totals
+from tests.support.trace_processor import TraceProcessor
+
+CPU = [ProfilerActivity.CPU]
+NODE = "autograd::engine::evaluate_function: "
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+        self.plain = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.plain(checkpoint(self.inner, x, use_reentrant=False))
+        return out
+
+
+def steps(count: int, after: Callable[[], None] = lambda: None) -> None:
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(8, 16, requires_grad=True)
+    for _ in range(count):
+        net(x).sum().backward()
+        after()
+
+
+def slices(path: Path, *, ours: bool) -> list[dict[str, Any]]:
+    events = json.loads(path.read_text())["traceEvents"]
+    return [e for e in events if e["ph"] == "X" and (e["cat"] in ("forward", "backward", "recompute")) == ours]
+
+
+def extent(event: dict[str, Any]) -> tuple[int, int]:
+    start = round(event["ts"] * 1000)
+    return start, start + round(event["dur"] * 1000)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[Path, modtrace.Timeline]:
+    """A profile with stacks, and the recording of the same three steps."""
+    with modtrace.record(engine="python") as recording, profile(activities=CPU, with_stack=True) as profiler:
+        steps(3, recording.step)
+    path = tmp_path / "profile.json"
+    profiler.export_chrome_trace(str(path))
+    return path, recording.timeline()
+
+
+def test_the_recording_lies_over_the_trace(both: tuple[Path, modtrace.Timeline], tmp_path: Path) -> None:
+    profiled, timeline = both
+    out = tmp_path / "out.json"
+    told = modtrace.merge(profiled, timeline, out)
+    assert told.facts["alignment"]["method"] == "sync marks"
+    ours = slices(out, ours=True)
+    forward = sorted((extent(e), e["args"]["fqn"]) for e in ours if e["cat"] != "backward")
+    seen = sorted(extent(e) for e in slices(profiled, ours=False) if e["name"].startswith("nn.Module: "))
+    assert len(forward) == len(seen) == 3 * (5 + 3)
+    for (slice_, _), module in zip(forward, seen, strict=True):
+        # What the profiler sees of a call is what records it, too.
+        assert module[0] - 2000 <= slice_[0]
+        assert slice_[1] <= module[1] + 2000
+    backward = [extent(e) for e in ours if e["cat"] == "backward"]
+    nodes = [extent(e) for e in slices(profiled, ours=False) if e["name"].startswith(NODE)]
+    assert not [1 for s, e in backward for begin, end in nodes if s < begin < e < end or begin < s < end < e]
+    assert told.facts["nodes_placed"] == told.facts["nodes"] - 3  # the sum lies outside of the model
+
+
+def test_it_imports_with_no_fault_of_ours(
+    both: tuple[Path, modtrace.Timeline], tmp_path: Path, trace_processor: type[TraceProcessor]
+) -> None:
+    profiled, timeline = both
+    before = trace_processor.open(profiled).import_problems()
+    for name in ("out.json", "out.json.gz"):
+        modtrace.merge(profiled, timeline, tmp_path / name)
+        assert trace_processor.open(tmp_path / name).import_problems() == before
+    modtrace.merge(profiled, timeline, tmp_path / "out.pftrace")
+    assert trace_processor.open(tmp_path / "out.pftrace").import_problems() == {}
+
+
+def test_reconstruction_agrees_with_the_recording(both: tuple[Path, modtrace.Timeline], tmp_path: Path) -> None:
+    profiled, timeline = both
+    modtrace.merge(profiled, timeline, tmp_path / "recorded.json")
+    modtrace.merge(profiled, None, tmp_path / "alone.json")
+    names = {"Net_0": "Net", "Sequential_0": "inner", "Linear_0": "0", "GELU_0": "1", "Linear_1": "plain"}
+
+    def seen(path: Path) -> list[tuple[str, str, int, int]]:
+        return sorted(
+            (
+                ".".join(names.get(part, part) for part in e["args"]["fqn"].split(".")),
+                e["cat"],
+                e["args"]["call"],
+                round(e["dur"] * 1000) if e["cat"] == "backward" else 0,
+            )
+            for e in slices(path, ours=True)
+        )
+
+    assert seen(tmp_path / "alone.json") == seen(tmp_path / "recorded.json")
+
+
+def test_the_handler_records_exports_and_merges_each_cycle(tmp_path: Path) -> None:
+    handler = modtrace.on_trace_ready(tmp_path / "traces", worker_name="w", engine="python")
+    plan = schedule(wait=1, warmup=1, active=2, repeat=2)
+    with handler, profile(activities=CPU, schedule=plan, on_trace_ready=handler, acc_events=True) as profiler:
+        steps(8, profiler.step)
+    assert [path.name for path in handler.paths] == ["w.0.json.gz", "w.1.json.gz"]
+    assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == ["w.0.json.gz", "w.1.json.gz"]
+    for path in handler.paths:
+        totals = module_totals(path)
+        assert totals is not None
+        assert {row.fqn for row in totals.rows} == {"Net", "Net.inner", "Net.inner.0", "Net.inner.1", "Net.plain"}
+    with modtrace.record(engine="python"):
+        pass  # the handler's recording has ended
+
+
+def test_the_handler_uses_a_recording_that_runs(tmp_path: Path) -> None:
+    with modtrace.record(engine="python") as recording:
+        handler = modtrace.on_trace_ready(tmp_path)
+        with profile(activities=CPU, on_trace_ready=handler):
+            steps(2)
+        handler.close()
+        assert recording.running
+    assert len(handler.paths) == 1
+
+
+def test_a_trace_that_cannot_be_merged_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_text("no trace")
+
+    with modtrace.on_trace_ready(tmp_path, worker_name="w", engine="python") as handler, caplog.at_level(logging.ERROR):
+        handler(Broken())
+    assert [path.name for path in tmp_path.iterdir()] == ["w.0.unmerged.json"]
+    assert "could not be merged" in caplog.text
