@@ -1,0 +1,179 @@
+"""Chrome's JSON, line by line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modtrace import WriteError
+from modtrace.timeline import BACKWARD, FORWARD, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.write.chrome import chrome_events, first_moment, write_chrome
+from modtrace.write.digits import LONGEST, decimal, microseconds, width
+from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of
+
+PROCESS = Process(4242, 0)
+
+
+def call_of_net() -> Timeline:
+    """A net with a layer, forward and backward; in backward both begin in the same nanosecond."""
+    rows = [
+        (0, 1_000_001, 0, FORWARD, 0, -1, 7),
+        (1, 1_000, 1, FORWARD, 1, 0, 8),
+        (2_000_000, 2_500_000, 0, BACKWARD, 0, -1, 7),
+        (2_000_000, 2_000_999, 1, BACKWARD, 1, 2, 8),
+        (2_400_000, 2_500_000, 1, BACKWARD, 1, 2, 8),
+    ]
+    start, end, name, phase, depth, parent, link = np.array(rows).T
+    return Timeline(
+        columns=Columns.of(
+            start=EPOCH + start, end=EPOCH + end, name=name, phase=phase, track=phase, depth=depth, parent=parent,
+            call=[0, 3, 0, 3, 3], step=[5] * 5, link=link, complete=[1, 1, 1, 1, 0],
+        ),
+        names=[Name("Net", "Net", "Net"), Name("fc: Linear", "Net.fc", "Linear")],
+        tracks=[Track(kind, "MainThread", 4242, PROCESS) for kind in ("forward", "backward")],
+        stats=Stats(recorded=10, unfinished=1),
+        marks=[Mark(EPOCH + 2_500_001, "step", "step 5")],
+        counters=[Counter("RSS", "bytes", PROCESS, np.array([EPOCH + 10]), np.array([2**40]))],
+        facts={"engine": "native", "versions": {"torch": "2.13.0"}},
+        arguments={1: {"shapes": "float32[2, 8]"}},
+    )  # fmt: skip
+
+
+HEAD = {
+    "modtrace": {"format": 1, "version": "0.1.0"},
+    "stats": {"recorded": 10, "overwritten": 0, "torn": 0, "unfinished": 1, "unstarted": 0, "unattributed": 0},
+    "facts": {"engine": "native", "versions": {"torch": "2.13.0"}},
+    "processes": [{"pid": 4242, "rank": 0, "program": "python", "here": 4242}],
+    "tracks": [
+        {"kind": "forward", "thread": "MainThread", "tid": 4242, "process": 0},
+        {"kind": "backward", "thread": "MainThread", "tid": 4242, "process": 0},
+    ],
+    "counters": [{"name": "RSS", "unit": "bytes", "process": 0}],
+    "lanes": [{"track": 0, "pid": 4242, "tid": 1}, {"track": 1, "pid": 4242, "tid": 2}],
+    "originals": {},
+}
+
+EVENTS = """\
+{"ph":"M","name":"process_name","pid":4242,"tid":0,"args":{"name":"rank 0 · python"}},
+{"ph":"M","name":"process_sort_index","pid":4242,"tid":0,"args":{"sort_index":0}},
+{"ph":"M","name":"thread_name","pid":4242,"tid":1,"args":{"name":"forward · MainThread"}},
+{"ph":"M","name":"thread_sort_index","pid":4242,"tid":1,"args":{"sort_index":0}},
+{"ph":"M","name":"thread_name","pid":4242,"tid":2,"args":{"name":"backward · MainThread"}},
+{"ph":"M","name":"thread_sort_index","pid":4242,"tid":2,"args":{"sort_index":1}},
+{"ph":"i","s":"g","pid":4242,"tid":1,"cat":"step","name":"step 5","ts":2500.001},
+{"ph":"C","pid":4242,"name":"RSS","args":{"bytes":1099511627776},"ts":0.010},
+{"ph":"X","pid":4242,"tid":1,"cat":"forward","name":"Net","args":{"fqn":"Net","module_class":"Net","call":0,"step":5},"flow_out":true,"bind_id":4294967303,"ts":0.000,"dur":1000.001},
+{"ph":"X","pid":4242,"tid":1,"cat":"forward","name":"fc: Linear","args":{"fqn":"Net.fc","module_class":"Linear","call":3,"step":5,"shapes":"float32[2, 8]"},"ts":0.001,"dur":0.999},
+{"ph":"s","pid":4242,"tid":1,"cat":"call","name":"backward","id":8,"ts":0.001},
+{"ph":"X","pid":4242,"tid":2,"cat":"backward","name":"Net","args":{"fqn":"Net","module_class":"Net","call":0,"step":5},"flow_in":true,"bind_id":4294967303,"ts":2000.000,"dur":500.000},
+{"ph":"X","pid":4242,"tid":2,"cat":"backward","name":"fc: Linear","args":{"fqn":"Net.fc","module_class":"Linear","call":3,"step":5},"ts":2000.000,"dur":0.999},
+{"ph":"f","bp":"e","pid":4242,"tid":2,"cat":"call","name":"backward","id":8,"ts":2000.000},
+{"ph":"X","pid":4242,"tid":2,"cat":"backward","name":"fc: Linear","args":{"fqn":"Net.fc","module_class":"Linear","complete":false,"call":3,"step":5,"link":8},"ts":2400.000,"dur":100.000}
+"""  # noqa: E501
+
+
+def saved(timeline: Timeline, folder: Path) -> dict[str, Any]:
+    write_chrome(timeline, folder / "trace.json")
+    document: dict[str, Any] = json.loads((folder / "trace.json").read_text("utf-8"))
+    return document
+
+
+def test_a_small_file_byte_by_byte(tmp_path: Path) -> None:
+    write_chrome(call_of_net(), tmp_path / "trace.json")
+    text = (tmp_path / "trace.json").read_text("utf-8")
+    head, events = text.split('"traceEvents":[\n')
+    assert events == EVENTS + "]}\n"
+    assert json.loads(head.rstrip(",\n") + "}") == {"baseTimeNanoseconds": EPOCH, "otherData": HEAD}
+
+
+def test_an_empty_timeline_is_a_whole_document(tmp_path: Path) -> None:
+    assert saved(Timeline(columns=Columns.empty()), tmp_path)["traceEvents"] == []
+
+
+def test_times_count_from_the_first_moment_of_any_kind() -> None:
+    timeline = call_of_net()
+    assert first_moment(timeline) == EPOCH
+    assert first_moment(dataclasses.replace(timeline, marks=[Mark(EPOCH - 5, "mark", "")])) == EPOCH - 5
+    early = dataclasses.replace(timeline.counters[0], time=np.array([EPOCH - 9]))
+    assert first_moment(dataclasses.replace(timeline, counters=[early])) == EPOCH - 9
+    assert first_moment(Timeline(columns=Columns.empty())) == 0
+
+
+def test_no_nanosecond_is_lost_in_eleven_days(tmp_path: Path) -> None:
+    edge = LONGEST - 1
+    timeline = timeline_of((0, edge, "a"), (edge - 1, edge, "b"))
+    events = [event for event in saved(timeline, tmp_path)["traceEvents"] if event["ph"] == "X"]
+    assert [(round(event["ts"] * 1000), round(event["dur"] * 1000)) for event in events] == [(0, edge), (edge - 1, 1)]
+
+
+def test_longer_timelines_are_refused(tmp_path: Path) -> None:
+    for timeline in (
+        timeline_of((0, LONGEST, "a")),
+        dataclasses.replace(timeline_of((0, 1, "a")), marks=[Mark(EPOCH + LONGEST, "mark", "")]),
+    ):
+        with pytest.raises(WriteError, match=r"11\.6 days long.*\.pftrace"):
+            write_chrome(timeline, tmp_path / "trace.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["fqn", "module_class", "call", "step", "complete", "link"])
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_arguments_cannot_hide_the_fixed_ones(tmp_path: Path, name: str, suffix: str) -> None:
+    timeline = dataclasses.replace(timeline_of((0, 1, "a")), arguments={0: {name: "x"}})
+    with pytest.raises(WriteError, match=f"cannot be called {name}"):
+        timeline.save(tmp_path / f"trace{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_facts_that_are_no_json_are_refused(tmp_path: Path, suffix: str) -> None:
+    for fact in (object(), 2**70, {1: 2}):
+        timeline = dataclasses.replace(timeline_of((0, 1, "a")), facts={"odd": fact})
+        with pytest.raises(WriteError, match="must be JSON values"):
+            timeline.save(tmp_path / f"trace{suffix}")
+
+
+def test_numbers_that_are_taken_are_left_alone() -> None:
+    events = orjson.loads(b"[" + b",".join(chrome_events(call_of_net(), EPOCH, taken={4242, 1, 3})) + b"]")
+    assert {event["pid"] for event in events} == {2}
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {4, 5}
+
+
+def test_a_block_of_events_stands_alone() -> None:
+    """Blocks can be put between other events: no comma too many, whatever their number."""
+    timeline = gpt2_timeline(40_000)
+    blocks = list(chrome_events(timeline, EPOCH))
+    assert len(blocks) > 3
+    events = [event for block in blocks for event in orjson.loads(b"[" + block + b"]")]
+    assert sum(event["ph"] == "X" for event in events) == len(timeline.columns)
+
+
+def test_far_apart_calls_steps_and_links_are_written_too(tmp_path: Path) -> None:
+    far = 2**62 - 1
+    columns = {"phase": [FORWARD, BACKWARD], "call": [-1, far], "step": [0, far], "link": [far, far]}
+    events = saved(timeline_of((0, 1, "a"), (2, 3, "a"), **columns), tmp_path)["traceEvents"]
+    spans = [event["args"] for event in events if event["ph"] == "X"]
+    assert [(args["call"], args["step"]) for args in spans] == [(-1, 0), (far, far)]
+    assert [event["id"] for event in events if event["ph"] in "sf"] == [far, far]
+
+
+@given(st.lists(st.integers(0, LONGEST - 1), min_size=1, max_size=40))
+def test_digits(numbers: list[int]) -> None:
+    values = np.array(numbers, np.int64)
+    assert [bytes(row).decode() for row in microseconds(values)] == [
+        f"{number // 1000:012}.{number % 1000:03}" for number in numbers
+    ]
+    assert width(values).tolist() == [len(str(number)) for number in numbers]
+    assert [bytes(row).decode() for row in decimal(values, 15)] == [f"{number:015}" for number in numbers]
+
+
+def test_width_at_the_powers_of_ten() -> None:
+    edges = [0, 9, 10, 99, 100, 10**18 - 1, 10**18, 2**63 - 1]
+    assert width(np.array(edges, np.int64)).tolist() == [len(str(edge)) for edge in edges]
