@@ -1,0 +1,54 @@
+"""The progress bar: on a terminal, for what takes long; else nothing."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+SAVE = """
+import sys
+from modtrace.write import progress
+from tests.support.timelines import gpt2_timeline
+progress.PATIENCE = float(sys.argv[2])
+gpt2_timeline(60_000).save(sys.argv[1])
+"""
+
+
+def on_a_terminal(*arguments: str) -> str:
+    """Run the save with a terminal for stderr, and return what it drew there."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", SAVE, *arguments], cwd=ROOT, stderr=theirs)
+    os.close(theirs)
+    drawn = b""
+    try:
+        while part := os.read(ours, 4096):
+            drawn += part
+    except OSError:  # the other end is closed
+        pass
+    os.close(ours)
+    assert process.wait() == 0
+    return drawn.decode()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_a_long_save_shows_how_far_it_is(tmp_path: Path, suffix: str) -> None:
+    drawn = on_a_terminal(str(tmp_path / f"trace{suffix}"), "0")
+    assert f"writing trace{suffix}" in drawn
+    assert "100%" in drawn
+
+
+def test_a_short_save_shows_nothing(tmp_path: Path) -> None:
+    assert on_a_terminal(str(tmp_path / "trace.json"), "60") == ""
+
+
+def test_without_a_terminal_nothing_is_shown(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SAVE, str(tmp_path / "trace.json"), "0"]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
