@@ -71,16 +71,18 @@ class Task:
 
     Attributes:
         number: the graph task.
+        passes: `passes_around` where it runs.
         call: the call whose nodes run, None between calls.
         over: the task has ended.
         told: the open calls of which the user has heard already that their input gradients are known.
         gradients: those known of the open calls that wait for others.
     """
 
-    __slots__ = ("call", "gradients", "number", "over", "told")
+    __slots__ = ("call", "gradients", "number", "over", "passes", "told")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, passes: int) -> None:
         self.number = number
+        self.passes = passes
         self.call: Call | None = None
         self.over = False
         self.told: set[Call] = set()
@@ -93,7 +95,7 @@ class Thread:
     Attributes:
         frames: its frames, outermost first; the bottom one is around all calls.
         height: the place of the innermost open call's frame.
-        tasks: its graph tasks, outermost first.
+        tasks: its graph tasks; the last one runs, those before it are around it or run by turns with it.
         carrier: an empty tensor that carries a hook to the node it is registered on.
     """
 

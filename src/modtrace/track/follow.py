@@ -22,6 +22,7 @@ from ..ring.event import NO_NAME
 from .calls import Call, Frame, Task, Thread
 from .inputs import InputHooks
 from .names import ModuleNames, Open
+from .passes import passes_around
 from .patch import Layer
 from .stretches import StretchHooks
 
@@ -193,10 +194,11 @@ class Follower(StretchHooks):
 
     def _backward_calls(self, thread: Thread) -> Iterator[Call]:
         """Yield the calls whose backward runs on this thread, innermost first."""
-        if _current_graph_task() == _NO_TASK:
+        if not thread.tasks or _current_graph_task() == _NO_TASK:
             return
+        last = thread.tasks[-1]
         for task in reversed(thread.tasks):
-            if task.call is not None and not task.over:
+            if task.call is not None and not task.over and (task is last or task.passes < last.passes):
                 yield from task.call.chain()
 
     def _reached(self, call: Call | None, gradient: Tensor) -> None:
@@ -216,12 +218,18 @@ class Follower(StretchHooks):
                 self._move(task, call, gradient)
 
     def _begin_task(self, thread: Thread, number: int) -> None:
-        tasks = thread.tasks
-        while tasks and tasks[-1].over:
-            tasks.pop()
-        if tasks and tasks[-1].number == number:
-            return
-        task = Task(number)
+        tasks, passes = thread.tasks, passes_around()
+        # The engine's own threads run tasks by turns. On others one runs inside of another or follows it, also where
+        # the one before ended by an exception; for that the engine calls nobody.
+        tasks[:] = [
+            task for task in tasks if not task.over and (task.number == number or task.passes < passes or passes == 0)
+        ]
+        for task in tasks:
+            if task.number == number:
+                tasks.remove(task)
+                tasks.append(task)
+                return
+        task = Task(number, passes)
         tasks.append(task)
         running = self._running.get(number)
         if running is None:
@@ -239,11 +247,7 @@ class Follower(StretchHooks):
             while task.call is not None:
                 self._end_backward(task, None)
             task.over = True
-        if _current_node() is None:
-            # No node is around this task, so what is still there ended by an exception.
-            thread.tasks.clear()
-        else:
-            thread.tasks[:] = [task for task in thread.tasks if not task.over]
+        thread.tasks[:] = [task for task in thread.tasks if not task.over]
 
     def _move(self, task: Task, call: Call | None, gradient: Tensor) -> None:
         """End the backward of calls that are not around `call`, and begin that of those that are."""

@@ -194,8 +194,9 @@ void write_sequence(Thread& thread) {
   }
 }
 
-// torch.compile runs the backward of what it traces on fake tensors; that is no backward of the user's.
+// torch.compile runs nodes of what it traces, in no pass or in one on fake tensors; that is no backward of the user's.
 bool is_traced() {
+  if (C10_UNLIKELY(torch::autograd::get_current_graph_task_id() < 0)) return true;
   return C10_UNLIKELY(c10::impl::TorchDispatchModeTLS::any_modes_set()) &&
          c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
 }

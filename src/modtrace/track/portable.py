@@ -35,6 +35,7 @@ from ..ring.event import (
     WORDS,
 )
 from .names import ModuleNames, Open
+from .passes import passes_around
 from .patch import Layer
 from .stretches import StretchFrame, StretchHooks
 from .sync import SyncMarks
@@ -89,7 +90,7 @@ class _Thread:
         bits: its number, where the slot has it.
         frames: its frames, outermost first; the bottom one is around all calls.
         height: the place of the innermost open call's frame.
-        tasks: its running graph tasks, outermost first, each with the call whose nodes run.
+        tasks: its running graph tasks, outermost first: number, the call whose nodes run, and `passes_around`.
         carrier: an empty tensor that carries a hook to the node it is registered on.
     """
 
@@ -282,7 +283,7 @@ class PortableEngine(StretchHooks):
                 if not tasks or tasks[-1][0] != task:
                     if task == _NO_TASK:
                         return
-                    begin_task(tasks, task)
+                    begin_task(thread, task)
                 current = tasks[-1]
                 if current[1] != code:
                     current[1] = code
@@ -292,23 +293,26 @@ class PortableEngine(StretchHooks):
 
         return reached
 
-    def _begin_task(self, tasks: list[list[int]], task: int) -> None:
-        while tasks and tasks[-1][0] not in self._running:
-            tasks.pop()
+    def _begin_task(self, thread: _Thread, task: int) -> None:
+        tasks, passes = thread.tasks, passes_around()
+        while tasks and tasks[-1][0] != task and (tasks[-1][0] not in self._running or tasks[-1][2] >= passes > 0):
+            self._end_task(thread, tasks.pop()[0])
         if tasks and tasks[-1][0] == task:
             return
         if task not in self._running:
             self._running.add(task)
             Variable._execution_engine.queue_callback(partial(self._over, task))
-        tasks.append([task, -1])
+        tasks.append([task, -1, passes])
 
     def _end_tasks(self, thread: _Thread) -> None:
-        """Forget graph tasks that ended by an exception: for these the engine calls nobody."""
-        for task, _ in thread.tasks:
-            if task in self._running:
-                self._running.discard(task)
-                self._write(_OVER | thread.bits | NO_NAME, task | ABANDONED)
-        thread.tasks.clear()
+        while thread.tasks:
+            self._end_task(thread, thread.tasks.pop()[0])
+
+    def _end_task(self, thread: _Thread, task: int) -> None:
+        """Note the end of a graph task that ended by an exception: for these the engine calls nobody."""
+        if task in self._running:
+            self._running.discard(task)
+            self._write(_OVER | thread.bits | NO_NAME, task | ABANDONED)
 
     def _over(self, task: int) -> None:
         self._running.discard(task)
