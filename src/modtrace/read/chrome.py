@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +24,9 @@ Event = dict[str, Any]
 BATCH = 1 << 22
 """Bytes of JSON that are parsed at a time."""
 
+FIXED = 4
+"""How many args every span has."""
+
 OPENING = b'"traceEvents":[\n'
 
 
@@ -37,8 +40,8 @@ def load_chrome(path: Path, file: BinaryIO) -> Timeline:
     header = checked_header(path, document.get("otherData"))
     reader = _Reader(header)
     try:
-        for event in itertools.chain.from_iterable(batches):
-            reader.take(event)
+        for events in batches:
+            reader.take(events)
         base = int(document["baseTimeNanoseconds"])
         return reader.timeline(base)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -88,8 +91,8 @@ class _Reader:
     def __init__(self, header: Event) -> None:
         self._header = header
         self._rows = Rows()
-        self._ts: list[float] = []
-        self._dur: list[float] = []
+        self._ts = array("d")
+        self._dur = array("d")
         self._lanes = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
         pids = [process["here"] for process in header["processes"]]
         self._counters = {
@@ -99,20 +102,26 @@ class _Reader:
         self._marks: list[tuple[float, str, str]] = []
         self._samples: dict[int, list[tuple[float, int]]] = {}
 
-    def take(self, event: Event) -> None:
-        """Take the next event of the file."""
-        kind = event["ph"]
-        if kind == "X":
-            self._span(event)
-        elif kind in ("s", "f"):
-            # The writer puts an arrow's end right behind its span.
-            self._rows.link[-1] = event["id"]
-        elif kind == "i":
-            self._marks.append((event["ts"], event["cat"], event["name"]))
-        elif kind == "C":
-            ((unit, value),) = event["args"].items()
-            counter = self._counters[event["pid"], event["name"], unit]
-            self._samples.setdefault(counter, []).append((event["ts"], value))
+    def take(self, events: list[Event]) -> None:
+        """Take the next events of the file."""
+        spans: list[Event] = []
+        arrows: list[tuple[int, int]] = []
+        for event in events:
+            kind = event["ph"]
+            if kind == "X":
+                spans.append(event)
+            elif kind in ("s", "f"):
+                # The writer puts an arrow's end right behind its span.
+                arrows.append((len(self._ts) + len(spans) - 1, event["id"]))
+            elif kind == "i":
+                self._marks.append((event["ts"], event["cat"], event["name"]))
+            elif kind == "C":
+                ((unit, value),) = event["args"].items()
+                counter = self._counters[event["pid"], event["name"], unit]
+                self._samples.setdefault(counter, []).append((event["ts"], value))
+        self._spans(spans)
+        for row, link in arrows:
+            self._rows.link[row] = link
 
     def timeline(self, base: int) -> Timeline:
         """Return what has been read, with times that count from `base`."""
@@ -125,22 +134,34 @@ class _Reader:
             rows.samples[counter] = (times, [value for _, value in samples])
         return rebuilt(self._header, rows, base + start, base + start + _nanoseconds(self._dur))
 
-    def _span(self, event: Event) -> None:
-        rows, said = self._rows, event["args"]
-        name = (event["name"], said["fqn"], said["module_class"])
-        rows.lane.append(self._lanes[event["pid"], event["tid"]])
-        rows.phase.append(self._phases[event["cat"]])
-        rows.name.append(rows.names.setdefault(name, len(rows.names)))
-        rows.call.append(said["call"])
-        rows.step.append(said["step"])
-        rows.complete.append(said.get("complete", True))
-        rows.link.append(event["bind_id"] - BIND if "bind_id" in event else said.get("link", -1))
-        own = said.keys() - RESERVED
-        if own:
-            rows.arguments[len(self._ts)] = {key: said[key] for key in said if key in own}
-        self._ts.append(event["ts"])
-        self._dur.append(event["dur"])
+    def _spans(self, spans: list[Event]) -> None:
+        rows, first = self._rows, len(self._ts)
+        args = [span["args"] for span in spans]
+        rows.lane.extend([self._lanes[span["pid"], span["tid"]] for span in spans])
+        rows.phase.extend([self._phases[span["cat"]] for span in spans])
+        rows.name.extend(
+            [
+                rows.names[span["name"], said["fqn"], said["module_class"]]
+                for span, said in zip(spans, args, strict=True)
+            ]
+        )
+        rows.call.extend([said["call"] for said in args])
+        rows.step.extend([said["step"] for said in args])
+        rows.complete.extend([said.get("complete", True) for said in args])
+        rows.link.extend(
+            [
+                span["bind_id"] - BIND if "bind_id" in span else said.get("link", -1)
+                for span, said in zip(spans, args, strict=True)
+            ]
+        )
+        for row, said in enumerate(args, first):
+            if len(said) > FIXED:
+                own = {key: value for key, value in said.items() if key not in RESERVED}
+                if own:
+                    rows.arguments[row] = own
+        self._ts.extend([span["ts"] for span in spans])
+        self._dur.extend([span["dur"] for span in spans])
 
 
-def _nanoseconds(microseconds: list[float]) -> npt.NDArray[np.int64]:
+def _nanoseconds(microseconds: Sequence[float]) -> npt.NDArray[np.int64]:
     return np.rint(np.array(microseconds, np.float64) * 1000).astype(np.int64)

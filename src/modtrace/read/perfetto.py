@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from array import array
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,8 +60,8 @@ class _Reader:
         self._lanes = 0
         self._sequences = Sequences(0)
         self._rows = Rows()
-        self._start: list[int] = []
-        self._end: list[int] = []
+        self._start = array("q")
+        self._end = array("q")
         self._names: dict[tuple[int, int, int], int] = {}
 
     def take(self, part: bytes, offset: int) -> None:
@@ -80,7 +81,7 @@ class _Reader:
     def timeline(self) -> Timeline:
         """Return what has been read."""
         header = checked_header(self._path, self._header)
-        return rebuilt(header, self._rows, np.array(self._start, np.int64), np.array(self._end, np.int64))
+        return rebuilt(header, self._rows, np.array(self._start), np.array(self._end))
 
     def _describe(self, part: bytes) -> None:
         """Learn from the first packet what the args are called; another tool's trace has none there."""
@@ -136,7 +137,7 @@ class _Reader:
         name = self._names.get(key)
         if name is None:
             texts = (self._labels[key[0]], self._fqns[key[1]], self._classes[key[2]])
-            name = self._names[key] = rows.names.setdefault(texts, len(rows.names))
+            name = self._names[key] = rows.names[texts]
         rows.lane.append(lane)
         rows.phase.append(event.category_iids[0] - 1)
         rows.name.append(name)

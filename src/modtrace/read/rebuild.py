@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +21,17 @@ from ..write.texts import restore
 __all__ = ["Rows", "checked_header", "rebuilt"]
 
 
+class Numbered(dict[tuple[str, str, str], int]):
+    """Numbers names from 0 as they are asked for."""
+
+    def __missing__(self, name: tuple[str, str, str]) -> int:
+        number = self[name] = len(self)
+        return number
+
+
 @dataclass
 class Rows:
-    """What a file's events say, a list per column; times are Unix nanoseconds, or still what `rebuilt` is told.
+    """What a file's events say but for the times of spans, a column for each field.
 
     Attributes:
         lane: the lane of each span, by its number in the header.
@@ -33,14 +42,14 @@ class Rows:
         samples: per counter of the header its times and values.
     """
 
-    lane: list[int] = field(default_factory=list)
-    phase: list[int] = field(default_factory=list)
-    name: list[int] = field(default_factory=list)
-    call: list[int] = field(default_factory=list)
-    step: list[int] = field(default_factory=list)
-    link: list[int] = field(default_factory=list)
-    complete: list[bool] = field(default_factory=list)
-    names: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    lane: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    phase: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    name: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    call: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    step: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    link: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    complete: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    names: Numbered = field(default_factory=lambda: Numbered())
     arguments: dict[int, Mapping[str, str]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
@@ -93,7 +102,7 @@ def rebuilt(
         end=end,
         name=rows.name,
         phase=rows.phase,
-        track=track_of_lane[np.array(rows.lane, np.int64)],
+        track=track_of_lane[np.array(rows.lane)],
         depth=np.zeros(len(start)),
         parent=np.full(len(start), -1),
         call=rows.call,
