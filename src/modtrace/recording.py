@@ -21,7 +21,7 @@ from .track.engine import Engine, EngineName, choose_engine, make_engine
 from .track.facts import recording_facts
 from .track.samples import Samples
 from .track.signals import SignalDump
-from .write.destination import check_path
+from .write import check_path
 
 __all__ = ["Recording", "record"]
 

@@ -57,7 +57,7 @@ def command(
     The options cut the timeline before it is written: first to steps, then to a window, then to modules.
     """
     from ..read import load
-    from ..write.destination import check_path
+    from ..write import check_path
 
     check_path(target)
     timeline = load(source)

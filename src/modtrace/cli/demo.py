@@ -20,7 +20,7 @@ STEPS = 20
 )
 def command(output: str) -> None:
     """Train a small GPT on its own source for 20 steps, and record it."""
-    from ..write.destination import check_path
+    from ..write import check_path
 
     check_path(output)
     from rich.console import Console

@@ -19,7 +19,7 @@ def command(trace: str, out: str | None, anonymize: bool, show: bool) -> None:
     command line, no name of a user or a machine, no path and no value of the environment in it, and at most 25 MB: of
     a longer trace it holds the end.
     """
-    from ..write.destination import check_path
+    from ..write import check_path
 
     if out is None and not show:
         raise click.UsageError("say where to write it: -o bug.zip")

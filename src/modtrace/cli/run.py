@@ -45,7 +45,7 @@ def command(
     The script sees what it would see under python: sys.argv, sys.path, __main__, exit code and traceback. Under
     torchrun each rank writes its own files (OUT.rank3.pftrace).
     """
-    from ..write.destination import check_path
+    from ..write import check_path
     from ._recorded import Recorded
     from ._script import run_file, run_module
 

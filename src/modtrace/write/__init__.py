@@ -11,7 +11,7 @@ from .._errors import WriteError
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["SUFFIXES", "write"]
+__all__ = ["SUFFIXES", "check_path", "write"]
 
 WRITERS = {
     ".json": ("chrome", "write_chrome"),
@@ -37,4 +37,24 @@ def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         if name.endswith(suffix):
             getattr(importlib.import_module(f".{module}", __name__), function)(timeline, path)
             return
-    raise WriteError(f"cannot write {os.fspath(path)}: its name must end in one of {' '.join(SUFFIXES)}")
+    raise _unknown_suffix(path)
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """Check that `path` has a known suffix and lies in a directory that can be written to: before a run, not after it.
+
+    Raises:
+        WriteError: it does not.
+    """
+    name = os.fspath(path)
+    if not name.lower().endswith(SUFFIXES):
+        raise _unknown_suffix(path)
+    directory = os.path.dirname(name) or "."
+    if not os.path.isdir(directory):
+        raise WriteError(f"cannot write {name}: there is no directory {directory}")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise WriteError(f"cannot write {name}: the directory {directory} cannot be written to")
+
+
+def _unknown_suffix(path: str | os.PathLike[str]) -> WriteError:
+    return WriteError(f"cannot write {os.fspath(path)}: its name must end in one of {' '.join(SUFFIXES)}")
