@@ -13,7 +13,7 @@ import modtrace.cli
 from modtrace import ModtraceError
 from modtrace.cli._group import group
 
-COMMANDS = ["build", "check", "convert", "demo", "merge", "run", "summary"]
+COMMANDS = ["build", "check", "convert", "demo", "merge", "report", "run", "summary", "view", "where"]
 HEAVY = {"torch", "numpy", "rich", "perfetto", "google.protobuf", "orjson"}
 DATA = Path(__file__).parents[1] / "data" / "check"
 

@@ -51,10 +51,10 @@ def check_path(path: str | os.PathLike[str]) -> None:
         raise _unknown_suffix(path)
     directory = os.path.dirname(name) or "."
     if not os.path.isdir(directory):
-        raise WriteError(f"cannot write {name}: there is no directory {directory}")
+        raise WriteError(f"{name}: there is no directory {directory}")
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise WriteError(f"cannot write {name}: the directory {directory} cannot be written to")
+        raise WriteError(f"{name}: the directory {directory} cannot be written to")
 
 
 def _unknown_suffix(path: str | os.PathLike[str]) -> WriteError:
-    return WriteError(f"cannot write {os.fspath(path)}: its name must end in one of {' '.join(SUFFIXES)}")
+    return WriteError(f"{os.fspath(path)}: the suffix must be one of {', '.join(SUFFIXES)}")
