@@ -11,7 +11,7 @@ from .._version import __version__
 from ..timeline import Timeline
 from ..write.atomic import Sink, replacing
 from .align import Alignment, by_marks
-from .events import Events, Gatherer
+from .events import SYNC, Events, Gatherer
 from .lay import moved, of_process, pid_of
 from .result import Merged, closing, refuse_merged
 from .seat import step_of
@@ -76,17 +76,24 @@ def _read(source: Source, timeline: Timeline, out: str, sink: Sink) -> Merged:
     sink.write(b'{"traceEvents":[' if stream.bare else stream.head)
     comma = b""
     for chunk in stream.chunks():
-        gatherer.add(chunk.events)
+        if not comma or SYNC.encode() in chunk.raw:
+            gatherer.add(chunk.events)
+        else:
+            gatherer.tids.update(_tids(chunk.events))
         sink.write(comma + chunk.raw)
         comma = b","
     refuse_merged(stream.keys, source.path)
     events = gatherer.events()
     added = _Added(timeline, events, events.syncs, stream.keys)
-    for text in added.events(free_tids(events.tids), comma=bool(events.total)):
+    for text in added.events(free_tids(events.tids), comma=bool(comma)):
         sink.write(text)
     merged = added.described(out, stream.notes)
     sink.write(closing(merged.facts, b"" if stream.bare else stream.tail, stream.keys, stream.head))
     return merged
+
+
+def _tids(events: Sequence[Any]) -> Iterator[int]:
+    return (tid for event in events if isinstance(event, dict) and isinstance(tid := event.get("tid"), int))
 
 
 class _Added:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Events", "Gatherer", "Ints", "Key", "Rows", "exact"]
+__all__ = ["SYNC", "Events", "Gatherer", "Ints", "Key", "Rows", "exact"]
 
 Ints = npt.NDArray[np.int64]
 Key = tuple[int | str, int | str]

@@ -19,7 +19,7 @@ from .source import Source
 
 __all__ = ["Chunk", "EventStream"]
 
-LONGEST_EVENT = 64 << 20
+LONGEST_EVENT = 16 << 20
 LONGEST_TAIL = 64 << 20
 _WINDOW = 1 << 16
 """Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
@@ -95,9 +95,14 @@ class EventStream:
 
     def _all(self) -> Iterator[Chunk]:
         yield from self._cut()
+        enough = 0
         for block in self._blocks:
             self._buffer += block
-            yield from self._cut()
+            if len(self._buffer) >= enough and not self._ended:
+                before = self._offset
+                yield from self._cut()
+                # What was not whole is tried again when there is twice as much of it.
+                enough = 0 if self._offset != before else 2 * len(self._buffer)
             if self._ended and len(self._buffer) > LONGEST_TAIL:
                 raise self._error(f"more than {LONGEST_TAIL >> 20} MiB follow the events", self._offset)
             if not self._ended and len(self._buffer) > LONGEST_EVENT:
