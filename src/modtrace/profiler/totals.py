@@ -160,10 +160,14 @@ class ModuleTotals:
         from rich.text import Text
 
         table = Table(caption=self.note, caption_justify="left", header_style="bold", box=None, pad_edge=False)
-        for index, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="left" if index < 2 else "right", overflow="fold")
-        for row in self.rows:
-            table.add_row(*(Text(cell) for cell in _cells(row, plain_text)))
+        rows = [_cells(row, plain_text) for row in self.rows]
+        # Terminals are narrow: what is 0 for every module is not shown.
+        shown = [n for n in range(len(HEADINGS)) if n < 3 or any(float(cells[n]) for cells in rows)]
+        for index in shown:
+            heading = HEADINGS[index].replace(" ", "\n")
+            table.add_column(heading, justify="left" if index < 2 else "right", overflow="fold", no_wrap=index >= 2)
+        for cells in rows:
+            table.add_row(*(Text(cells[index]) for index in shown))
         return table
 
     def as_json(self) -> dict[str, Any]:
