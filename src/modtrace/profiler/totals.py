@@ -233,11 +233,11 @@ def add_up(timeline: Timeline, events: Events, span: Ints) -> ModuleTotals:
                 counted.add(key)
                 total[key] += duration
             around = parents[around]
-    total[:, nobody] = own[:, :, nobody].sum(axis=0)
     if len(work) and (span < 0).any():
         rows[NO_MODULE] = ModuleTotal(NO_MODULE, "")
         codes[NO_MODULE] = nobody
     own_phase, own_kind = own.sum(axis=0), own.sum(axis=1)
+    own_phase[:, nobody] = 0  # of what no module launched nobody knows the phase
     return ModuleTotals(
         [
             row._replace(
