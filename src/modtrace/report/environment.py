@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -14,9 +15,9 @@ from collections.abc import Callable, Iterator
 
 from .._version import __version__
 
-__all__ = ["environment", "filtered"]
+__all__ = ["PATIENCE", "environment", "filtered"]
 
-_PATIENCE = 30.0
+PATIENCE = 30.0
 """Seconds that torch's own report may take."""
 _OURS = ("numpy", "orjson", "perfetto", "protobuf", "click", "rich")
 _VERSION = re.compile(r"\d[\w.+!-]{0,40}", re.ASCII)
@@ -52,11 +53,11 @@ _PACKAGE = re.compile(
 )
 
 
-def environment(redact: Callable[[str], str]) -> str:
+def environment(redact: Callable[[str], str], patience: float = PATIENCE) -> str:
     """Return the text of `environment.txt`.
 
     It has no values of environment variables, no paths and no names of the user or the machine. torch's part comes
-    from a process of its own, which may fail or hang; then it says so.
+    from a process of its own, which may fail, or take more than `patience` seconds; then it says so.
     """
     said = [
         f"modtrace {__version__}",
@@ -64,7 +65,7 @@ def environment(redact: Callable[[str], str]) -> str:
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         *(f"{package} {_version(package)}" for package in _OURS),
     ]
-    torch = ["torch is not installed here"] if importlib.util.find_spec("torch") is None else _of_torch()
+    torch = _of_torch(patience) if importlib.util.find_spec("torch") else ("torch is not installed here",)
     lines = ["The environment in which this report was made:", "", *said, "", *torch]
     return "".join(f"{redact(line)}\n" for line in lines)
 
@@ -92,7 +93,8 @@ def _version(package: str) -> str:
     return found[0] if found else "of an unknown version"
 
 
-def _of_torch() -> list[str]:
+@functools.cache
+def _of_torch(patience: float) -> tuple[str, ...]:
     # Not with -m, which warns; and the folder in which the user stands has no say in what torch is.
     command = [sys.executable, "-c", "from torch.utils.collect_env import main; main()"]
     environ = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -100,16 +102,16 @@ def _of_torch() -> list[str]:
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, env=environ
     )
     try:
-        text, _ = process.communicate(timeout=_PATIENCE)
+        text, _ = process.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
         _end(process)
-        return [f"torch.utils.collect_env took more than {_PATIENCE:.0f} s and was stopped"]
+        return (f"torch.utils.collect_env took more than {patience:g} s and was stopped",)
     except BaseException:
         _end(process)
         raise
     if process.returncode != 0:
-        return [f"torch.utils.collect_env failed ({process.returncode})"]
-    return list(filtered(text.decode(errors="replace")))
+        return (f"torch.utils.collect_env failed ({process.returncode})",)
+    return tuple(filtered(text.decode(errors="replace")))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

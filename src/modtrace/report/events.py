@@ -48,7 +48,7 @@ _DIGITS = re.compile(r"[\d\s,.\[\]()-]*")
 _CALL = re.compile(r"(?:cuda|cu|hip|nccl|nvtx)[A-Za-z0-9_]+|[A-Z][a-z]+(?: [A-Z][a-z]+){1,3}")
 _PROFILER = re.compile(r"PyTorch Profiler(?: \(\d+\))?|Record Window End|Iteration Start: PyTorch Profiler|\[memory\]")
 _OVERHEAD = re.compile(r"[A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,4}")
-_PLACES = frozenset({"", "Spans", "Traces", "PyTorch Profiler"})
+_PLACES = frozenset({"", "Spans", "Traces", "PyTorch Profiler", "Trace PyTorch Profiler"})
 _THREAD = re.compile(r"thread (-?\d+) \((python[\d.]*|pt_\w+)\)|thread -?\d+|stream \d+ ?")
 _TRACK = re.compile(r"(forward|backward|modules) · (.*)", re.DOTALL)
 

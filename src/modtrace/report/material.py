@@ -98,7 +98,8 @@ class OfProfile:
             steps = clean.steps[clean.steps >= since]
             if len(steps):
                 since = float(steps[0])
-                what = f"the last {len(steps)} of {len(clean.steps)} steps of the profiler"
+                which = "last step" if len(steps) == 1 else f"last {len(steps)} steps"
+                what = f"the profiler's {which} of {len(clean.steps)}"
             else:
                 what = f"the last {(clean.end - since) / 1e3:,.3f} ms of {(clean.end - clean.times[0]) / 1e3:,.3f} ms"
             clean = clean_profile(clean.path, self._folder / "end.json", _AsTheyAre(self._names), since)

@@ -18,7 +18,7 @@ _URL = r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+"
 _MAIL = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
 # Two names at least, or one below a home; so that a/b, and/or and // remain.
 _PATH = (
-    r"(?:(?<![\w.>)\]])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|*:;,()\[\]]+){2,}/?|(?<!\w)~[\w.-]*/[^\s\"'<>|*:;,()\[\]]*)"
+    r"(?:(?<![\w>)\]])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|*:;,()\[\]]+){2,}/?|(?<!\w)~[\w.-]*/[^\s\"'<>|*:;,()\[\]]*)"
 )
 _WINDOWS = r"(?:(?<!\w)[A-Za-z]:[\\/]|\\\\[\w.-]+\\)[^\s\"'<>|*:;,()\[\]]*"
 _PLACES = re.compile(f"(?P<url>{_URL})|(?P<address>{_MAIL})|(?P<path>{_PATH}|{_WINDOWS})")
@@ -41,21 +41,22 @@ class Redactor:
     Addresses, paths, and whatever of `literal` and `words` there is; the same text always becomes the same.
 
     Args:
-        literal: what to replace wherever it stands, by what it is replaced with.
+        literal: what to replace wherever it stands, in any case, by what it is replaced with.
         words: what to replace where it stands as a word, in any case, by what it is replaced with.
     """
 
     def __init__(self, literal: Mapping[str, str], words: Mapping[str, str]) -> None:
-        self._with = {**{word.lower(): put for word, put in words.items()}, **literal}
-        parts = [re.escape(text) for text in _longest_first(literal)]
-        parts += [rf"(?<![^\W_]){_any_case(word)}(?![^\W_])" for word in _longest_first(words)]
-        self._known = re.compile("|".join(parts)) if parts else None
+        self._literal = {text.lower(): put for text, put in literal.items()}
+        self._words = {word.lower(): put for word, put in words.items()}
+        self._literals = _any_of(re.escape(text) for text in _longest_first(literal))
+        self._word = _any_of(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])" for word in _longest_first(words))
 
     @classmethod
     def of_this_machine(cls, environ: Mapping[str, str] = os.environ) -> Redactor:
         """Return one that knows the user, the machine, the home, and what in the environment is called a secret."""
         homes = {environ.get("HOME", ""), environ.get("USERPROFILE", ""), os.path.expanduser("~")}
-        literal = {home: "<home>" for home in homes if len(home) > _SHORTEST_NAME and home != "/root"}
+        # What lies below it is then a path.
+        literal = {home: "~" for home in homes if len(home) > _SHORTEST_NAME and home != "/root"}
         for name, value in environ.items():
             if _SECRET.search(name) and len(value) >= _SHORTEST_SECRET:
                 literal[value] = "<secret>"
@@ -68,10 +69,13 @@ class Redactor:
 
     def __call__(self, text: str) -> str:
         """Return the text without them."""
-        if self._known is not None:
-            text = self._known.sub(lambda found: self._with.get(found[0]) or self._with[found[0].lower()], text)
+        if self._literals is not None:
+            text = self._literals.sub(lambda found: self._literal[found[0].lower()], text)
+        # Before the words: a path with a hole in it would be none any more.
         if "/" in text or "\\" in text or "@" in text:
             text = _PLACES.sub(lambda found: f"<{found.lastgroup}>", text)
+        if self._word is not None:
+            text = self._word.sub(lambda found: self._words[found[0].lower()], text)
         return text
 
 
@@ -83,8 +87,9 @@ def _longest_first(texts: Iterable[str]) -> list[str]:
     return sorted(texts, key=lambda text: (-len(text), text))
 
 
-def _any_case(word: str) -> str:
-    return f"(?i:{re.escape(word)})"
+def _any_of(parts: Iterable[str]) -> re.Pattern[str] | None:
+    pattern = "|".join(parts)
+    return re.compile(pattern, re.IGNORECASE) if pattern else None
 
 
 def _account() -> str:

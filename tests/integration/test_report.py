@@ -1,0 +1,532 @@
+"""Reports as a whole: nothing private in any byte of them, never too large, the same for the same trace."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import modtrace
+from modtrace import WriteError
+from modtrace.cli._group import group
+from modtrace.report import LIMIT, Report, archive, report_of_timeline, report_of_trace
+from modtrace.timeline import Mark, Name, Process, Timeline
+from modtrace.write.report import write_report
+from tests.support.gpt_timeline import gpt_timeline
+
+KINETO = Path(__file__).parents[1] / "data/kineto"
+FILES = ["summary.md", "environment.txt", "trace.pftrace.gz", "viewer.html"]
+
+PLANTED = ("zaphod", "heartofgold", "magrathea", "tok_5f1e2d3c4b5a", "towel42secret", "deepthought")
+"""User, home, host, token, secret in a class attribute, name of the script."""
+
+
+def files_of(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as packed:
+        assert packed.testzip() is None
+        return {name: packed.read(name) for name in packed.namelist()}
+
+
+def all_bytes(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Every byte of an archive by place: as it is, unpacked, and what is packed inside."""
+    yield "archive", data
+    for name, content in files_of(data).items():
+        yield name, content
+        if name.endswith(".gz"):
+            yield f"{name} unpacked", gzip.decompress(content)
+        if name.endswith(".html"):
+            packed = re.search(rb'id="modtrace-data">([A-Za-z0-9+/=]+)</script>', content)
+            assert packed is not None
+            yield f"{name} data", gzip.decompress(base64.b64decode(packed[1]))
+
+
+def found(data: bytes, words: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Which words are in an archive, in any case or as hexadecimal digits, and where."""
+    return [
+        (word, place)
+        for place, content in all_bytes(data)
+        for word in words
+        if word.encode() in content.lower() or word.encode().hex().encode() in content.lower()
+    ]
+
+
+# A run under planted names.
+
+RUN = """
+import threading, torch, modtrace
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+class Vogon(nn.Module):
+    poem = "towel42secret"
+    def __init__(self):
+        super().__init__()
+        self.zaphod_head = nn.Linear(4, 4)
+        self.slartibart = nn.ModuleDict({"/heartofgold/zaphod/x": nn.Linear(4, 4), "say zaphod\\n": nn.Linear(4, 4)})
+        self.secret = "towel42secret"
+    def extra_repr(self):
+        return "towel42secret"
+    def forward(self, x, babelfish=None):
+        x = self.zaphod_head(x)
+        for layer in self.slartibart.values():
+            x = layer(x)
+        return x
+
+def step():
+    with record_function("reads /heartofgold/zaphod/data on magrathea"):
+        model(torch.ones(2, 4), babelfish=torch.ones(1)).sum().backward()
+
+model = Vogon()
+activities = [ProfilerActivity.CPU]
+with profile(activities=activities, with_stack=True, record_shapes=True) as profiler:
+    step()
+profiler.export_chrome_trace("plain.json")
+with modtrace.record(ring="run.ring", shapes=True, memory_interval=0, host_name=True, engine="python") as rec:
+    with profile(activities=activities, with_stack=True, record_shapes=True) as profiler:
+        for _ in range(2):
+            thread = threading.Thread(target=step, name="loader of zaphod")
+            thread.start()
+            thread.join()
+            step()
+            rec.mark("saved /heartofgold/zaphod/model.pt for zaphod@magrathea.example")
+            rec.step()
+profiler.export_chrome_trace("with.json")
+rec.save("run.json")
+rec.save("run.pftrace")
+rec.save("run.zip")
+"""
+
+
+def planted(source: Any) -> Any:
+    """A profiler's trace as a cluster writes it: with who, where and what at the top, and in its events."""
+    source |= {
+        "username": "zaphod",
+        "host_name": "magrathea",
+        "hostname": "magrathea",
+        "job_name": "zaphod/deepthought",
+        "job_user": "zaphod",
+        "traceName": "/heartofgold/zaphod/trace.json",
+        "command": "python deepthought.py --token tok_5f1e2d3c4b5a",
+        "env": {"HF_TOKEN": "tok_5f1e2d3c4b5a"},
+        "INFO": ["at magrathea"],
+        "distributedInfo": {"rank": 0, "world_size": 1, "pg_config": [{"pg_desc": "zaphod's"}], "host": "magrathea"},
+    }
+    events = source["traceEvents"]
+    for event in events[:: max(len(events) // 50, 1)]:
+        event.setdefault("args", {})["Call stack"] = "/heartofgold/zaphod/deepthought.py(3): towel42secret"
+        event["id_of"] = "zaphod"
+    place = {"pid": events[0]["pid"], "tid": events[0]["tid"], "ts": events[-1].get("ts", 1), "dur": 1}
+    events += [
+        {"ph": "X", "cat": "python_function", "name": "deepthought.py(1): towel42secret", **place},
+        {"ph": "X", "cat": "user_annotation", "name": "## zaphod@magrathea.example: ~/heartofgold ##", **place},
+        {"ph": "X", "cat": "cpu_op", "name": "load(/heartofgold/zaphod/x.py)", **place},
+        {"ph": "X", "cat": "zaphod", "name": "zaphod", **place},
+        {"ph": "M", "name": "process_name", **place, "args": {"name": "deepthought.py"}},
+        {"ph": "M", "name": "thread_name", **place, "args": {"name": "thread 1 (deepthought)"}},
+    ]
+    return source
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a run under planted names left."""
+    home = tmp_path_factory.mktemp("run") / "heartofgold" / "zaphod"
+    home.mkdir(parents=True)
+    (home / "deepthought.py").write_text(RUN)
+    command = [sys.executable, "deepthought.py", "--token", "tok_5f1e2d3c4b5a"]
+    if shutil.which("unshare") and subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0:
+        command = ["unshare", "--uts", "sh", "-c", 'hostname magrathea && exec "$@"', "sh", *command]
+    subprocess.run(command, cwd=home, env=environ(home), check=True, capture_output=True)
+    for name in ("plain.json", "with.json"):
+        (home / name).write_text(json.dumps(planted(json.loads((home / name).read_text()))))
+    for name in ("merged.json", "merged.pftrace"):
+        modtrace.merge(home / "with.json", home / "run.ring", home / name)
+    for name in ("a100-ddp-rank0", "v100-ddp-rank0-ns", "a100-alexnet-forward"):
+        with gzip.open(KINETO / f"{name}.json.gz") as real, gzip.open(home / f"{name}.json.gz", "wt", 1) as spiked:
+            json.dump(planted(json.load(real)), spiked)
+    return home
+
+
+def environ(home: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "USER": "zaphod",
+        "LOGNAME": "zaphod",
+        "HOME": str(home),
+        "HOSTNAME": "magrathea",
+        "HF_TOKEN": "tok_5f1e2d3c4b5a",
+        "MODTRACE_TEST_SETTING": "towel42secret",
+        "PYTHONPATH": str(Path(modtrace.__file__).parents[1]),
+    }
+
+
+@pytest.mark.parametrize("options", [[], ["--anonymize"]], ids=["plain", "anonymized"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("run.ring", "run.json", "run.pftrace", "plain.json", "with.json", "merged.json", "merged.pftrace"),
+        *("a100-ddp-rank0.json.gz", "v100-ddp-rank0-ns.json.gz", "a100-alexnet-forward.json.gz"),
+    ],
+)
+def test_nothing_private_is_in_any_byte(run: Path, name: str, options: list[str], tmp_path: Path) -> None:
+    source = (run / name).read_bytes()
+    source = gzip.decompress(source) if name.endswith(".gz") else source
+    assert b"zaphod" in source  # the test can fail
+
+    command = [sys.executable, "-m", "modtrace", "report", name, "-o", str(tmp_path / "bug.zip"), "--show", *options]
+    done = subprocess.run(command, cwd=run, env=environ(run), check=True, capture_output=True, text=True)
+    data = (tmp_path / "bug.zip").read_bytes()
+
+    expected = ["trace.json.gz" if file.startswith("trace") and name == "merged.json" else file for file in FILES]
+    assert list(files_of(data)) == expected
+    names = ("vogon", "babelfish", "slartibart") if options and name.startswith(("run", "with", "merged")) else ()
+    assert found(data, PLANTED + names) == []
+    assert [word for word in PLANTED if word in done.stdout.lower()] == []
+    own = name.startswith(("run", "with", "merged", "plain"))
+    assert (b"Vogon" in files_of(data)["summary.md"]) is (own and not options)
+
+
+def test_a_recording_saves_a_private_report(run: Path) -> None:
+    data = (run / "run.zip").read_bytes()
+
+    assert list(files_of(data)) == FILES
+    assert found(data, PLANTED) == []
+    assert b"Vogon" in files_of(data)["summary.md"]
+
+
+def test_the_trace_in_a_report_is_whole(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.pftrace.gz").write_bytes(report_of_trace(run / "run.ring").files["trace.pftrace.gz"])
+
+    there, here = modtrace.load(tmp_path / "t.pftrace.gz"), modtrace.load(run / "run.ring")
+
+    assert [span[3:] for span in there.spans] == [
+        (*span[3:7], span.track, *span[8:]) for span in here.spans
+    ]  # all but the names
+    assert [span.module_class for span in there.spans] == [span.module_class for span in here.spans]
+    assert there.stats == here.stats
+    assert "host" not in there.facts
+
+
+def test_the_profilers_kernels_are_in_a_report(trace_processor: Any, tmp_path: Path) -> None:
+    files = report_of_trace(KINETO / "a100-ddp-rank0.json.gz").files
+    trace = trace_processor.open(gzip.decompress(files["trace.pftrace.gz"]))
+    count = "select category, count(*) as n from slice group by 1"
+    clean = {row["category"]: row["n"] for row in trace.query(count)}
+    problems = trace.import_problems()
+    modtrace.merge(KINETO / "a100-ddp-rank0.json.gz", None, tmp_path / "all.pftrace")
+    all_ = {row["category"]: row["n"] for row in trace_processor.open(tmp_path / "all.pftrace").query(count)}
+
+    assert problems == {}
+    assert clean == all_
+    assert clean["kernel"] == 2700
+
+
+def test_a_report_of_a_merged_trace_has_the_modules_and_the_profilers_events(run: Path, trace_processor: Any) -> None:
+    files = report_of_trace(run / "merged.json").files
+    trace = trace_processor.open(gzip.decompress(files["trace.json.gz"]))
+    spans = len(modtrace.load(run / "run.ring").spans)
+
+    assert trace.import_problems() == {}
+    rows = trace.query("select category, count(*) as n from slice group by 1")
+    counts = {row["category"]: row["n"] for row in rows}
+    assert counts["forward"] + counts["backward"] >= spans / 2
+    assert counts["cpu_op"] > 100
+    assert b"| module | class | calls | forward ms |" in files["summary.md"]
+    assert b"GPU forward ms" in files["summary.md"]
+
+
+# Aliases.
+
+
+def test_aliases_keep_every_time_and_place(tmp_path: Path) -> None:
+    timeline = gpt_timeline(steps=2, layers=2)
+
+    def read(files: dict[str, bytes]) -> Timeline:
+        (tmp_path / "t.pftrace.gz").write_bytes(files["trace.pftrace.gz"])
+        return modtrace.load(tmp_path / "t.pftrace.gz")
+
+    plain = read(dict(report_of_timeline(timeline).files))
+    aliased = read(dict(report_of_timeline(timeline, anonymize=True).files))
+
+    assert list(plain.spans) == list(timeline.spans)
+    pairs = [(old, new) for old, new in zip(plain.spans, aliased.spans, strict=True)]
+    assert [old[3:] for old, _ in pairs] == [new[3:] for _, new in pairs]
+    for part in ("name", "fqn", "module_class"):
+        alias = dict.fromkeys((getattr(old, part), getattr(new, part)) for old, new in pairs)
+        assert len(alias) == len({old for old, _ in alias}) == len({new for _, new in alias})
+    words = (
+        "gpt2",
+        "conv1d",
+        "embedding",
+        "layernorm",
+        "gelu",
+        "c_attn",
+        "c_proj",
+        "ln_1",
+        "lm_head",
+        "transformer",
+        "wte",
+    )
+    assert found(archive(report_of_timeline(timeline, anonymize=True).files), words) == []
+
+
+def test_a_report_is_the_same_for_the_same_trace() -> None:
+    timeline = gpt_timeline(steps=2, layers=1)
+
+    for anonymize in (False, True):
+        first, second = (archive(report_of_timeline(timeline, anonymize=anonymize).files) for _ in range(2))
+        assert first == second
+
+
+# Size.
+
+
+def read_back(report: Report, tmp_path: Path) -> Timeline:
+    (tmp_path / "t.pftrace.gz").write_bytes(report.files["trace.pftrace.gz"])
+    return modtrace.load(tmp_path / "t.pftrace.gz")
+
+
+@pytest.fixture(scope="module")
+def bare() -> int:
+    """Bytes of an archive with next to nothing in it."""
+    return report_of_timeline(gpt_timeline(1, 1)).size
+
+
+def test_the_limit_is_githubs() -> None:
+    assert LIMIT == 25_000_000
+
+
+def test_a_long_trace_is_cut_to_the_last_steps(tmp_path: Path, bare: int) -> None:
+    timeline = gpt_timeline(steps=40, layers=8)
+    limit = bare + (report_of_timeline(timeline).size - bare) // 2
+
+    report = report_of_timeline(timeline, limit=limit)
+
+    assert report.size == len(archive(report.files)) <= limit
+    found_steps = re.fullmatch(r"the last (\d+) steps of 40", report.cut or "")
+    assert found_steps is not None
+    kept = int(found_steps[1])
+    assert 10 < kept < 40
+    assert list(read_back(report, tmp_path).spans) == list(timeline.steps(40 - kept).spans)
+    summary = report.files["summary.md"].decode()
+    assert f"**Cut to fit:** the trace and the page hold the last {kept} steps of 40; the table is of all." in summary
+    assert "| `GPT2LMHeadModel.lm_head` | `Linear` | 40 |" in summary
+
+
+def test_one_long_step_is_cut_to_its_end(tmp_path: Path, bare: int) -> None:
+    timeline = gpt_timeline(steps=1, layers=300)
+    limit = bare + (report_of_timeline(timeline).size - bare) // 2
+
+    report = report_of_timeline(timeline, limit=limit)
+
+    assert report.size <= limit
+    assert re.fullmatch(r"the last [\d.,]+ ms of [\d.,]+ ms", report.cut or "")
+    rest = read_back(report, tmp_path)
+    assert len(timeline.spans) / 4 < len(rest.spans) < len(timeline.spans)
+    assert int(rest.columns.end.max()) == int(timeline.columns.end.max())
+
+
+def test_a_profilers_trace_is_cut_too(tmp_path: Path) -> None:
+    source = KINETO / "a100-ddp-rank0.json.gz"
+    whole = report_of_trace(source)
+
+    report = report_of_trace(source, limit=400_000)
+
+    assert whole.cut is None
+    assert whole.size > 600_000
+    assert report.size <= 400_000
+    assert report.cut == "the profiler's last step of 3"
+    assert "the page hold the profiler's last step of 3; " in report.files["summary.md"].decode()
+
+
+def test_a_profilers_trace_without_steps_is_cut_to_its_end() -> None:
+    source = KINETO / "a100-alexnet-forward.json.gz"
+    limit = report_of_trace(source).size - 10_000
+
+    report = report_of_trace(source, limit=limit)
+
+    assert report.size <= limit
+    assert re.fullmatch(r"the last [\d.,]+ ms of 43,458\.933 ms", report.cut or "")
+
+
+def test_a_profilers_trace_is_cut_to_its_steps(tmp_path: Path, trace_processor: Any) -> None:
+    place = {"pid": 1, "tid": 1}
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "x"}}]
+    random = np.random.default_rng(0)
+    for step in range(10):
+        begin = 1e6 * step
+        events.append(
+            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": begin + 1, "dur": 9e5, **place}
+        )
+        starts = np.sort(random.integers(10, 800_000, 4_000)).tolist()
+        operation = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 0.5, **place}
+        events += [{**operation, "ts": begin + start} for start in starts]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"baseTimeNanoseconds": 10**18, "traceEvents": events}))
+    whole = report_of_trace(path)
+
+    report = report_of_trace(path, limit=whole.size * 2 // 3)
+
+    kept = re.fullmatch(r"the profiler's last (\d) steps of 10", report.cut or "")
+    assert kept is not None
+    trace = trace_processor.open(gzip.decompress(report.files["trace.pftrace.gz"]))
+    steps = trace.query("select name from slice where name glob 'ProfilerStep*' order by ts")
+    assert [row["name"] for row in steps] == [f"ProfilerStep#{step}" for step in range(10 - int(kept[1]), 10)]
+
+
+def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
+    out = tmp_path / "bug.zip"
+    out.write_bytes(b"before")
+
+    with pytest.raises(WriteError, match="a report of 10,000 bytes cannot hold even one slice"):
+        write_report(gpt_timeline(2, 1), out, limit=10_000)
+
+    assert out.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_an_empty_timeline_has_a_report_too() -> None:
+    report = report_of_timeline(
+        replace(gpt_timeline(1, 1), columns=gpt_timeline(1, 1).columns.take(np.array([], np.int64)))
+    )
+
+    assert list(report.files) == FILES
+    assert "- No module slices." in report.files["summary.md"].decode()
+
+
+# Hostile names.
+
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>",
+    "<!--",
+    "| a | b |",
+    "`code` **bold** [x](javascript:alert(1))",
+    "../../../etc/passwd",
+    "line\nbreak\r\n### heading",
+    "a\u2028b\u202ec\0d",
+    "half \ud800",
+    "$$x$$ @someone #1 https://evil.example",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_text_everywhere(name: str, tmp_path: Path) -> None:
+    plain = gpt_timeline(1, 1)
+    process = Process(1, 0, name)
+    timeline = replace(
+        plain,
+        names=[Name(f"{name}: {name}", f"{name}.{number}", name) for number in range(len(plain.names))],
+        tracks=[track._replace(thread=name, process=process) for track in plain.tracks],
+        marks=[Mark(plain.marks[0].time_ns, "step", name)],
+        counters=[replace(counter, name=name, unit=name, process=process) for counter in plain.counters],
+        facts={"torch": name, "engine": name, name: name},
+        arguments={0: {"shapes": name}, 1: {name: name}},
+    )
+
+    timeline.save(tmp_path / "bug.zip")
+    files = files_of((tmp_path / "bug.zip").read_bytes())
+
+    assert list(files) == FILES
+    summary = files["summary.md"].decode()
+    assert not re.search(r"<img|<!--|</script|\*\*bold|javascript:|https://evil|@someone", summary)
+    head, table = summary.split("\n\n| module ", 1)
+    assert head.count("\n") == head.count("\n- ") + 1
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    # What looks like a place loses what tells it from the others.
+    assert len(rows) == (1 if "etc/" in name or "https:" in name else len(plain.names))
+    # A sign that Markdown knows would make more cells, or fewer.
+    assert {line.count("|") for line in rows} == {8}
+    assert b"<img" not in files["viewer.html"]
+    assert files["viewer.html"].count(b"</script>") == modtrace_page().count(b"</script>")
+    assert name.encode("utf-8", "replace") not in files["environment.txt"]
+
+
+def modtrace_page() -> bytes:
+    return (Path(modtrace.__file__).parent / "view/viewer.html").read_bytes()
+
+
+# The command.
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(group, ["report", *map(str, arguments)])
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "run.pftrace"
+    gpt_timeline(2, 1).save(path)
+    return path
+
+
+def test_show_lists_all_and_writes_nothing(trace: Path) -> None:
+    result = invoke(trace, "--show")
+
+    assert result.exit_code == 0, result.output
+    report = report_of_trace(trace)
+    lines = result.stdout.splitlines()
+    assert lines[:4] == [f"{len(data):12,} {name}" for name, data in report.files.items()]
+    for name in ("summary.md", "environment.txt"):
+        assert f"\n--- {name}\n{report.files[name].decode()}" in result.stdout
+    assert [path.name for path in trace.parent.iterdir()] == [trace.name]
+
+
+def test_it_writes_the_archive(trace: Path) -> None:
+    out = trace.with_name("bug.zip")
+
+    result = invoke(trace, "-o", out)
+
+    assert result.exit_code == 0, result.output
+    assert out.read_bytes() == archive(report_of_trace(trace).files)
+    assert result.stderr == f"{out}: {out.stat().st_size:,} bytes\n"
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "say where to write it: -o bug.zip"),
+        (["-o", "bug.html"], 2, "a report is a .zip, and bug.html is none"),
+        (["-o", "absent/bug.zip"], 1, "there is no directory absent"),
+    ],
+)
+def test_where_it_cannot_be_written(trace: Path, arguments: list[str], code: int, said: str) -> None:
+    result = invoke(trace, *arguments)
+
+    assert result.exit_code == code
+    assert said in result.stderr
+
+
+def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("no trace")
+
+    result = invoke(tmp_path / "x.txt", "-o", tmp_path / "bug.zip")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"modtrace: {tmp_path / 'x.txt'}: it is neither")
+    assert not (tmp_path / "bug.zip").exists()
+
+
+def test_a_cut_report_says_so_on_the_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture, bare: int) -> None:
+    timeline = gpt_timeline(steps=40, layers=8)
+    limit = bare + (report_of_timeline(timeline).size - bare) // 2
+
+    write_report(timeline, tmp_path / "bug.zip", limit=limit)
+
+    (message,) = (record.message for record in caplog.records if record.name == "modtrace")
+    assert message.startswith(f"{tmp_path / 'bug.zip'} holds the last ")
