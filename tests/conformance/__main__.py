@@ -1,0 +1,50 @@
+"""Print who is right, as Markdown: case × tracker."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections import Counter
+from typing import get_args
+
+from modtrace.track.build import build
+
+from .families import all_cases
+from .subjects import SUBJECTS, Verdict, answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/conformance", description=__doc__)
+    parser.add_argument("--totals", action="store_true", help="only how often each is right, wrong, …")
+    parser.add_argument("--told", action="store_true", help="also what was told where it is not right")
+    options = parser.parse_args()
+    # Torch's trackers say on the way that they are confused; the table says it better.
+    logging.disable(logging.CRITICAL)
+    build()
+    totals = {subject: Counter[str]() for subject in SUBJECTS}
+    rows, told = [], []
+    for case in all_cases():
+        answers = {subject: answer(case, subject) for subject in SUBJECTS}
+        for subject, given in answers.items():
+            totals[subject][given.verdict] += 1
+            if given.verdict in ("wrong", "crash"):
+                told.append(f"{case.name}, {subject}: {given.verdict}\n{given.told}\n")
+        verdicts = (_shown(given.verdict) for given in answers.values())
+        rows.append(f"| {case.family} | {case.name} | {case.about} | {' | '.join(verdicts)} |")
+    heads = " | ".join(SUBJECTS)
+    print(f"| | {heads} |\n| --- |{' --- |' * len(SUBJECTS)}")
+    for verdict in get_args(Verdict):
+        print(f"| {verdict} | {' | '.join(str(totals[subject][verdict]) for subject in SUBJECTS)} |")
+    if not options.totals:
+        print(f"\n| family | case | what it is | {heads} |\n| --- | --- | --- |{' --- |' * len(SUBJECTS)}")
+        print("\n".join(rows))
+    if options.told:
+        print("\n" + "\n".join(told))
+
+
+def _shown(verdict: str) -> str:
+    return f"**{verdict}**" if verdict in ("wrong", "crash") else verdict
+
+
+if __name__ == "__main__":
+    main()

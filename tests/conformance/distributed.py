@@ -1,0 +1,96 @@
+"""What is wrapped for distributed training; one process stands for all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from .case import Step, case
+from .modules import Scale, leaf
+
+
+class Model(nn.Module):
+    """Two modules in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Scale(), Scale()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(self.a(x))
+
+
+def _one_process() -> None:
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+
+@case(
+    """
+    forward:
+      DistributedDataParallel
+        DistributedDataParallel.module
+          DistributedDataParallel.module.a
+          DistributedDataParallel.module.b
+      DistributedDataParallel #1
+        DistributedDataParallel.module #1
+          DistributedDataParallel.module.a #1
+          DistributedDataParallel.module.b #1
+    backward:
+      DistributedDataParallel
+        DistributedDataParallel.module
+          DistributedDataParallel.module.b
+          DistributedDataParallel.module.a
+      DistributedDataParallel #1
+        DistributedDataParallel.module #1
+          DistributedDataParallel.module.b #1
+          DistributedDataParallel.module.a #1
+    """
+)
+def distributed_data_parallel() -> Step:
+    """DistributedDataParallel: its reducer's hooks lie on the gradients' accumulation."""
+    _one_process()
+    model = DistributedDataParallel(Model())
+
+    def step() -> None:
+        for _ in range(2):
+            model(leaf()).sum().backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      FSDPModel
+        FSDPModel.a
+        FSDPModel.b
+      FSDPModel #1
+        FSDPModel.a #1
+        FSDPModel.b #1
+    backward:
+      FSDPModel
+        FSDPModel.b
+        FSDPModel.a
+      FSDPModel #1
+        FSDPModel.b #1
+        FSDPModel.a #1
+    """
+)
+def fully_sharded() -> Step:
+    """fully_shard (FSDP2) of each module: its hooks make nodes and gather parameters around each call."""
+    _one_process()
+    model = Model()
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    for module in (model.a, model.b, model):
+        fully_shard(module, mesh=mesh)
+
+    def step() -> None:
+        for _ in range(2):
+            model(leaf()).sum().backward()
+
+    return step

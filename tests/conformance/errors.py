@@ -1,0 +1,202 @@
+"""Exceptions."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .case import Step, case
+from .modules import Net, Scale, leaf
+
+
+class Fails(nn.Module):
+    """Raises in forward, once it has called what it holds."""
+
+    def __init__(self, error: type[BaseException] = ValueError) -> None:
+        super().__init__()
+        self.inner = Scale()
+        self.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner(x)
+        raise self.error("on purpose")
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.fails
+          Net.fails.inner
+        Net.a
+    backward:
+      Net
+        Net.a
+    """
+)
+def an_exception_caught_by_the_caller() -> Step:
+    """A module raises, its caller catches it and goes on."""
+
+    def body(self: Any, x: Tensor) -> Any:
+        with suppress(ValueError):
+            self.fails(x)
+        return self.a(x)
+
+    net = Net(body, fails=Fails(), a=Scale())
+    return lambda: net(leaf()).sum().backward()
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.fails
+          Net.fails.inner
+      Scale
+    backward:
+      Scale
+    """
+)
+def an_exception_caught_outside() -> Step:
+    """A model raises; another one runs after."""
+    net, other = Net(lambda self, x: self.fails(x), fails=Fails()), Scale()
+
+    def step() -> None:
+        with suppress(ValueError):
+            net(leaf())
+        other(leaf()).sum().backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.fails
+          Net.fails.inner
+      Scale
+    backward:
+      Scale
+    """
+)
+def an_interrupt() -> Step:
+    """An exception that is no Exception: what Ctrl-C raises."""
+    net, other = Net(lambda self, x: self.fails(x), fails=Fails(KeyboardInterrupt)), Scale()
+
+    def step() -> None:
+        with suppress(KeyboardInterrupt):
+            net(leaf())
+        other(leaf()).sum().backward()
+
+    return step
+
+
+class _Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        raise ValueError("on purpose")
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.broken
+        Net.b
+      Scale
+    backward:
+      Net ~?
+        Net.b
+        Net.broken ~?
+      Scale
+    """
+)
+def an_exception_in_backward() -> Step:
+    """Backward fails in a module, so the one before it never begins; another model's step follows."""
+    broken = Net(lambda self, x: _Broken.apply(x))
+    net = Net(lambda self, x: self.b(self.broken(self.a(x))), a=Scale(), broken=broken, b=Scale())
+    other = Scale()
+
+    def step() -> None:
+        with suppress(ValueError):
+            net(leaf()).sum().backward()
+        other(leaf()).sum().backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Scale
+      Net
+        Net.broken
+    backward:
+      Net ~?
+        Net.broken ~?
+      Scale
+    """
+)
+def a_backward_after_one_that_failed() -> Step:
+    """A backward pass fails; the next one follows without a forward between them."""
+    net, other = Net(lambda self, x: self.broken(x), broken=Net(lambda self, x: _Broken.apply(x))), Scale()
+
+    def step() -> None:
+        good, bad = other(leaf()).sum(), net(leaf()).sum()
+        with suppress(ValueError):
+            bad.backward()
+        good.backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+      Net #1
+        Net.a #1
+        Net.b #1
+    backward:
+      Net
+        Net.b
+      Net #1
+        Net.b #1
+        Net.a #1
+    """,
+    wrong={"portable engine": "its own hook on the node runs before the one that fails"},
+)
+def a_hook_that_raises() -> Step:
+    """A hook on the first module's output fails, so that its backward never begins; the next step is whole."""
+
+    def fail(_: Tensor) -> None:
+        raise ValueError("on purpose")
+
+    first = [True]
+
+    def body(self: Any, x: Tensor) -> Any:
+        x = self.a(x)
+        if first:
+            first.clear()
+            x.register_hook(fail)
+        return self.b(x)
+
+    net = Net(body, a=Scale(), b=Scale())
+
+    def step() -> None:
+        with suppress(ValueError):
+            net(leaf()).sum().backward()
+        net(leaf()).sum().backward()
+
+    return step

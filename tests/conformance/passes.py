@@ -1,0 +1,307 @@
+"""Backward passes: several, partial, of higher order, inside other things."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .case import Step, case
+from .modules import Exp, Net, Scale, leaf
+
+
+def _two() -> Net:
+    return Net(lambda self, x: self.b(self.a(x)), a=Scale(), b=Scale())
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+        Net.a
+      Net
+        Net.b
+        Net.a
+    """
+)
+def retained_graph() -> Step:
+    """Two backward passes through one graph."""
+    net = _two()
+
+    def step() -> None:
+        loss = net(leaf()).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+        Net.a
+    """
+)
+def gradients_asked_for() -> Step:
+    """torch.autograd.grad for the input."""
+    net = _two()
+
+    def step() -> None:
+        x = leaf()
+        torch.autograd.grad(net(x).sum(), x)
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+    """,
+    wrong={"portable engine": "hooks on a node run also where only its gradient is asked for"},
+)
+def gradients_of_something_between() -> Step:
+    """torch.autograd.grad for what the first module returned: its own backward does not run."""
+    between: list[Tensor] = []
+
+    def body(self: Any, x: Tensor) -> Any:
+        between.append(self.a(x))
+        return self.b(between[0])
+
+    net = Net(body, a=Scale(), b=Scale())
+    return lambda: torch.autograd.grad(net(leaf()).sum(), between.pop())
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+    """
+)
+def backward_to_some_inputs() -> Step:
+    """backward(inputs=...) for the last module's parameter: the first module's backward does not run."""
+    net = _two()
+    return lambda: net(torch.ones(2, 2)).sum().backward(inputs=[net.b.weight])
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+        Net.a
+      Net
+        Net.a
+        Net.b
+        Net.a
+    """,
+    wrong={"portable engine": "nodes that a backward makes are not hooked"},
+)
+def double_backward() -> Step:
+    """A gradient penalty: what the first pass made runs first, newest first; then what forward made."""
+    net = Net(lambda self, x: self.b(self.a(x)), a=Exp(), b=Exp())
+
+    def step() -> None:
+        x = leaf()
+        (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        # Both Exp save their results, so the second pass runs from the nodes that the backward of a made, over those
+        # that the backward of b made, to b's and a's own.
+        gradient.sum().backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+      Net
+        Net.a
+    """
+)
+def two_losses() -> Step:
+    """Two losses, one on each module's output, each with its own pass; the modules share no node."""
+    net = Net(lambda self, x: (self.a(x), self.b(x)), a=Scale(), b=Scale())
+
+    def step() -> None:
+        a, b = net(leaf())
+        b.sum().backward()
+        a.sum().backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+      Net #1
+        Net.a #1
+        Net.b #1
+    backward:
+      Net
+        Net.b
+        Net.a
+      Net #1
+        Net.b #1
+        Net.a #1
+    """
+)
+def micro_batches() -> Step:
+    """Two forwards, then two backwards, the first one first (a pipeline's schedule)."""
+    net = _two()
+
+    def step() -> None:
+        first, second = net(leaf()).sum(), net(leaf()).sum()
+        first.backward()
+        second.backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+      Net #1
+        Net.a #1
+        Net.b #1
+    backward:
+      Net #1
+        Net.b #1
+        Net.a #1
+      Net
+        Net.b
+        Net.a
+    """
+)
+def one_loss_of_two_calls() -> Step:
+    """One loss of two calls of a model (contrastive learning): the newer call's nodes run first."""
+    net = _two()
+    return lambda: (net(leaf()) + net(leaf())).sum().backward()
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.a
+      Net
+        Net.b
+    """
+)
+def backward_inside_forward() -> Step:
+    """A backward pass of an inner module inside the forward of the outer one, and the outer one's later."""
+
+    def body(self: Any, x: Tensor) -> Any:
+        self.a(x).sum().backward()
+        return self.b(x)
+
+    net = Net(body, a=Scale(), b=Scale())
+    return lambda: net(leaf()).sum().backward()
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+          Net
+            Net.a
+    """
+)
+def backward_inside_backward() -> Step:
+    """A custom function of b's runs a pass of a in its own backward: a pass inside a pass has its own slices."""
+    kept: list[Tensor] = []
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            kept.pop().backward()
+            return gradient
+
+    def body(self: Any, x: Tensor) -> Any:
+        kept.append(self.a(x).sum())
+        return self.b(x)
+
+    net = Net(body, a=Scale(), b=Net(lambda self, x: Nested.apply(x)))
+    return lambda: net(leaf()).sum().backward()
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+    backward:
+      Net
+        Net.a
+          Net
+            Net.a
+    """,
+    wrong={"portable engine": "the inner graph is not behind what the call returned"},
+)
+def a_graph_of_its_own_backward() -> Step:
+    """A custom function makes a graph in forward and runs a pass through it in backward: all of it is a's."""
+
+    class Implicit(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                ctx.x = x.detach().requires_grad_()
+                ctx.y = ctx.x.exp()
+            return ctx.y.detach()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return torch.autograd.grad(ctx.y, ctx.x, gradient)[0]
+
+    net = Net(lambda self, x: self.a(x), a=Net(lambda self, x: Implicit.apply(x)))
+    return lambda: net(leaf()).sum().backward()

@@ -1,0 +1,112 @@
+"""Who is asked, and what they answer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.distributed._tools.mod_tracker import ModTracker as TorchModTracker
+from torch.utils.module_tracker import ModuleTracker as TorchModuleTracker
+
+import modtrace
+from modtrace.track.engine import EngineName
+
+from .case import Case
+from .live import asked
+from .notation import Node, Trees, project, render, variants
+
+__all__ = ["OURS", "SUBJECTS", "Answer", "Verdict", "answer"]
+
+Verdict = Literal["right", "wrong", "crash", "n.a."]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a subject told of a case.
+
+    Attributes:
+        verdict: whether it is what must be told.
+        told: what it told, or how it crashed.
+    """
+
+    verdict: Verdict
+    told: str
+
+
+LIVE: dict[str, Callable[[], Any]] = {
+    "modtrace.ModuleTracker": modtrace.ModuleTracker,
+    "modtrace.ModTracker": modtrace.ModTracker,
+    "torch ModuleTracker": TorchModuleTracker,
+    "torch ModTracker": TorchModTracker,
+}
+ENGINES: dict[str, EngineName] = {"native engine": "native", "portable engine": "python"}
+OURS = [*ENGINES, "modtrace.ModuleTracker", "modtrace.ModTracker"]
+SUBJECTS = [*ENGINES, *LIVE]
+
+
+def answer(case: Case, subject: str) -> Answer:
+    """Run a case and judge what `subject` tells of it."""
+    if subject in LIVE and case.not_live is not None:
+        return Answer("n.a.", case.not_live)
+    torch.manual_seed(0)
+    step = case.make()
+    expected = variants(case.expected)
+    with _as_it_was():
+        try:
+            if subject in ENGINES:
+                told = _recorded(ENGINES[subject], step)
+            else:
+                expected = [project(trees) for trees in expected]
+                told = project(_live(LIVE[subject], step))
+        except Exception as error:
+            return Answer("crash", f"{type(error).__name__}: {error}")
+    return Answer("right" if told in expected else "wrong", render(told))
+
+
+def _recorded(engine: EngineName, step: Callable[[], object]) -> Trees:
+    with modtrace.record(engine=engine, capacity=1 << 14) as recording:
+        step()
+    return told_by(recording.timeline())
+
+
+def _live(make: Callable[[], Any], step: Callable[[], object]) -> Trees:
+    tracker = make()
+    with tracker:
+        return asked(tracker, step)
+
+
+def told_by(timeline: modtrace.Timeline) -> Trees:
+    """Return the trees of a timeline."""
+    columns = timeline.columns
+    spans = list(timeline.spans)
+    children: dict[int, list[int]] = {}
+    for index, parent in enumerate(columns.parent.tolist()):
+        children.setdefault(parent, []).append(index)
+
+    def node(index: int) -> Node:
+        span = spans[index]
+        inner = tuple(node(child) for child in children.get(index, ()))
+        return Node(span.fqn, span.call, span.phase == "recompute", not span.complete, children=inner)
+
+    trees: dict[str, list[Node]] = {}
+    for index in children.get(-1, ()):
+        track = timeline.tracks[columns.track[index]]
+        title = track.kind if track.thread == "MainThread" else f"{track.kind} @{track.thread}"
+        trees.setdefault(title, []).append(node(index))
+    return {title: tuple(nodes) for title, nodes in trees.items()}
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """Undo what torch's trackers change and do not restore."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        form = warnings.formatwarning
+        try:
+            yield
+        finally:
+            warnings.formatwarning = form

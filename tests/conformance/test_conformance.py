@@ -1,0 +1,86 @@
+"""Every case against ours. Torch's trackers are in the table that scripts/conformance prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from .case import Case
+from .families import all_cases
+from .notation import Node, parse, project, render, variants
+from .subjects import OURS, answer
+
+
+def _asked() -> list[object]:
+    asked = []
+    for case in all_cases():
+        for subject in OURS:
+            marks = [pytest.mark.xfail(reason=case.wrong[subject])] if subject in case.wrong else []
+            if case.not_live is None or "engine" in subject:
+                asked.append(pytest.param(case, subject, marks=marks, id=f"{case.name}-{subject}"))
+    return asked
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.parametrize(("case", "subject"), _asked())
+def test_case(case: Case, subject: str) -> None:
+    told = answer(case, subject)
+    assert told.verdict == "right", f"{case.about}\nexpected\n{render(case.expected)}\ntold\n{told.told}"
+
+
+def test_there_are_enough_cases() -> None:
+    cases = all_cases()
+    assert len(cases) >= 40
+    assert len({case.about for case in cases}) == len(cases)
+    # What each engine must reach, so that a case marked as wrong is an exception and not a way out.
+    assert [case.name for case in cases if "native engine" in case.wrong] == ["a graph break"]
+    assert sum("portable engine" not in case.wrong for case in cases) >= 0.9 * len(cases)
+
+
+TEXT = """
+    forward:
+      Net
+        Net.a
+        Net.a #1
+    backward @worker:
+      Net ~
+        again Net.a #12
+"""
+
+
+def test_text_is_read_and_written() -> None:
+    trees = parse(TEXT)
+    assert trees == {
+        "forward": (Node("Net", children=(Node("Net.a"), Node("Net.a", 1))),),
+        "backward @worker": (Node("Net", cut=True, children=(Node("Net.a", 12, again=True),)),),
+    }
+    assert parse(render(trees)) == trees
+
+
+def test_what_cannot_be_told_has_variants() -> None:
+    trees = parse("backward:\n  Net ?\n    Net.a ~?\n")
+    a, cut = Node("Net.a"), Node("Net.a", cut=True)
+    assert variants(trees) == [
+        {"backward": (Node("Net", children=(a,)),)},
+        {"backward": (Node("Net", children=(cut,)),)},
+        {"backward": (a,)},
+        {"backward": (cut,)},
+    ]
+
+
+def test_projected_trees_hold_what_sets_can_tell() -> None:
+    trees = parse(
+        """
+        backward:
+          Net
+            Net.a
+          Net #1
+            Net.a #1
+              again Net.a
+                again Net.a.b
+            Net.c
+        """
+    )
+    b = Node("Net.a.b")
+    assert project(trees) == {
+        "backward": (Node("Net", children=(Node("Net.a", children=(b,)), Node("Net.c"))),),
+    }
