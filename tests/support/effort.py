@@ -1,4 +1,4 @@
-"""How much a test that could go on for ever does: little, or with MODTRACE_TEST_EFFORT=full what the README promises."""
+"""How much an endless test does: little, or with MODTRACE_TEST_EFFORT=full what the README promises."""
 
 from __future__ import annotations
 

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from modtrace.track.engine import EngineName
+
+SOURCE = Path(modtrace.__file__).parents[1]
+
+HEAD = """
+import os, sys, threading, torch, modtrace
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+import torch.multiprocessing as processes
+
+class Parent(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+class Child(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, at):
+        # The collate function is called in the worker too, and so is whatever module a data set uses.
+        return Child()(torch.tensor([float(at)]))
+
+def child(path, engine):
+    Child()(torch.ones(1))
+    with modtrace.record(path, engine=engine, ring=path + ".modtrace"):
+        Child()(torch.ones(1))
+
+def main(engine, folder, method):
+    with modtrace.record(f"{folder}/parent.json", engine=engine, ring=f"{folder}/parent.modtrace") as recording:
+        Parent()(torch.ones(1))
+        run(engine, folder, method)
+        Parent()(torch.ones(1))
+        recording.step()
+"""
+
+PROCESS = """
+def run(engine, folder, method):
+    process = processes.get_context(method).Process(target=child, args=(f"{folder}/child.json", engine))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, process.exitcode
+"""
+
+LOADER = """
+def run(engine, folder, method):
+    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=method)
+    assert torch.cat(list(loader)).flatten().tolist() == [2.0 * at for at in range(8)]
+"""
+
+THREADS = """
+def run(engine, folder, method):
+    # Other threads hold whatever lock they hold when the process forks.
+    done = threading.Event()
+
+    def work():
+        module = Parent()
+        while not done.is_set():
+            module(torch.ones(1))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(6):
+        pid = os.fork()
+        if pid == 0:
+            child(f"{folder}/child.json", engine)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+    done.set()
+    for thread in threads:
+        thread.join()
+"""
+
+INSIDE = """
+def run(engine, folder, method):
+    class Forks(nn.Module):
+        def forward(self, x):
+            pid = os.fork()
+            y = Child()(x)
+            if pid == 0:
+                # What goes on after the fork ends in the child, as it would without a recording.
+                child(f"{folder}/child.json", engine)
+                sys.exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+            return y
+
+    Forks()(torch.ones(1))
+"""
+
+TAIL = """
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+def run(body: str, engine: EngineName, folder: Path, method: str = "fork") -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(HEAD + body + TAIL)
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", script, engine, folder, method],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def calls(path: Path) -> list[tuple[str, int, bool]]:
+    return [(span.fqn, span.call, span.complete) for span in modtrace.load(path).spans]
+
+
+BEFORE_AND_AFTER = [("Parent", 0, True), ("Parent", 1, True)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_child_process_records_itself_and_not_into_its_parents_ring(
+    engine: EngineName, method: str, tmp_path: Path
+) -> None:
+    done = run(PROCESS, engine, tmp_path, method)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("parent.json", "parent.modtrace"):
+        assert calls(tmp_path / name) == BEFORE_AND_AFTER
+    for name in ("child.json", "child.json.modtrace"):
+        assert calls(tmp_path / name) == [("Child", 0, True)]
+    assert modtrace.load(tmp_path / "parent.modtrace").stats.torn == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_of_a_data_loader_leave_the_recording_alone(engine: EngineName, method: str, tmp_path: Path) -> None:
+    done = run(LOADER, engine, tmp_path, method)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("parent.json", "parent.modtrace"):
+        assert calls(tmp_path / name) == BEFORE_AND_AFTER
+
+
+def test_forks_while_other_threads_record(engine: EngineName, tmp_path: Path) -> None:
+    done = run(THREADS, engine, tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    timeline = modtrace.load(tmp_path / "parent.modtrace")
+    assert {name.fqn for name in timeline.names} == {"Parent"}
+    assert (timeline.stats.unfinished, timeline.stats.torn) == (0, 0)
+    assert calls(tmp_path / "child.json") == [("Child", 0, True)]
+
+
+def test_a_fork_inside_a_forward(engine: EngineName, tmp_path: Path) -> None:
+    done = run(INSIDE, engine, tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert calls(tmp_path / "parent.modtrace") == [
+        ("Parent", 0, True),
+        ("Forks", 0, True),
+        ("Child", 0, True),
+        ("Parent", 1, True),
+    ]
+    assert calls(tmp_path / "child.json") == [("Child", 0, True)]

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import modtrace
+from modtrace.ring import Kind, read_ring
+from modtrace.track.engine import EngineName
+from tests.support.effort import effort
+
+SECONDS = effort(3, 30)
+SOURCE = Path(modtrace.__file__).parents[1]
+
+EVENTS = """
+import sys, threading
+from modtrace.ring import Kind, Ring
+from modtrace.track.engine import make_engine
+
+path, engine, capacity, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+ring = Ring(capacity, path)
+for number in range(1000):
+    ring.names.text(f"text {number}")
+running = make_engine(engine, ring, None, lambda error: print(error))
+running.start()
+
+def write(first):
+    event, kind, value = running.event, Kind.COUNTER, first
+    while True:
+        event(kind, value % 1000, value)
+        value += 2
+
+for first in range(threads):
+    threading.Thread(target=write, args=(first,), daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+CALLS = """
+import sys, threading, torch, modtrace
+from torch import nn
+
+class Leaf(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = Leaf(), Leaf()
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+def train():
+    net, x = Net(), torch.ones(1, requires_grad=True)
+    while True:
+        net(x).backward()
+
+torch.set_num_threads(1)
+modtrace.record(engine=sys.argv[2], capacity=int(sys.argv[3]), ring=sys.argv[1]).start()
+threading.Thread(target=train, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def running(code: str, *arguments: object) -> Iterator[None]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    yield
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(("capacity", "threads"), [(64, 1), (1 << 12, 2), (1 << 14, 1)])
+def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    seen, laps = 0, set()
+    with running(EVENTS, path, engine, capacity, threads):
+        until = time.monotonic() + SECONDS / 3
+        while time.monotonic() < until:
+            reading = read_ring(path).reading
+            events = reading.events
+            assert reading.recorded == reading.overwritten + len(events) + reading.torn
+            assert (np.diff(events.serial) > 0).all()
+            assert (events.kind == Kind.COUNTER).all()
+            assert (events.name == events.value % 1000).all()
+            for thread in np.unique(events.thread):
+                own = events.thread == thread
+                # What one thread wrote is in order, each value and each time with its own serial number.
+                assert (np.diff(events.value[own]) > 0).all()
+                assert (np.diff(events.time[own]) >= 0).all()
+                assert (events.value[own] % 2 == events.value[own][0] % 2).all()
+            if threads == 1:
+                assert (events.value == 2 * events.serial).all()
+            seen += len(events)
+            laps.add(reading.recorded // capacity)
+    assert seen > capacity
+    assert len(laps) > 3
+
+
+def test_no_span_is_a_mixture_of_two(engine: EngineName, tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    whole = 0
+    with running(CALLS, path, engine, 256):
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            timeline = modtrace.load(path)
+            columns = timeline.columns
+            complete = np.flatnonzero(columns.complete)
+            parent = columns.parent[complete]
+            inner = complete[(parent >= 0) & columns.complete[parent]]
+            around = columns.parent[inner]
+            # Each call of Net calls each leaf once, so all three have the same number, forward and backward.
+            assert (columns.call[inner] == columns.call[around]).all()
+            assert (columns.start[inner] >= columns.start[around]).all()
+            assert (columns.end[inner] <= columns.end[around]).all()
+            assert {timeline.names[name].fqn for name in columns.name[inner].tolist()} <= {"Net.a", "Net.b"}
+            assert {timeline.names[name].fqn for name in columns.name[around].tolist()} <= {"Net"}
+            whole += len(inner)
+    assert whole > 1000
