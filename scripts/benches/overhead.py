@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -117,8 +117,10 @@ def main() -> None:
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 times[name].append(timed(step, candidates[name](), options.steps))
     base = times["none"]
-    print(f"{options.layers}-layer GPT, {options.width} channels, {calls} module calls a step, "
-          f"{options.rounds} rounds, torch {torch.__version__}; none: {statistics.median(base) / 1e6:.2f} ms a step")
+    print(
+        f"{options.layers}-layer GPT, {options.width} channels, {calls} module calls a step, "
+        f"{options.rounds} rounds, torch {torch.__version__}; none: {statistics.median(base) / 1e6:.2f} ms a step"
+    )
     print("| | added µs per module call | step ratio |\n| --- | --- | --- |")
     for name in names[1:]:
         added = statistics.median((t - b) / calls / 1e3 for t, b in zip(times[name], base, strict=True))
