@@ -130,7 +130,7 @@ def _variants(nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
     for node in nodes:
         inner = _variants(node.children)
         plain = replace(node, optional=False, cut_optional=False)
-        here = [(replace(plain, children=children),) for children in inner]
+        here: list[tuple[Node, ...]] = [(replace(plain, children=children),) for children in inner]
         if node.cut_optional:
             here += [(replace(plain, children=children, cut=True),) for children in inner]
         if node.optional:
