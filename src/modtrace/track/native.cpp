@@ -291,32 +291,14 @@ void leave(Session& session, Thread& thread, size_t height) {
   drop_frames(thread, height);
 }
 
-PyObject* py_enter(PyObject*, PyObject* module) {
-  enter(module);
-  Py_RETURN_NONE;
-}
-
-PyObject* py_leave(PyObject*, PyObject* module) {
-  Session* session = current.load(std::memory_order_relaxed);
-  Thread& thread = this_thread();
-  if (session == nullptr || thread.generation != generation) Py_RETURN_NONE;
-  // An interrupt can keep an inner call from leaving, or this one from entering.
-  for (size_t height = thread.stack.size(); height-- > 0;) {
-    if (thread.stack[height].module == module) {
-      leave(*session, thread, height);
-      break;
-    }
+// What a call of the wrapper runs instead of its bytecode.
+PyObject* traced_call(PyObject*, PyObject* const* args, size_t flagged, PyObject* keywords) {
+  // While torch.compile evaluates frames, what is called belongs to the compiled region; and Python code of ours, called
+  // for a name, would be compiled with it.
+  if (_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault ||
+      PyVectorcall_NARGS(flagged) == 0 || !enter(args[0])) {
+    return PyObject_Vectorcall(inner, args, flagged, keywords);
   }
-  Py_RETURN_NONE;
-}
-
-// What a call of the wrapper runs instead of its bytecode: the same, without a Python frame. torch.compile reads the
-// bytecode, and while it looks on (or anyone else evaluates frames) that is what runs.
-PyObject* traced_call(PyObject* function, PyObject* const* args, size_t flagged, PyObject* keywords) {
-  if (_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault) {
-    return _PyFunction_Vectorcall(function, args, flagged, keywords);
-  }
-  if (PyVectorcall_NARGS(flagged) == 0 || !enter(args[0])) return PyObject_Vectorcall(inner, args, flagged, keywords);
   Thread& thread = this_thread();
   const uint64_t entered_in = generation;
   const size_t height = thread.stack.size() - 1;
@@ -411,8 +393,6 @@ PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS, "start(buffer, offset, capacity, find, add_thread, sync, fail): begin to note."},
     {"stop", py_stop, METH_NOARGS, "stop(): end it, once no thread writes any more."},
     {"after_fork", py_after_fork, METH_NOARGS, "after_fork(): stop, in a forked child."},
-    {"enter", py_enter, METH_O, "enter(module): note that it is called."},
-    {"leave", py_leave, METH_O, "leave(module): note that its call is over."},
     {"short_cut", py_short_cut, METH_VARARGS, "short_cut(wrapper, wrapped): let calls of wrapper run here."},
     {"event", py_event, METH_VARARGS, "event(meta, value): write one event of this thread."},
     {"forget", py_forget, METH_O, "forget(identity): a module died."},

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
-from torch.compiler import is_dynamo_compiling
 
 from ..ring import Kind, Ring
 from ..ring.event import KIND_SHIFT
@@ -69,25 +68,17 @@ class NativeEngine:
 
 
 def _make_call(layer: Layer) -> Callable[..., Any]:
-    assert isinstance(layer, _NativeLayer)
-
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
-        if is_dynamo_compiling():
-            return layer.inner(self, *args, **kwargs)
-        native = layer.native
-        try:
-            # Inside the try: an interrupt between the two would leave the call open.
-            native.enter(self)
-            return layer.inner(self, *args, **kwargs)
-        finally:
-            native.leave(self)
-
-    return __call__
+    # A copy of what it wraps, with the same code object: torch.compile and torch.profiler (with_stack) know a module's
+    # call by that, and the latter remembers for good the first that it saw. A call of the copy runs natively.
+    original = layer.inner
+    if not isinstance(original, FunctionType):
+        return lambda module, *args, **kwargs: layer.inner(module, *args, **kwargs)
+    return FunctionType(
+        original.__code__, original.__globals__, original.__name__, original.__defaults__, original.__closure__
+    )
 
 
 class _NativeLayer(Layer):
-    """Its wrapper is bytecode for torch.compile to read; in eager mode a call of it runs natively."""
-
     native: ModuleType
 
     def wrap(self, inner: Callable[..., Any]) -> None:

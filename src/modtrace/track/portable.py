@@ -334,7 +334,8 @@ def _make_call(layer: Layer) -> Callable[..., Any]:
         output = None
         try:
             try:
-                if layer.wraps_torch and self._compiled_call_impl is None:
+                # torch.profiler (with_stack) knows a module's call by the frame that this leaves out.
+                if layer.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
                     output = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 else:
                     output = layer.inner(self, *args, **kwargs)

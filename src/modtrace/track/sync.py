@@ -12,7 +12,7 @@ from ..ring import Kind, NameTable
 
 __all__ = ["SyncMarks"]
 
-_SHORTEST_NS, _LONGEST_NS = 2_000_000, 1_000_000_000
+_SHORTEST_NS, _LONGEST_NS = 2_000_000, 100_000_000
 _PREFIX = "modtrace.sync#"
 
 
