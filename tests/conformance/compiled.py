@@ -90,7 +90,7 @@ def a_compiled_part() -> Step:
         OptimizedModule._orig_mod.broken
     """,
     not_live=_TRACED,
-    wrong=dict.fromkeys(("native engine", "portable engine"), "dynamo compiles the wrapper of the call"),
+    wrong={"portable engine": "dynamo compiles the wrapper of the call"},
 )
 def a_graph_break() -> Step:
     """A module that may not be traced runs by itself between two compiled graphs."""

@@ -6,11 +6,11 @@ names, each by the path it was called by. Nothing here keeps a module alive.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -44,9 +44,11 @@ class ModuleNames:
     def find(self, module: nn.Module, open_calls: Iterable[Open]) -> int:
         """Return the number of `module`'s name when it is called inside `open_calls` (innermost first).
 
-        `NO_NAME` where it is not to be shown: the graph that torch.compile runs in place of a module.
+        `NO_NAME` where it is not to be shown: what torch.compile runs in place of a module.
         """
         open_calls = list(open_calls)
+        if open_calls and _stands_for(open_calls[0][0], module):
+            return NO_NAME
         number = self._below(module, open_calls)
         if number is None and isinstance(module, GraphModule) and open_calls and _is_compiled(open_calls[0][0]):
             return NO_NAME
@@ -113,7 +115,17 @@ class ModuleNames:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None
+    return _is_optimized(module) or module._compiled_call_impl is not None
+
+
+def _stands_for(module: nn.Module, inner: nn.Module) -> bool:
+    return _is_optimized(module) and getattr(module, "_orig_mod", None) is inner
+
+
+def _is_optimized(module: nn.Module) -> bool:
+    # Where nothing was compiled, torch._dynamo is not imported, and importing it takes seconds.
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
 class _Paths:

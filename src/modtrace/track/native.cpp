@@ -116,6 +116,17 @@ void write(Session& session, int64_t meta, int64_t value) {
   put(session, head.fetch_add(1, std::memory_order_relaxed), meta, value);
 }
 
+// Calls Python of ours. torch.compile evaluates the frames of what it compiles, and would compile this with it.
+PyObject* call_ours(PyObject* callable, PyObject* first = nullptr, PyObject* second = nullptr) {
+  PyInterpreterState* interpreter = PyInterpreterState_Get();
+  const _PyFrameEvalFunction evaluates = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+  const bool watched = evaluates != _PyEval_EvalFrameDefault;
+  if (watched) _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
+  PyObject* result = PyObject_CallFunctionObjArgs(callable, first, second, nullptr);
+  if (watched) _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluates);
+  return result;
+}
+
 // Hands the pending Python error to the recording, which stops; the user's call goes on.
 void report(Session& session) {
   PyObject *type, *value, *trace;
@@ -124,7 +135,7 @@ void report(Session& session) {
   if (trace != nullptr) PyException_SetTraceback(value, trace);
   PyObject* fail = session.fail;
   Py_INCREF(fail);
-  PyObject* done = PyObject_CallFunctionObjArgs(fail, value != nullptr ? value : Py_None, nullptr);
+  PyObject* done = call_ours(fail, value != nullptr ? value : Py_None);
   if (done == nullptr) PyErr_Clear();
   Py_XDECREF(done);
   Py_DECREF(fail);
@@ -144,8 +155,9 @@ void drop_frames(Thread& thread, size_t down_to) {
 // Gives the thread its number in this session. Needs the interpreter's lock.
 bool add_thread(Session& session, Thread& thread) {
   drop_frames(thread, 0);
-  PyObject* number = PyObject_CallFunction(
-      session.add_thread, "K", static_cast<unsigned long long>(at::RecordFunction::currentThreadId()));
+  PyObject* torch_thread = PyLong_FromUnsignedLongLong(at::RecordFunction::currentThreadId());
+  PyObject* number = torch_thread == nullptr ? nullptr : call_ours(session.add_thread, torch_thread);
+  Py_XDECREF(torch_thread);
   if (number == nullptr) {
     report(session);
     return false;
@@ -232,7 +244,7 @@ int64_t find_name(Session& session, Thread& thread, PyObject* module, int64_t pa
     if (call == nullptr || PyList_Append(open, call) != 0) Py_CLEAR(open);
     Py_XDECREF(call);
   }
-  PyObject* found = open == nullptr ? nullptr : PyObject_CallFunctionObjArgs(session.find, module, open, nullptr);
+  PyObject* found = open == nullptr ? nullptr : call_ours(session.find, module, open);
   Py_XDECREF(open);
   if (found == nullptr) {
     report(session);
@@ -266,7 +278,7 @@ bool enter(PyObject* module) {
   Thread& thread = this_thread();
   if (C10_UNLIKELY(thread.generation != generation) && !add_thread(*session, thread)) return false;
   if (thread.stack.empty() && C10_UNLIKELY(torch::profiler::impl::profilerEnabled())) {
-    PyObject* done = PyObject_CallNoArgs(session->sync);
+    PyObject* done = call_ours(session->sync);
     if (done == nullptr) report(*session);
     Py_XDECREF(done);
     if (current.load(std::memory_order_relaxed) != session) return false;
@@ -293,10 +305,7 @@ void leave(Session& session, Thread& thread, size_t height) {
 
 // What a call of the wrapper runs instead of its bytecode.
 PyObject* traced_call(PyObject*, PyObject* const* args, size_t flagged, PyObject* keywords) {
-  // While torch.compile evaluates frames, what is called belongs to the compiled region; and Python code of ours, called
-  // for a name, would be compiled with it.
-  if (_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault ||
-      PyVectorcall_NARGS(flagged) == 0 || !enter(args[0])) {
+  if (PyVectorcall_NARGS(flagged) == 0 || !enter(args[0])) {
     return PyObject_Vectorcall(inner, args, flagged, keywords);
   }
   Thread& thread = this_thread();
