@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from modtrace.track.engine import EngineName
+
+SOURCE = Path(modtrace.__file__).parents[1]
+
+IMPORT_ONLY = "import sys, modtrace; assert 'torch' not in sys.modules"
+
+TRAIN = """
+import torch
+from torch import nn
+net = nn.Linear(2, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
+
+SCRIPTS = {
+    "before torch": "import modtrace\n" + TRAIN,
+    "after torch": "import torch, modtrace\n" + TRAIN,
+}
+
+SPAWNS = """
+import modtrace, torch
+import torch.multiprocessing as processes
+from torch import nn
+
+def work():
+    nn.Identity()(torch.ones(1))
+
+if __name__ == "__main__":
+    nn.Linear(2, 2)(torch.ones(1, 2))
+    process = processes.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+"""
+
+
+def run(script: str, folder: Path, value: str) -> subprocess.CompletedProcess[str]:
+    file = folder / "script.py"
+    file.write_text(script)
+    return subprocess.run(
+        [sys.executable, file],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "MODTRACE": value},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def spans(path: Path) -> list[tuple[str, str, int]]:
+    return [(span.fqn, span.phase, span.step) for span in modtrace.load(path).spans]
+
+
+THREE = [("Linear", phase, step) for step in range(3) for phase in ("forward", "backward")]
+
+
+@pytest.mark.parametrize("order", SCRIPTS)
+def test_a_script_that_imports_modtrace_is_recorded(engine: EngineName, order: str, tmp_path: Path) -> None:
+    done = run(SCRIPTS[order], tmp_path, f"path=trace-%r.pftrace,ring=run-%p.modtrace,engine={engine}")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert spans(tmp_path / "trace-0.pftrace") == THREE
+    (ring,) = tmp_path.glob("run-*.modtrace")
+    assert spans(ring) == THREE
+    assert modtrace.load(ring).tracks[0].process.pid == int(ring.stem.removeprefix("run-"))
+
+
+def test_without_the_variable_and_without_torch_nothing_happens(tmp_path: Path) -> None:
+    assert run(IMPORT_ONLY, tmp_path, "").returncode == 0
+    assert run(IMPORT_ONLY, tmp_path, "trace.json").stderr == ""
+    assert sorted(os.listdir(tmp_path)) == ["script.py"]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("nonsense", "the suffix must be one of"),
+        ("colour=red", "'colour=red' is none of path=…, ring=…"),
+        ("path=a.json,capacity=few", "'capacity=few' cannot be understood"),
+        ("path=a.json,capacity=3", "capacity is 3"),
+        ("path=a.json,engine=fast", "engine is 'fast'"),
+        ("path=a.json,on_signal=SIGKILL", "SIGKILL cannot be listened to"),
+        ("path=absent/a.json", "there is no directory"),
+        ("ring=absent/a.modtrace", "No such file or directory"),
+    ],
+)
+def test_a_bad_value_is_one_logged_error_and_the_script_runs(value: str, says: str, tmp_path: Path) -> None:
+    done = run(SCRIPTS["before torch"] + "print('done')", tmp_path, value)
+
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("MODTRACE: ")
+    assert says in line
+    assert line.endswith("; nothing is recorded")
+
+
+def test_what_the_script_records_itself_goes_before_it(tmp_path: Path) -> None:
+    own = f"{SCRIPTS['before torch']}\nwith modtrace.record('own.json'):\n    net(torch.ones(1, 2))\n"
+
+    done = run(own, tmp_path, "path=trace.json,engine=python")
+
+    assert (done.returncode, done.stderr.count("Error")) == (0, 0)
+    assert spans(tmp_path / "trace.json") == THREE
+    assert spans(tmp_path / "own.json") == [("Linear", "forward", 0)]
+
+
+def test_a_child_does_not_replace_its_parents_file(tmp_path: Path) -> None:
+    done = run(SPAWNS, tmp_path, "path=trace.json,engine=python")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert spans(tmp_path / "trace.json") == [("Linear", "forward", 0)]
+
+
+def test_with_the_process_in_the_name_children_are_recorded_too(tmp_path: Path) -> None:
+    done = run(SPAWNS, tmp_path, "path=trace-%p.json,engine=python")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    files = sorted(spans(file) for file in tmp_path.glob("trace-*.json"))
+    assert files == [[("Identity", "forward", 0)], [("Linear", "forward", 0)]]
+
+
+def test_the_command_line_does_not_record_itself(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "modtrace", "demo", "-o", "demo.json"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "MODTRACE": "trace.json"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stderr == "" or "MODTRACE" not in done.stderr
+    assert os.listdir(tmp_path) == ["demo.json"]

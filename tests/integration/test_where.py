@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from modtrace.track.engine import EngineName
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(modtrace.__file__).parents[1])}
+
+HANGS = """
+import os, sys, torch, modtrace
+from torch import nn
+
+engine, ring, rank, place = sys.argv[1:]
+os.environ["RANK"] = rank
+pipe, _ = os.pipe()
+
+def hang():
+    print("hangs", flush=True)
+    os.read(pipe, 1)
+
+class Stuck(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if place == "backward" and step == 2:
+            hang()
+        return gradient
+
+class Layer(nn.Module):
+    def __init__(self, place):
+        super().__init__()
+        self.place, self.linear = place, nn.Linear(2, 2)
+
+    def forward(self, x):
+        x = self.linear(x)
+        if self.place == place and step == 2:
+            hang()
+        return Stuck.apply(x) if self.place == "attn" else x
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn, self.mlp = Layer("attn"), Layer("mlp")
+
+    def forward(self, x):
+        return self.mlp(self.attn(x))
+
+net = Net()
+with modtrace.record(engine=engine, ring=ring) as recording:
+    for step in range(3):
+        net(torch.ones(1, 2)).sum().backward()
+        recording.step()
+"""
+
+
+@pytest.fixture
+def ranks(engine: EngineName, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Four ranks that hang: 0 and 1 in Net.attn, 2 in Net.mlp, 3 in the backward of Net.attn."""
+    places = ("attn", "attn", "mlp", "backward")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", HANGS, engine, tmp_path / f"run-{rank}.modtrace", str(rank), place],
+            stdout=subprocess.PIPE,
+            env=ENVIRONMENT,
+        )
+        for rank, place in enumerate(places)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"hangs\n"
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_where_hung_ranks_are(ranks: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "modtrace", "where"]
+
+    done = subprocess.run(
+        [*command, f"{tmp_path}/run-*.modtrace"], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    ranks[2].kill()
+    ranks[2].wait()
+    told = subprocess.run(
+        [*command, "--json", f"{tmp_path}/run-2.modtrace", f"{tmp_path}/run-3.modtrace"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    lines = done.stdout.splitlines()
+    assert lines[0] == "rank 2 is in Net.mlp, the other 3 in Net.attn"
+    rows = [re.sub(" {2,}.*", "", re.sub(".*MainThread +", "", line)) for line in lines[3:]]
+    assert sorted(rows) == ["backward Net › attn", "forward Net › attn", "forward Net › mlp"]
+    assert [
+        line for line in lines if re.match(r"ranks 0-1 +running +1 +MainThread +forward Net › attn +[\d.]+ m?s$", line)
+    ]
+    states = json.loads(told.stdout)
+    assert [(state["rank"], state["state"], state["step"]) for state in states] == [(2, "dead", 1), (3, "running", 1)]
+    assert [call["phase"] for call in states[1]["threads"][0]["stack"]] == ["backward", "backward"]
+    assert states[1]["threads"][0]["stack"][0]["seconds"] > 0
+
+
+def test_watching_shows_what_changes(ranks: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    terminal, inner = pty.openpty()
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "modtrace", "where", "--watch", f"{tmp_path}/run-*.modtrace"],
+        stdout=inner,
+        stderr=inner,
+        env={**ENVIRONMENT, "COLUMNS": "120", "TERM": "xterm"},
+    )
+    os.close(inner)
+
+    def read_until(text: str) -> None:
+        shown = ""
+        while text not in shown:
+            part = os.read(terminal, 1 << 16)
+            assert part
+            shown += re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", part.decode())
+
+    read_until("ranks 0-1  running")
+    ranks[0].kill()
+    ranks[0].wait()
+    read_until("rank 0  dead")
+    watching.send_signal(signal.SIGINT)
+
+    assert watching.wait(60) == 0
+    os.close(terminal)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from modtrace import RecordingError
+from modtrace.environment import arguments
+
+HERE = os.getcwd()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trace.pftrace", {"path": f"{HERE}/trace.pftrace"}),
+        ("/a/run.modtrace", {"ring": "/a/run.modtrace"}),
+        ("path=run.modtrace.json", {"path": f"{HERE}/run.modtrace.json"}),
+        (
+            "ring=/a/run-%r.modtrace, path=/b/%p%%.json, capacity=4096, engine=native, on_signal=SIGUSR1",
+            {
+                "ring": "/a/run-0.modtrace",
+                "path": f"/b/{os.getpid()}%.json",
+                "capacity": 4096,
+                "engine": "native",
+                "on_signal": signal.SIGUSR1,
+            },
+        ),
+    ],
+)
+def test_values(text: str, expected: dict[str, object]) -> None:
+    assert arguments(text, {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/a/run-%r.modtrace", "/a/run-3.modtrace"),
+        ("/a/run.modtrace", "/a/run.rank3.modtrace"),
+        ("/a/run", "/a/run.rank3"),
+        ("/a/run-%p", f"/a/run-{os.getpid()}"),
+    ],
+)
+def test_several_ranks_have_files_of_their_own(text: str, expected: str) -> None:
+    environment = {"RANK": "3", "WORLD_SIZE": "4"}
+
+    assert arguments(f"path={text}", environment) == {"path": expected}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["path=", "pth=a.json", "path=a.json,", "path=a.json,x", "capacity=many", "on_signal=SIGNOTHING", "on_signal=10"],
+)
+def test_what_makes_no_sense_is_said(text: str) -> None:
+    with pytest.raises(RecordingError, match="MODTRACE: '"):
+        arguments(text, {})

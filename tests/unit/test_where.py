@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from modtrace import RingError
+from modtrace.cli._group import group as commands
+from modtrace.ring import Kind, Ring
+from modtrace.ring.event import KEY_BITS, KIND_SHIFT, NO_NAME, SEQUENCE_BITS, THREAD_SHIFT
+from modtrace.timeline.open import OpenCall, ThreadStack
+from modtrace.where import RankState, group, headline, look
+from modtrace.where.alive import is_alive
+from modtrace.where.groups import path, ranges
+from modtrace.where.show import duration
+
+SECOND = 1_000_000_000
+
+
+class Writer:
+    """A ring file of a process that is where the test says; each method takes seconds since the recording's start."""
+
+    def __init__(self, file: Path, rank: int | None = None, **facts: object) -> None:
+        host = hashlib.sha256(f"modtrace {socket.gethostname()}".encode()).hexdigest()[:12]
+        known = {"pid": os.getpid(), "engine": "native", "host": host, "rank": rank}
+        self.ring = Ring(64, file, {key: value for key, value in (known | facts).items() if value is not None})
+        self.start = self.ring.names.records[0]["monotonic"]
+        self.now = 0
+        self.write = self.ring.writer(lambda: self.start + self.now)
+        self.thread = self.ring.names.thread("MainThread", 7, 1)
+
+    def event(self, at: float, kind: Kind, name: int, value: int) -> None:
+        self.now = int(at * SECOND)
+        self.write(kind << KIND_SHIFT | self.thread << THREAD_SHIFT | name, value)
+
+    def call(self, at: float, kind: Kind, fqn: str, number: int = 0, sequence: int = 0) -> None:
+        self.event(at, kind, self.ring.names.name(fqn, fqn, "M"), number << SEQUENCE_BITS | sequence)
+
+    def enter(self, at: float, *fqns: str) -> None:
+        for fqn in fqns:
+            self.call(at, Kind.FORWARD_ENTER, fqn)
+
+    def leave(self, at: float, *fqns: str) -> None:
+        for fqn in fqns:
+            self.call(at, Kind.FORWARD_EXIT, fqn)
+
+
+def seen(state: RankState) -> list[tuple[str, str, float]]:
+    """Open calls as (fqn, phase, seconds from the last event back to its begin)."""
+    last = state.last_ns
+    return [
+        (call.fqn, call.phase, (last - call.since_ns) / SECOND) for thread in state.threads for call in thread.calls
+    ]
+
+
+def test_the_open_calls_of_a_forward(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace", rank=3)
+    writer.enter(1, "Net", "Net.a")
+    writer.leave(2, "Net.a")
+    writer.event(3, Kind.STEP, NO_NAME, 41)
+    writer.enter(4, "Net.b")
+
+    state = look(tmp_path / "run.modtrace")
+
+    assert (state.rank, state.pid, state.engine, state.state, state.step) == (3, os.getpid(), "native", "running", 41)
+    assert seen(state) == [("Net", "forward", 3.0), ("Net.b", "forward", 0.0)]
+    assert abs(state.last_wall_ns - time.time_ns() - 4 * SECOND) < 60 * SECOND
+
+
+def test_the_open_calls_of_a_native_backward(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    net, inner = writer.ring.names.name("Net", "Net", "M"), writer.ring.names.name("a", "Net.a", "M")
+    for at, kind, name, sequence in [
+        (1, Kind.FORWARD_ENTER, net, 10),
+        (2, Kind.FORWARD_ENTER, inner, 12),
+        (3, Kind.FORWARD_EXIT, inner, 15),
+        (4, Kind.FORWARD_EXIT, net, 18),
+    ]:
+        writer.event(at, kind, name, sequence)
+    origin = 1 << 8
+    writer.event(5, Kind.NODE_BEGIN, origin, 16)
+    writer.event(6, Kind.NODE_END, origin, 16)
+    writer.event(7, Kind.NODE_BEGIN, origin, 13)
+
+    assert seen(look(tmp_path / "run.modtrace")) == [("Net", "backward", 0.0), ("Net.a", "backward", 0.0)]
+
+
+def test_a_recomputation_inside_backward(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    writer.enter(1, "Net")
+    writer.leave(2, "Net")
+    net = writer.ring.names.name("Net", "Net", "M")
+    writer.event(3, Kind.BACKWARD, net, 5 << KEY_BITS)
+    writer.call(4, Kind.RECOMPUTE_ENTER, "Net")
+
+    assert seen(look(tmp_path / "run.modtrace")) == [("Net", "backward", 1.0), ("Net", "recompute", 0.0)]
+
+
+def test_a_portable_backward_that_is_over_is_not_open(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    writer.enter(1, "Net")
+    writer.leave(2, "Net")
+    net = writer.ring.names.name("Net", "Net", "M")
+    writer.event(3, Kind.BACKWARD, net, 5 << KEY_BITS)
+    writer.event(4, Kind.BACKWARD_OVER, NO_NAME, 5)
+
+    assert seen(look(tmp_path / "run.modtrace")) == []
+
+
+def test_a_call_whose_exit_was_torn_is_not_open(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    writer.enter(1, "Net", "Net.a")
+    writer.leave(2, "Net.a", "Net")
+    writer.enter(3, "Other")
+    # Slot 2 holds the exit of Net.a.
+    slot = writer.ring.offset + 2 * 32
+    writer.ring.buffer[slot : slot + 32] = bytes(32)
+
+    assert seen(look(tmp_path / "run.modtrace")) == [("Other", "forward", 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "stopped", "state"),
+    [
+        ({}, False, "running"),
+        ({"host": socket.gethostname()}, False, "running"),
+        ({}, True, "stopped"),
+        ({"host": "elsewhere"}, False, "unknown"),
+        ({"host": "elsewhere"}, True, "stopped"),
+        ({"pid": 1 << 30}, False, "dead"),
+        ({"pid": 0}, False, "dead"),
+    ],
+)
+def test_states(tmp_path: Path, facts: dict[str, object], stopped: bool, state: str) -> None:
+    writer = Writer(tmp_path / "run.modtrace", **facts)
+    writer.enter(0, "Net")
+    if stopped:
+        writer.ring.close()
+
+    found = look(tmp_path / "run.modtrace")
+
+    assert found.state == state
+    assert (found.now_ns > found.last_ns) == (state in ("running", "unknown"))
+
+
+def test_a_process_that_was_killed_and_not_waited_for_is_not_alive() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    began = time.time_ns()
+    assert is_alive(process.pid, began)
+
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    assert not is_alive(process.pid, began)
+    process.communicate()
+    assert not is_alive(process.pid, began)
+
+
+def test_a_number_that_was_given_again_is_another_process() -> None:
+    assert is_alive(os.getpid(), time.time_ns())
+    assert not is_alive(os.getpid(), time.time_ns() - 3600 * SECOND * 24 * 365)
+
+
+def state(rank: int | None, *stack: tuple[str, str], step: int | None = 5, **fields: Any) -> RankState:
+    calls = tuple(OpenCall(fqn, phase, 100 * SECOND) for fqn, phase in stack)
+    threads = (ThreadStack("MainThread", 1, calls, 101 * SECOND), ThreadStack("other", 2, (), 0))
+    known = {"path": f"run-{rank}.modtrace", "pid": 1, "engine": "native", "state": "running"}
+    return RankState(
+        **(known | {"now_ns": 112 * SECOND, "last_wall_ns": 0} | fields), rank=rank, step=step, threads=threads
+    )
+
+
+def test_ranks_that_agree_are_one_group_and_the_odd_one_comes_first() -> None:
+    ahead = (("GPT", "forward"), ("GPT.h.8", "forward"), ("GPT.h.8.attn", "forward"))
+    behind = (("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward"))
+
+    groups = group(state(rank, *(behind if rank == 3 else ahead)) for rank in reversed(range(64)))
+
+    assert [one.label for one in groups] == ["rank 3", "ranks 0-2, 4-63"]
+    assert headline(groups) == "rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn"
+
+
+def test_ranks_differ_by_step_state_and_phase() -> None:
+    groups = group(
+        [
+            state(0, ("GPT", "forward")),
+            state(1, ("GPT", "backward")),
+            state(2, ("GPT", "forward"), step=6),
+            state(3, ("GPT", "forward"), state="dead"),
+            state(4, ("GPT", "forward")),
+        ]
+    )
+
+    assert [one.label for one in groups] == ["rank 1", "rank 2", "rank 3", "ranks 0, 4"]
+    assert headline(groups) == "ranks 0-4 are in GPT"
+
+
+def test_a_headline_of_three_places() -> None:
+    groups = group(
+        [state(0, ("A", "forward")), *[state(rank, ("B", "forward")) for rank in (1, 2)]]
+        + [state(rank) for rank in (3, 4, 5)]
+    )
+
+    assert headline(groups) == "rank 0 is in A, ranks 1-2 in B, the other 3 in no module"
+
+
+def test_files_without_a_rank_are_called_by_their_name() -> None:
+    groups = group([state(None, ("A", "forward"), path="/runs/a.modtrace"), state(None, ("A", "forward"), path="b")])
+
+    assert [one.label for one in groups] == ["a.modtrace, b"]
+
+
+def test_a_stack_in_one_line() -> None:
+    assert path([]) == ""
+    assert path([("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward")]) == "forward GPT › h.7 › mlp"
+    assert path([("GPT", "backward"), ("GPT.h.7", "backward"), ("GPT.h.7", "recompute"), ("Other", "recompute")]) == (
+        "backward GPT › h.7 · recompute GPT.h.7 › Other"
+    )
+
+
+def test_numbers_and_durations_are_short() -> None:
+    assert ranges([5, 0, 1, 2, 2, 9, 8]) == "0-2, 5, 8-9"
+    assert duration([0.0123]) == "12 ms"
+    assert duration([12.34, 12.3]) == "12.3 s"
+    assert duration([0.5, 119.0]) == "500 ms to 119.0 s"
+    assert duration([125.0]) == "2 min 5 s"
+    assert duration([7200 + 61.0]) == "2 h 1 min"
+
+
+def where(*arguments: object) -> Result:
+    return CliRunner().invoke(commands, ["where", *map(str, arguments)])
+
+
+def test_the_command_prints_a_line_per_group(tmp_path: Path) -> None:
+    for rank in range(3):
+        writer = Writer(tmp_path / f"run-{rank}.modtrace", rank=rank, pid=1 << 30)
+        writer.event(0, Kind.STEP, NO_NAME, 7)
+        writer.enter(0, "Net", "Net.b" if rank == 1 else "Net.a")
+
+    done = where(tmp_path / "run-*.modtrace", tmp_path / "run-0.modtrace")
+
+    lines = done.stdout.splitlines()
+    assert done.exit_code == 0
+    assert lines[0] == "rank 1 is in Net.b, the other 2 in Net.a"
+    assert lines[2].split() == ["state", "step", "thread", "in", "for"]
+    assert lines[3].split()[:9] == ["rank", "1", "dead", "7", "MainThread", "forward", "Net", "›", "b"]
+    assert lines[4].split()[:9] == ["ranks", "0,", "2", "dead", "7", "MainThread", "forward", "Net", "›"]
+    assert len(lines) == 5
+
+
+def test_the_command_prints_json(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace", rank=2, pid=1 << 30)
+    writer.enter(1, "Net")
+    writer.enter(3, "Net.a")
+
+    done = where("--json", tmp_path / "run.modtrace")
+
+    (found,) = json.loads(done.stdout)
+    wall = found.pop("last_event_ns")
+    assert abs(wall - time.time_ns() - 3 * SECOND) < 60 * SECOND
+    assert found == {
+        "file": str(tmp_path / "run.modtrace"),
+        "rank": 2,
+        "pid": 1 << 30,
+        "engine": "native",
+        "state": "dead",
+        "step": None,
+        "last_event_seconds": 0.0,
+        "threads": [
+            {
+                "thread": "MainThread",
+                "tid": 7,
+                "last_event_seconds": 0.0,
+                "stack": [
+                    {"fqn": "Net", "phase": "forward", "seconds": 2.0},
+                    {"fqn": "Net.a", "phase": "forward", "seconds": 0.0},
+                ],
+            }
+        ],
+    }
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
+    Writer(tmp_path / "a.modtrace", rank=0, pid=1 << 30).enter(0, "Net")
+    (tmp_path / "b.modtrace").write_text("something else")
+
+    done = where(tmp_path / "*.modtrace", tmp_path / "absent")
+
+    assert done.exit_code == 1
+    assert f"{tmp_path}/b.modtrace: not a ring file" in done.stdout
+    assert f"{tmp_path}/absent: cannot be read: No such file or directory" in done.stdout
+    assert "rank 0" in done.stdout
+    with pytest.raises(RingError):
+        look(tmp_path / "b.modtrace")
+
+
+def test_a_recording_without_an_event(tmp_path: Path) -> None:
+    Writer(tmp_path / "run.modtrace")
+
+    done = where(tmp_path / "run.modtrace")
+
+    assert done.exit_code == 0
+    assert "no module" in done.stdout
+
+
+def test_wrong_usage_is_said() -> None:
+    assert where().exit_code == 2
+    assert where("--watch", "--json", "run.modtrace").exit_code == 2
