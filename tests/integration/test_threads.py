@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import modtrace
+from modtrace.timeline import Timeline
+from modtrace.track.engine import EngineName
+from tests.support.truth import share_nested
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def model() -> nn.Module:
+    return nn.Sequential(*[nn.Sequential(Scale(), Scale()) for _ in range(3)])
+
+
+@pytest.fixture(autouse=True)
+def quick_switches() -> Iterator[None]:
+    """Let the interpreter change threads as often as it can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def together(*runs: Callable[[], object]) -> None:
+    """Run each on a thread of its own, named after its place, all from the same moment on."""
+    errors: list[BaseException] = []
+    gate = threading.Barrier(len(runs))
+
+    def guarded(run: Callable[[], object]) -> None:
+        gate.wait()
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(run,), name=f"worker {n}") for n, run in enumerate(runs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def on_track(timeline: Timeline, track: str) -> list[tuple[str, int]]:
+    return [(span.fqn, span.depth) for span in timeline.spans if span.track == track]
+
+
+FORWARD = [("Sequential", 0)] + [
+    row for n in range(3) for row in ((f"Sequential.{n}", 1), (f"Sequential.{n}.0", 2), (f"Sequential.{n}.1", 2))
+]
+BACKWARD = [("Sequential", 0)] + [
+    row for n in (2, 1, 0) for row in ((f"Sequential.{n}", 1), (f"Sequential.{n}.1", 2), (f"Sequential.{n}.0", 2))
+]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["a model each", "one model"])
+def test_forward_and_backward_on_many_threads_at_once(engine: EngineName, shared: bool) -> None:
+    threads, steps = 6, 30
+    models = [model()] * threads if shared else [model() for _ in range(threads)]
+
+    def train(net: nn.Module) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(steps):
+                net(torch.ones(8)).sum().backward()
+
+        return run
+
+    with modtrace.record(engine=engine) as recording:
+        together(*[train(net) for net in models])
+    timeline = recording.timeline()
+
+    assert timeline.stats.torn == 0
+    assert timeline.stats.unfinished == timeline.stats.unstarted == 0
+    assert share_nested(timeline) == 1
+    assert sorted(timeline.track_names) == sorted(
+        f"{kind} · worker {n}" for kind in ("forward", "backward") for n in range(threads)
+    )
+    for worker in range(threads):
+        assert on_track(timeline, f"forward · worker {worker}") == FORWARD * steps
+        assert on_track(timeline, f"backward · worker {worker}") == BACKWARD * steps
+    # Each call has a number of its own, on whatever thread.
+    for phase in ("forward", "backward"):
+        numbers = Counter((span.fqn, span.call) for span in timeline.spans if span.phase == phase)
+        assert set(numbers.values()) == {1}
+        assert {call for fqn, call in numbers if fqn == "Sequential"} == set(range(threads * steps))
+
+
+def test_a_backward_on_another_thread(engine: EngineName) -> None:
+    """As on a GPU, where a worker of the autograd engine runs the nodes."""
+    net = model()
+    with modtrace.record(engine=engine) as recording:
+        losses = [net(torch.ones(8)).sum() for _ in range(3)]
+        together(*[partial(torch.autograd.backward, loss) for loss in losses])
+    timeline = recording.timeline()
+
+    assert on_track(timeline, "forward · MainThread") == FORWARD * 3
+    calls = []
+    for worker in range(3):
+        assert on_track(timeline, f"backward · worker {worker}") == BACKWARD
+        calls += [
+            {s.call for s in timeline.spans if s.track == f"backward · worker {worker}" and s.fqn == "Sequential"}
+        ]
+    assert sorted(map(sorted, calls)) == [[0], [1], [2]]
+    link = timeline.columns.link
+    for at, span in enumerate(timeline.spans):
+        if span.phase == "backward":
+            partners = [row for row, other in enumerate(link.tolist()) if other == link[at] and row != at]
+            assert [(timeline.spans[row].fqn, timeline.spans[row].call) for row in partners] == [(span.fqn, span.call)]
+
+
+def test_a_graph_made_on_two_threads(engine: EngineName) -> None:
+    """Sequence numbers are counted per thread: equal ones must not be mixed up."""
+    parts = [nn.Sequential(Scale()), nn.Sequential(Scale(), Scale())]
+    outs: dict[int, Tensor] = {}
+
+    def forward(n: int) -> Callable[[], None]:
+        def run() -> None:
+            outs[n] = parts[n](torch.ones(8))
+
+        return run
+
+    with modtrace.record(engine=engine) as recording:
+        for n in range(2):
+            together(forward(n))
+        (outs[0] + outs[1]).sum().backward()  # type: ignore[no-untyped-call]
+    timeline = recording.timeline()
+
+    spans = Counter((span.fqn, span.phase) for span in timeline.spans)
+    assert spans == {
+        ("Sequential", "forward"): 2,
+        ("Sequential.0", "forward"): 2,
+        ("Sequential.1", "forward"): 1,
+        ("Sequential", "backward"): 2,
+        ("Sequential.0", "backward"): 2,
+        ("Sequential.1", "backward"): 1,
+    }
+    assert {span.track for span in timeline.spans if span.phase == "backward"} == {"backward · MainThread"}
+
+
+def test_a_recording_can_stop_while_threads_train(engine: EngineName) -> None:
+    over = threading.Event()
+    trained = [0] * 3
+
+    def train(worker: int) -> Callable[[], None]:
+        def run() -> None:
+            net = model()
+            while not over.is_set():
+                net(torch.ones(8)).sum().backward()
+                trained[worker] += 1
+
+        return run
+
+    def record() -> None:
+        try:
+            look()
+        finally:
+            over.set()
+
+    def look() -> None:
+        for _ in range(20):
+            with modtrace.record(engine=engine, capacity=1 << 10) as recording:
+                before = sum(trained)
+                while sum(trained) < before + 6:
+                    recording.snapshot()
+            timeline = recording.timeline()
+            assert share_nested(timeline) == 1
+            assert timeline.stats.recorded > 0
+            # An event that a thread was about to write is lost, and told.
+            assert timeline.stats.torn <= 3
+
+    together(record, *[train(worker) for worker in range(3)])
+
+    assert min(trained) > 0
+
+
+def test_another_thread_can_stop_it_inside_a_call(engine: EngineName) -> None:
+    class Stops(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            together(recording.stop)
+            return x * 2
+
+    x = torch.ones(1, requires_grad=True)
+    recording = modtrace.record(engine=engine)
+    recording.start()
+    nn.Sequential(Scale(), Stops(), Scale())(x).sum().backward()
+
+    assert [(span.fqn, span.depth, span.complete) for span in recording.timeline().spans] == [
+        ("Sequential", 0, False),
+        ("Sequential.0", 1, True),
+        ("Sequential.1", 1, False),
+    ]
+
+
+def test_threads_that_ended_keep_their_names(engine: EngineName) -> None:
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(20):
+            together(lambda: nn.ReLU()(torch.ones(1)))
+    timeline = recording.timeline()
+
+    assert len(timeline.spans) == 20
+    assert {track.thread for track in timeline.tracks} == {"worker 0"}
