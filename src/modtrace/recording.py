@@ -23,7 +23,7 @@ from .track.samples import Samples
 from .track.signals import SignalDump
 from .write import check_path
 
-__all__ = ["Recording", "record"]
+__all__ = ["Recording", "current", "record"]
 
 _log = logging.getLogger("modtrace")
 _lock = threading.RLock()
@@ -252,6 +252,11 @@ class Recording:
             self._samples.stop()
         if self._signal is not None:
             self._signal.after_fork()
+
+
+def current() -> Recording | None:
+    """Return the recording that runs in this process, None where none does."""
+    return _running
 
 
 def record(

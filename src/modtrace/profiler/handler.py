@@ -38,7 +38,7 @@ class TraceHandler:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._worker = worker_name or _worker()
         self.paths: list[Path] = []
-        current = recording._running
+        current = recording.current()
         self._own = current is None
         self._recording: Recording = recording.record(**options) if current is None else current
         if self._own:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..timeline import PHASES, Timeline
-from ..timeline._summary import _markdown as markdown_text
-from ..timeline._summary import _printable as plain_text
+from ..timeline._summary import markdown, printable
 from ..timeline._summary import summarize
 from .events import Events, Ints
 from .gpu import KINDS
@@ -138,7 +137,7 @@ class ModuleTotals:
     def to_markdown(self) -> str:
         """Return a GitHub table, times in ms."""
         lines = ["| " + " | ".join(HEADINGS) + " |", "| --- | --- |" + " ---: |" * (len(HEADINGS) - 2)]
-        lines += ["| " + " | ".join(_cells(row, markdown_text)) + " |" for row in self.rows]
+        lines += ["| " + " | ".join(_cells(row, markdown)) + " |" for row in self.rows]
         return "\n".join([*lines, "", self.note]) + "\n"
 
     def to_csv(self) -> str:
@@ -146,7 +145,7 @@ class ModuleTotals:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(ModuleTotal._fields)
-        writer.writerows([plain_text(row.fqn), plain_text(row.module_class), *row[2:]] for row in self.rows)
+        writer.writerows([printable(row.fqn), printable(row.module_class), *row[2:]] for row in self.rows)
         return out.getvalue()
 
     def to_json(self) -> str:
@@ -160,7 +159,7 @@ class ModuleTotals:
         from rich.text import Text
 
         table = Table(caption=self.note, caption_justify="left", header_style="bold", box=None, pad_edge=False)
-        rows = [_cells(row, plain_text) for row in self.rows]
+        rows = [_cells(row, printable) for row in self.rows]
         # Terminals are narrow: what is 0 for every module is not shown.
         shown = [n for n in range(len(HEADINGS)) if n < 3 or any(float(cells[n]) for cells in rows)]
         for index in shown:

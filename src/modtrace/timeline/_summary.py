@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ._timeline import Timeline
 
-__all__ = ["SORT_KEYS", "Row", "Summary", "summarize"]
+__all__ = ["SORT_KEYS", "Row", "Summary", "markdown", "printable", "summarize"]
 
 SORT_KEYS = ("self", "forward", "backward", "recompute", "calls", "name")
 """What a summary can be sorted by; times and calls descending, names ascending."""
@@ -107,7 +107,7 @@ class Summary:
 
     def to_markdown(self) -> str:
         """Return a GitHub table, times in ms; module names can neither break it nor render as anything but text."""
-        headings, *rows = self._table(_markdown)
+        headings, *rows = self._table(markdown)
         rules = ["---"] * 2 + ["---:"] * (len(headings) - 2)
         lines = ["| " + " | ".join(cells) + " |" for cells in (headings, rules, *rows)]
         return "\n".join([*lines, *(["", self.note] if self.note else [])]) + "\n"
@@ -117,7 +117,7 @@ class Summary:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(Row._fields)
-        writer.writerows([_printable(row.fqn), _printable(row.module_class), *row[2:]] for row in self.rows)
+        writer.writerows([printable(row.fqn), printable(row.module_class), *row[2:]] for row in self.rows)
         return out.getvalue()
 
     def to_json(self) -> str:
@@ -135,7 +135,7 @@ class Summary:
         from rich.text import Text
 
         table = Table(caption=self.note or None, caption_justify="left", header_style="bold", box=None, pad_edge=False)
-        headings, *rows = self._table(_printable)
+        headings, *rows = self._table(printable)
         for index, heading in enumerate(headings):
             title = heading.replace(" ms", "\nms")
             table.add_column(title, justify="left" if index < 2 else "right", overflow="fold", no_wrap=index >= 2)
@@ -144,7 +144,7 @@ class Summary:
         return table
 
     def __str__(self) -> str:
-        cells = self._table(_printable)
+        cells = self._table(printable)
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
             "  ".join(
@@ -224,7 +224,7 @@ def _cells(row: Row, text: Callable[[str], str]) -> list[str]:
     return [text(row.fqn), text(row.module_class), str(row.calls), *(f"{time / 1e6:.3f}" for time in times)]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Control, format and lone surrogate characters as escapes: a name cannot move the cursor or flip the line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -232,9 +232,9 @@ def _printable(text: str) -> str:
 PLAIN = re.compile(r"[\w.:\- ]+", re.ASCII)
 
 
-def _markdown(text: str) -> str:
+def markdown(text: str) -> str:
     """Plain names as code; in all others every ASCII sign as an entity, which Markdown takes as text."""
-    shown = _printable(text)
+    shown = printable(text)
     if PLAIN.fullmatch(shown):
         return f"`{shown}`"
     return re.sub(r"[^\w\s]|_", lambda sign: f"&#{ord(sign[0])};", shown)
