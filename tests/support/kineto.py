@@ -37,7 +37,7 @@ def trace(*events: Any, base: int | None = BASE, **keys: Any) -> bytes:
 
 
 def recording(*spans: Span, names: tuple[Name, ...] = NET, marks: tuple[Mark, ...] = (), base: int = BASE) -> Timeline:
-    """Spans as (label, start, end, depth, phase), a parent before its children; all but forward on the backward track."""
+    """Take spans as (label, start, end, depth, phase), a parent first; all but forward lie on the backward track."""
     stack: dict[tuple[int, int], int] = {}
     rows: list[dict[str, Any]] = []
     seen: dict[tuple[str, str], int] = {}

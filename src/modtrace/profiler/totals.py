@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..timeline import PHASES, Timeline
-from ..timeline._summary import markdown, printable
-from ..timeline._summary import summarize
+from ..timeline._summary import markdown, printable, summarize
 from .events import Events, Ints
 from .gpu import KINDS
 

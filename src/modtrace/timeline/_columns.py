@@ -86,7 +86,6 @@ DTYPES: dict[str, type[np.generic]] = {
 }
 
 
-
 def in_start_order(columns: Columns) -> Columns:
     """Sort by (start, depth) and renumber `parent`, so that a parent stands before its children."""
     order = np.lexsort((columns.depth, columns.start))
