@@ -1,0 +1,216 @@
+"""torch.compile beside a recording: no graph break, no warning, and one slice for a compiled region."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import modtrace
+from modtrace.timeline import Timeline
+from modtrace.track.engine import EngineName
+
+pytestmark = [
+    # Torch's own, when its compiler is imported.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
+    # Torch's own, when it compiles a part whose input another part made.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+BACKENDS = ["aot_eager", "inductor"]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x) + x
+        return out
+
+
+class Outer(nn.Module):
+    """An eager model with a compiled part."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.before, self.part, self.after = nn.Linear(4, 4), part, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(self.part(self.before(x)))
+        return out
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    if request.param == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs g++")
+    name: str = request.param
+    return name
+
+
+def compiled(module: nn.Module, counter: Any) -> nn.Module:
+    # fullgraph: a graph break is an error.
+    made = torch.compile(module, backend=counter, fullgraph=True)
+    assert isinstance(made, nn.Module)
+    return made
+
+
+def step(model: nn.Module) -> None:
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def spans(timeline: Timeline, phase: str) -> list[tuple[str, int]]:
+    return [(span.fqn, span.depth) for span in timeline.spans if span.phase == phase]
+
+
+def test_compiled_fresh_under_a_recording(engine: EngineName, backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    counter = CompileCounterWithBackend(backend)
+    model = compiled(Net(), counter)
+    with caplog.at_level(logging.WARNING), modtrace.record(engine=engine) as recording:
+        step(model)
+        first = recording.snapshot()
+        for _ in range(2):
+            step(model)
+    timeline = recording.timeline()
+
+    assert caplog.records == []
+    assert counter.frame_count == 1
+    for n, one in ((1, first), (3, timeline)):
+        roots = spans(one, "forward")
+        assert [depth for _, depth in roots] == [0] * n
+        assert len({fqn for fqn, _ in roots}) == 1
+        assert spans(one, "backward") == roots
+        assert all(span.complete for span in one.spans)
+
+
+def test_compiled_before_a_recording(engine: EngineName, backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    counter = CompileCounterWithBackend(backend)
+    model = compiled(Net(), counter)
+    with caplog.at_level(logging.WARNING):
+        step(model)
+        with modtrace.record(engine=engine) as recording:
+            for _ in range(3):
+                step(model)
+
+    assert caplog.records == []
+    assert counter.frame_count <= 2
+    timeline = recording.timeline()
+    assert len(spans(timeline, "forward")) == 3
+    assert spans(timeline, "backward") == spans(timeline, "forward")
+
+
+def test_a_change_of_the_recordings_state_compiles_at_most_once(engine: EngineName) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    model = compiled(Net(), counter)
+    step(model)
+    frames = [counter.frame_count]
+    for _ in range(3):
+        with modtrace.record(engine=engine):
+            step(model)
+            step(model)
+        frames.append(counter.frame_count)
+        step(model)
+        frames.append(counter.frame_count)
+
+    # The first recording may; what was compiled for either state is there then.
+    assert frames[0] == 1
+    assert frames[1] <= 2
+    assert frames[2] <= 3
+    assert frames[3:] == [frames[2]] * 4
+
+
+def test_other_engines_recordings_compile_at_most_once(native_engine: None) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    model = compiled(Net(), counter)
+    engines: list[EngineName] = ["native", "python"]
+    for engine in engines * 2:
+        with modtrace.record(engine=engine):
+            step(model)
+
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_compiled_part_of_an_eager_model(engine: EngineName, backend: str, when: str) -> None:
+    counter = CompileCounterWithBackend(backend)
+    model = Outer(compiled(Net(), counter))
+    if when == "before":
+        step(model)
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(2):
+            step(model)
+    timeline = recording.timeline()
+
+    assert spans(timeline, "forward") == [("Outer", 0), ("Outer.before", 1), ("Outer.part", 1), ("Outer.after", 1)] * 2
+    assert spans(timeline, "backward") == [("Outer", 0), ("Outer.after", 1), ("Outer.part", 1), ("Outer.before", 1)] * 2
+
+
+def test_a_module_that_compiles_itself(engine: EngineName) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    net = Net()
+    net.compile(backend=counter, fullgraph=True)
+    model = Outer(net)
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(2):
+            step(model)
+    timeline = recording.timeline()
+
+    assert counter.frame_count == 1
+    assert spans(timeline, "forward") == [("Outer", 0), ("Outer.before", 1), ("Outer.part", 1), ("Outer.after", 1)] * 2
+    assert spans(timeline, "backward") == [("Outer", 0), ("Outer.after", 1), ("Outer.part", 1), ("Outer.before", 1)] * 2
+
+
+def test_warnings_are_those_without_a_recording(engine: EngineName, backend: str) -> None:
+    def warned() -> set[str]:
+        torch._dynamo.reset()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for model in (torch.compile(Net(), backend=backend), Outer(compiled(Net(), backend))):
+                assert isinstance(model, nn.Module)
+                step(model)
+        return {str(warning.message) for warning in seen}
+
+    plain = warned()
+    with modtrace.record(engine=engine):
+        assert warned() <= plain
+
+
+def test_results_are_those_without_a_recording(engine: EngineName, backend: str) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    step(compiled(net, backend))
+    plain = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    net.zero_grad(set_to_none=True)
+    torch._dynamo.reset()
+
+    with modtrace.record(engine=engine, shapes=True):
+        step(compiled(net, backend))
+
+    recorded = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    assert len(recorded) == 4
+    assert all(torch.equal(recorded[name], plain[name]) for name in plain)
+
+
+def test_export(engine: EngineName) -> None:
+    with modtrace.record(engine=engine):
+        program = torch.export.export(Net(), (torch.ones(2, 4),))
+
+    assert importlib.util.find_spec("torch.export") is not None
+    assert [node.op for node in program.graph.nodes].count("placeholder") == 5
