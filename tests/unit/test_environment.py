@@ -39,13 +39,13 @@ def test_values(text: str, expected: dict[str, object]) -> None:
         ("/a/run-%r.modtrace", "/a/run-3.modtrace"),
         ("/a/run.modtrace", "/a/run.rank3.modtrace"),
         ("/a/run", "/a/run.rank3"),
-        ("/a/run-%p", f"/a/run-{os.getpid()}"),
+        ("/a/run-%p", "/a/run-{pid}"),
     ],
 )
 def test_several_ranks_have_files_of_their_own(text: str, expected: str) -> None:
     environment = {"RANK": "3", "WORLD_SIZE": "4"}
 
-    assert arguments(f"path={text}", environment) == {"path": expected}
+    assert arguments(f"path={text}", environment) == {"path": expected.format(pid=os.getpid())}
 
 
 @pytest.mark.parametrize(
