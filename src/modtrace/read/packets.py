@@ -22,9 +22,10 @@ def packet_parts(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[int, b
     Raises:
         TraceError: something else stands where a packet should begin, or the last one is cut off.
     """
-    data, base, wanted = b"", 0, 1
+    data, base = b"", 0
     while True:
-        more = file.read(max(size, wanted))
+        # A packet may claim any length: what is asked for follows what is there.
+        more = file.read(max(size, len(data)))
         data += more
         at = begin = 0
         while at < len(data):
@@ -32,7 +33,6 @@ def packet_parts(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[int, b
             if end > len(data):
                 if not more:
                     raise TraceError(path, "it is cut off within a packet", base + at)
-                wanted = end - len(data)
                 break
             at = end
             if base == begin == 0:
