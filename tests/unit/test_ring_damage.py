@@ -18,6 +18,7 @@ from modtrace.ring.event import SLOT_BYTES
 from modtrace.ring.file import SLOTS_OFFSET
 from modtrace.track.engine import EngineName
 from tests.support.effort import effort
+from tests.support.trace_processor import TraceProcessor
 
 CAPACITY = 256
 LOG = SLOTS_OFFSET + CAPACITY * SLOT_BYTES
@@ -112,6 +113,26 @@ def test_mutations_give_whole_events_or_a_named_error(good: bytes, tmp_path: Pat
         except ModtraceError:
             errors += 1
     assert 0 < errors < MUTATIONS
+
+
+def test_what_is_left_of_a_damaged_file_is_a_trace_without_a_fault(
+    good: bytes, trace_processor: type[TraceProcessor], tmp_path: Path
+) -> None:
+    path = tmp_path / "mutated.modtrace"
+    chance = random.Random(5)
+    for turn in range(effort(40, 2000)):
+        data = bytearray(good)
+        for _ in range(chance.choice([1, 4, 50])):
+            at = chance.randrange(SLOTS_OFFSET, len(data) - 8)
+            data[at : at + 8] = chance.choice(
+                [chance.randbytes(8), bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 : at + 8]]
+            )
+        path.write_bytes(data)
+        trace = tmp_path / ("trace.json" if turn % 2 else "trace.pftrace")
+
+        modtrace.load(path).save(trace)
+
+        assert trace_processor.open(trace).import_problems() == {}
 
 
 def test_one_damaged_byte_costs_at_most_its_own_event(good: bytes, tmp_path: Path) -> None:

@@ -134,11 +134,25 @@ def _inner_depths(brackets: Brackets, call: Ints, length: Ints) -> Ints:
     inner = np.zeros(len(brackets), np.int64)
     again = brackets.recompute
     for depth in range(int(brackets.depth.max()) + 1 if len(brackets) else 0):
-        at = np.flatnonzero((brackets.depth == depth) & (brackets.node | again))
+        at = np.flatnonzero(brackets.depth == depth)
         around = np.where(brackets.parent[at] >= 0, inner[brackets.parent[at]], 0)
         chain = np.where(call[at] >= 0, length[call[at]], 0)
-        inner[at] = around + np.where(brackets.node[at], chain, 1)
+        inner[at] = around + np.where(brackets.node[at], chain, again[at])
     return inner
+
+
+def _forward_depths(brackets: Brackets) -> Ints:
+    """Return for each bracket how many forward calls are around it."""
+    other = brackets.node | brackets.recompute
+    inside = brackets.parent >= 0
+    if not np.any(~other & inside & other[brackets.parent]):
+        return brackets.depth
+    # In a damaged file a node can hold a forward call.
+    depth = np.zeros(len(brackets), np.int64)
+    for level in range(1, int(brackets.depth.max()) + 1):
+        at = np.flatnonzero(brackets.depth == level)
+        depth[at] = depth[brackets.parent[at]] + ~other[brackets.parent[at]]
+    return depth
 
 
 def _rows(brackets: Brackets, slices: Slices, original: Ints, inner: Ints) -> Rows:
@@ -161,7 +175,9 @@ def _rows(brackets: Brackets, slices: Slices, original: Ints, inner: Ints) -> Ro
         "name": both(brackets.name[calls], brackets.name[slices.call]),
         "phase": both(np.where(again, RECOMPUTE, FORWARD), np.full(len(known), BACKWARD)),
         "thread": both(brackets.thread[calls], brackets.thread[slices.first]),
-        "depth": both(np.where(again, around[calls], brackets.depth[calls]), around[slices.first] + slices.level),
+        "depth": both(
+            np.where(again, around[calls], _forward_depths(brackets)[calls]), around[slices.first] + slices.level
+        ),
         "call": both(brackets.key[original[calls]], brackets.key[known]) & _NUMBER_MASK,
         "link": both(np.where(again, -1, link[calls]), link[known]),
         "started": both(brackets.started[calls], brackets.started[slices.first]),
