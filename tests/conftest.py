@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -13,6 +14,9 @@ from modtrace.track.engine import EngineName
 from tests.support import trace_processor as processor
 
 _IN_CI = os.environ.get("CI") == "true"
+
+# A shell starts what it runs in the background with SIGINT ignored, and all that this starts would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -95,7 +95,7 @@ def test_errors_name_the_path(tmp_path: Path, suffix: str) -> None:
 
 
 def test_an_unknown_suffix_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match=r"x\.txt.*\.json .*\.pftrace") as raised:
+    with pytest.raises(WriteError, match=r"x\.txt: .*\.json, .*\.pftrace") as raised:
         write(timeline_of((0, 1, "a")), tmp_path / "x.txt")
     assert all(suffix in str(raised.value) for suffix in SUFFIXES)
     assert os.listdir(tmp_path) == []
