@@ -60,6 +60,7 @@ struct Session {
   PyObject* fail;
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>> names;  // module → (parent's name, name)
   std::vector<int64_t> forward_calls, recompute_calls;                             // by name
+  int uses = 1;  // guarded by the interpreter's lock
 };
 
 struct Frame {
@@ -152,8 +153,29 @@ void drop_frames(Thread& thread, size_t down_to) {
   }
 }
 
-// Gives the thread its number in this session. Needs the interpreter's lock.
+void release(Session& session) {
+  if (--session.uses > 0) return;
+  for (PyObject* callable : {session.find, session.add_thread, session.sync, session.fail}) Py_DECREF(callable);
+  delete &session;
+}
+
+// Holds a session while Python runs: another thread may stop it meanwhile.
+class Use {
+ public:
+  explicit Use(Session& session) : session_(session) { ++session_.uses; }
+  ~Use() { release(session_); }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  Session& session_;
+};
+
+bool is_current(const Session& session) { return current.load(std::memory_order_relaxed) == &session; }
+
+// Gives the thread its number in this session; false where that failed or the session ended. Needs the interpreter's lock.
 bool add_thread(Session& session, Thread& thread) {
+  const Use use(session);
   drop_frames(thread, 0);
   PyObject* torch_thread = PyLong_FromUnsignedLongLong(at::RecordFunction::currentThreadId());
   PyObject* number = torch_thread == nullptr ? nullptr : call_ours(session.add_thread, torch_thread);
@@ -162,9 +184,11 @@ bool add_thread(Session& session, Thread& thread) {
     report(session);
     return false;
   }
-  thread.bits = PyLong_AsLongLong(number) << kThreadShift;
-  thread.generation = generation;
+  const int64_t bits = PyLong_AsLongLong(number) << kThreadShift;
   Py_DECREF(number);
+  if (!is_current(session)) return false;
+  thread.bits = bits;
+  thread.generation = generation;
   return true;
 }
 
@@ -179,6 +203,8 @@ void add_observing_thread(Thread& thread) {
 
 // Writes from a thread that does not hold the interpreter's lock. `stop` waits for those that are busy.
 void write_observed(Thread& thread, int64_t meta, int64_t value) {
+  // A thread that has no number yet must not take a serial: the reader would miss an event.
+  if (C10_UNLIKELY(thread.generation != generation)) return;
   thread.busy.store(true, std::memory_order_relaxed);
   // Taking the serial is a full fence: `stop` either sees us busy, or we see that there is no session.
   const uint64_t serial = head.fetch_add(1, std::memory_order_seq_cst);
@@ -192,10 +218,9 @@ void write_observed(Thread& thread, int64_t meta, int64_t value) {
   thread.busy.store(false, std::memory_order_release);
 }
 
-int64_t node_meta(Kind kind, const at::RecordFunction& function) {
+int64_t node_meta(Kind kind, const at::RecordFunction& function, int task) {
   const int64_t origin = static_cast<int64_t>(function.forwardThreadId() & 0xFFFF);
-  const int64_t task = torch::autograd::get_current_graph_task_id() & 0xFF;
-  return kind << kKindShift | origin << 8 | task;
+  return kind << kKindShift | origin << 8 | (task & 0xFF);
 }
 
 void write_sequence(Thread& thread) {
@@ -206,38 +231,43 @@ void write_sequence(Thread& thread) {
   }
 }
 
-// torch.compile runs nodes of what it traces, in no pass or in one on fake tensors; that is no backward of the user's.
-bool is_traced() {
-  if (C10_UNLIKELY(torch::autograd::get_current_graph_task_id() < 0)) return true;
-  return C10_UNLIKELY(c10::impl::TorchDispatchModeTLS::any_modes_set()) &&
-         c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
+// The running graph task, or -1 for what torch.compile runs of what it traces: in no task, or in one on fake tensors.
+// That is no backward of the user's.
+int running_task() {
+  const bool traced = C10_UNLIKELY(c10::impl::TorchDispatchModeTLS::any_modes_set()) &&
+                      c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();
+  return traced ? -1 : torch::autograd::get_current_graph_task_id();
 }
 
 // AccumulateGrad has no sequence number. It runs right after the node that made the gradient, and counts to that one.
 bool accumulates(const at::RecordFunction& function) { return function.seqNr() < 0; }
 
 std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& function) {
-  if (accumulates(function) || is_traced()) return nullptr;
+  if (accumulates(function)) return nullptr;
+  const int task = running_task();
+  if (C10_UNLIKELY(task < 0)) return nullptr;
   Thread& thread = this_thread();
   if (C10_UNLIKELY(thread.generation != generation)) add_observing_thread(thread);
-  write_observed(thread, node_meta(kNodeBegin, function), function.seqNr());
+  write_observed(thread, node_meta(kNodeBegin, function, task), function.seqNr());
   write_sequence(thread);
   return nullptr;
 }
 
 void node_ends(const at::RecordFunction& function, at::ObserverContext*) {
-  if (is_traced()) return;
+  const int task = running_task();
+  if (C10_UNLIKELY(task < 0)) return;
   Thread& thread = this_thread();
   if (accumulates(function)) {
-    write_observed(thread, node_meta(kAccumulated, function), 0);
+    write_observed(thread, node_meta(kAccumulated, function, task), 0);
     return;
   }
   write_sequence(thread);
-  write_observed(thread, node_meta(kNodeEnd, function), function.seqNr());
+  write_observed(thread, node_meta(kNodeEnd, function, task), function.seqNr());
 }
 
-// Asks for the name that the module has below the open calls; -1 where that failed.
+// Asks for the name that the module has below the open calls; -1 where that failed or the session ended.
 int64_t find_name(Session& session, Thread& thread, PyObject* module, int64_t parent) {
+  const Use use(session);
   PyObject* open = PyList_New(0);
   for (auto frame = thread.stack.rbegin(); open != nullptr && frame != thread.stack.rend(); ++frame) {
     PyObject* call = Py_BuildValue("(OL)", frame->module, static_cast<long long>(frame->name));
@@ -252,6 +282,7 @@ int64_t find_name(Session& session, Thread& thread, PyObject* module, int64_t pa
   }
   const int64_t name = PyLong_AsLongLong(found);
   Py_DECREF(found);
+  if (!is_current(session)) return -1;
   session.names[module].emplace_back(parent, name);
   if (name != kNoName && session.forward_calls.size() <= static_cast<size_t>(name)) {
     session.forward_calls.resize(name + 1);
@@ -278,13 +309,14 @@ bool enter(PyObject* module) {
   Thread& thread = this_thread();
   if (C10_UNLIKELY(thread.generation != generation) && !add_thread(*session, thread)) return false;
   if (thread.stack.empty() && C10_UNLIKELY(torch::profiler::impl::profilerEnabled())) {
+    const Use use(*session);
     PyObject* done = call_ours(session->sync);
     if (done == nullptr) report(*session);
     Py_XDECREF(done);
-    if (current.load(std::memory_order_relaxed) != session) return false;
+    if (!is_current(*session)) return false;
   }
   const int64_t name = name_of(*session, thread, module);
-  if (name < 0 || name == kNoName || current.load(std::memory_order_relaxed) != session) return false;
+  if (name < 0 || name == kNoName) return false;
   const bool again = torch::autograd::get_current_graph_task_id() != -1;
   int64_t& calls = (again ? session->recompute_calls : session->forward_calls)[name];
   const int64_t value = (calls++ & kNumberMask) << kSequenceBits;
@@ -355,8 +387,7 @@ void end(Session* session) {
     }
   }
   PyBuffer_Release(&session->buffer);
-  for (PyObject* callable : {session->find, session->add_thread, session->sync, session->fail}) Py_DECREF(callable);
-  delete session;
+  release(*session);
 }
 
 PyObject* py_start(PyObject*, PyObject* args) {
