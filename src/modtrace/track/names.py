@@ -7,6 +7,7 @@ names, each by the path it was called by. Nothing here keeps a module alive.
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -102,7 +103,7 @@ class ModuleNames:
     def _path(self, parent: nn.Module, module: nn.Module) -> str | None:
         paths = self._paths.get(parent)
         if paths is None:
-            paths = self._paths[parent] = _Paths()
+            paths = self._paths.setdefault(parent, _Paths())
         return paths.find(parent, module)
 
     def _died(self, identity: int) -> Callable[[Any], None]:
@@ -134,15 +135,20 @@ class _Paths:
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._misses = 0
+        self._lock = threading.RLock()
 
     def find(self, parent: nn.Module, module: nn.Module) -> str | None:
         path = self._look(module)
         if path is None:
-            self._misses += 1
-            # Modules can be added later; a module made anew in every call must not cost a walk in every call.
-            if self._misses & (self._misses - 1) == 0:
-                self._walk(parent)
+            # A thread that misses what another is about to find waits for it.
+            with self._lock:
                 path = self._look(module)
+                if path is None:
+                    self._misses += 1
+                    # Modules can be added later; one made anew in every call must not cost a walk in every call.
+                    if self._misses & (self._misses - 1) == 0:
+                        self._walk(parent)
+                        path = self._look(module)
         return path
 
     def _look(self, module: nn.Module) -> str | None:
