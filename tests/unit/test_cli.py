@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -50,12 +50,13 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_help_is_there_at_once() -> None:
-    # The best of five: what it takes itself, not what else this machine does.
+    # The best of five, in processor time: what it takes itself, not what else this machine does.
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "modtrace", "--help"], capture_output=True, check=True)
-        seconds.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
     assert min(seconds) < 0.3
 
