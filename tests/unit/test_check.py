@@ -264,25 +264,6 @@ def test_a_perfetto_trace_cut_off(cut: int, fault: str, tmp_path: Path) -> None:
     assert str(check(trace)[0]) == "unreadable: " + fault.format(last=last)
 
 
-@pytest.mark.parametrize("length", b"[{ ")
-def test_a_perfetto_trace_whose_first_packet_is_as_long_as_a_json_character(length: int, tmp_path: Path) -> None:
-    packet = proto.TracePacket(trusted_packet_sequence_id=1, sequence_flags=1)
-    packet.interned_data.event_names.add(iid=1, name="")
-    packet.interned_data.event_names[0].name = "a" * (length - packet.ByteSize())
-    trace = tmp_path / "trace"
-    trace.write_bytes(proto.Trace(packet=[packet]).SerializeToString())
-    assert trace.read_bytes()[:2] == bytes([0x0A, length])
-
-    assert check(trace) == []
-
-
-def test_json_behind_empty_lines(tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    trace.write_bytes(b"\n\r\n\t" + (DATA / "good.json").read_bytes())
-
-    assert check(trace) == []
-
-
 def test_bytes_that_are_no_packet(tmp_path: Path) -> None:
     trace = tmp_path / "bad.pftrace"
     trace.write_bytes(b"\x0a\x02\x08\xff" + b"\x12\x00")

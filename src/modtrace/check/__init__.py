@@ -18,6 +18,7 @@ def check(path: str | os.PathLike[str]) -> list[Violation]:
     Raises:
         TraceError: the file itself cannot be opened.
     """
+    from ..read.formats import format_of
     from . import source, structure
     from .layout import lay_out
 
@@ -25,7 +26,7 @@ def check(path: str | os.PathLike[str]) -> list[Violation]:
     data = source.read(path, violations)
     if data is None:
         return violations
-    if source.kind(data) == "chrome":
+    if format_of(data) == "chrome":
         from .chrome import read
     else:
         from .perfetto import read  # slow to import

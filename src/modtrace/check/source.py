@@ -1,16 +1,16 @@
-"""From a file to the bytes of a trace, and which kind of trace they are."""
+"""From a file to the bytes of a trace."""
 
 from __future__ import annotations
 
 import os
 import zlib
 from pathlib import Path
-from typing import Literal
 
 from .._errors import TraceError
+from ..read.formats import format_of
 from .event import Violation
 
-__all__ = ["kind", "read"]
+__all__ = ["read"]
 
 
 def read(path: str | os.PathLike[str], violations: list[Violation]) -> bytes | None:
@@ -24,24 +24,12 @@ def read(path: str | os.PathLike[str], violations: list[Violation]) -> bytes | N
     if not data.strip():
         violations.append(Violation("not-a-trace", "there is nothing in it"))
         return None
-    if data[0] != 0x0A and data.lstrip()[:1] not in (b"[", b"{", b"\xef"):
+    if format_of(data) is None:
         violations.append(
             Violation("not-a-trace", f"neither Chrome JSON nor a Perfetto trace: it starts with {data[:8]!r}")
         )
         return None
     return data
-
-
-def kind(data: bytes) -> Literal["chrome", "perfetto"]:
-    """Tell the formats apart: a Perfetto trace starts with the tag of a packet, which is also a line feed.
-
-    The packet's length can be a bracket, so what tells is that JSON has no other control characters that early.
-    """
-    if data[0] != 0x0A:
-        return "chrome"
-    start = data[:64]
-    is_text = all(byte >= 0x20 or byte in b"\t\n\r" for byte in start)
-    return "chrome" if is_text and start.lstrip()[:1] in (b"[", b"{") else "perfetto"
 
 
 def _unzipped(data: bytes, violations: list[Violation]) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from .._errors import TraceError
+from .formats import format_of
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -17,6 +18,9 @@ __all__ = ["load"]
 
 RING = b"MODTRACE"
 GZIP = b"\x1f\x8b"
+
+HEAD = 4096
+"""Bytes that are looked at to tell what a file is; JSON may begin with empty lines."""
 
 # What a file is that we cannot read, by how it begins.
 _OTHERS = {
@@ -60,14 +64,14 @@ def _ring(path: str | os.PathLike[str]) -> Timeline:
 
 
 def _trace(path: str | os.PathLike[str], file: BinaryIO) -> Timeline:
-    head = file.read(64)
+    head = file.read(HEAD)
     file.seek(0)
-    first = head.lstrip()[:1]
-    if first in (b"{", b"["):
+    format_ = format_of(head)
+    if format_ == "chrome":
         from .chrome import load_chrome
 
         return load_chrome(Path(path), file)
-    if head[:1] == b"\x0a":
+    if format_ == "perfetto":
         from .perfetto import load_perfetto
 
         return load_perfetto(Path(path), file)

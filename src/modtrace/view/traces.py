@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from ..read.formats import format_of
 from ..ring.file import MAGIC
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
         head = next(source.blocks(), b"")
     if head.startswith(MAGIC):
         return Kind.RING
-    if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+    format_ = format_of(head)
+    if format_ == "chrome":
         with Source(path) as source:
             said = EventStream(source).keys.get("otherData")
         if isinstance(said, dict) and "modtrace" in said:
             return Kind.SAVED
         return Kind.PROFILE if merged_facts(path) is None else Kind.MERGED
-    if head.startswith(b"\n"):
+    if format_ == "perfetto":
         return Kind.PACKETS if merged_facts(path) is None else Kind.MERGED_PACKETS
     return Kind.OTHER
 
