@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,8 +14,10 @@ import orjson
 from .._errors import TraceError
 from ..timeline import PHASES, Mark, Timeline
 from ..write.chrome_events import BIND
+from ..write.digits import LONGEST
 from ..write.header import RESERVED
-from .rebuild import Rows, checked_header, rebuilt
+from .header import CHANGED, WHAT_TO_DO, checked_header
+from .rebuild import Rows, rebuilt
 
 __all__ = ["load_chrome"]
 
@@ -23,6 +25,9 @@ Event = dict[str, Any]
 
 BATCH = 1 << 22
 """Bytes of JSON that are parsed at a time."""
+
+EPOCHS = 1 << 62
+"""Nanoseconds beyond which no time lies: to both sides of 1970 146 years."""
 
 FIXED = 4
 """How many args every span has."""
@@ -42,10 +47,12 @@ def load_chrome(path: Path, file: BinaryIO) -> Timeline:
     try:
         for events in batches:
             reader.take(events)
-        base = int(document["baseTimeNanoseconds"])
+        base = document["baseTimeNanoseconds"]
+        if type(base) is not int or abs(base) > EPOCHS:
+            raise ValueError(f"baseTimeNanoseconds is {base!r}")
         return reader.timeline(base)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise TraceError(path, f"its events are not as modtrace writes them: {error!r}") from error
+    except CHANGED as error:
+        raise TraceError(path, f"its events are not as modtrace writes them: {error!r}; {WHAT_TO_DO}") from error
 
 
 def _opened(path: Path, file: BinaryIO) -> tuple[Event, Iterator[list[Event]]]:
@@ -118,6 +125,8 @@ class _Reader:
             elif kind == "C":
                 ((unit, value),) = event["args"].items()
                 counter = self._counters[event["pid"], event["name"], unit]
+                if type(value) is not int:
+                    raise ValueError(f"a sample of {event['name']} is {value!r}")
                 self._samples.setdefault(counter, []).append((event["ts"], value))
         self._spans(spans)
         for row, link in arrows:
@@ -127,10 +136,11 @@ class _Reader:
         """Return what has been read, with times that count from `base`."""
         start = _nanoseconds(self._ts)
         rows = self._rows
-        for (_, kind, text), time in zip(self._marks, _nanoseconds([ts for ts, _, _ in self._marks]), strict=True):
+        moments = _nanoseconds(array("d", (ts for ts, _, _ in self._marks)))
+        for (_, kind, text), time in zip(self._marks, moments, strict=True):
             rows.marks.append(Mark(base + int(time), kind, text))
         for counter, samples in self._samples.items():
-            times = (base + _nanoseconds([ts for ts, _ in samples])).tolist()
+            times = (base + _nanoseconds(array("d", (ts for ts, _ in samples)))).tolist()
             rows.samples[counter] = (times, [value for _, value in samples])
         return rebuilt(self._header, rows, base + start, base + start + _nanoseconds(self._dur))
 
@@ -157,11 +167,18 @@ class _Reader:
         for row, said in enumerate(args, first):
             if len(said) > FIXED:
                 own = {key: value for key, value in said.items() if key not in RESERVED}
+                if not all(isinstance(value, str) for value in own.values()):
+                    raise ValueError(f"an argument in {own!r} is no text")
                 if own:
                     rows.arguments[row] = own
         self._ts.extend([span["ts"] for span in spans])
         self._dur.extend([span["dur"] for span in spans])
 
 
-def _nanoseconds(microseconds: Sequence[float]) -> npt.NDArray[np.int64]:
-    return np.rint(np.array(microseconds, np.float64) * 1000).astype(np.int64)
+def _nanoseconds(microseconds: array[float]) -> npt.NDArray[np.int64]:
+    """Convert times as the writer has them: from 0 on, and no longer than it writes."""
+    times = np.rint(np.array(microseconds, np.float64) * 1000)
+    wrong = np.flatnonzero(~((times >= 0) & (times < LONGEST)))
+    if len(wrong):
+        raise ValueError(f"a time is {microseconds[wrong[0]]!r} µs")
+    return times.astype(np.int64)

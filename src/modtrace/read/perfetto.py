@@ -18,8 +18,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from .._errors import TraceError
 from ..timeline import Mark, Timeline
 from ..write.packets import CALL_FIELDS, INCREMENTAL, Sequences
+from .header import CHANGED, WHAT_TO_DO, checked_header
 from .packets import packet_parts
-from .rebuild import Rows, checked_header, rebuilt
+from .rebuild import Rows, rebuilt
 
 __all__ = ["load_perfetto"]
 
@@ -40,8 +41,8 @@ def load_perfetto(path: Path, file: BinaryIO) -> Timeline:
         for offset, part in packet_parts(path, file, BATCH):
             reader.take(part, offset)
         return reader.timeline()
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise TraceError(path, f"its packets are not as modtrace writes them: {error!r}") from error
+    except CHANGED as error:
+        raise TraceError(path, f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}") from error
 
 
 class _Reader:

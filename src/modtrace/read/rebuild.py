@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 from array import array
 from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass, field
@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._errors import TraceError
 from ..timeline import Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
 from ..timeline._columns import in_start_order
 from ..timeline._nest import nested
-from ..write.header import FORMAT
 from ..write.texts import restore
 
-__all__ = ["Rows", "checked_header", "rebuilt"]
+__all__ = ["Rows", "rebuilt"]
 
 
 class Numbered(dict[tuple[str, str, str], int]):
@@ -55,28 +53,6 @@ class Rows:
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
 
 
-def checked_header(path: str | os.PathLike[str], said: Any) -> dict[str, Any]:
-    """Return the header of a trace that this version reads.
-
-    Raises:
-        TraceError: it was not written by modtrace, or in another format.
-    """
-    written = said.get("modtrace") if isinstance(said, dict) else None
-    if not isinstance(written, dict):
-        raise TraceError(
-            path,
-            "it is a trace, but modtrace did not save it, so it holds no timeline; "
-            "to lay a recording over it: modtrace merge TRACE RECORDING",
-        )
-    if written.get("format") != FORMAT:
-        raise TraceError(
-            path,
-            f"it was saved by modtrace {written.get('version')} in format {written.get('format')}, "
-            f"and this version reads format {FORMAT}",
-        )
-    return dict(said)
-
-
 def rebuilt(
     header: Mapping[str, Any], rows: Rows, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
 ) -> Timeline:
@@ -87,7 +63,15 @@ def rebuilt(
         rows: its events.
         start: int64, per span, Unix nanoseconds.
         end: int64, per span, Unix nanoseconds.
+
+    Raises:
+        ValueError: what should be a text is none, or a span ends before it starts.
     """
+    for text in itertools.chain.from_iterable([*rows.names, *((mark.kind, mark.text) for mark in rows.marks)]):
+        if not isinstance(text, str):
+            raise ValueError(f"{text!r} is no text")
+    if np.any(end < start):
+        raise ValueError("a span ends before it starts")
     originals = header["originals"]
     processes = [
         Process(said["pid"], said["rank"], restore(said["program"], originals)) for said in header["processes"]

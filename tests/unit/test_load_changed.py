@@ -1,0 +1,153 @@
+"""Files of ours that someone changed, and JSON that someone else wrote: an error that names the file, or a timeline."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+from modtrace import ModtraceError, TraceError
+from modtrace.read import load
+from tests.unit.test_write_chrome import call_of_net
+
+WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recording"
+ODD: list[Any] = [None, True, -1, 0, 7, 1.5, 2**63, 2**64 - 1, 1e300, "", "x", [], {}, [[]], {"a": 1}, [None]]
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> dict[str, Any]:
+    """What modtrace writes for a small timeline with a bit of everything."""
+    call_of_net().save(tmp_path / "good.json")
+    read: dict[str, Any] = json.loads((tmp_path / "good.json").read_text())
+    return read
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to everything in a JSON value."""
+    if path:
+        yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield from places(item, (*path, key))
+
+
+def changed(document: dict[str, Any], path: tuple[Any, ...], *value: Any) -> dict[str, Any]:
+    """A copy with another value at a path, or with nothing there."""
+    whole = copy.deepcopy(document)
+    around: Any = whole
+    for key in path[:-1]:
+        around = around[key]
+    if value:
+        around[path[-1]] = value[0]
+    else:
+        del around[path[-1]]
+    return whole
+
+
+def use(path: Path, out: Path) -> None:
+    timeline = load(path)
+    timeline.summary()
+    repr(list(timeline.spans))
+    for name in ("out.json", "out.pftrace"):
+        timeline.save(out / name)
+
+
+HEADER_FAULTS: list[tuple[tuple[Any, ...], list[Any], str]] = [
+    (("processes", 0, "here"), [], "processes[0].here is missing"),
+    (("processes", 0, "here"), ["4242"], "processes[0].here is '4242'"),
+    (("processes", 0, "rank"), [], "processes[0].rank is missing"),
+    (("processes", 0), [7], "processes[0] is 7"),
+    (("processes",), [None], "processes is None"),
+    (("lanes",), [], "lanes is missing"),
+    (("lanes", 1, "track"), [2], "lanes[1].track is 2"),
+    (("lanes", 1, "tid"), [[1]], "lanes[1].tid is [1]"),
+    (("tracks", 0, "kind"), ["sideways"], "tracks[0].kind is 'sideways'"),
+    (("tracks", 1, "tid"), [2**32], "tracks[1].tid is 4294967296"),
+    (("tracks", 1, "process"), [-1], "tracks[1].process is -1"),
+    (("counters", 0, "unit"), [None], "counters[0].unit is None"),
+    (("stats",), [[]], "stats is []"),
+    (("stats", "recorded"), ["10"], "stats.recorded is '10'"),
+    (("stats", "guessed"), [10], "stats.guessed is 10"),
+    (("facts",), [], "facts is missing"),
+    (("originals", "a"), ["6"], "originals['a'] is '6'"),
+    (("originals", "a"), [6], "originals['a'] is 6"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "fault"), HEADER_FAULTS)
+def test_a_changed_header_is_refused_by_file_and_place(
+    document: dict[str, Any], tmp_path: Path, path: tuple[Any, ...], value: list[Any], fault: str
+) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps(changed(document, ("otherData", *path), *value)))
+
+    with pytest.raises(TraceError) as raised:
+        load(trace)
+    assert str(raised.value) == f"{trace}: its header is not as modtrace writes it: {fault}; {WHAT_TO_DO}"
+
+
+def test_a_changed_header_in_a_pftrace_is_refused_too(tmp_path: Path) -> None:
+    path = tmp_path / "trace.pftrace"
+    call_of_net().save(path)
+    trace = Trace.FromString(path.read_bytes())
+    (fact,) = (fact for packet in trace.packet for fact in packet.chrome_events.metadata if fact.name == "modtrace")
+    header = changed(orjson.loads(fact.string_value), ("lanes", 0, "track"))
+    fact.string_value = orjson.dumps(header).decode()
+    path.write_bytes(trace.SerializeToString())
+
+    with pytest.raises(TraceError) as raised:
+        load(path)
+    fault = "its header is not as modtrace writes it: lanes[0].track is missing"
+    assert str(raised.value) == f"{path}: {fault}; {WHAT_TO_DO}"
+
+
+EVENT_FAULTS: list[tuple[tuple[Any, ...], Any, str]] = [
+    (("baseTimeNanoseconds",), "x", "ValueError(\"baseTimeNanoseconds is 'x'\")"),
+    (("baseTimeNanoseconds",), 2**63, "ValueError('baseTimeNanoseconds is 9223372036854775808')"),
+    (("traceEvents", 6, "name"), 1, "ValueError('1 is no text')"),
+    (("traceEvents", 7, "args", "bytes"), 1.5, "ValueError('a sample of RSS is 1.5')"),
+    (("traceEvents", 8, "dur"), -0.001, "ValueError('a time is -0.001 µs')"),
+    (("traceEvents", 8, "dur"), 1e300, "ValueError('a time is 1e+300 µs')"),
+    (("traceEvents", 9, "args", "fqn"), 2, "ValueError('2 is no text')"),
+    (("traceEvents", 9, "args", "shapes"), 2, "ValueError(\"an argument in {'shapes': 2} is no text\")"),
+    (("traceEvents", 9, "args", "call"), 2**64 - 1, "OverflowError('int too big to convert')"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "fault"), EVENT_FAULTS)
+def test_a_changed_event_is_refused_by_file(
+    document: dict[str, Any], tmp_path: Path, path: tuple[Any, ...], value: Any, fault: str
+) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps(changed(document, path, value)))
+
+    with pytest.raises(TraceError) as raised:
+        load(trace)
+    assert str(raised.value) == f"{trace}: its events are not as modtrace writes them: {fault}; {WHAT_TO_DO}"
+
+
+@pytest.mark.parametrize("part", ["otherData", "traceEvents", ""])
+def test_any_one_change_gives_an_error_of_ours_or_a_timeline_that_can_be_used(
+    document: dict[str, Any], tmp_path: Path, part: str
+) -> None:
+    chance = random.Random(0)
+    paths = [path for path in places(document) if path[0] == part or not part]
+    trace = tmp_path / "trace.json"
+    refused = 0
+    for _ in range(300):
+        value = chance.choice([[], *([odd] for odd in ODD)])
+        trace.write_text(json.dumps(changed(document, chance.choice(paths), *value)))
+        try:
+            use(trace, tmp_path)
+        except TraceError as error:
+            refused += str(trace) in str(error)
+        except ModtraceError:
+            pass  # what has been loaded cannot be saved in every format
+    assert 0 < refused < 300
