@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from modtrace import ModtraceError
 from modtrace.check import check
+from tests.support.changes import changes
 
 DATA = Path(__file__).parents[1] / "data" / "check"
 
@@ -135,6 +137,10 @@ FAULTS: dict[str, list[str]] = {
     "null-ts.json": [
         "null-time: event 0: ts is null; viewers lose the 0 events behind it",
     ],
+    "odd-types.json": [
+        "missing-field: event 1: there is no ph",
+        "missing-field: event 2: a flow's s with {} as id",
+    ],
     "open-array.json": [
         "end-without-begin: event 1: an end where nothing of that name is open",
     ],
@@ -236,6 +242,21 @@ def test_garbage_behind_a_gzip_member_is_told(tmp_path: Path) -> None:
     (violation,) = check(trace)
 
     assert str(violation).startswith(f"unreadable: byte {len(whole)}: not gzip in the member that starts here")
+
+
+def test_any_one_change_of_a_good_trace_gives_violations_or_none(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    for changed in changes(json.loads((DATA / "good.json").read_text()), 1000):
+        trace.write_text(json.dumps(changed))
+        assert all(violation.rule for violation in check(trace))
+
+
+@pytest.mark.parametrize("text", ['[{"ts": %s}]', '[{"ts": NaN, "dur": %s}]', "[%s"])
+def test_a_number_beyond_the_parser_is_told(tmp_path: Path, text: str) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(text % ("1" * 5000))
+
+    assert [str(violation) for violation in check(trace)] == ["unreadable: a number in it has thousands of digits"]
 
 
 def test_nesting_beyond_the_parser_is_told(tmp_path: Path) -> None:

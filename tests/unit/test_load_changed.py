@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,10 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from modtrace import ModtraceError, TraceError
 from modtrace.read import load
+from tests.support.changes import change, changes, places
 from tests.unit.test_write_chrome import call_of_net
 
 WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recording"
-ODD: list[Any] = [None, True, -1, 0, 7, 1.5, 2**63, 2**64 - 1, 1e300, "", "x", [], {}, [[]], {"a": 1}, [None]]
 
 
 @pytest.fixture
@@ -27,28 +24,6 @@ def document(tmp_path: Path) -> dict[str, Any]:
     call_of_net().save(tmp_path / "good.json")
     read: dict[str, Any] = json.loads((tmp_path / "good.json").read_text())
     return read
-
-
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path to everything in a JSON value."""
-    if path:
-        yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in inner:
-        yield from places(item, (*path, key))
-
-
-def changed(document: dict[str, Any], path: tuple[Any, ...], *value: Any) -> dict[str, Any]:
-    """A copy with another value at a path, or with nothing there."""
-    whole = copy.deepcopy(document)
-    around: Any = whole
-    for key in path[:-1]:
-        around = around[key]
-    if value:
-        around[path[-1]] = value[0]
-    else:
-        del around[path[-1]]
-    return whole
 
 
 def use(path: Path, out: Path) -> None:
@@ -86,7 +61,7 @@ def test_a_changed_header_is_refused_by_file_and_place(
     document: dict[str, Any], tmp_path: Path, path: tuple[Any, ...], value: list[Any], fault: str
 ) -> None:
     trace = tmp_path / "trace.json"
-    trace.write_text(json.dumps(changed(document, ("otherData", *path), *value)))
+    trace.write_text(json.dumps(change(document, ("otherData", *path), *value)))
 
     with pytest.raises(TraceError) as raised:
         load(trace)
@@ -98,7 +73,7 @@ def test_a_changed_header_in_a_pftrace_is_refused_too(tmp_path: Path) -> None:
     call_of_net().save(path)
     trace = Trace.FromString(path.read_bytes())
     (fact,) = (fact for packet in trace.packet for fact in packet.chrome_events.metadata if fact.name == "modtrace")
-    header = changed(orjson.loads(fact.string_value), ("lanes", 0, "track"))
+    header = change(orjson.loads(fact.string_value), ("lanes", 0, "track"))
     fact.string_value = orjson.dumps(header).decode()
     path.write_bytes(trace.SerializeToString())
 
@@ -126,7 +101,7 @@ def test_a_changed_event_is_refused_by_file(
     document: dict[str, Any], tmp_path: Path, path: tuple[Any, ...], value: Any, fault: str
 ) -> None:
     trace = tmp_path / "trace.json"
-    trace.write_text(json.dumps(changed(document, path, value)))
+    trace.write_text(json.dumps(change(document, path, value)))
 
     with pytest.raises(TraceError) as raised:
         load(trace)
@@ -137,13 +112,11 @@ def test_a_changed_event_is_refused_by_file(
 def test_any_one_change_gives_an_error_of_ours_or_a_timeline_that_can_be_used(
     document: dict[str, Any], tmp_path: Path, part: str
 ) -> None:
-    chance = random.Random(0)
     paths = [path for path in places(document) if path[0] == part or not part]
     trace = tmp_path / "trace.json"
     refused = 0
-    for _ in range(300):
-        value = chance.choice([[], *([odd] for odd in ODD)])
-        trace.write_text(json.dumps(changed(document, chance.choice(paths), *value)))
+    for changed in changes(document, 300, paths):
+        trace.write_text(json.dumps(changed))
         try:
             use(trace, tmp_path)
         except TraceError as error:

@@ -12,6 +12,7 @@ from .event import Event, Track, Violation
 __all__ = ["read"]
 
 DRAWN = frozenset("XBEstf")
+FLOWS = frozenset("stf")
 LONGEST = 2**63
 LARGEST_ID = 2**32 - 1
 
@@ -37,7 +38,7 @@ def read(data: bytes, violations: list[Violation]) -> list[Event]:
                 for problem in problems
             ]
         violations.extend(problems)
-        if event.get("ph") in DRAWN and all(problem.rule == "id-out-of-range" for problem in problems):
+        if all(problem.rule == "id-out-of-range" for problem in problems) and event["ph"] in DRAWN:
             events.append(_event(position, event))
     return events
 
@@ -53,8 +54,15 @@ def _faults(position: int, event: dict[str, Any]) -> Iterator[Violation]:
     for field in ("pid", "tid"):
         if not _is_id(value := event.get(field, 0)):
             yield Violation("id-out-of-range", f"{field} {value!r} is not within 0 to {LARGEST_ID}", position)
-    if phase in "stf" and "id" not in event:
-        yield Violation("missing-field", f"a flow's {phase} without id", position)
+    if phase in FLOWS:
+        yield from _id_faults(f"a flow's {phase}", "id", position, event)
+
+
+def _id_faults(whose: str, field: str, position: int, event: dict[str, Any]) -> Iterator[Violation]:
+    if field not in event:
+        yield Violation("missing-field", f"{whose} without {field}", position)
+    elif not isinstance(event[field], str | int | float):
+        yield Violation("missing-field", f"{whose} with {event[field]!r} as {field}", position)
 
 
 def _time_faults(position: int, phase: str, field: str, event: dict[str, Any]) -> Iterator[Violation]:
@@ -85,7 +93,7 @@ def _number(value: object) -> float | None:
 
 def _event(position: int, event: dict[str, Any]) -> Event:
     phase, name = event["ph"], str(event.get("name", ""))
-    flow = (event["id"], event.get("cat"), name) if phase in "stf" else None
+    flow = (event["id"], str(event.get("cat", "")), name) if phase in FLOWS else None
     return Event(
         position,
         phase,
@@ -122,8 +130,8 @@ def _conflicting_metadata(raw: list[Any]) -> Iterator[Violation]:
     for position, event in enumerate(raw):
         if not isinstance(event, dict) or event.get("ph") != "M":
             continue
-        what = event.get("name")
-        whose = event.get("pid") if str(what).startswith("process_") else _track(event)
+        what = str(event.get("name"))
+        whose = event.get("pid") if what.startswith("process_") else _track(event)
         key = (what, repr(whose))
         said = event.get("args")
         if known.setdefault(key, said) != said:

@@ -38,16 +38,19 @@ def _leniently(text: str, faults: list[Violation]) -> Any:
         return []
     except json.JSONDecodeError as error:
         first = error
+    except ValueError:
+        faults.append(Violation("unreadable", "a number in it has thousands of digits"))
+        return []
     if text.lstrip().startswith("["):
         try:
             return json.loads(text.rstrip().removesuffix(",") + "]")
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             pass
     what = first.msg.removesuffix(" at").removesuffix(" starting")
     faults.append(Violation("unreadable", f"byte {len(text[: first.pos].encode())}: {what}"))
     try:
         return json.loads(text, strict=False)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return []
 
 
