@@ -48,7 +48,7 @@ def foreign(name: str) -> Call:
 def restored() -> Iterator[None]:
     yield
     nn.Module.__call__ = ORIGINAL  # type: ignore[method-assign]
-    patch._worn.clear()
+    patch.CALL.worn.clear()
 
 
 def test_a_layer_goes_on_and_off() -> None:

@@ -73,12 +73,13 @@ class Kind(IntEnum):
     NODE_END = 6  # the same
     NODE_SEQUENCE = 7  # the thread's sequence number just before and just after a node that builds a graph
     BACKWARD = 8  # graph task << KEY_BITS | key of the call whose nodes run from now on (NO_NAME: no module's)
-    BACKWARD_OVER = 9  # graph task
+    BACKWARD_OVER = 9  # graph task, or pass
     STEP = 10  # the number of the step that ended
     MARK = 11  # name: a text; value free
     COUNTER = 12  # name: a text; the sampled value
     SHAPES = 13  # name: a text; the call entered just before on this thread has these inputs
     ACCUMULATED = 14  # the end of an AccumulateGrad, which counts to the node before it; name: as of a node
+    STRETCH = 15  # pass << SEQUENCE_BITS | number of the first node of those that run from now on; name: as of a node
 
 
 @dataclass(frozen=True, slots=True)

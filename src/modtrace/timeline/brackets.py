@@ -1,7 +1,8 @@
 """Events → brackets: what was open, from when to when, on which thread, inside what.
 
-Calls and autograd nodes are brackets on their thread's stack. The portable engine notes no nodes but "from now on the
-nodes of this call run"; each such stretch is taken as one node, so that both engines end in the same shape.
+Calls and autograd nodes are brackets on their thread's stack. Where the order of the nodes is known, nothing is noted of
+most of them but "from now on the nodes of this call run"; each such stretch is taken as one node, so that all ends in
+the same shape.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from ..ring.event import ABANDONED, KEY_BITS, NO_NAME, NUMBER_BITS, RECOMPUTE_BIT, SEQUENCE_BITS, Events, Kind
 
-__all__ = ["Brackets", "find_brackets"]
+__all__ = ["Brackets", "find_brackets", "stretch_task"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -33,13 +34,13 @@ class Brackets:
         closed: position of the closing; beyond all events where it never came.
         start: monotonic nanoseconds.
         end: monotonic nanoseconds.
-        node: True for autograd nodes, False for calls.
+        node: True for autograd nodes and stretches of them, False for calls.
         name: number of the module's name; for a node of the portable engine that of its call, else `NO_NAME`.
         key: which call of that name; -1 for nodes of the native engine.
         sequence: of a node its own number, of a call the thread's number at enter.
         sequence_out: of a call the thread's number at exit.
         origin: of a native node the forward thread as torch numbers it, else -1.
-        task: of a node the graph task.
+        task: of a node the graph task, or its pass, which is then negative.
         started: False where the opening was overwritten.
         finished: False where the closing never came.
         depth: brackets around it on its thread.
@@ -278,10 +279,10 @@ def _pair_by_stack(thread: Ints, opens: Bools, value: Ints, name: npt.NDArray[np
 
 
 def _stretches(events: Events) -> dict[str, npt.NDArray[Any]]:
-    """Take each stretch of the portable engine, from one "backward goes on" to the next, as a node."""
-    index = np.flatnonzero(events.kind == Kind.BACKWARD)
+    """Take each stretch, from one "backward goes on" to the next, as a node."""
+    index = np.flatnonzero((events.kind == Kind.BACKWARD) | (events.kind == Kind.STRETCH))
     thread = events.thread[index].astype(np.int64)
-    task = events.value[index] >> KEY_BITS
+    task = stretch_task(events)[index]
     order = np.lexsort((index, thread, task))
     index, thread, task = index[order], thread[order], task[order]
     follows = np.zeros(len(index), np.bool_)
@@ -296,7 +297,8 @@ def _stretches(events: Events) -> dict[str, npt.NDArray[Any]]:
     following = np.roll(index, -1)
     closed = np.where(follows, 2 * following, np.where(ended, 2 * ending + 1, -1))
     end = np.where(follows, events.time[following], events.time[ending])
-    key = events.value[index] & (1 << KEY_BITS) - 1
+    numbered = events.kind[index] == Kind.STRETCH
+    name, value = events.name[index].astype(np.int64), events.value[index]
     cut = ended & ~follows & (events.value[ending] & ABANDONED != 0) if len(over) else np.zeros(len(index), np.bool_)
     for at in np.flatnonzero(cut):
         # Nothing says when the task failed; it ran at least until the last event of this thread before that was seen.
@@ -311,10 +313,18 @@ def _stretches(events: Events) -> dict[str, npt.NDArray[Any]]:
         start=events.time[index],
         end=end,
         node=True,
-        name=events.name[index].astype(np.int64),
-        key=key,
-        task=task,
+        name=np.where(numbered, NO_NAME, name),
+        key=np.where(numbered, -1, value & (1 << KEY_BITS) - 1),
+        sequence=np.where(numbered, value & (1 << SEQUENCE_BITS) - 1, -1),
+        origin=np.where(numbered, name >> 8, -1),
+        # Passes and graph tasks are numbered apart.
+        task=np.where(numbered, -2 - task, task),
     )
+
+
+def stretch_task(events: Events) -> Ints:
+    """Return of each event that begins a stretch the graph task or pass, as a `BACKWARD_OVER` names it."""
+    return np.asarray(events.value >> np.where(events.kind == Kind.STRETCH, SEQUENCE_BITS, KEY_BITS), np.int64)
 
 
 def _nest(columns: dict[str, npt.NDArray[Any]]) -> tuple[Ints, Ints]:

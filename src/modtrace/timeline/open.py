@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ring import Events, Kind, RingImage
-from ..ring.event import ABANDONED, KEY_BITS, SEQUENCE_BITS
+from ..ring.event import ABANDONED, SEQUENCE_BITS
 from .attribute import attribute
-from .brackets import find_brackets
+from .brackets import find_brackets, stretch_task
 from .build import Tables
 
 __all__ = ["OpenCall", "ThreadStack", "open_stacks"]
@@ -85,7 +85,8 @@ def _still_needed(events: Events) -> npt.NDArray[np.bool_]:
     needed[enters] = ~np.isin(identity[enters], identity[exits])
     running = _open_nodes(events)
     over = events.value[events.kind == Kind.BACKWARD_OVER] & ~ABANDONED
-    running |= (events.kind == Kind.BACKWARD) & ~np.isin(events.value >> KEY_BITS, over)
+    stretches = (events.kind == Kind.BACKWARD) | (events.kind == Kind.STRETCH)
+    running |= stretches & ~np.isin(stretch_task(events), over)
     if not running.any():
         return needed
     if np.any(events.kind == Kind.NODE_SEQUENCE):

@@ -24,6 +24,7 @@ __all__ = ["build", "is_built", "load", "native_path"]
 
 _MODULE = "modtrace_native"
 _SOURCE = Path(__file__).with_name("native.cpp")
+_SOURCES = (_SOURCE, *sorted(_SOURCE.parent.glob("native_*.h")))
 _BUILD = """
 import sys
 from torch.utils.cpp_extension import load
@@ -46,7 +47,7 @@ def native_path() -> Path:
         str(torch.compiled_with_cxx11_abi()),
         str(sysconfig.get_config_var("SOABI")),
         platform.machine(),
-        hashlib.sha256(_SOURCE.read_bytes()).hexdigest(),
+        *(hashlib.sha256(source.read_bytes()).hexdigest() for source in _SOURCES),
     )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
     return home.expanduser() / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{key}" / f"{_MODULE}.so"

@@ -1,8 +1,9 @@
-"""The native engine: one small C++ file sees calls and autograd nodes, and writes them itself."""
+"""The native engine: calls and backward passes are seen, and written, in C++."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..ring import Kind, Ring
 from ..ring.event import KIND_SHIFT
 from .build import load
 from .names import ModuleNames
-from .patch import Layer
+from .patch import RUN_PASS, Layer
 from .sync import SyncMarks
 from .threads import describe_thread
 
@@ -20,7 +21,7 @@ __all__ = ["NativeEngine"]
 
 
 class NativeEngine:
-    """Notes forward by a layer around `nn.Module.__call__` and backward by an observer of autograd nodes.
+    """Notes forward by a layer around `nn.Module.__call__`, and backward by one around what runs a pass.
 
     Args:
         ring: where events and names go.
@@ -46,17 +47,19 @@ class NativeEngine:
         self._native.start(
             ring.buffer, ring.offset, ring.capacity, self.module_names.find, self._add_thread, self._sync, self._fail
         )
-        _LAYER.native = self._native
-        _LAYER.put_on()
+        for layer in _layers(self._native):
+            layer.put_on()
 
     def stop(self) -> None:
-        """End it and restore `nn.Module.__call__`."""
-        _LAYER.take_off()
+        """End it and restore what of torch was wrapped."""
+        for layer in _layers(self._native):
+            layer.take_off()
         self._native.stop()
 
     def after_fork(self) -> None:
         """End it in a forked child."""
-        _LAYER.take_off()
+        for layer in _layers(self._native):
+            layer.take_off()
         self._native.after_fork()
 
     def event(self, kind: Kind, name: int, value: int) -> None:
@@ -66,25 +69,39 @@ class NativeEngine:
     def _add_thread(self, torch_thread: int) -> int:
         return self._ring.names.thread(*describe_thread(), torch_thread)
 
+_WRAPPED = nn.Module.__call__
+
 
 def _make_call(layer: Layer) -> Callable[..., Any]:
     # A copy of what it wraps, with the same code object: torch.compile and torch.profiler (with_stack) know a module's
     # call by that, and the latter remembers for good the first that it saw. A call of the copy runs natively.
-    original = layer.inner
-    if not isinstance(original, FunctionType):
+    if not isinstance(_WRAPPED, FunctionType):
         return lambda module, *args, **kwargs: layer.inner(module, *args, **kwargs)
     return FunctionType(
-        original.__code__, original.__globals__, original.__name__, original.__defaults__, original.__closure__
+        _WRAPPED.__code__, _WRAPPED.__globals__, _WRAPPED.__name__, _WRAPPED.__defaults__, _WRAPPED.__closure__
     )
 
 
-class _NativeLayer(Layer):
-    native: ModuleType
+class _CallLayer(Layer):
+    def __init__(self, native: ModuleType) -> None:
+        self._native = native
+        super().__init__(_make_call)
 
     def wrap(self, inner: Callable[..., Any]) -> None:
         super().wrap(inner)
-        if hasattr(self, "native"):
-            self.native.short_cut(self.call, inner)
+        self._native.short_cut(self.call, inner)
 
 
-_LAYER = _NativeLayer(_make_call)
+class _PassLayer(Layer):
+    def __init__(self, native: ModuleType) -> None:
+        self._native = native
+        super().__init__(lambda _layer: native.run_pass, RUN_PASS)
+
+    def wrap(self, inner: Callable[..., Any]) -> None:
+        super().wrap(inner)
+        self._native.wrap_pass(inner)
+
+
+@cache
+def _layers(native: ModuleType) -> tuple[Layer, Layer]:
+    return _CallLayer(native), _PassLayer(native)

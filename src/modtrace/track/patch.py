@@ -1,4 +1,4 @@
-"""Layers around `nn.Module.__call__`: put on, taken off, in any order, and nothing left behind.
+"""Layers around functions of torch: put on, taken off, in any order, and nothing left behind.
 
 Each layer is one function for the life of the process. torch.compile guards on the identity of what it traced, so a
 function made anew for each recording would make every recording a recompilation.
@@ -10,21 +10,55 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["Layer"]
+__all__ = ["CALL", "RUN_PASS", "Layer", "Place"]
 
 _TORCH_CALL = getattr(nn.Module, "_wrapped_call_impl", None)
 
 _lock = threading.RLock()
-_worn: list[Layer] = []
+
+
+class Place:
+    """A function that layers go around.
+
+    Args:
+        name: its name.
+        homes: the classes or modules that hold it under that name.
+
+    Attributes:
+        worn: the layers that are on, innermost first.
+    """
+
+    def __init__(self, name: str, *homes: object) -> None:
+        self._name = name
+        self._homes = homes
+        self.worn: list[Layer] = []
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What is called there now."""
+        function: Callable[..., Any] = getattr(self._homes[0], self._name)
+        return function
+
+    @function.setter
+    def function(self, function: Callable[..., Any]) -> None:
+        for home in self._homes:
+            setattr(home, self._name, function)
+
+
+CALL = Place("__call__", nn.Module)
+RUN_PASS = Place("_engine_run_backward", torch.autograd.graph, torch.autograd)
+"""What `torch.autograd.backward` and `grad` run a backward pass by."""
 
 
 class Layer:
-    """One wrapper of `nn.Module.__call__`.
+    """One wrapper of a function of torch.
 
     Args:
         make: given the layer, returns the wrapper; it calls `layer.inner` for what it wraps.
+        place: what it goes around.
     """
 
     inner: Callable[..., Any]
@@ -32,18 +66,19 @@ class Layer:
     """Whether `inner` is torch's own, and as it was when this was written: it calls `_compiled_call_impl`, or
     `_call_impl` where that is None. A wrapper in Python can then choose itself, and be a frame shorter."""
 
-    def __init__(self, make: Callable[[Layer], Callable[..., Any]]) -> None:
-        self.inner = nn.Module.__call__
+    def __init__(self, make: Callable[[Layer], Callable[..., Any]], place: Place = CALL) -> None:
+        self._place = place
+        self.inner = place.function
         self.call = make(self)
 
     def put_on(self) -> None:
-        """Wrap `nn.Module.__call__`, outside of whatever wraps it now; nothing where it is on already."""
+        """Go around the function, outside of whatever wraps it now; nothing where it is on already."""
         with _lock:
-            if self in _worn:
+            if self in self._place.worn:
                 return
-            self.wrap(nn.Module.__call__)
-            _set_call(self.call)
-            _worn.append(self)
+            self.wrap(self._place.function)
+            self._place.function = self.call
+            self._place.worn.append(self)
 
     def take_off(self) -> None:
         """Unwrap it; layers put on later stay.
@@ -52,18 +87,19 @@ class Layer:
         through: taking it out would take the other wrapper with it.
         """
         with _lock:
-            if self not in _worn:
+            place, worn = self._place, self._place.worn
+            if self not in worn:
                 return
-            at = _worn.index(self)
-            if nn.Module.__call__ is _worn[-1].call:
-                if at == len(_worn) - 1:
-                    _set_call(self.inner)
+            at = worn.index(self)
+            if place.function is worn[-1].call:
+                if at == len(worn) - 1:
+                    place.function = self.inner
                 else:
-                    above = _worn[at + 1]
+                    above = worn[at + 1]
                     if above.inner is not self.call:
                         return
                     above.wrap(self.inner)
-                _worn.remove(self)
+                worn.remove(self)
 
     def wrap(self, inner: Callable[..., Any]) -> None:
         """Take `inner` as what the wrapper wraps."""
@@ -71,6 +107,3 @@ class Layer:
         names = getattr(getattr(inner, "__code__", None), "co_names", None)
         self.wraps_torch = inner is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
 
-
-def _set_call(call: Callable[..., Any]) -> None:
-    nn.Module.__call__ = call  # type: ignore[method-assign]
