@@ -1,8 +1,8 @@
 """Events → brackets: what was open, from when to when, on which thread, inside what.
 
-Calls and autograd nodes are brackets on their thread's stack. Where the order of the nodes is known, nothing is noted of
-most of them but "from now on the nodes of this call run"; each such stretch is taken as one node, so that all ends in
-the same shape.
+Calls and autograd nodes are brackets on their thread's stack. Where the order of the nodes is known, no more is noted
+of them than "from now on the nodes of this call run"; each such stretch is taken as one node, so that all ends in the
+same shape.
 """
 
 from __future__ import annotations

@@ -1,0 +1,277 @@
+"""Which passes the native engine marks, which it watches node by node, and that both come out the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+
+import modtrace
+from modtrace.ring import Kind
+from modtrace.timeline import Timeline
+from tests.support.trees import Spec, Tree, specs
+
+Slice = tuple[str, int, int]
+RUN_PASS = torch.autograd.graph._engine_run_backward
+
+pytestmark = pytest.mark.usefixtures("native_engine")
+
+
+def recorded(run: Callable[[], object]) -> tuple[Timeline, set[str]]:
+    """What a recording of `run` shows, and how the nodes got into it: "marked", "watched" or both."""
+    with modtrace.record(engine="native") as recording:
+        run()
+    kinds = set(recording._started()[1].image().reading.events.kind.tolist())
+    ways = {"marked": Kind.STRETCH, "watched": Kind.NODE_BEGIN}
+    return recording.timeline(), {way for way, kind in ways.items() if kind in kinds}
+
+
+def backward(timeline: Timeline) -> list[Slice]:
+    return [(span.fqn, span.call, span.depth) for span in timeline.spans if span.phase == "backward"]
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Chain(nn.Module):
+    """Three modules in a row, with nodes of its own between the second and the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = Scale(), Scale(), Scale()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(self.b(self.a(x)).cos())
+        return out
+
+
+ONCE = [("Chain", 0, 0), ("Chain.c", 0, 1), ("Chain.b", 0, 1), ("Chain.a", 0, 1)]
+
+
+@given(spec=specs())
+@settings(max_examples=60, deadline=None)
+def test_a_marked_pass_comes_out_as_a_watched_one(spec: Spec) -> None:
+    torch.manual_seed(0)
+    model = Tree(spec)
+    inputs: list[Tensor] = []
+
+    def loss() -> Tensor:
+        x = torch.ones(3, requires_grad=True)
+        inputs[:] = [x, *model.parameters()]
+        out: Any = model(x=x)
+        while not isinstance(out, Tensor):
+            out = out["out"] if isinstance(out, dict) else out[0]
+        return out.sum() + x.sum()
+
+    marked, how = recorded(lambda: loss().backward())  # type: ignore[no-untyped-call]
+    watched, how_else = recorded(lambda: torch.autograd.backward(loss(), inputs=inputs))
+
+    assert (how, how_else) == ({"marked"}, {"watched"})
+    assert backward(marked) == backward(watched)
+
+
+def test_stretches_take_one_event_each() -> None:
+    model = Chain()
+    with modtrace.record(engine="native") as recording:
+        model(torch.ones(2)).sum().backward()
+
+    events = recording._started()[1].image().reading.events
+    # The sum, which is no module's; c; the cosine; b; a: and the end.
+    kinds = [Kind.STRETCH, Kind.STRETCH, Kind.STRETCH, Kind.STRETCH, Kind.STRETCH, Kind.BACKWARD_OVER]
+    assert events.kind.tolist()[-6:] == kinds
+    assert events.serial.tolist() == list(range(8 + 6))
+
+
+def test_a_graph_run_twice_is_marked_twice() -> None:
+    model = Chain()
+
+    def run() -> None:
+        loss = model(torch.ones(2)).sum()
+        loss.backward(retain_graph=True)
+        loss.backward(retain_graph=True)
+        # A part of it, and another root.
+        out = model.c(torch.ones(2))
+        torch.autograd.backward([loss, out.sum()])
+
+    timeline, how = recorded(run)
+
+    assert how == {"marked"}
+    assert backward(timeline) == [*ONCE, *ONCE, ("Chain.c", 1, 0), *ONCE]
+
+
+def test_marks_of_an_earlier_recording_are_silent() -> None:
+    model = Chain()
+    with modtrace.record(engine="native"):
+        loss = model(torch.ones(2)).sum()
+        loss.backward(retain_graph=True)
+
+    timeline, how = recorded(lambda: torch.autograd.backward(loss, inputs=[model.a.weight], retain_graph=True))
+
+    assert how == {"watched"}
+    assert backward(timeline) == []
+    loss.backward()
+
+
+def test_a_pass_that_builds_a_graph_is_watched_and_its_graph_is_marked() -> None:
+    model, x = Chain(), torch.ones(2, requires_grad=True)
+
+    def run() -> None:
+        (gradient,) = torch.autograd.grad((model(x) ** 2).sum(), [x], create_graph=True)
+        gradient.sum().backward()  # type: ignore[no-untyped-call]
+
+    timeline, how = recorded(run)
+
+    assert how == {"marked", "watched"}
+    made = [("Chain", 0, 0), ("Chain.a", 0, 1), ("Chain.b", 0, 1), ("Chain.c", 0, 1)]
+    assert backward(timeline) == ONCE + made + ONCE
+
+
+def test_a_graph_of_two_threads_is_watched() -> None:
+    model, other = Chain(), Chain()
+    outputs: list[Tensor] = []
+
+    def run() -> None:
+        thread = threading.Thread(target=lambda: outputs.append(other(torch.ones(2))))
+        thread.start()
+        thread.join()
+        (model(torch.ones(2)) + outputs[0]).sum().backward()
+
+    timeline, how = recorded(run)
+
+    assert how == {"watched"}
+    assert sorted(span.fqn for span in timeline.spans if span.phase == "backward" and "." not in span.fqn)[0] == "Chain"
+    assert timeline.stats.unattributed == 2  # the addition and the sum
+
+
+def test_a_pass_from_a_gradient_edge_is_watched() -> None:
+    model = Chain()
+
+    def run() -> None:
+        out = model(torch.ones(2))
+        edge = torch.autograd.graph.get_gradient_edge(out)
+        torch.autograd.backward([edge], [torch.ones(2)])
+
+    timeline, how = recorded(run)
+
+    assert how == {"watched"}
+    assert backward(timeline) == ONCE
+
+
+def test_what_is_older_than_a_million_nodes_is_watched() -> None:
+    model = Chain()
+
+    def run() -> None:
+        x = torch.ones(2, requires_grad=True)
+        old = model.a(x)
+        y = torch.ones((), requires_grad=True)
+        for _ in range(1 << 20):
+            y + 1
+        model.b(old).sum().backward()
+        # What was noted a million nodes ago is forgotten by now, and tells nothing.
+        model(torch.ones(2)).sum().backward()
+
+    timeline, how = recorded(run)
+
+    assert how == {"marked", "watched"}
+    assert backward(timeline) == [("Scale", 1, 0), ("Scale", 0, 0), *ONCE]
+
+
+def test_the_work_after_a_pass_is_no_modules() -> None:
+    model = Chain()
+    with modtrace.record(engine="native") as recording:
+        x = torch.ones(2, requires_grad=True)
+        out = model(x)
+        engine = torch.autograd.Variable._execution_engine
+        # As DDP and FSDP do: at the end of the pass, wait for what other ranks still send.
+        x.register_hook(  # type: ignore[no-untyped-call]
+            lambda _: engine.queue_callback(lambda: recording.mark("final"))
+        )
+        out.sum().backward()
+
+    timeline = recording.timeline()
+    (mark,) = timeline.marks
+    assert all(span.end_ns <= mark.time_ns for span in timeline.spans if span.phase == "backward")
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise ValueError("on purpose")
+
+
+def test_a_pass_that_fails_is_over() -> None:
+    model = Chain()
+
+    def run() -> None:
+        with pytest.raises(ValueError, match="on purpose"):
+            model.c(Failing.apply(model.b(torch.ones(2, requires_grad=True)))).sum().backward()  # type: ignore[no-untyped-call]
+        model(torch.ones(2)).sum().backward()
+
+    timeline, how = recorded(run)
+
+    assert how == {"marked"}
+    assert backward(timeline) == [("Scale", 1, 0), *ONCE]
+    assert all(span.complete for span in timeline.spans)
+
+
+def test_passes_in_many_threads_at_once_are_marked() -> None:
+    def train() -> None:
+        model = Chain()
+        for _ in range(20):
+            model(torch.ones(2)).sum().backward()
+
+    def run() -> None:
+        threads = [threading.Thread(target=train) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    timeline, how = recorded(run)
+
+    assert how == {"marked"}
+    spans = zip(timeline.columns.track.tolist(), timeline.spans, strict=True)
+    slices: dict[int, list[tuple[str, int]]] = {}
+    for track, span in spans:
+        if span.phase == "backward":
+            slices.setdefault(track, []).append((span.fqn, span.depth))
+    assert list(slices.values()) == [[(fqn, depth) for fqn, _, depth in ONCE] * 20] * 8
+
+
+@pytest.fixture
+def torch_homes() -> Iterator[list[ModuleType]]:
+    homes = [torch.autograd.graph, torch.autograd]
+    yield homes
+    for home in homes:
+        home._engine_run_backward = RUN_PASS  # type: ignore[attr-defined]
+
+
+def test_torch_is_left_as_it_was(torch_homes: list[ModuleType]) -> None:
+    with modtrace.record(engine="native"):
+        assert all(home._engine_run_backward is not RUN_PASS for home in torch_homes)
+
+    assert all(home._engine_run_backward is RUN_PASS for home in torch_homes)
+
+
+def test_an_error_of_a_pass_shows_no_frame_of_ours() -> None:
+    with modtrace.record(engine="native"), pytest.raises(RuntimeError, match="does not require grad") as caught:
+        torch.ones(()).backward()  # type: ignore[no-untyped-call]
+
+    assert [Path(entry.path).parent.name for entry in caught.traceback[1:]] == ["torch", "autograd", "autograd"]
