@@ -15,7 +15,7 @@ from .events import SYNC, Events, Gatherer
 from .lay import moved, of_process, pid_of
 from .result import Merged, closing, refuse_merged
 from .seat import step_of
-from .source import Source
+from .source import Source, base_of
 from .splice import Copy, find_ends, find_syncs
 from .stream import EventStream
 from .text import row_events, timeline_events
@@ -61,7 +61,7 @@ def add_recording(source: Source, timeline: Timeline, out: str) -> Merged:
         if file.seekable():
             file.seek(0, os.SEEK_END)
         events = ends.sample
-        added = _Added(timeline, events, syncs, ends.keys)
+        added = _Added(timeline, events, syncs, base_of(ends.keys, source.path))
         for text in added.events(free_tids(events.tids), comma=not ends.empty):
             sink.write(text)
         tail = b"" if ends.head.bare else os.pread(source.fileno(), source.size - ends.end, ends.end)
@@ -84,7 +84,7 @@ def _read(source: Source, timeline: Timeline, out: str, sink: Sink) -> Merged:
         comma = b","
     refuse_merged(stream.keys, source.path)
     events = gatherer.events()
-    added = _Added(timeline, events, events.syncs, stream.keys)
+    added = _Added(timeline, events, events.syncs, base_of(stream.keys, source.path))
     for text in added.events(free_tids(events.tids), comma=bool(comma)):
         sink.write(text)
     merged = added.described(out, stream.notes)
@@ -102,11 +102,11 @@ class _Added:
         timeline: Timeline,
         events: Events,
         syncs: Mapping[str, Sequence[tuple[int, int]]],
-        keys: Mapping[str, Any],
+        base: int,
     ) -> None:
         self._pid = pid_of(events, timeline)
         mine, self._notes = of_process(timeline, self._pid)
-        self._alignment: Alignment = by_marks(mine.marks, syncs, int(keys.get("baseTimeNanoseconds", 0)))
+        self._alignment: Alignment = by_marks(mine.marks, syncs, base)
         self._timeline = moved(mine, self._alignment)
 
     def events(self, tids: Iterator[int], *, comma: bool) -> Iterator[bytes]:

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SYNC", "Events", "Gatherer", "Ints", "Key", "Rows", "exact"]
+from .source import LATEST
+
+__all__ = ["LATEST_US", "SYNC", "Events", "Gatherer", "Ints", "Key", "Rows", "exact", "is_key"]
 
 Ints = npt.NDArray[np.int64]
 Key = tuple[int | str, int | str]
@@ -25,6 +27,15 @@ STEP = "ProfilerStep#"
 NODE = "autograd::engine::evaluate_function: "
 MODULE = "nn.Module: "
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+
+
+LATEST_US = LATEST / 1000
+"""Where times end, in µs."""
+
+
+def is_key(key: tuple[object, object]) -> bool:
+    """Tell whether pid and tid are what they can be: text, or whole numbers of 64 bits."""
+    return all(isinstance(part, str) or (type(part) is int and -(2**63) <= part < 2**63) for part in key)
 
 
 def exact(microseconds: npt.NDArray[np.float64]) -> Ints:
@@ -173,6 +184,8 @@ class Gatherer:
         key = (event["pid"], event["tid"])
         track = self.tracks.get(key)
         if track is None:
+            if not is_key(key):
+                raise TypeError(key)
             track = self.tracks[key] = len(self.tracks)
         return track
 
@@ -180,7 +193,7 @@ class Gatherer:
         track = self._track(event)
         start, duration = float(event["ts"]), float(event["dur"])
         category = event.get("cat")
-        if start <= 0 or duration < 0:
+        if not (start > 0 and duration >= 0 and start + duration < LATEST_US):
             self.zero_times += start == 0
             return
         if category == "Trace":
@@ -231,7 +244,9 @@ class Gatherer:
         if phase == "s":
             self._begins[event["id"]] = self._track(event)
         else:
-            self._ends[event["id"]] = (self._track(event), float(event["ts"]))
+            start = float(event["ts"])
+            if 0 <= start < LATEST_US:
+                self._ends[event["id"]] = (self._track(event), start)
 
     def events(self) -> Events:
         """Return the columns."""
@@ -274,8 +289,13 @@ class Gatherer:
 
 
 def _append(columns: _Columns, track: int, start: float, duration: float, value: int, other: int) -> None:
+    # What a trace says may be no whole number of 64 bits: then there must be no part of a row.
+    columns.value.append(value)
+    try:
+        columns.other.append(other)
+    except (TypeError, OverflowError):
+        columns.value.pop()
+        raise
     columns.track.append(track)
     columns.start.append(start)
     columns.duration.append(duration)
-    columns.value.append(value)
-    columns.other.append(other)

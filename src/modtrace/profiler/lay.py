@@ -16,6 +16,7 @@ from .calls import Innermost, repeats, threads_of
 from .events import Events, Ints
 from .gpu import DeviceSlices, attribute_work, cover_streams
 from .reconstruct import reconstruct
+from .source import base_of
 from .totals import ModuleTotals, add_up
 
 __all__ = ["Laid", "lay_over", "moved", "of_process", "pid_of", "threads_of_trace"]
@@ -64,10 +65,11 @@ def lay_over(timeline: Timeline | None, events: Events, keys: Mapping[str, Any],
         path: the trace, for errors.
 
     Raises:
-        TraceError: recording and trace have no moment in common.
+        TraceError: recording and trace have no moment in common, or the trace does not say from when its times count.
     """
     notes: list[str] = []
     alignment = None
+    base = base_of(keys, path)
     if timeline is None:
         pid = pid_of(events, None)
         threads = threads_of_trace(events, pid)
@@ -83,7 +85,7 @@ def lay_over(timeline: Timeline | None, events: Events, keys: Mapping[str, Any],
             # The trace was made where the process had another pid: in a container, or by hand.
             process = process._replace(pid=pid)
             timeline = replace(timeline, tracks=[track._replace(process=process) for track in timeline.tracks])
-        alignment = by_marks(timeline.marks, events.syncs, int(keys.get("baseTimeNanoseconds", 0)))
+        alignment = by_marks(timeline.marks, events.syncs, base)
         timeline = moved(timeline, alignment)
         _check_common(timeline, events, path, alignment)
     if events.zero_times:

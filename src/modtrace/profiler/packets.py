@@ -21,11 +21,11 @@ from ..write.atomic import Sink, replacing
 from ..write.packets import UNIX, encoded
 from ..write.perfetto import perfetto_packets
 from ..write.texts import UNNAMED, shown
-from .events import Events, Gatherer, Key, exact
+from .events import LATEST_US, Events, Gatherer, Key, exact, is_key
 from .lay import Laid, lay_over
 from .merging import describe
 from .result import MERGED, Merged, refuse_merged
-from .source import Source
+from .source import Source, base_of
 from .stream import EventStream
 from .totals import NO_MODULE
 from .wire import SEQUENCE, arguments, categories, end_packet, event_packet, flow, sized, utf8, varint
@@ -51,7 +51,7 @@ def write_packets(source: Source, timeline: Timeline | None, out: str) -> Merged
     if profile.skipped:
         laid.notes.append(f"{profile.skipped} of the profiler's events are of a kind that .pftrace has no place for")
     merged = describe(laid, stream, out)
-    base = int(stream.keys.get("baseTimeNanoseconds", 0))
+    base = base_of(stream.keys, source.path)
     with replacing(out) as sink:
         _write(sink, profile, events, laid, base, merged.facts)
     return merged
@@ -89,8 +89,10 @@ class _Profile:
                 if phase == "M":
                     continue
                 key, start = (event["pid"], event["tid"]), float(event["ts"])
+                duration = float(event["dur"]) if phase == "X" else -1.0
                 if phase in ("X", "i", "I") and start > 0:
-                    duration = float(event["dur"]) if phase == "X" else -1.0
+                    if (key not in self.tracks and not is_key(key)) or not max(start, start + duration) < LATEST_US:
+                        raise ValueError(key)
                     body = categories(event.get("cat")) + arguments(event.get("args") or {})
                     track = self.tracks.setdefault(key, _Track())
                     track.add(start, duration, self._text(str(event["name"])), body)
@@ -163,7 +165,7 @@ def _tracks(profile: _Profile, events: Events, laid: Laid) -> Iterator[TracePack
         packet = _descriptor(("process", pid))
         said = packet.track_descriptor
         said.child_ordering = TrackDescriptor.EXPLICIT
-        if pid in events.cpu_pids and isinstance(pid, int):
+        if pid in events.cpu_pids and isinstance(pid, int) and -(2**31) <= pid < 2**31:
             said.process.pid = pid
             said.process.process_name = shown(events.process_names.get(pid, "python"))
         else:

@@ -5,23 +5,46 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .._errors import TraceError
 
-__all__ = ["BLOCK", "GZIP_MAGIC", "Progress", "Source"]
+__all__ = ["BLOCK", "GZIP_MAGIC", "LATEST", "Progress", "Source", "base_of"]
 
 BLOCK = 1 << 20
 """Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 
+LATEST = 1 << 62
+"""Nanoseconds, 146 years: before this lie all bases and all times from them, so that sums of both fit into 64 bits."""
+
 _PIECE = 1 << 15
 """Compressed bytes taken at once: where they are broken, so many are gone through one by one."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of the file that have been read since the last call."""
+
+
+def base_of(keys: Mapping[str, Any], path: str) -> int:
+    """Return the Unix nanoseconds from which a trace's times count; 0 where it does not say, before torch 2.4.
+
+    Args:
+        keys: the trace's top-level keys.
+        path: the trace, for errors.
+
+    Raises:
+        TraceError: what it says is no such time.
+    """
+    base = keys.get("baseTimeNanoseconds", 0)
+    if type(base) is not int or not 0 <= base < LATEST:
+        raise TraceError(
+            path,
+            f"its baseTimeNanoseconds is {base!r} and no time in nanoseconds since 1970; "
+            "write there what the profiler wrote, or take the key out where its times count from 1970 themselves",
+        )
+    return base
 
 
 class Source:

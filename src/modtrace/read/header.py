@@ -13,7 +13,7 @@ from ..timeline import Stats
 from ..write.header import FORMAT
 from ..write.texts import restore
 
-__all__ = ["CHANGED", "WHAT_TO_DO", "checked_header"]
+__all__ = ["CHANGED", "WHAT_TO_DO", "checked_header", "thread", "whole"]
 
 CHANGED = (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 """What reading events comes to where someone has changed them since modtrace wrote them."""
@@ -45,16 +45,18 @@ def checked_header(path: str | os.PathLike[str], said: Any) -> dict[str, Any]:
     return dict(said)
 
 
-def _whole(value: object) -> bool:
+def whole(value: object) -> bool:
+    """Tell whether a value is a whole number of 64 bits."""
     return type(value) is int and -(2**63) <= value < 2**63
 
 
-def _thread(value: object) -> bool:
+def thread(value: object) -> bool:
+    """Tell whether a value can be a thread's id, which has 32 bits, with or without a sign."""
     return type(value) is int and -(2**31) <= value < 2**32
 
 
 def _rank(value: object) -> bool:
-    return value is None or _whole(value)
+    return value is None or whole(value)
 
 
 def _text(value: object) -> bool:
@@ -75,10 +77,10 @@ def _restorable(digits: Any) -> bool:
 
 # Per list of the header what each of its entries says; where that is the name of a list, it is an index into it.
 _LISTS: Mapping[str, Mapping[str, Callable[[object], bool] | str]] = {
-    "processes": {"pid": _whole, "rank": _rank, "program": _text, "here": _whole},
-    "tracks": {"kind": _kind, "thread": _text, "tid": _thread, "process": "processes"},
+    "processes": {"pid": whole, "rank": _rank, "program": _text, "here": whole},
+    "tracks": {"kind": _kind, "thread": _text, "tid": thread, "process": "processes"},
     "counters": {"name": _text, "unit": _text, "process": "processes"},
-    "lanes": {"track": "tracks", "pid": _whole, "tid": _whole},
+    "lanes": {"track": "tracks", "pid": whole, "tid": whole},
 }
 
 
@@ -95,7 +97,7 @@ def _faults(said: dict[str, Any]) -> Iterator[str]:
             yield from _entry_faults(f"{name}[{index}]", entry, kinds, said)
     known = {field.name for field in fields(Stats)}
     for name, value in said["stats"].items():
-        if name not in known or not _whole(value):
+        if name not in known or not whole(value):
             yield f"stats.{name} is {short(value)}"
     for shown, digits in said["originals"].items():
         if not _restorable(digits):

@@ -86,7 +86,7 @@ def rebuilt(
         end=end,
         name=rows.name,
         phase=rows.phase,
-        track=track_of_lane[np.array(rows.lane)],
+        track=track_of_lane[np.array(rows.lane, np.int64)],
         depth=np.zeros(len(start)),
         parent=np.full(len(start), -1),
         call=rows.call,

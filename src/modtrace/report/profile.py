@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from ..profiler.source import Source
+from ..profiler.source import Source, base_of
 from ..profiler.stream import EventStream
 from .events import Cleaner
 from .names import Names
@@ -88,11 +88,11 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: Names, since: 
             if kept:
                 file.write(comma + orjson.dumps(kept)[1:-1])
                 comma = b",\n"
-        keys = stream.keys
-        file.write(b"]," + orjson.dumps(_keys(keys))[1:])
+        base = base_of(stream.keys, source.path)
+        file.write(b"]," + orjson.dumps(_keys(stream.keys, base))[1:])
     return CleanProfile(
         out,
-        _base(keys),
+        base,
         np.sort(times),
         np.sort(steps),
         end,
@@ -101,10 +101,10 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: Names, since: 
     )
 
 
-def _keys(keys: dict[str, Any]) -> dict[str, Any]:
+def _keys(keys: dict[str, Any], base: int) -> dict[str, Any]:
     said: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
     if "baseTimeNanoseconds" in keys:
-        said["baseTimeNanoseconds"] = _base(keys)
+        said["baseTimeNanoseconds"] = base
     devices = keys.get("deviceProperties")
     if isinstance(devices, list):
         said["deviceProperties"] = [_device(device) for device in devices if isinstance(device, dict)]
@@ -114,10 +114,6 @@ def _keys(keys: dict[str, Any]) -> dict[str, Any]:
             key: distributed[key] for key in ("rank", "world_size") if type(distributed.get(key)) is int
         }
     return said
-
-
-def _base(keys: dict[str, Any]) -> int:
-    return int(keys.get("baseTimeNanoseconds", 0))
 
 
 def _device(device: dict[str, Any]) -> dict[str, Any]:

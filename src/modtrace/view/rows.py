@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from ..profiler.events import Ints, Key, exact
+from ..profiler.events import LATEST_US, Ints, Key, exact, is_key
+from ..read.header import thread, whole
 from ..read.rebuild import Rows, rebuilt
 from ..timeline import PHASES, RECOMPUTE, Mark, Timeline
 
@@ -34,21 +36,23 @@ class ModuleRows:
         self._samples: dict[tuple[int | str, str, str], list[tuple[float, int]]] = {}
 
     def add(self, events: Iterable[Any]) -> None:
-        """Take some events."""
+        """Take some events; what is malformed counts as nothing: a merged trace keeps the profiler's as they are."""
         for event in events:
-            if not isinstance(event, dict):
-                continue
-            kind, category = event.get("ph"), event.get("cat")
-            if kind == "X" and category in PHASES and "fqn" in event.get("args", ()):
-                self._slice(event, PHASES.index(category))
-            elif kind == "M" and event.get("name") == "thread_name":
-                self._names[event["pid"], event["tid"]] = str(event["args"]["name"])
-            elif kind == "i" and category in ("step", "mark"):
-                self._marks.append((event["ts"], category, event["name"]))
-            elif kind == "C":
-                for unit, value in event["args"].items():
-                    counter = (event["pid"], event["name"], unit)
-                    self._samples.setdefault(counter, []).append((event["ts"], value))
+            with contextlib.suppress(AttributeError, KeyError, TypeError):
+                self._take(event)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind, category = event["ph"], event.get("cat")
+        if kind == "X" and category in PHASES and "fqn" in event.get("args", ()):
+            self._slice(event, PHASES.index(category))
+        elif kind == "M" and event["name"] == "thread_name":
+            self._names[_row(event)] = str(event["args"]["name"])
+        elif kind == "i" and category in ("step", "mark"):
+            self._marks.append((_time(event["ts"]), category, _text(event["name"])))
+        elif kind == "C":
+            for unit, value in event["args"].items():
+                counter = (event["pid"], _text(event["name"]), unit)
+                self._samples.setdefault(counter, []).append((_time(event["ts"]), _whole(value)))
 
     def timeline(self, base: int) -> Timeline:
         """Return what lies above threads; what lies above the streams of a device is no span.
@@ -91,18 +95,46 @@ class ModuleRows:
 
     def _slice(self, event: dict[str, Any], phase: int) -> None:
         rows, said = self._rows, event["args"]
-        name = (event["name"], said["fqn"], said["module_class"])
-        call = said["call"]
-        self._where.append((event["pid"], event["tid"]))
-        self._start.append(event["ts"])
-        self._duration.append(event["dur"])
+        name = (_text(event["name"]), _text(said["fqn"]), _text(said["module_class"]))
+        row, start, duration = _row(event), _time(event["ts"]), _time(event["dur"])
+        call, step = _whole(said["call"]), _whole(said["step"])
+        if duration < 0:
+            return
+        self._where.append(row)
+        self._start.append(start)
+        self._duration.append(duration)
         rows.phase.append(phase)
         rows.name.append(rows.names.setdefault(name, len(rows.names)))
         rows.call.append(call)
-        rows.step.append(said["step"])
+        rows.step.append(step)
         rows.complete.append("incomplete" not in said)
         key = (event["pid"], said["fqn"], call)
         rows.link.append(-1 if phase == RECOMPUTE else self._links.setdefault(key, len(self._links)))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not whole(value):
+        raise TypeError(value)
+    return int(value)
+
+
+def _time(value: Any) -> float:
+    if not isinstance(value, int | float) or not abs(value) < LATEST_US:
+        raise TypeError(value)
+    return value
+
+
+def _row(event: dict[str, Any]) -> Key:
+    row = (event["pid"], event["tid"])
+    if not is_key(row) or not thread(row[1]):
+        raise TypeError(row)
+    return row
 
 
 def _nanoseconds(microseconds: list[float]) -> Ints:

@@ -104,7 +104,7 @@ def timeline_of(path: str | os.PathLike[str], kind: Kind | None = None) -> Timel
 def _reconstructed(path: str | os.PathLike[str]) -> Timeline:
     from ..profiler.events import Gatherer
     from ..profiler.lay import lay_over
-    from ..profiler.source import Source
+    from ..profiler.source import Source, base_of
     from ..profiler.stream import EventStream
 
     gatherer = Gatherer()
@@ -113,13 +113,13 @@ def _reconstructed(path: str | os.PathLike[str]) -> Timeline:
         for chunk in stream.chunks():
             gatherer.add(chunk.events)
         timeline = lay_over(None, gatherer.events(), stream.keys, source.path).timeline
-    base = int(stream.keys.get("baseTimeNanoseconds", 0))
+        base = base_of(stream.keys, source.path)
     columns = replace(timeline.columns, start=timeline.columns.start + base, end=timeline.columns.end + base)
     return replace(timeline, columns=columns)
 
 
 def _merged(path: str | os.PathLike[str]) -> Timeline:
-    from ..profiler.source import Source
+    from ..profiler.source import Source, base_of
     from ..profiler.stream import EventStream
     from .rows import ModuleRows
 
@@ -128,7 +128,8 @@ def _merged(path: str | os.PathLike[str]) -> Timeline:
         stream = EventStream(source)
         for chunk in stream.chunks():
             rows.add(chunk.events)
-    return rows.timeline(int(stream.keys.get("baseTimeNanoseconds", 0)))
+        base = base_of(stream.keys, source.path)
+    return rows.timeline(base)
 
 
 def _merged_packets(path: str | os.PathLike[str]) -> Timeline:
