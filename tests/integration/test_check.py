@@ -30,6 +30,15 @@ flows = st.builds(
     st.integers(1, 3),
     st.integers(0, 18).map(lambda ts: ts + 0.5),
 )
+bound_flows = st.builds(
+    lambda number, ts, **ways: (
+        {"ph": "X", "name": "x", "pid": 1, "tid": 1, "ts": ts, "dur": 1, "bind_id": number} | ways
+    ),
+    st.sampled_from([1, 2, "0x2", "soon"]),
+    st.integers(0, 18).map(lambda ts: ts * 2),
+    flow_out=st.booleans(),
+    flow_in=st.booleans(),
+)
 
 
 def counted(path: Path) -> Counter[str]:
@@ -65,7 +74,26 @@ def test_flows_are_told_as_the_trace_processor_counts_them(
     assert rules["duplicate-flow"] == problems.get("flow_duplicate_id", 0)
 
 
-@pytest.mark.parametrize("name", ["good.json", "sibling-threads.json", "flow-to-next-slice.json", "good.textproto"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(bound_flows, max_size=8, unique_by=lambda flow: flow["ts"]))
+def test_flows_of_slices_are_told_as_the_trace_processor_counts_them(
+    trace_processor: type[TraceProcessor], tmp_path: Path, events: list[dict[str, Any]]
+) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": events}))
+
+    problems = trace_processor.open(trace).import_problems()
+
+    rules = counted(trace)
+    unstarted = problems.get("flow_end_without_start", 0) + problems.get("flow_step_without_start", 0)
+    assert rules["flow-without-start"] == unstarted
+    assert rules["duplicate-flow"] == problems.get("flow_duplicate_id", 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["good.json", "sibling-threads.json", "flow-to-next-slice.json", "bound-flows.json", "good.textproto"],
+)
 def test_what_is_good_imports_clean(name: str, trace_processor: type[TraceProcessor]) -> None:
     trace = (DATA / name).read_bytes()
     if name.endswith(".textproto"):

@@ -13,6 +13,9 @@ __all__ = ["read"]
 
 DRAWN = frozenset("XBEstf")
 FLOWS = frozenset("stf")
+BINDABLE = frozenset("XB")
+DIRECTIONS = ("flow_out", "flow_in")
+BIND_ID = "bind_id"
 LONGEST = 2**63
 LARGEST_ID = 2**32 - 1
 
@@ -38,8 +41,13 @@ def read(data: bytes, violations: list[Violation]) -> list[Event]:
                 for problem in problems
             ]
         violations.extend(problems)
-        if all(problem.rule == "id-out-of-range" for problem in problems) and event["ph"] in DRAWN:
+        if any(problem.rule != "id-out-of-range" for problem in problems):
+            continue
+        violations.extend(_bind_faults(position, event))
+        if event["ph"] in DRAWN:
             events.append(_event(position, event))
+            events.extend(_bound(events[-1], event))
+    violations.extend(_taken_numbers(events))
     return events
 
 
@@ -54,15 +62,60 @@ def _faults(position: int, event: dict[str, Any]) -> Iterator[Violation]:
     for field in ("pid", "tid"):
         if not _is_id(value := event.get(field, 0)):
             yield Violation("id-out-of-range", f"{field} {value!r} is not within 0 to {LARGEST_ID}", position)
-    if phase in FLOWS:
-        yield from _id_faults(f"a flow's {phase}", "id", position, event)
+    if phase in FLOWS and "id" not in event:
+        yield Violation("missing-field", f"a flow's {phase} without id", position)
+    elif phase in FLOWS and not isinstance(event["id"], str | int | float):
+        yield Violation("missing-field", f"a flow's {phase} with {event['id']!r} as id", position)
 
 
-def _id_faults(whose: str, field: str, position: int, event: dict[str, Any]) -> Iterator[Violation]:
-    if field not in event:
-        yield Violation("missing-field", f"{whose} without {field}", position)
-    elif not isinstance(event[field], str | int | float):
-        yield Violation("missing-field", f"{whose} with {event[field]!r} as {field}", position)
+def _bind_faults(position: int, event: dict[str, Any]) -> Iterator[Violation]:
+    """Rules on flows that a slice carries itself; it is drawn all the same."""
+    said = [name for name in DIRECTIONS if event.get(name) is True]
+    odd = [name for name in DIRECTIONS if not isinstance(event.get(name), bool | None)]
+    if event["ph"] not in BINDABLE:
+        if said:
+            yield Violation("flow-outside-slice", f"{said[0]} on {event['ph']}; viewers read it on X and B", position)
+        return
+    for name in odd:
+        yield Violation("missing-field", f"{name} is {event[name]!r}, which viewers do not take for true", position)
+    if said and BIND_ID not in event:
+        yield Violation("missing-field", f"{said[0]} without {BIND_ID}", position)
+    elif said and _bind_number(event[BIND_ID]) is None:
+        yield Violation("missing-field", f"{BIND_ID} {event[BIND_ID]!r} is no whole or hexadecimal number", position)
+    elif BIND_ID in event and not said and not odd:
+        yield Violation("missing-field", f"{BIND_ID} without flow_out or flow_in", position)
+
+
+def _bound(slice_: Event, event: dict[str, Any]) -> Iterator[Event]:
+    """Yield the end of the flow that a slice carries itself; it lies where the slice begins."""
+    number = _bind_number(event.get(BIND_ID))
+    leaves, arrives = (event.get(name) is True for name in DIRECTIONS)
+    if slice_.phase in BINDABLE and number is not None and (leaves or arrives):
+        phase = "t" if leaves and arrives else "s" if leaves else "f"
+        yield slice_._replace(phase=phase, duration=0, flow=(number, BIND_ID))
+
+
+def _bind_number(value: object) -> int | None:
+    """Return the number that viewers know a flow by: text is hexadecimal."""
+    if isinstance(value, str):
+        try:
+            return int(value, 16)
+        except ValueError:
+            return None
+    return value if type(value) is int else None
+
+
+def _taken_numbers(events: list[Event]) -> Iterator[Violation]:
+    """Find flows of slices with a number that Perfetto gives, from 0, to flows that have events of their own."""
+    flows = {event.flow: event for event in reversed(events) if event.flow is not None}
+    bound = {flow: event for flow, event in reversed(flows.items()) if len(flow) == 2}
+    own = len(flows) - len(bound)
+    for (number, _), event in bound.items():
+        if 0 <= number < own:
+            message = (
+                f"{BIND_ID} {number} is a number that Perfetto gives to flows with an id, of which there are {own}"
+            )
+            yield Violation("duplicate-flow", message, event.position)
 
 
 def _time_faults(position: int, phase: str, field: str, event: dict[str, Any]) -> Iterator[Violation]:
