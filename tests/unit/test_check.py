@@ -34,7 +34,7 @@ FAULTS: dict[str, list[str]] = {
         "not-a-trace: there is nothing in it",
     ],
     "bound-flow-as-numbered.json": [
-        "duplicate-flow: event 2: bind_id 0 is a number that Perfetto gives to flows with an id, of which there are 1",
+        "duplicate-flow: event 2: bind_id 0 is a number that Perfetto gives to one of the 1 flows with an id",
     ],
     "bound-flows-dangling.json": [
         "flow-without-end: event 0: flow 7 starts and never ends",

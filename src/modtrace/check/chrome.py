@@ -111,10 +111,8 @@ def _taken_numbers(events: list[Event]) -> Iterator[Violation]:
     bound = {flow: event for flow, event in reversed(flows.items()) if len(flow) == 2}
     own = len(flows) - len(bound)
     for (number, _), event in bound.items():
-        if 0 <= number < own:
-            message = (
-                f"{BIND_ID} {number} is a number that Perfetto gives to flows with an id, of which there are {own}"
-            )
+        if number in range(own):
+            message = f"{BIND_ID} {number} is a number that Perfetto gives to one of the {own} flows with an id"
             yield Violation("duplicate-flow", message, event.position)
 
 
