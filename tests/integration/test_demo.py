@@ -11,6 +11,7 @@ import torch
 
 import modtrace
 from modtrace.check import check
+from modtrace.cli.demo import next_step
 from modtrace.demo import GPT, batches, optimizer_of, train_step
 from tests.support.trace_processor import TraceProcessor
 
@@ -42,8 +43,38 @@ def test_it_prints_a_table_and_how_to_open_the_trace(demo: tuple[Path, str]) -> 
     assert len(rows) == 16
     assert all(len(row) == 7 and row[2] == str(STEPS) for row in rows)
     assert f"{len(modules_called()) - 16} more modules" in lines
-    assert "https://ui.perfetto.dev" in lines[-1]
-    assert "demo.json" in lines[-1]
+    assert lines[-1].startswith("Next: ")
+    assert lines[-1].endswith("modtrace view demo.json, or drop demo.json onto https://ui.perfetto.dev")
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("demo.json", "Next: modtrace view demo.json, or drop demo.json onto https://ui.perfetto.dev"),
+        (
+            "my demo.json.gz",
+            "Next: modtrace view 'my demo.json.gz', or drop my demo.json.gz onto https://ui.perfetto.dev",
+        ),
+        ("a/demo.pftrace", "Next: modtrace view a/demo.pftrace, or drop a/demo.pftrace onto https://ui.perfetto.dev"),
+        (
+            "demo.pftrace.gz",
+            "Next: modtrace view demo.pftrace.gz, or drop demo.pftrace.gz onto https://ui.perfetto.dev",
+        ),
+        ("demo.HTML", "Next: open demo.HTML in a browser; it needs no network"),
+        ("demo.zip", "Next: unpack demo.zip and open its viewer.html in a browser, or attach it to a bug report"),
+    ],
+)
+def test_the_next_step_is_true_for_the_format(path: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: "/bin/modtrace")
+    assert next_step(path) == line
+
+
+def test_the_next_step_names_the_command_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert next_step("demo.json").startswith(f"Next: {tmp_path}/python -m modtrace view demo.json, or")
+    (tmp_path / "modtrace").touch()
+    assert next_step("demo.json").startswith(f"Next: {tmp_path}/modtrace view demo.json, or")
 
 
 def test_the_trace_has_each_call_of_each_module(demo: tuple[Path, str]) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
 import click
 
-__all__ = ["command"]
+__all__ = ["command", "next_step"]
 
 STEPS = 20
 
@@ -48,4 +53,22 @@ def command(output: str) -> None:
     console.print()
     console.print(recording.timeline().summary().top(limit=16))
     console.print()
-    console.print(f"Open {output} by dropping it onto https://ui.perfetto.dev", highlight=False, markup=False)
+    console.print(next_step(output), highlight=False, markup=False, soft_wrap=True)
+
+
+def next_step(path: str) -> str:
+    """Return how to look at what has been written to `path`, in one line."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".html":
+        return f"Next: open {path} in a browser; it needs no network"
+    if suffix == ".zip":
+        return f"Next: unpack {path} and open its viewer.html in a browser, or attach it to a bug report"
+    return f"Next: {_program()} view {shlex.quote(path)}, or drop {path} onto https://ui.perfetto.dev"
+
+
+def _program() -> str:
+    """Return how the shell finds this command: the virtual environment need not be activated."""
+    beside = Path(sys.executable).with_name("modtrace")
+    if shutil.which("modtrace"):
+        return "modtrace"
+    return shlex.quote(str(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m modtrace"
