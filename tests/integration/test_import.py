@@ -272,6 +272,41 @@ def test_perfetto_orders_forward_above_backward(trace_processor: Opener, tmp_pat
     ]
 
 
+@pytest.mark.parametrize("suffix", [*FORMATS, ".json.gz", ".pftrace.gz"])
+@pytest.mark.parametrize("ranks", [0, 1, 2])
+def test_steps_and_marks_lie_on_a_row_of_that_name(
+    trace_processor: Opener, tmp_path: Path, suffix: str, ranks: int
+) -> None:
+    spans = timeline_of((0, 4, "a"), (5, 10, "b"))
+    tracks = [Track("forward", "MainThread", 7, Process(7, rank)) for rank in range(ranks)]
+    timeline = Timeline(
+        columns=dataclasses.replace(spans.columns, track=np.array([0, ranks - 1], np.int32))
+        if ranks
+        else Columns.empty(),
+        names=spans.names,
+        tracks=tracks,
+        marks=[Mark(EPOCH + 4, "step", "step 0"), Mark(EPOCH + 5, "mark", "here"), Mark(EPOCH + 5, "mark", "there")],
+    )
+    timeline.save(tmp_path / f"trace{suffix}")
+
+    trace = trace_processor.open(tmp_path / f"trace{suffix}")
+    assert trace.import_problems() == {}
+    rows = trace.query(
+        """select s.name, s.dur, coalesce(t.name, thread.name) as track, process.name as process
+        from slice s join track t on t.id = s.track_id
+            left join thread_track on thread_track.id = t.id left join thread using (utid)
+            left join process using (upid)
+        where s.category in ('step', 'mark') order by s.id"""
+    )
+    # In JSON every row lies in a process.
+    process = "rank 0 · python" if ranks and "json" in suffix else None
+    assert rows == [
+        {"name": name, "dur": 0, "track": "steps and marks", "process": process} for name in ("step 0", "here", "there")
+    ]
+    spans_seen = trace.query("select depth from slice where category = 'forward'")
+    assert spans_seen == [{"depth": 0}] * (2 if ranks else 0)
+
+
 def test_a_module_has_one_correlation_in_all_its_calls(trace_processor: Opener, tmp_path: Path) -> None:
     timeline = gpt2_timeline(2_000)
     timeline.save(tmp_path / "trace.pftrace")

@@ -86,13 +86,13 @@ def test_a_changed_header_in_a_pftrace_is_refused_too(tmp_path: Path) -> None:
 EVENT_FAULTS: list[tuple[tuple[Any, ...], Any, str]] = [
     (("baseTimeNanoseconds",), "x", "ValueError(\"baseTimeNanoseconds is 'x'\")"),
     (("baseTimeNanoseconds",), 2**63, "ValueError('baseTimeNanoseconds is 9223372036854775808')"),
-    (("traceEvents", 6, "name"), 1, "ValueError('1 is no text')"),
-    (("traceEvents", 7, "args", "bytes"), 1.5, "ValueError('a sample of RSS is 1.5')"),
-    (("traceEvents", 8, "dur"), -0.001, "ValueError('a time is -0.001 µs')"),
-    (("traceEvents", 8, "dur"), 1e300, "ValueError('a time is 1e+300 µs')"),
-    (("traceEvents", 9, "args", "fqn"), 2, "ValueError('2 is no text')"),
-    (("traceEvents", 9, "args", "shapes"), 2, "ValueError(\"an argument in {'shapes': 2} is no text\")"),
-    (("traceEvents", 9, "args", "call"), 2**64 - 1, "OverflowError('int too big to convert')"),
+    (("traceEvents", 8, "name"), 1, "ValueError('1 is no text')"),
+    (("traceEvents", 9, "args", "bytes"), 1.5, "ValueError('a sample of RSS is 1.5')"),
+    (("traceEvents", 10, "dur"), -0.001, "ValueError('a time is -0.001 µs')"),
+    (("traceEvents", 10, "dur"), 1e300, "ValueError('a time is 1e+300 µs')"),
+    (("traceEvents", 11, "args", "fqn"), 2, "ValueError('2 is no text')"),
+    (("traceEvents", 11, "args", "shapes"), 2, "ValueError(\"an argument in {'shapes': 2} is no text\")"),
+    (("traceEvents", 11, "args", "call"), 2**64 - 1, "OverflowError('int too big to convert')"),
 ]
 
 

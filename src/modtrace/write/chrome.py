@@ -13,11 +13,14 @@ from .atomic import replacing
 from .chrome_events import blocks
 from .digits import LONGEST
 from .header import header, shown_names, shown_texts
-from .lanes import Lanes
+from .lanes import MARKS, Lanes
 from .progress import with_progress
 from .texts import UNNAMED, Originals, shown
 
 __all__ = ["chrome_events", "write_chrome"]
+
+ABOVE = -1
+"""Where the row of steps and marks is sorted to: before that of the first thread."""
 
 
 def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -74,7 +77,7 @@ class Layout:
 def _events(timeline: Timeline, layout: Layout, base: int) -> Iterator[tuple[int, bytes]]:
     """Yield how many spans, and their text."""
     _check_length(timeline, base)
-    for events in (_metadata(layout), _marks(timeline, layout, base), _counters(timeline, layout, base)):
+    for events in (_metadata(timeline, layout), _marks(timeline, layout, base), _counters(timeline, layout, base)):
         text = b",\n".join(events)
         if text:
             yield 0, text
@@ -92,23 +95,27 @@ def _check_length(timeline: Timeline, base: int) -> None:
         )
 
 
-def _metadata(layout: Layout) -> Iterator[bytes]:
+def _metadata(timeline: Timeline, layout: Layout) -> Iterator[bytes]:
     def event(what: str, pid: int, tid: int, **said: object) -> bytes:
         return orjson.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": said})
 
     for index, (process, pid) in enumerate(layout.lanes.pids.items()):
         yield event("process_name", pid, 0, name=shown(process.name) or UNNAMED)
         yield event("process_sort_index", pid, 0, sort_index=index)
+    if timeline.marks:
+        yield event("thread_name", *layout.lanes.marks, name=MARKS)
+        yield event("thread_sort_index", *layout.lanes.marks, sort_index=ABOVE)
     for index, lane in enumerate(layout.lanes.lanes):
         yield event("thread_name", lane.pid, lane.tid, name=lane.name)
         yield event("thread_sort_index", lane.pid, lane.tid, sort_index=index)
 
 
 def _marks(timeline: Timeline, layout: Layout, base: int) -> Iterator[bytes]:
-    where = {"pid": layout.lanes.lanes[0].pid, "tid": layout.lanes.lanes[0].tid} if layout.lanes.lanes else {}
+    pid, tid = layout.lanes.marks
     for mark in timeline.marks:
-        # Global: on a thread it would be a slice, and lie between the spans.
-        event = {"ph": "i", "s": "g", **where, "cat": mark.kind, "name": shown(mark.text)}
+        # On a row of its own: on a thread with spans it would lie between them, and readers have no name for the row
+        # of what is global.
+        event = {"ph": "i", "s": "t", "pid": pid, "tid": tid, "cat": mark.kind, "name": shown(mark.text)}
         yield orjson.dumps(event)[:-1] + b',"ts":%s}' % _microseconds(mark.time_ns - base)
 
 

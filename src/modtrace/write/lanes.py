@@ -14,10 +14,14 @@ from ..timeline import Process, Timeline
 from ..timeline._nest import nested, outermost_first
 from .texts import Originals, shown
 
-__all__ = ["BAND", "Lane", "Lanes"]
+__all__ = ["BAND", "MARKS", "Lane", "Lanes"]
 
 BAND = 512
 """Levels of a row: the trace processor drops, silently, what lies deeper; deeper spans get a row of their own."""
+
+
+MARKS = "steps and marks"
+"""What the row of the timeline's marks is called."""
 
 
 class Lane(NamedTuple):
@@ -46,11 +50,13 @@ class Lanes:
         lanes: in the order in which they are to be seen: by process and thread, forward above backward.
         of_span: int32, the lane of each span.
         pids: of each process in the file: the real one where it is free.
+        marks: pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any.
     """
 
     lanes: Sequence[Lane]
     of_span: npt.NDArray[np.int32]
     pids: dict[Process, int]
+    marks: tuple[int, int]
 
     @classmethod
     def of(cls, timeline: Timeline, originals: Originals, taken: Collection[int] = ()) -> Lanes:
@@ -79,7 +85,8 @@ class Lanes:
             )
             for key in shown_keys
         ]
-        return cls(lanes, number[key], pids)
+        marks = (next(iter(pids.values())) if pids else free.take(), free.take())
+        return cls(lanes, number[key], pids, marks)
 
     def rows(self, timeline: Timeline) -> Iterator[npt.NDArray[np.signedinteger]]:
         """Yield per lane the positions of its spans, by start and outermost first."""

@@ -15,7 +15,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 
 from ..timeline import PHASES, Counter, Name, Process, Timeline
 from .header import header
-from .lanes import Lanes
+from .lanes import MARKS, Lanes
 from .texts import UNNAMED, Originals, shown
 
 __all__ = ["CALL_FIELDS", "INCREMENTAL", "UNIX", "Numbering", "Sequences", "Tracks", "encoded", "sequence_start"]
@@ -157,7 +157,7 @@ class Tracks:
         for index, counter in enumerate(self._timeline.counters):
             yield self._counter(index, counter)
         if self._timeline.marks:
-            yield self._track("marks", parent=None, rank=0, name="steps and marks")
+            yield self._track("marks", parent=None, rank=0, name=MARKS)
 
     def _uuid(self, *what: object) -> int:
         return int.from_bytes(hashlib.blake2b(f"{self._recording} {what}".encode(), digest_size=8).digest(), "little")
