@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, NamedTuple, overload
@@ -232,11 +233,11 @@ class Timeline:
 
     @property
     def track_names(self) -> list[str]:
-        """One name per track; the thread's id is added where two threads of a timeline have the same name."""
-        names = [track.name for track in self.tracks]
+        """One name per track; the thread's id is added where two threads of a process have the same name."""
+        shared = Tally((track.process, track.name) for track in self.tracks)
         return [
-            name if names.count(name) == 1 else f"{name} {track.tid}"
-            for name, track in zip(names, self.tracks, strict=True)
+            track.name if shared[track.process, track.name] == 1 else f"{track.name} {track.tid}"
+            for track in self.tracks
         ]
 
     def __repr__(self) -> str:

@@ -7,8 +7,7 @@ import gzip
 import json
 import os
 import struct
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import orjson
 
 from ..timeline._columns import Columns
-from ..timeline._timeline import Process, Timeline, Track
+from ..timeline._timeline import Process, Timeline
 from .atomic import Sink, replacing
 
 __all__ = ["payload", "render_html", "write_html"]
@@ -79,7 +78,7 @@ def payload(timeline: Timeline) -> bytes:
                 "process": processes.index(track.process),
                 "name": name,
             }
-            for track, name in zip(timeline.tracks, _track_names(timeline.tracks), strict=True)
+            for track, name in zip(timeline.tracks, timeline.track_names, strict=True)
         ],
         "marks": [[mark.time_ns - base, mark.kind, mark.text] for mark in timeline.marks],
         "arguments": {str(span): dict(said) for span, said in timeline.arguments.items()},
@@ -106,12 +105,6 @@ def _base(timeline: Timeline) -> int:
     firsts += [mark.time_ns for mark in timeline.marks]
     firsts += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
     return min(firsts, default=0)
-
-
-def _track_names(tracks: Sequence[Track]) -> list[str]:
-    """A name per track; the thread's id is added where two of a process, which heads them in the page, are the same."""
-    shared = Counter((track.process, track.name) for track in tracks)
-    return [t.name if shared[t.process, t.name] == 1 else f"{t.name} {t.tid}" for t in tracks]
 
 
 def _process(process: Process) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter as Tally
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -74,7 +73,7 @@ class Lanes:
 
         free = _Free({*taken})
         pids = {process: free.take(process.pid) for process in _processes(timeline)}
-        names = _track_names(timeline)
+        names = timeline.track_names
         lanes = [
             Lane(
                 key // bands,
@@ -129,15 +128,6 @@ def _in_view_order(timeline: Timeline) -> list[int]:
             track.kind != "forward",
         ),
     )
-
-
-def _track_names(timeline: Timeline) -> list[str]:
-    """Return one name per track; with the thread's id where a process has two threads of that name."""
-    tally = Tally((track.process, track.name) for track in timeline.tracks)
-    return [
-        track.name if tally[track.process, track.name] == 1 else f"{track.name} {track.tid}"
-        for track in timeline.tracks
-    ]
 
 
 def _lane_name(name: str, band: int) -> str:
