@@ -136,8 +136,9 @@ class Mark final : public torch::autograd::FunctionPreHook {
     return gradients;
   }
 
-  // What torch.compile makes of a pass runs no marks.
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
+  // What torch.compile makes of a pass runs no marks. One of the two overrides, by torch's version.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {}
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {}
 
  private:
   void begin(Pass& pass, uint64_t number) const {
@@ -155,6 +156,15 @@ class Mark final : public torch::autograd::FunctionPreHook {
   std::atomic<uint64_t> pass_;
   uint64_t forward_thread_, sequence_;
 };
+
+// Where the engine runs it: on the device of the first gradient that is not on the CPU.
+inline at::Device device_of(const torch::autograd::Node& node) {
+  for (uint32_t input = 0; input < node.num_inputs(); ++input) {
+    const at::Device device = node.input_metadata(input).device();
+    if (device.type() != at::kCPU) return device;
+  }
+  return at::kCPU;
+}
 
 // The nodes of a pass by age, where the order in which they will run is known; else it stops looking.
 class Order {
@@ -204,7 +214,7 @@ class Order {
     if (age >= kReach || node.thread_id() != forward_thread_) return false;
     if (age >= nodes_.size()) nodes_.resize(std::max<size_t>(age + 1, 2 * nodes_.size()));
     if (nodes_[age] != nullptr) return nodes_[age] == &node;
-    const at::Device device = node.device();
+    const at::Device device = device_of(node);
     if (device_.value_or(device) != device) return false;
     device_ = device;
     nodes_[age] = &node;
@@ -232,8 +242,8 @@ inline uint64_t mark(Thread& thread, PyObject* outputs) {
     Order order;
     if (!order.find(outputs)) return 0;
     if (order.on_device()) {
-      // Two passes on one device take turns there, node by node.
-      devices_shared |= passes > thread.passes;
+      // Two passes on one device take turns there, node by node. One inside of the other does not.
+      devices_shared |= passes > thread.passes && torch::autograd::get_current_graph_task_id() < 0;
       if (devices_shared) return 0;
     }
     const uint64_t number = ++last_pass;
