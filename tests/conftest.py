@@ -6,12 +6,14 @@ import fcntl
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
 from modtrace.track.build import build
 from modtrace.track.engine import EngineName
 from tests.support import trace_processor as processor
+from tests.support.kineto import GPU_TRACES
 
 _IN_CI = os.environ.get("CI") == "true"
 
@@ -26,6 +28,15 @@ def trace_processor() -> type[processor.TraceProcessor]:
     if reason is not None and not _IN_CI:
         pytest.skip(reason)
     return processor.TraceProcessor
+
+
+@pytest.fixture(scope="session")
+def gpu_traces() -> list[Path]:
+    """`GPU_TRACES`, where they are; in a source distribution, which does not ship them, it skips."""
+    absent = [path.name for path in GPU_TRACES if not path.exists()]
+    if absent and not _IN_CI:
+        pytest.skip(f"there is no tests/data/kineto/{absent[0]}: source distributions come without it")
+    return GPU_TRACES
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,17 @@ from modtrace.profiler import merge, merged_facts, module_totals
 from modtrace.profiler.totals import NO_MODULE
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
 from modtrace.timeline._columns import in_start_order
-from tests.support.kineto import recording, trace, x
+from tests.support.kineto import GPU_TRACES, recording, trace, x
 from tests.support.trace_processor import TraceProcessor
 
-DATA = Path(__file__).parents[1] / "data" / "kineto"
-TRACES = sorted(DATA.glob("*.json.gz"))
 GPU = {"kernel": "kernel_ns", "gpu_memcpy": "memcpy_ns", "gpu_memset": "memset_ns"}
 NODE = "autograd::engine::evaluate_function: "
-each_trace = pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+
+
+def each_trace(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test on each trace from a GPU machine, where they are."""
+    each = pytest.mark.parametrize("path", GPU_TRACES, ids=lambda path: path.name)
+    return pytest.mark.usefixtures("gpu_traces")(each(test))
 
 
 @cache
@@ -309,24 +313,25 @@ def test_a_bare_array_becomes_an_object(tmp_path: Path) -> None:
         assert [extent(event) for event in slices(after["traceEvents"], "forward")] == [(900, 2100)]
 
 
+@pytest.mark.usefixtures("gpu_traces")
 @pytest.mark.parametrize("attribute", [True, False])
 def test_a_cut_off_trace_is_merged_as_far_as_it_goes(tmp_path: Path, attribute: bool) -> None:
-    whole = gzip.decompress(TRACES[1].read_bytes())
+    whole = gzip.decompress(GPU_TRACES[1].read_bytes())
     path = tmp_path / "cut.json"
     path.write_bytes(whole[: len(whole) * 9 // 10])
-    base = document(TRACES[1])["baseTimeNanoseconds"]
-    columns = synthetic(TRACES[1]).columns
+    base = document(GPU_TRACES[1])["baseTimeNanoseconds"]
+    columns = synthetic(GPU_TRACES[1]).columns
     # The base stood at the end of the file, and is lost.
     early = Timeline(
         Columns(
             *(getattr(columns, f) - base if f in ("start", "end") else getattr(columns, f) for f in columns.__slots__)
         ),
-        synthetic(TRACES[1]).names,
-        synthetic(TRACES[1]).tracks,
+        synthetic(GPU_TRACES[1]).names,
+        synthetic(GPU_TRACES[1]).tracks,
     )
     told = merge(path, early, tmp_path / "out.json", attribute=attribute)
     after = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
-    before = document(TRACES[1])["traceEvents"]
+    before = document(GPU_TRACES[1])["traceEvents"]
     kept = len([event for event in after if event["tid"] not in range(4_040_000_000, 4_050_000_000)])
     assert len(before) * 0.8 < kept < len(before)
     assert after[:kept] == before[:kept]
@@ -369,10 +374,11 @@ def test_wrong_targets_are_refused_and_harm_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.usefixtures("gpu_traces")
 def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = subprocess.run(
-        [sys.executable, "-m", "modtrace", "merge", str(TRACES[0]), "-o", str(out)],
+        [sys.executable, "-m", "modtrace", "merge", str(GPU_TRACES[0]), "-o", str(out)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -383,9 +389,9 @@ def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
     totals = module_totals(out)
     assert totals is not None
     assert [row.fqn for row in totals.rows] == [NO_MODULE]
-    assert totals.kernel_ns == sum(ns(e["dur"]) for e in slices(document(TRACES[0])["traceEvents"], "kernel"))
+    assert totals.kernel_ns == sum(ns(e["dur"]) for e in slices(document(GPU_TRACES[0])["traceEvents"], "kernel"))
     failed = subprocess.run(
-        [sys.executable, "-m", "modtrace", "merge", str(DATA / "README.md"), "-o", str(out)],
+        [sys.executable, "-m", "modtrace", "merge", str(Path(__file__).parents[2] / "README.md"), "-o", str(out)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -396,8 +402,9 @@ def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
     assert "README.md, byte 0: not a profiler trace" in failed.stderr
 
 
+@pytest.mark.usefixtures("gpu_traces")
 def test_totals_sort_and_print(folder: Path) -> None:
-    totals = module_totals(merged(TRACES[1], folder))
+    totals = module_totals(merged(GPU_TRACES[1], folder))
     assert totals is not None
     top = totals.top("gpu", 3)
     assert [row.gpu_self_ns for row in top.rows] == sorted((row.gpu_self_ns for row in totals.rows), reverse=True)[:3]

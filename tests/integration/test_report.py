@@ -28,8 +28,9 @@ from modtrace.report import LIMIT, Report, archive, report_of_timeline, report_o
 from modtrace.timeline import Mark, Name, Process, Timeline
 from modtrace.write.report import write_report
 from tests.support.gpt_timeline import gpt_timeline
+from tests.support.kineto import GPU_TRACES
 
-KINETO = Path(__file__).parents[1] / "data/kineto"
+ALEXNET, DDP, _ = GPU_TRACES
 FILES = ["summary.md", "environment.txt", "trace.pftrace.gz", "viewer.html"]
 
 PLANTED = ("zaphod", "heartofgold", "magrathea", "tok_5f1e2d3c4b5a", "towel42secret", "deepthought")
@@ -156,8 +157,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (home / name).write_text(json.dumps(planted(json.loads((home / name).read_text()))))
     for name in ("merged.json", "merged.pftrace"):
         modtrace.merge(home / "with.json", home / "run.ring", home / name)
-    for name in ("a100-ddp-rank0", "v100-ddp-rank0-ns", "a100-alexnet-forward"):
-        with gzip.open(KINETO / f"{name}.json.gz") as real, gzip.open(home / f"{name}.json.gz", "wt", 1) as spiked:
+    for path in filter(Path.exists, GPU_TRACES):
+        with gzip.open(path) as real, gzip.open(home / path.name, "wt", 1) as spiked:
             json.dump(planted(json.load(real)), spiked)
     return home
 
@@ -180,10 +181,14 @@ def environ(home: Path) -> dict[str, str]:
     "name",
     [
         *("run.ring", "run.json", "run.pftrace", "plain.json", "with.json", "merged.json", "merged.pftrace"),
-        *("a100-ddp-rank0.json.gz", "v100-ddp-rank0-ns.json.gz", "a100-alexnet-forward.json.gz"),
+        *(path.name for path in GPU_TRACES),
     ],
 )
-def test_nothing_private_is_in_any_byte(run: Path, name: str, options: list[str], tmp_path: Path) -> None:
+def test_nothing_private_is_in_any_byte(
+    request: pytest.FixtureRequest, run: Path, name: str, options: list[str], tmp_path: Path
+) -> None:
+    if name.endswith(".json.gz"):
+        request.getfixturevalue("gpu_traces")
     source = (run / name).read_bytes()
     source = gzip.decompress(source) if name.endswith(".gz") else source
     assert b"zaphod" in source  # the test can fail
@@ -222,13 +227,14 @@ def test_the_trace_in_a_report_is_whole(run: Path, tmp_path: Path) -> None:
     assert "host" not in there.facts
 
 
+@pytest.mark.usefixtures("gpu_traces")
 def test_the_profilers_kernels_are_in_a_report(trace_processor: Any, tmp_path: Path) -> None:
-    files = report_of_trace(KINETO / "a100-ddp-rank0.json.gz").files
+    files = report_of_trace(DDP).files
     trace = trace_processor.open(gzip.decompress(files["trace.pftrace.gz"]))
     count = "select category, count(*) as n from slice group by 1"
     clean = {row["category"]: row["n"] for row in trace.query(count)}
     problems = trace.import_problems()
-    modtrace.merge(KINETO / "a100-ddp-rank0.json.gz", None, tmp_path / "all.pftrace")
+    modtrace.merge(DDP, None, tmp_path / "all.pftrace")
     all_ = {row["category"]: row["n"] for row in trace_processor.open(tmp_path / "all.pftrace").query(count)}
 
     assert problems == {}
@@ -341,8 +347,9 @@ def test_one_long_step_is_cut_to_its_end(tmp_path: Path, bare: int) -> None:
     assert int(rest.columns.end.max()) == int(timeline.columns.end.max())
 
 
+@pytest.mark.usefixtures("gpu_traces")
 def test_a_profilers_trace_is_cut_too(tmp_path: Path) -> None:
-    source = KINETO / "a100-ddp-rank0.json.gz"
+    source = DDP
     whole = report_of_trace(source)
 
     report = report_of_trace(source, limit=400_000)
@@ -354,8 +361,9 @@ def test_a_profilers_trace_is_cut_too(tmp_path: Path) -> None:
     assert "the page hold the profiler's last step of 3; " in report.files["summary.md"].decode()
 
 
+@pytest.mark.usefixtures("gpu_traces")
 def test_a_profilers_trace_without_steps_is_cut_to_its_end() -> None:
-    source = KINETO / "a100-alexnet-forward.json.gz"
+    source = ALEXNET
     limit = report_of_trace(source).size - 10_000
 
     report = report_of_trace(source, limit=limit)

@@ -32,8 +32,6 @@ from tests.support.gpt_timeline import gpt_timeline
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-KINETO = Path(__file__).parents[1] / "data/kineto"
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -102,8 +100,10 @@ def colours(page: Page) -> list[int]:
     return list(page.evaluate(reading, list(picture)))
 
 
-def test_a_profiler_trace_is_converted_and_drawn(browser: Browser, ui: str, tmp_path: Path) -> None:
-    source = KINETO / "a100-ddp-rank0.json.gz"
+def test_a_profiler_trace_is_converted_and_drawn(
+    browser: Browser, ui: str, gpu_traces: list[Path], tmp_path: Path
+) -> None:
+    source = gpu_traces[1]
     trace, notes = drawable(source, tmp_path)
 
     assert any("no nn.Module slices" in note for note in notes)

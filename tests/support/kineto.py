@@ -1,14 +1,20 @@
-"""Small profiler traces and recordings, written out by hand; times are integer nanoseconds."""
+"""Small profiler traces and recordings, written out by hand, in integer nanoseconds; and where the real ones lie."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from modtrace.timeline import Columns, Mark, Name, Process, Timeline, Track
 
-__all__ = ["BASE", "NET", "PID", "TID", "evaluate", "recording", "trace", "x"]
+__all__ = ["BASE", "GPU_TRACES", "NET", "PID", "TID", "evaluate", "recording", "trace", "x"]
 
+GPU_TRACES = [
+    Path(__file__).parents[1] / "data" / "kineto" / f"{name}.json.gz"
+    for name in ("a100-alexnet-forward", "a100-ddp-rank0", "v100-ddp-rank0-ns")
+]
+"""Traces from GPU machines. A source distribution has none: tests of them use the fixture `gpu_traces`."""
 BASE = 1_790_857_026_000_000_000
 PID, TID = 100, 101
 PROCESS = Process(PID)

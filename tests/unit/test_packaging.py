@@ -121,6 +121,14 @@ def test_the_source_distribution_can_test_itself(distributions: Path) -> None:
     assert not any("node_modules" in name for name in held)
 
 
+def test_no_distribution_ships_the_traces_of_others(distributions: Path) -> None:
+    (source,) = distributions.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        held = [name for name in archive.getnames() if "kineto" in name and not name.endswith(".py")]
+
+    assert held == []
+
+
 def test_every_module_says_what_it_gives() -> None:
     without = []
     for path in PACKAGE.rglob("*.py"):

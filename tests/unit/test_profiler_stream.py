@@ -16,9 +16,7 @@ from modtrace import TraceError
 from modtrace.profiler import source, stream
 from modtrace.profiler.source import Source
 from modtrace.profiler.stream import EventStream
-from tests.support.kineto import trace, x
-
-DATA = Path(__file__).parents[1] / "data" / "kineto"
+from tests.support.kineto import GPU_TRACES, trace, x
 
 
 def read(path: Path) -> tuple[EventStream, list[Any], bytes]:
@@ -41,7 +39,8 @@ def names(events: list[Any]) -> list[str]:
     return [event["name"] for event in events]
 
 
-@pytest.mark.parametrize("path", sorted(DATA.glob("*.json.gz")), ids=lambda path: path.name)
+@pytest.mark.usefixtures("gpu_traces")
+@pytest.mark.parametrize("path", GPU_TRACES, ids=lambda path: path.name)
 def test_a_real_trace_is_read_byte_for_byte(path: Path) -> None:
     whole = gzip.decompress(path.read_bytes())
     found, events, again = read(path)
