@@ -29,7 +29,7 @@ export function onDrag(
   },
 ): () => void {
   const down = (event: PointerEvent) => {
-    if (event.button !== 0) return;
+    if (event.button !== 0 || !event.isPrimary) return;
     const box = element.getBoundingClientRect();
     const part = (at: PointerEvent) => (at.clientX - box.left) / box.width;
     const mode = options.mode(event);
@@ -39,6 +39,7 @@ export function onDrag(
     let dragging = false;
     element.setPointerCapture(event.pointerId);
     const move = (at: PointerEvent) => {
+      if (at.pointerId !== event.pointerId) return;
       if (!dragging && Math.hypot(at.clientX - event.clientX, at.clientY - event.clientY) < CLICK_PIXELS) return;
       dragging = true;
       if (mode === "range") {
@@ -52,18 +53,63 @@ export function onDrag(
       lastY = at.clientY;
     };
     const stop = (at: PointerEvent) => {
+      // Another finger's press makes it a pinch; what else it does is not of this drag.
+      const same = at.pointerId === event.pointerId;
+      if (same === (at.type === "pointerdown")) return;
       element.removeEventListener("pointermove", move);
+      element.removeEventListener("pointerdown", stop);
       element.removeEventListener("pointerup", stop);
       element.removeEventListener("pointercancel", stop);
       delete element.dataset.dragging;
-      if (!dragging && at.type === "pointerup") options.click(at);
+      if (same && !dragging && at.type === "pointerup") options.click(at);
     };
     element.addEventListener("pointermove", move);
+    element.addEventListener("pointerdown", stop);
     element.addEventListener("pointerup", stop);
     element.addEventListener("pointercancel", stop);
   };
   element.addEventListener("pointerdown", down);
   return () => element.removeEventListener("pointerdown", down);
+}
+
+/** Two fingers take along the moments that they were put on. */
+export function onPinch(element: HTMLElement, store: Store): () => void {
+  const fingers = new Map<number, { part: number; time: number }>();
+  const partOf = (event: PointerEvent) => {
+    const box = element.getBoundingClientRect();
+    return (event.clientX - box.left) / box.width;
+  };
+  const anchor = () => {
+    for (const finger of fingers.values()) finger.time = timeAt(store.window.value, finger.part);
+  };
+  const down = (event: PointerEvent) => {
+    if (event.pointerType !== "touch") return;
+    element.setPointerCapture(event.pointerId);
+    fingers.set(event.pointerId, { part: partOf(event), time: 0 });
+    anchor();
+  };
+  const move = (event: PointerEvent) => {
+    const finger = fingers.get(event.pointerId);
+    if (!finger) return;
+    finger.part = partOf(event);
+    const [one, other] = fingers.values();
+    if (!one || !other || fingers.size > 2) return;
+    const size = (one.time - other.time) / (one.part - other.part);
+    // Fingers above each other, or past each other, say nothing about a length.
+    if (!(size > 0 && size < Infinity)) return;
+    const start = one.time - one.part * size;
+    store.move({ start, end: start + size });
+  };
+  const up = (event: PointerEvent) => {
+    if (fingers.delete(event.pointerId)) anchor();
+  };
+  const listening = new AbortController();
+  const { signal } = listening;
+  element.addEventListener("pointerdown", down, { signal });
+  element.addEventListener("pointermove", move, { signal });
+  element.addEventListener("pointerup", up, { signal });
+  element.addEventListener("pointercancel", up, { signal });
+  return () => listening.abort();
 }
 
 /** In the overview a press moves the window there, and a drag takes it along. */

@@ -10,6 +10,7 @@ from tests.support.viewer_page import (
     LANE,
     US,
     Open,
+    details,
     one_step,
     place,
     window,
@@ -106,6 +107,57 @@ def test_a_drag_takes_the_timeline_along(open_page: Open) -> None:
     moved = window(page)
     assert moved[1] - moved[0] == pytest.approx(end - start)
     assert page.locator("#details dl").count() == 0, "a drag is no click"
+
+
+def test_two_fingers_take_their_moments_along(open_page: Open) -> None:
+    page = open_page(one_step(), has_touch=True).page
+    touch = page.context.new_cdp_session(page)
+    start, end = window(page)
+    left, y = place(page, FORWARD, 1, 600 * US)
+    right, _ = place(page, FORWARD, 1, 900 * US)
+
+    def put(kind: str, *fingers: float) -> None:
+        points = [{"x": x, "y": y, "id": number} for number, x in enumerate(fingers)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    put("touchStart", left)
+    put("touchStart", left, right)
+    for part in (0.25, 0.5, 0.75, 1):
+        put("touchMove", left - 150 * part, right + 250 * part)
+    closer = window(page)
+    assert closer[1] - closer[0] == pytest.approx((end - start) * (right - left) / (right - left + 400), rel=0.01)
+    assert place(page, FORWARD, 1, 600 * US)[0] == pytest.approx(left - 150, abs=1)
+    assert place(page, FORWARD, 1, 900 * US)[0] == pytest.approx(right + 250, abs=1)
+
+    # Side by side and past each other they say nothing, and what is left of them does not move it either.
+    put("touchMove", right + 250, right + 250)
+    put("touchMove", right + 300, left)
+    put("touchEnd", right + 300)
+    put("touchMove", right - 100)
+    put("touchEnd")
+    assert window(page) == closer
+    assert page.locator("#details dl").count() == 0, "a pinch is no click"
+
+
+def test_one_finger_pans_and_taps(open_page: Open) -> None:
+    page = open_page(one_step(), has_touch=True).page
+    touch = page.context.new_cdp_session(page)
+    start, end = window(page)
+    x, y = place(page, FORWARD, 1, 700 * US)
+    for kind, points in (
+        ("touchStart", [{"x": x, "y": y}]),
+        ("touchMove", [{"x": x - 60, "y": y}]),
+        ("touchMove", [{"x": x - 150, "y": y}]),
+        ("touchEnd", []),
+    ):
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    moved = window(page)
+    assert moved[1] - moved[0] == pytest.approx(end - start)
+    assert place(page, FORWARD, 1, 700 * US)[0] == pytest.approx(x - 150, abs=1)
+
+    page.touchscreen.tap(*place(page, FORWARD, 1, 700 * US))
+    page.locator("#details dl").wait_for()
+    assert details(page)["Duration"] == "400 µs"
 
 
 def test_a_second_click_zooms_to_the_slice(open_page: Open) -> None:

@@ -22,7 +22,7 @@ const MOUSE: readonly (readonly [string, string])[] = [
   ["Drag", "pan"],
   ["Shift + drag", "select a range, as does a drag on the time axis"],
   ["Wheel", "scroll the tracks; zoom where all are in sight"],
-  ["Ctrl + wheel, pinch", "zoom at the pointer"],
+  ["Ctrl + wheel, pinch", "zoom at the pointer, or between two fingers"],
   ["Shift + wheel", "pan"],
 ];
 

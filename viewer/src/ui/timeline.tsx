@@ -2,7 +2,7 @@
 import { effect, useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
-import { onDrag, onOverview, onWheel, timeAt } from "../input";
+import { onDrag, onOverview, onPinch, onWheel, timeAt } from "../input";
 import { sliceAt } from "../lanes";
 import { laneTop, type Row, rowAt } from "../layout";
 import { type Direction, neighbour } from "../neighbours";
@@ -156,6 +156,7 @@ export function Timeline({ store, pointer, painted }: { store: Store; pointer: {
         scroll: (pixels) => scrolled.scrollBy(0, pixels),
         click: (event) => store.select(spanAt(event), { show: false }),
       }),
+      onPinch(frame, store),
       onDrag(ruler, store, {
         mode: () => "range",
         click: () => store.setRange(null),
