@@ -255,6 +255,54 @@ def test_passes_in_many_threads_at_once_are_marked() -> None:
     assert list(slices.values()) == [[(fqn, depth) for fqn, _, depth in ONCE] * 20] * 8
 
 
+def test_a_pass_on_one_device_is_marked_and_on_two_watched() -> None:
+    first, second = Chain(), Chain().to("meta")
+
+    def one() -> None:
+        second(torch.ones(2, device="meta")).sum().backward()
+
+    def two() -> None:
+        # What is on the meta device cannot come back from there.
+        with pytest.raises(NotImplementedError, match="meta"):
+            second(first(torch.ones(2)).to("meta")).sum().backward()
+
+    timeline, how = recorded(one)
+    assert how == {"marked"}
+    assert backward(timeline) == ONCE
+
+    timeline, how = recorded(two)
+    assert how == {"watched"}
+    assert backward(timeline) == [(fqn, 1 - call, depth) for fqn, call, depth in ONCE]
+
+
+def test_passes_of_two_threads_on_one_device_are_watched() -> None:
+    # They would take turns there; a pass inside of another one has it for itself.
+    outer, inner = Chain().to("meta"), Chain().to("meta")
+
+    def run_pass(model: nn.Module) -> None:
+        model(torch.ones(2, device="meta")).sum().backward()
+
+    def nested(_: Tensor) -> None:
+        with torch.enable_grad():
+            run_pass(inner)
+
+    def beside(_: Tensor) -> None:
+        thread = threading.Thread(target=run_pass, args=(inner,))
+        thread.start()
+        thread.join()
+
+    def during(hook: Callable[[Tensor], None]) -> Callable[[], None]:
+        def run() -> None:
+            out = outer(torch.ones(2, device="meta"))
+            out.register_hook(hook)
+            out.sum().backward()
+
+        return run
+
+    assert recorded(during(nested))[1] == {"marked"}
+    assert recorded(during(beside))[1] == {"marked", "watched"}
+
+
 @pytest.fixture
 def torch_homes() -> Iterator[list[ModuleType]]:
     homes = [torch.autograd.graph, torch.autograd]
