@@ -303,7 +303,9 @@ def test_every_kind_of_trace_is_known_and_gives_its_timeline(
 def test_a_merged_trace_gives_the_same_timeline_in_both_formats(recorded: Path) -> None:
     ours, packets = timeline_of(recorded / "merged.json"), timeline_of(recorded / "merged.pftrace")
 
-    assert list(ours.spans) == list(packets.spans)
+    # JSON's times are doubles of µs, and slices are moved by a nanosecond where they would not nest as such.
+    assert [span._replace(end_ns=0) for span in ours.spans] == [span._replace(end_ns=0) for span in packets.spans]
+    assert np.abs(ours.columns.end - packets.columns.end).max() <= 1
     assert [counter.name for counter in ours.counters] == [counter.name for counter in packets.counters]
     assert [np.array_equal(a.value, b.value) for a, b in zip(ours.counters, packets.counters, strict=True)] == [True]
     assert [mark.text for mark in ours.marks] == ["step 0", "step 1", "step 2"]
