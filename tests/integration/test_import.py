@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from modtrace.timeline import BACKWARD, PHASES, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline._columns import in_start_order
-from modtrace.timeline._nest import nested
+from modtrace.timeline.columns import in_start_order
+from modtrace.timeline.nest import nested
 from modtrace.write.texts import UNNAMED, shown
 from tests.support.timelines import EPOCH, HOSTILE, gpt2_timeline, timeline_of, timelines
 from tests.support.trace_processor import TraceProcessor

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from modtrace.timeline import BACKWARD, FORWARD, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline._columns import in_start_order
-from modtrace.timeline._nest import nested
+from modtrace.timeline.columns import in_start_order
+from modtrace.timeline.nest import nested
 from modtrace.write.texts import UNNAMED
 
 __all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "timeline_of", "timelines"]

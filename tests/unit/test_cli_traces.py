@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 import modtrace
 from modtrace.cli._group import group
 from modtrace.timeline import Mark, Name, Process, Timeline, Track
-from modtrace.timeline._columns import BACKWARD, FORWARD, Columns
+from modtrace.timeline.columns import BACKWARD, FORWARD, Columns
 
 START = 1_700_000_000_000_000_000
 MS = 1_000_000

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline._columns import BACKWARD, FORWARD, RECOMPUTE, Columns
-from modtrace.timeline._summary import Row, Summary, summarize
-from modtrace.timeline._timeline import Name, Process, Stats, Timeline, Track
+from modtrace.timeline.columns import BACKWARD, FORWARD, RECOMPUTE, Columns
+from modtrace.timeline.summary import Row, Summary, summarize
+from modtrace.timeline.timeline import Name, Process, Stats, Timeline, Track
 
 MAIN = Process(1)
 TRACKS = (Track("forward", "MainThread", 1, MAIN), Track("backward", "MainThread", 1, MAIN))

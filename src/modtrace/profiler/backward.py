@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Process, Timeline, Track
-from ..timeline._columns import in_start_order
+from ..timeline.columns import in_start_order
 from .calls import Calls, Innermost, repeats, threads_of
 from .cover import Piece, cover, nest
 from .events import Events, Ints

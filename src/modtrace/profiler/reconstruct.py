@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
-from ..timeline._columns import in_start_order
+from ..timeline.columns import in_start_order
 from .backward import attribute_nodes
 from .calls import Calls
 from .cover import nest

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..timeline import PHASES, Timeline
-from ..timeline._summary import markdown, printable, summarize
+from ..timeline.summary import markdown, printable, summarize
 from .events import Events, Ints
 from .gpu import KINDS
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..timeline import Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
-from ..timeline._columns import in_start_order
-from ..timeline._nest import nested
+from ..timeline.columns import in_start_order
+from ..timeline.nest import nested
 from ..write.texts import restore
 
 __all__ = ["Rows", "rebuilt"]

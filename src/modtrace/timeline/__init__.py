@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ._columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
-from ._timeline import Counter, Mark, Name, Process, Span, Spans, Stats, Timeline, Track
 from .build import build_timeline
+from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from .timeline import Counter, Mark, Name, Process, Span, Spans, Stats, Timeline, Track
 
 __all__ = [
     "BACKWARD",

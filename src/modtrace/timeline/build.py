@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from ..ring import Events, Kind, Record, RingImage
 from ..ring.event import NUMBER_BITS
-from ._columns import BACKWARD, FORWARD, RECOMPUTE, Columns
-from ._timeline import Counter, Mark, Name, Process, Stats, Timeline, Track
 from .attribute import attribute
 from .brackets import Brackets, find_brackets
 from .clock import Clock
+from .columns import BACKWARD, FORWARD, RECOMPUTE, Columns
 from .recompute import originals
 from .slices import Slices, backward_slices, chain_lengths
+from .timeline import Counter, Mark, Name, Process, Stats, Timeline, Track
 
 __all__ = ["build_timeline"]
 

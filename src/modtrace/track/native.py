@@ -69,6 +69,7 @@ class NativeEngine:
     def _add_thread(self, torch_thread: int) -> int:
         return self._ring.names.thread(*describe_thread(), torch_thread)
 
+
 _WRAPPED = nn.Module.__call__
 
 

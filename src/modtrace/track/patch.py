@@ -106,4 +106,3 @@ class Layer:
         self.inner = inner
         names = getattr(getattr(inner, "__code__", None), "co_names", None)
         self.wraps_torch = inner is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
-

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..timeline import Timeline
-from ..timeline._window import steps, window
+from ..timeline.window import steps, window
 
 __all__ = ["Shortened", "last_spans", "last_steps"]
 

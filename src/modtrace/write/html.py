@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from ..timeline._columns import Columns
-from ..timeline._timeline import Process, Timeline
+from ..timeline.columns import Columns
+from ..timeline.timeline import Process, Timeline
 from .atomic import Sink, replacing
 
 __all__ = ["payload", "render_html", "write_html"]

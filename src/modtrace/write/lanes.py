@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..timeline import Process, Timeline
-from ..timeline._nest import nested, outermost_first
+from ..timeline.nest import nested, outermost_first
 from .texts import Originals, shown
 
 __all__ = ["BAND", "MARKS", "Lane", "Lanes"]

@@ -10,7 +10,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from .._errors import WriteError
 from ..timeline import PHASES, Timeline
-from ..timeline._nest import nested
+from ..timeline.nest import nested
 from .arrows import arrows
 from .header import shown_arguments
 from .lanes import BAND, Lanes

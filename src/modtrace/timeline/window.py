@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ._columns import BACKWARD, Columns
-from ._timeline import Counter, Timeline
+from .columns import BACKWARD, Columns
+
+if TYPE_CHECKING:
+    from .timeline import Counter, Timeline
 
 __all__ = ["modules", "steps", "window"]
 

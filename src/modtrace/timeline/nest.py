@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from ._columns import Columns
+from .columns import Columns
 
 __all__ = ["nested", "outermost_first"]
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ._columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ._timeline import Timeline
+    from .timeline import Timeline
 
 __all__ = ["SORT_KEYS", "Row", "Summary", "markdown", "printable", "summarize"]
 

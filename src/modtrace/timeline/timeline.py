@@ -7,15 +7,14 @@ import os
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ._columns import PHASES, Columns
-
-if TYPE_CHECKING:
-    from ._summary import Summary
+from . import window
+from .columns import PHASES, Columns
+from .summary import Summary, summarize
 
 __all__ = ["Counter", "Mark", "Name", "Process", "Span", "Spans", "Stats", "Timeline", "Track"]
 
@@ -258,21 +257,15 @@ class Timeline:
 
     def window(self, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
         """Return what lies in a stretch of time (Unix nanoseconds); see `modtrace.timeline.window`."""
-        from ._window import window
-
-        return window(self, start_ns, end_ns)
+        return window.window(self, start_ns, end_ns)
 
     def steps(self, first: int | None = None, last: int | None = None) -> Timeline:
         """Return the spans that began in the steps from `first` to before `last`."""
-        from ._window import steps
-
-        return steps(self, first, last)
+        return window.steps(self, first, last)
 
     def modules(self, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
         """Return the spans of modules whose fully qualified name matches `pattern`; see `modtrace.timeline.modules`."""
-        from ._window import modules
-
-        return modules(self, pattern, max_depth)
+        return window.modules(self, pattern, max_depth)
 
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook: the offline viewer, in a frame of its own."""
@@ -282,6 +275,4 @@ class Timeline:
 
     def summary(self) -> Summary:
         """Total per module: calls, forward, backward and self time."""
-        from ._summary import summarize
-
         return summarize(self)
