@@ -112,6 +112,21 @@ def test_it_imports_with_no_fault_of_ours(
     assert trace_processor.open(tmp_path / "out.pftrace").import_problems() == {}
 
 
+@pytest.mark.parametrize("name", ["out.json", "out.pftrace"])
+def test_steps_lie_on_a_row_of_their_own(
+    both: tuple[Path, modtrace.Timeline], tmp_path: Path, name: str, trace_processor: type[TraceProcessor]
+) -> None:
+    profiled, timeline = both
+    modtrace.merge(profiled, timeline, tmp_path / name)
+
+    rows = trace_processor.open(tmp_path / name).query(
+        "select s.name, coalesce(th.name, t.name) as track from slice s join track t on t.id = s.track_id "
+        "left join thread_track tt on tt.id = t.id left join thread th using (utid) where s.name glob 'step *' "
+        "order by s.ts"
+    )
+    assert rows == [{"name": f"step {number}", "track": "steps and marks"} for number in range(3)]
+
+
 def test_reconstruction_agrees_with_the_recording(both: tuple[Path, modtrace.Timeline], tmp_path: Path) -> None:
     profiled, timeline = both
     modtrace.merge(profiled, timeline, tmp_path / "recorded.json")

@@ -19,7 +19,7 @@ from .source import Source, base_of
 from .splice import Copy, find_ends, find_syncs
 from .stream import EventStream
 from .text import row_events, timeline_events
-from .tracks import free_tids, timeline_rows
+from .tracks import free_tids, marks_row, timeline_rows
 
 __all__ = ["add_recording"]
 
@@ -111,8 +111,9 @@ class _Added:
 
     def events(self, tids: Iterator[int], *, comma: bool) -> Iterator[bytes]:
         rows = timeline_rows(self._timeline, self._pid, tids)
+        marks = marks_row(self._timeline, self._pid, tids)
         step = step_of(int(self._timeline.columns.end.max(initial=0)))
-        for text in itertools.chain(row_events(rows), timeline_events(self._timeline, rows, step)):
+        for text in itertools.chain(row_events(rows), timeline_events(self._timeline, rows, marks, step)):
             yield (b",\n" if comma else b"\n") + text
             comma = True
 

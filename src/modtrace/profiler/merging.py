@@ -19,7 +19,7 @@ from .seat import step_of
 from .source import Progress, Source
 from .stream import EventStream
 from .text import DEEPEST, device_events, row_events, timeline_events
-from .tracks import device_rows, free_tids, timeline_rows
+from .tracks import device_rows, free_tids, marks_row, timeline_rows
 
 __all__ = ["merge"]
 
@@ -106,10 +106,11 @@ def _stream(source: Source, timeline: Timeline | None, out: str, sink: Sink) -> 
 def _our_events(laid: Laid, events: Events) -> Iterator[bytes]:
     tids = free_tids(events.tids)
     rows = timeline_rows(laid.timeline, laid.pid, tids)
+    marks = marks_row(laid.timeline, laid.pid, tids)
     devices = device_rows(set(laid.devices.track.tolist()), events.tracks, events.thread_names, tids)
     step = step_of(max(events.last, int(laid.timeline.columns.end.max(initial=0))))
     yield from row_events([*rows, *devices.values()])
-    yield from timeline_events(laid.timeline, rows, step)
+    yield from timeline_events(laid.timeline, rows, marks, step)
     yield from device_events(laid.timeline, laid.devices, devices, step)
 
 

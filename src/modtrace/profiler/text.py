@@ -35,12 +35,13 @@ def row_events(rows: Sequence[Row]) -> Iterator[bytes]:
             yield orjson.dumps({"ph": "M", "name": what, "pid": row.pid, "tid": row.tid, "args": args})
 
 
-def timeline_events(timeline: Timeline, rows: Sequence[Row], step: int) -> Iterator[bytes]:
+def timeline_events(timeline: Timeline, rows: Sequence[Row], marks: Row, step: int) -> Iterator[bytes]:
     """Yield slices, arrows from forward to backward, marks and counters, several events with commas at a time.
 
     Args:
         timeline: in ns from the trace's base.
         rows: of each track.
+        marks: that of steps and marks; named here, where there are any.
         step: as of `seat.step_of`.
     """
     columns = timeline.columns
@@ -85,7 +86,7 @@ def timeline_events(timeline: Timeline, rows: Sequence[Row], step: int) -> Itera
         if texts:
             yield b",\n".join(texts)
     yield from _arrows(timeline, places, start)
-    yield from _moments(timeline, rows)
+    yield from _moments(timeline, marks)
 
 
 def device_events(timeline: Timeline, slices: DeviceSlices, rows: dict[int, Row], step: int) -> Iterator[bytes]:
@@ -136,19 +137,20 @@ def _arrows(timeline: Timeline, places: Sequence[bytes], start: Ints) -> Iterato
             yield b",\n".join(texts)
 
 
-def _moments(timeline: Timeline, rows: Sequence[Row]) -> Iterator[bytes]:
-    if not rows:
-        return
-    pid = orjson.dumps(rows[0].pid)
-    for mark in timeline.marks:
-        if mark.kind != "sync":  # the profiler's own slice shows it
-            yield b'{"ph":"i","s":"p","cat":%b,"name":%b,"pid":%b,"tid":%d,"ts":%b}' % (
-                orjson.dumps(mark.kind),
-                orjson.dumps(shown(mark.text)),
-                pid,
-                rows[0].tid,
-                _microseconds(mark.time_ns),
-            )
+def _moments(timeline: Timeline, row: Row) -> Iterator[bytes]:
+    pid = orjson.dumps(row.pid)
+    # Of a sync mark the profiler has a slice of its own.
+    marks = [mark for mark in timeline.marks if mark.kind != "sync"]
+    if marks:
+        yield from row_events([row])
+    for mark in marks:
+        yield b'{"ph":"i","s":"t","cat":%b,"name":%b,"pid":%b,"tid":%d,"ts":%b}' % (
+            orjson.dumps(mark.kind),
+            orjson.dumps(shown(mark.text)),
+            pid,
+            row.tid,
+            _microseconds(mark.time_ns),
+        )
     for counter in timeline.counters:
         name, unit = orjson.dumps(shown(counter.name)), orjson.dumps(shown(counter.unit))
         for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True):

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from ..timeline import Timeline, Track
+from ..write.lanes import MARKS
 
-__all__ = ["Row", "device_rows", "free_tids", "timeline_rows"]
+__all__ = ["Row", "device_rows", "free_tids", "marks_row", "timeline_rows"]
 
 _FIRST_TID = 4_040_000_000
 """Where our thread ids begin. The profiler writes thread ids as 32 bits with a sign, so that none is beyond 2**31; ours
@@ -42,6 +43,11 @@ def timeline_rows(timeline: Timeline, pid: int | str, tids: Iterator[int]) -> li
     order = _in_view_order(timeline)
     rank = {track: place for place, track in enumerate(order)}
     return [Row(pid, next(tids), names[track], rank[track] - len(order)) for track in range(len(names))]
+
+
+def marks_row(timeline: Timeline, pid: int | str, tids: Iterator[int]) -> Row:
+    """Return the row of steps and marks, above those of the tracks."""
+    return Row(pid, next(tids), MARKS, -len(timeline.tracks) - 1)
 
 
 def device_rows(
