@@ -246,6 +246,33 @@ Flat = list[tuple[int, bool, int]]
 """Openings and closings in order: thread, whether it opens, which bracket."""
 
 
+@pytest.mark.parametrize(("time", "end"), [(5, 21), (30, 30), (10**15, 40)])
+def test_what_another_thread_closes_ends_among_the_events_of_its_own(time: int, end: int) -> None:
+    script = Script()
+    outer, inner, other = script.name("A"), script.name("A.b"), script.add_thread("other", 2)
+    script.enter(20, outer)
+    script.enter(21, inner)
+    script.on(other)
+    script.leave(time, inner)
+    script.on(0)
+    script.leave(40, outer)
+
+    assert rows(find_brackets(script.events()), "start", "end", "finished") == [(20, 40, 1), (21, end, 1)]
+
+
+def test_what_other_threads_close_one_after_the_other_nests() -> None:
+    script = Script()
+    outer, inner = script.name("A"), script.name("A.b")
+    script.enter(20, outer)
+    script.enter(21, inner)
+    script.on(script.add_thread("one", 2))
+    script.leave(90, inner)
+    script.on(script.add_thread("two", 3))
+    script.leave(50, outer)
+
+    assert rows(find_brackets(script.events()), "start", "end", "depth") == [(20, 90, 0), (21, 90, 1)]
+
+
 @st.composite
 def bracketed(draw: st.DrawFn) -> Flat:
     """Well-nested brackets on up to three threads, interleaved."""
@@ -310,14 +337,15 @@ VALUES = [0, 1, 1 << KEY_BITS, 1 << SEQUENCE_BITS]
 @given(
     st.lists(
         st.tuples(st.sampled_from(Kind), st.integers(0, 2), st.sampled_from(VALUES), st.integers(0, 2)), min_size=1
-    )
+    ),
+    st.tuples(*3 * [st.integers(0, 100)]),
 )
-def test_brackets_nest_whatever_the_events(said: list[tuple[Kind, int, int, int]]) -> None:
+def test_brackets_nest_whatever_the_events(said: list[tuple[Kind, int, int, int]], clocks: tuple[int, ...]) -> None:
     script = Script(capacity=64)
     threads = [0, script.add_thread("one", 2), script.add_thread("two", 3)]
     for at, (kind, name, value, thread) in enumerate(said):
         script.on(threads[thread])
-        script.event(at, kind, name, value)
+        script.event(at + clocks[thread], kind, name, value)
 
     brackets = find_brackets(script.events())
 

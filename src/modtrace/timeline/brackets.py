@@ -80,6 +80,7 @@ def find_brackets(events: Events) -> Brackets:
     if not parts:
         return Brackets(**_empty())
     columns = {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
+    _end_on_own_thread(events, columns)
     last = 2 * len(events) + 2
     opened, closed = columns["opened"], columns["closed"]
     # In a damaged file a closing can stand before its opening.
@@ -98,6 +99,24 @@ def find_brackets(events: Events) -> Brackets:
     columns["end"] = np.maximum(columns["end"], columns["start"])
     depth, parent = _nest(columns)
     return Brackets(**columns, depth=depth, parent=parent)
+
+
+def _end_on_own_thread(events: Events, columns: dict[str, npt.NDArray[Any]]) -> None:
+    """Let what another thread closes end between the events of its own thread that stand around the closing.
+
+    Within a thread, times follow positions. The clocks of two threads differ by a little, in a damaged file by much.
+    """
+    closed, thread, end = columns["closed"], columns["thread"], columns["end"]
+    # An even position lies between two events of the bracket's own thread.
+    elsewhere = np.flatnonzero((closed >= 0) & (closed & 1 == 1))
+    elsewhere = elsewhere[events.thread[closed[elsewhere] >> 1] != thread[elsewhere]]
+    for number in np.unique(thread[elsewhere]).tolist():
+        rows = elsewhere[thread[elsewhere] == number]
+        rows = rows[np.argsort(closed[rows], kind="stable")]
+        own = np.flatnonzero(events.thread == number)
+        time = np.concatenate([events.time[own[:1]], events.time[own], [np.iinfo(np.int64).max]])
+        place = np.searchsorted(own, closed[rows] >> 1)
+        end[rows] = np.maximum.accumulate(np.clip(end[rows], time[place], time[place + 1]))
 
 
 def _empty() -> dict[str, Any]:
