@@ -3,16 +3,23 @@ from __future__ import annotations
 import json
 import os
 import pty
+import random
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 import modtrace
+from modtrace.demo import GPT
+from modtrace.timeline.open import open_stacks
 from modtrace.track.engine import EngineName
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(modtrace.__file__).parents[1])}
@@ -65,6 +72,33 @@ with modtrace.record(engine=engine, ring=ring) as recording:
         net(torch.ones(1, 2)).sum().backward()
         recording.step()
 """
+
+
+def test_what_is_open_is_found_from_the_last_events_as_from_all(engine: EngineName) -> None:
+    model, tokens = GPT(layers=2, width=16), torch.randint(0, 256, (1, 4))
+
+    def step() -> None:
+        model(tokens).sum().backward()
+
+    with modtrace.record(engine=engine, capacity=1 << 14) as recording:
+        for _ in range(20):
+            step()
+            checkpoint(model.blocks[0], torch.ones(1, 4, 16, requires_grad=True), use_reentrant=False).sum().backward()
+            thread = threading.Thread(target=step)
+            thread.start()
+            thread.join()
+    image = recording._started()[1].image()
+    events = image.reading.events
+    inside = 0
+
+    for count in random.Random(0).sample(range(len(events)), 200):
+        cut = image.reading._replace(events=events.take(np.arange(count)))
+        found = open_stacks(image._replace(reading=cut))
+
+        # Beside a torn slot all events are looked at.
+        assert found == open_stacks(image._replace(reading=cut._replace(torn=1)))
+        inside += any(thread.calls for thread in found)
+    assert inside > 150
 
 
 @pytest.fixture

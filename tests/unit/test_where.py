@@ -219,6 +219,13 @@ def test_files_without_a_rank_are_called_by_their_name() -> None:
     assert [one.label for one in groups] == ["a.modtrace, b"]
 
 
+def test_of_many_files_without_a_rank_the_first_are_named() -> None:
+    groups = group(state(None, ("A", "forward"), path=f"{number}.modtrace") for number in range(9))
+
+    assert [one.label for one in groups] == ["0.modtrace, 1.modtrace, 7 more files"]
+    assert [one.label for one in group(groups[0].ranks[:3])] == ["0.modtrace, 1.modtrace, 2.modtrace"]
+
+
 def test_a_stack_in_one_line() -> None:
     assert path([]) == ""
     assert path([("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward")]) == "forward GPT › h.7 › mlp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from ..ring import Events, Kind, RingImage
 from ..ring.event import ABANDONED, SEQUENCE_BITS
 from .attribute import attribute
-from .brackets import find_brackets, stretch_task
+from .brackets import Brackets, find_brackets, stretch_task
 from .build import Tables
 
 __all__ = ["OpenCall", "ThreadStack", "open_stacks"]
@@ -46,14 +47,20 @@ class ThreadStack(NamedTuple):
 def open_stacks(image: RingImage) -> list[ThreadStack]:
     """Return the stack of each thread that has noted anything, in the order in which they came."""
     everything = image.reading.events
-    # A torn slot can have held the end of anything; then only the whole story tells what is open.
-    events = everything if image.reading.torn else everything.take(_still_needed(everything))
     tables = Tables(image.records, everything)
-    brackets = find_brackets(events)
-    call = attribute(brackets, events, tables.torch_threads)
+    # A torn slot can have held the end of anything; then only the whole story tells what is open.
+    for events, first in [(everything, 0)] if image.reading.torn else _enough(everything):
+        brackets = find_brackets(events)
+        call = attribute(brackets, events, tables.torch_threads)
+        # What was clipped has lost its end, but is not open.
+        opened = np.flatnonzero(brackets.closed > 2 * len(events) + 2)
+        nodes = opened[brackets.node[opened]]
+        oldest = _oldest_sequence(events, first, tables.torch_threads)
+        known = [number >= oldest.get(origin, number + 1) for origin, number in _native(brackets, nodes)]
+        if np.all(call[nodes] >= 0) and all(known):
+            break
     stacks: dict[int, list[OpenCall]] = {}
-    # What was clipped has lost its end, but is not open.
-    for at in np.flatnonzero(brackets.closed > 2 * len(events) + 2).tolist():
+    for at in opened.tolist():
         open_calls = stacks.setdefault(int(brackets.thread[at]), [])
         since = int(brackets.start[at])
         if not brackets.node[at]:
@@ -75,35 +82,80 @@ def open_stacks(image: RingImage) -> list[ThreadStack]:
     return found
 
 
-def _still_needed(events: Events) -> npt.NDArray[np.bool_]:
-    """Say which events tell what is open: most of a ring is over, and finding that out is cheap."""
+def _native(brackets: Brackets, nodes: npt.NDArray[np.signedinteger]) -> list[tuple[int, int]]:
+    """Return the forward thread, as torch numbers it, and the sequence number of those that are known by these."""
+    own = nodes[brackets.origin[nodes] >= 0]
+    return list(zip(brackets.origin[own].tolist(), brackets.sequence[own].tolist(), strict=True))
+
+
+def _oldest_sequence(events: Events, first: int, torch_threads: npt.NDArray[np.int64]) -> dict[int, int]:
+    """Return for each thread, by torch's number of it, the sequence number from which on no call is left out.
+
+    Args:
+        events: what was taken.
+        first: the serial number from which on all calls were taken.
+        torch_threads: torch's number of each thread.
+    """
+    call = np.isin(events.kind, (*_CALLS_IN, *_CALLS_OUT)) & (events.serial >= first)
+    sequence, thread = events.value[call] & (1 << SEQUENCE_BITS) - 1, events.thread[call]
+    oldest: dict[int, int] = {}
+    for number in np.flatnonzero(np.bincount(thread)).tolist():
+        torch = int(torch_threads[number]) & 0xFFFF
+        oldest[torch] = max(oldest.get(torch, 0), int(sequence[thread == number].min()))
+    return oldest
+
+
+def _enough(events: Events) -> Iterator[tuple[Events, int]]:
+    """Yield the events that tell what is open, more each time, until all are there: most of a ring is over.
+
+    Beside each stands the serial number from which on all calls are among them.
+    """
     enters, exits = np.isin(events.kind, _CALLS_IN), np.isin(events.kind, _CALLS_OUT)
-    again = (events.kind == Kind.RECOMPUTE_ENTER) | (events.kind == Kind.RECOMPUTE_EXIT)
-    number = events.value >> SEQUENCE_BITS
-    identity = (events.name.astype(np.int64) << 32 | number & (1 << 31) - 1) * 2 + again
-    needed = np.zeros(len(events), np.bool_)
-    needed[enters] = ~np.isin(identity[enters], identity[exits])
-    running = _open_nodes(events)
-    over = events.value[events.kind == Kind.BACKWARD_OVER] & ~ABANDONED
-    stretches = (events.kind == Kind.BACKWARD) | (events.kind == Kind.STRETCH)
-    running |= stretches & ~np.isin(stretch_task(events), over)
-    if not running.any():
-        return needed
+    needed = _unclosed(events, enters, exits)
+    unclosed = np.flatnonzero(needed)
+    # One that was interrupted has no exit, and then looks as if those around it had none.
+    enter, leave = np.flatnonzero(enters), np.flatnonzero(exits)
+    entered, left = _identity(events, enter), _identity(events, leave)
+    wanted = _identity(events, unclosed)
+    needed[unclosed[np.isin(wanted, left[np.isin(left, wanted)])]] = False
+    needed |= _unclosed(events, events.kind == Kind.NODE_BEGIN, events.kind == Kind.NODE_END)
+    stretches = np.flatnonzero((events.kind == Kind.BACKWARD) | (events.kind == Kind.STRETCH))
+    ended = np.sort(events.value[events.kind == Kind.BACKWARD_OVER] & ~ABANDONED)
+    task = stretch_task(events.take(stretches))
+    needed[stretches[np.searchsorted(ended, task, "left") == np.searchsorted(ended, task, "right")]] = True
+    if not np.any(needed & ~enters):
+        yield events.take(needed), 0
+        return
     if np.any(events.kind == Kind.NODE_SEQUENCE):
-        return np.ones(len(events), np.bool_)
-    # Whose backward runs follows from the calls that are over.
-    return needed | running | enters | exits
+        yield events, 0
+        return
+    # Whose backward runs follows from calls that are over, mostly from some of the last.
+    for part in (16, 4, 1):
+        first = len(events) - max(1, len(events) // part)
+        recent = leave >= first
+        # A call that began before them is there with its enter, or it would seem to have begun before all.
+        begun = np.setdiff1d(left[recent], entered[enter >= first])
+        needed[enter[(enter >= first) | np.isin(entered, begun)]] = True
+        needed[leave[recent]] = True
+        yield events.take(needed), int(events.serial[first])
 
 
-def _open_nodes(events: Events) -> npt.NDArray[np.bool_]:
-    """Say which node begins have no end."""
+def _identity(events: Events, index: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.int64]:
+    """Return a number for the call that each enter or exit belongs to."""
+    again = np.isin(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
+    number = events.value[index] >> SEQUENCE_BITS & (1 << 31) - 1
+    return np.asarray((events.name[index].astype(np.int64) << 32 | number) * 2 + again, np.int64)
+
+
+def _unclosed(events: Events, opens: npt.NDArray[np.bool_], closes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Say which of the openings have no closing on their thread, if what opened last closes first."""
     found = np.zeros(len(events), np.bool_)
-    index = np.flatnonzero((events.kind == Kind.NODE_BEGIN) | (events.kind == Kind.NODE_END))
+    index = np.flatnonzero(opens | closes)
     thread = events.thread[index]
-    for number in np.unique(thread).tolist():
+    for number in np.flatnonzero(np.bincount(thread)).tolist():
         own = index[thread == number][::-1]
         # Read backwards, an end goes down and its begin comes up again; one without an end rises above all before it.
-        height = np.cumsum(np.where(events.kind[own] == Kind.NODE_BEGIN, 1, -1))
+        height = np.cumsum(np.where(opens[own], 1, -1))
         before = np.maximum.accumulate(np.concatenate([[0], height]))[:-1]
         found[own[height > before]] = True
     return found

@@ -10,6 +10,9 @@ from .state import RankState
 
 __all__ = ["Group", "group", "headline", "path", "ranges"]
 
+_NAMED = 2
+"""Files without a rank that a group names; a line must stay readable."""
+
 Place = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
@@ -26,9 +29,11 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its ranks (`ranks 0-2, 5`), or its files."""
+        """Its ranks (`ranks 0-2, 5`), or its files, of many the first ones."""
         numbers = [rank.rank for rank in self.ranks if rank.rank is not None]
         names = [rank.label for rank in self.ranks if rank.rank is None]
+        if len(names) > _NAMED + 1:
+            names[_NAMED:] = [f"{len(names) - _NAMED} more files"]
         if numbers:
             names.insert(0, f"{'rank' if len(numbers) == 1 else 'ranks'} {ranges(numbers)}")
         return ", ".join(names)
