@@ -27,7 +27,7 @@ _ENTRY = struct.Struct("<ccHI")
 
 
 class Finished(NamedTuple):
-    """A call that was over when it was logged: `phase` "forward", or "backward" of the whole call."""
+    """A call that was over when it was logged: `phase` "forward", or "backward", which is logged after all of it."""
 
     phase: str
     fqn: str
@@ -181,7 +181,8 @@ def _live(order: dict[str, Any], pipe: int) -> None:
         loss = net(torch.ones(2, 4), call).sum()
         note(b"f", 0, call)
         loss.backward()
-        note(b"b", 0, call)
+        for module in range(len(MODULES)):
+            note(b"b", module, call)
         recording.step()
         call += 1
 
