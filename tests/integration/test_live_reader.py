@@ -77,12 +77,14 @@ def running(code: str, *arguments: object) -> Iterator[None]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    yield
-    assert process.poll() is None
-    process.kill()
-    process.communicate()
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(("capacity", "threads"), [(64, 1), (1 << 12, 2), (1 << 14, 1)])
