@@ -22,6 +22,8 @@ import numpy.typing as npt
 
 __all__ = [
     "ABANDONED",
+    "CALLS_IN",
+    "CALLS_OUT",
     "KEY_BITS",
     "KIND_SHIFT",
     "LAP_MASK",
@@ -80,6 +82,10 @@ class Kind(IntEnum):
     SHAPES = 13  # name: a text; the call entered just before on this thread has these inputs
     ACCUMULATED = 14  # the end of an AccumulateGrad, which counts to the node before it; name: as of a node
     STRETCH = 15  # pass << SEQUENCE_BITS | number of the first node of those that run from now on; name: as of a node
+
+
+CALLS_IN = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
+CALLS_OUT = (Kind.FORWARD_EXIT, Kind.RECOMPUTE_EXIT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .event import NO_NAME, Events, Kind
+from .event import CALLS_IN, CALLS_OUT, NO_NAME, Events, Kind
 from .names import Record
 from .slots import Reading
 
 __all__ = ["sound"]
 
-_CALLS = (Kind.FORWARD_ENTER, Kind.FORWARD_EXIT, Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT)
+_CALLS = (*CALLS_IN, *CALLS_OUT)
 _WORDED = (Kind.MARK, Kind.COUNTER, Kind.SHAPES)
 
 _LATEST = 1 << 61

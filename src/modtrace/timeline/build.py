@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ring import Events, Kind, Record, RingImage
-from ..ring.event import NUMBER_BITS
+from ..ring.event import CALLS_IN, CALLS_OUT, NUMBER_BITS
 from .attribute import attribute
 from .brackets import Brackets, find_brackets
 from .clock import Clock
@@ -103,7 +103,7 @@ class Tables:
                 torch_threads[record["id"]] = record["torch"]
             elif kind == "facts":
                 self.facts |= {key: value for key, value in record.items() if key != "k"}
-        spans = np.isin(events.kind, (Kind.FORWARD_ENTER, Kind.FORWARD_EXIT, Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
+        spans = np.isin(events.kind, (*CALLS_IN, *CALLS_OUT))
         worded = np.isin(events.kind, (Kind.MARK, Kind.COUNTER, Kind.SHAPES))
         self.names: Sequence[Name] = _filled(names, events.name[spans], lambda n: Name(f"#{n}", f"#{n}", "?"))
         self.texts: Sequence[str] = _filled(texts, events.name[worded], lambda n: f"#{n}")

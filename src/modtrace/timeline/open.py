@@ -9,15 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ring import Events, Kind, RingImage
-from ..ring.event import ABANDONED, SEQUENCE_BITS
+from ..ring.event import ABANDONED, CALLS_IN, CALLS_OUT, SEQUENCE_BITS
 from .attribute import attribute
-from .brackets import Brackets, find_brackets, stretch_task
+from .brackets import Brackets, find_brackets
 from .build import Tables
+from .pairs import stretch_task
 
 __all__ = ["OpenCall", "ThreadStack", "open_stacks"]
-
-_CALLS_IN = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
-_CALLS_OUT = (Kind.FORWARD_EXIT, Kind.RECOMPUTE_EXIT)
 
 
 class OpenCall(NamedTuple):
@@ -96,7 +94,7 @@ def _oldest_sequence(events: Events, first: int, torch_threads: npt.NDArray[np.i
         first: the serial number from which on all calls were taken.
         torch_threads: torch's number of each thread.
     """
-    call = np.isin(events.kind, (*_CALLS_IN, *_CALLS_OUT)) & (events.serial >= first)
+    call = np.isin(events.kind, (*CALLS_IN, *CALLS_OUT)) & (events.serial >= first)
     sequence, thread = events.value[call] & (1 << SEQUENCE_BITS) - 1, events.thread[call]
     oldest: dict[int, int] = {}
     for number in np.flatnonzero(np.bincount(thread)).tolist():
@@ -110,7 +108,7 @@ def _enough(events: Events) -> Iterator[tuple[Events, int]]:
 
     Beside each stands the serial number from which on all calls are among them.
     """
-    enters, exits = np.isin(events.kind, _CALLS_IN), np.isin(events.kind, _CALLS_OUT)
+    enters, exits = np.isin(events.kind, CALLS_IN), np.isin(events.kind, CALLS_OUT)
     needed = _unclosed(events, enters, exits)
     unclosed = np.flatnonzero(needed)
     # One that was interrupted has no exit, and then looks as if those around it had none.
