@@ -81,7 +81,8 @@ inline std::atomic<Session*> current{nullptr};
 inline std::atomic<uint64_t> head{0};
 inline uint64_t generation = 0;  // changes only while no session is current
 inline std::mutex threads_mutex;
-inline std::vector<std::unique_ptr<Thread>> threads;
+// Never destroyed: threads that the end of the process does not wait for may still write.
+inline std::vector<std::unique_ptr<Thread>>& threads = *new std::vector<std::unique_ptr<Thread>>;
 
 inline Thread& this_thread() {
   thread_local struct Own {
