@@ -20,7 +20,7 @@ from .timeline.open import ThreadStack, open_stacks
 from .track.engine import Engine, EngineName, choose_engine, make_engine
 from .track.facts import recording_facts
 from .track.samples import Samples
-from .track.signals import SignalDump
+from .track.signals import SignalDump, raised_by_handler
 from .write import check_path
 
 __all__ = ["Recording", "current", "record"]
@@ -216,7 +216,12 @@ class Recording:
         return True
 
     def _fail(self, error: BaseException) -> None:
-        """Stop noting after something went wrong inside; called from the user's own calls, and never raises."""
+        """Stop noting after something went wrong inside; called from the user's own calls.
+
+        What only came while we ran, an interrupt or what the handler of a signal raises, is the user's and is raised.
+        """
+        if not isinstance(error, Exception) or raised_by_handler(error):
+            raise error
         if self._failed:
             return
         self._failed = True

@@ -124,23 +124,41 @@ def test_an_interrupt_inside_forward_is_saved_and_goes_on_to_the_user(engine: En
     assert forward_rows(modtrace.load(path)) == [("Sequential", 0, 0), ("Sequential.0", 1, 0), ("Sequential.1", 1, 0)]
 
 
-class Alarm(BaseException):
-    """Raised by a signal's handler at any bytecode, as KeyboardInterrupt is."""
+class Interrupt(BaseException):
+    """As KeyboardInterrupt is."""
 
 
-@pytest.fixture
-def alarms() -> Iterator[None]:
-    def ring(number: int, frame: object) -> None:
-        raise Alarm
+class TooSlow(Exception):
+    """As what time limits raise."""
 
-    old = signal.signal(signal.SIGALRM, ring)
-    yield
+
+class Alarm:
+    """A handler of SIGALRM that raises, at any bytecode.
+
+    Attributes:
+        error: what it raises.
+        count: how often it was called.
+    """
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.count = 0
+
+    def __call__(self, number: int, frame: object) -> None:
+        self.count += 1
+        raise self.error
+
+
+@pytest.fixture(params=[Interrupt, TooSlow])
+def alarm(request: pytest.FixtureRequest) -> Iterator[Alarm]:
+    alarm = Alarm(request.param)
+    old = signal.signal(signal.SIGALRM, alarm)
+    yield alarm
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, old)
 
 
-@pytest.mark.usefixtures("alarms")
-def test_calls_after_an_interrupt_anywhere_nest_right(engine: EngineName) -> None:
+def test_calls_after_an_interrupt_anywhere_nest_right(engine: EngineName, alarm: Alarm) -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Identity(), nn.Identity()) for _ in range(20)])
     x = torch.ones(1)
     interrupted = 0
@@ -152,7 +170,7 @@ def test_calls_after_an_interrupt_anywhere_nest_right(engine: EngineName) -> Non
                 signal.setitimer(signal.ITIMER_REAL, 20e-6 + attempt % 100 * 2e-6)
                 model(x)
                 signal.setitimer(signal.ITIMER_REAL, 0)
-            except Alarm:
+            except alarm.error:
                 interrupted += 1
             recording.mark(f"attempt {attempt}")
         model(x)
@@ -165,6 +183,35 @@ def test_calls_after_an_interrupt_anywhere_nest_right(engine: EngineName) -> Non
         *[row for n in range(20) for row in ((f"Sequential.{n}", 1), *((f"Sequential.{n}.{m}", 2) for m in range(2)))],
     ]
     assert {span.depth for span in timeline.spans if span.fqn == "Sequential"} == {0}
+
+
+def test_what_a_handler_raises_while_modules_are_named_is_the_users(
+    engine: EngineName, alarm: Alarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupted = 0
+    # All are kept: what comes while a weak reference is told of a death, Python itself ignores.
+    models = []
+    with modtrace.record(engine=engine) as recording:
+        for attempt in range(200):
+            # New modules get names, which Python code does for both engines.
+            models.append(nn.Sequential(*[nn.Sequential(nn.Identity()) for _ in range(20)]))
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 20e-6 + attempt % 100 * 10e-6)
+                models[-1](torch.ones(1))
+                while alarm.count == attempt:
+                    pass
+            except alarm.error:
+                interrupted += 1
+        model = nn.Sequential(nn.Identity())
+        model(torch.ones(1))
+
+    # Each alarm came out of the call that it came into, or of the loop behind it, and none ended the recording.
+    assert interrupted == 200
+    assert caplog.records == []
+    assert [(span.fqn, span.depth) for span in recording.timeline().spans[-2:]] == [
+        ("Sequential", 0),
+        ("Sequential.0", 1),
+    ]
 
 
 def test_one_recording_runs_at_a_time(engine: EngineName) -> None:

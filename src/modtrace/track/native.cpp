@@ -56,7 +56,8 @@ void write_call(Session& session, Thread& thread, int64_t meta, int64_t value) {
   write(session, meta, value | (static_cast<int64_t>(sequence) & kSequenceMask));
 }
 
-// Notes that a module is called. False where nothing was noted, and so nothing is to be left.
+// Notes that a module is called. False where nothing was noted, and so nothing is to be left; an error that is the user's
+// is pending then.
 bool enter(PyObject* module) {
   Session* session = current.load(std::memory_order_relaxed);
   if (session == nullptr) return false;
@@ -65,8 +66,11 @@ bool enter(PyObject* module) {
   if (thread.stack.empty() && C10_UNLIKELY(torch::profiler::impl::profilerEnabled())) {
     const Use use(*session);
     PyObject* done = call_ours(session->sync);
-    if (done == nullptr) report(*session);
-    Py_XDECREF(done);
+    if (done == nullptr) {
+      report(*session);
+      return false;
+    }
+    Py_DECREF(done);
     if (!is_current(*session)) return false;
   }
   const int64_t name = name_of(*session, thread, module);
@@ -91,6 +95,7 @@ void leave(Session& session, Thread& thread, size_t height) {
 // What a call of the wrapper runs instead of its bytecode.
 PyObject* traced_call(PyObject*, PyObject* const* args, size_t flagged, PyObject* keywords) {
   if (PyVectorcall_NARGS(flagged) == 0 || !enter(args[0])) {
+    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
     return PyObject_Vectorcall(inner_call, args, flagged, keywords);
   }
   Thread& thread = this_thread();
@@ -128,6 +133,7 @@ PyObject* py_event(PyObject*, PyObject* args) {
   if (session == nullptr) Py_RETURN_NONE;
   Thread& thread = this_thread();
   if (thread.generation == generation || add_thread(*session, thread)) write(*session, thread.bits | meta, value);
+  if (PyErr_Occurred() != nullptr) return nullptr;
   Py_RETURN_NONE;
 }
 

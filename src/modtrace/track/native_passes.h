@@ -269,6 +269,7 @@ inline PyObject* run_pass(PyObject*, PyObject* const* args, Py_ssize_t count, Py
   Session* session = current.load(std::memory_order_relaxed);
   Thread& thread = this_thread();
   if (session == nullptr || tracing() || (thread.generation != generation && !add_thread(*session, thread))) {
+    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
     return PyObject_Vectorcall(inner_pass, args, count, keywords);
   }
   const uint64_t begun_in = generation;

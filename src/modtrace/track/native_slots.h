@@ -133,7 +133,8 @@ inline PyObject* call_ours(PyObject* callable, PyObject* first = nullptr, PyObje
   return result;
 }
 
-// Hands the pending Python error to the recording, which stops; the user's call goes on.
+// Hands the pending Python error to the recording, which stops; the user's call goes on. Where the error is the user's own
+// it stays pending.
 inline void report(Session& session) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
@@ -142,7 +143,6 @@ inline void report(Session& session) {
   PyObject* fail = session.fail;
   Py_INCREF(fail);
   PyObject* done = call_ours(fail, value != nullptr ? value : Py_None);
-  if (done == nullptr) PyErr_Clear();
   Py_XDECREF(done);
   Py_DECREF(fail);
   Py_XDECREF(type);
@@ -203,7 +203,9 @@ inline void add_observing_thread(Thread& thread) {
   if (!Py_IsInitialized()) return;
   PyGILState_STATE gil = PyGILState_Ensure();
   Session* session = current.load();
-  if (session != nullptr && thread.generation != generation) add_thread(*session, thread);
+  if (session != nullptr && thread.generation != generation && !add_thread(*session, thread) && PyErr_Occurred()) {
+    PyErr_WriteUnraisable(nullptr);
+  }
   PyGILState_Release(gil);
 }
 
