@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -152,10 +153,14 @@ class Alarm:
 @pytest.fixture(params=[Interrupt, TooSlow])
 def alarm(request: pytest.FixtureRequest) -> Iterator[Alarm]:
     alarm = Alarm(request.param)
+    # What comes while the collector calls somebody back, or a weak reference, Python itself ignores.
+    gc.collect()
+    gc.disable()
     old = signal.signal(signal.SIGALRM, alarm)
     yield alarm
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, old)
+    gc.enable()
 
 
 def test_calls_after_an_interrupt_anywhere_nest_right(engine: EngineName, alarm: Alarm) -> None:
@@ -189,8 +194,7 @@ def test_what_a_handler_raises_while_modules_are_named_is_the_users(
     engine: EngineName, alarm: Alarm, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupted = 0
-    # All are kept: what comes while a weak reference is told of a death, Python itself ignores.
-    models = []
+    models = []  # all are kept, so that none dies meanwhile
     with modtrace.record(engine=engine) as recording:
         for attempt in range(200):
             # New modules get names, which Python code does for both engines.

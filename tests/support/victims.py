@@ -208,15 +208,19 @@ def _fork_a_stranger(order: dict[str, Any], pipe: int) -> None:
             return x * 2
 
     parent = os.getpid()
+    ready, begun = os.pipe()
     if os.fork() == 0:
         os.close(pipe)
         stranger = Stranger()
         stranger(torch.ones(1))
         own = modtrace.record(engine=order["engine"], capacity=1 << 10, ring=f"{order['ring']}.stranger")
         with own:
+            stranger(torch.ones(1))
+            os.write(begun, b".")
             while os.getppid() == parent:
                 stranger(torch.ones(1))
         os._exit(0)
+    os.read(ready, 1)
 
 
 if __name__ == "__main__":

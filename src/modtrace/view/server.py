@@ -23,6 +23,8 @@ PERFETTO = "https://ui.perfetto.dev"
 """The origin of the Perfetto UI."""
 STALLED = 60.0
 """Seconds after which a connection that does not move is closed."""
+_NOTICED = 0.5
+"""Seconds until an interrupt is noticed that came just before a wait began: until then it wakes nobody."""
 
 
 class Page(NamedTuple):
@@ -83,10 +85,10 @@ class TraceServer:
             while not self._taken.is_set():
                 if self._busy:
                     # What is on its way has its own limit, STALLED.
-                    self._changed.wait()
+                    self._changed.wait(_NOTICED)
                     end = time.monotonic() + timeout
                 elif (left := end - time.monotonic()) > 0:
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, _NOTICED))
                 else:
                     break
             return self._taken.is_set()
