@@ -39,6 +39,7 @@ _HEADER = struct.Struct("<8sIIQQQII")
 _RECORD = struct.Struct("<II")
 _LOG_CHUNK = 1 << 20
 _LONGEST_RECORD = 1 << 20
+_ATTEMPTS = 20
 
 
 class RingFile:
@@ -177,7 +178,17 @@ def _read_slots(descriptor: int, size: int, capacity: int) -> Reading:
     with mmap.mmap(descriptor, SLOTS_OFFSET + there * SLOT_BYTES, access=mmap.ACCESS_READ) as mapping:
         view = np.frombuffer(mapping, np.int64, there * WORDS, SLOTS_OFFSET).reshape(-1, WORDS)
         try:
-            return read_slots(view, capacity)
+            reading = read_slots(view, capacity)
+            for _ in range(_ATTEMPTS):
+                # A reader that had to pause while the writer overtook it has a hole in its midst, and reads again. A
+                # hole that is still there when nothing was written since belongs to the file.
+                before = reading.recorded
+                if not len(reading.events) or np.all(np.diff(reading.events.serial) == 1):
+                    break
+                reading = read_slots(view, capacity)
+                if reading.recorded == before:
+                    break
+            return reading
         finally:
             del view
 
