@@ -16,6 +16,7 @@ import modtrace
 from modtrace.timeline import Timeline
 from modtrace.track.engine import EngineName
 from tests.support.models import ARCHITECTURES
+from tests.support.small import Scale
 from tests.support.truth import measure, share_nested
 
 Row = tuple[str, str, int]
@@ -58,17 +59,6 @@ def test_backward_time_lies_under_the_right_module(engine: EngineName, name: str
     assert found.nodes > 100
     assert found.nodes_right >= ENOUGH[engine]
     assert found.nested == 1
-
-
-class Scale(nn.Module):
-    """Multiplies by its weight: one node of its own per call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
 
 
 class Pair(nn.Module):

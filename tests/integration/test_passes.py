@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.ring import Kind
 from modtrace.timeline import Timeline
+from tests.support.small import Failing, Scale
 from tests.support.trees import Spec, Tree, specs
 
 Slice = tuple[str, int, int]
@@ -35,15 +36,6 @@ def recorded(run: Callable[[], object]) -> tuple[Timeline, set[str]]:
 
 def backward(timeline: Timeline) -> list[Slice]:
     return [(span.fqn, span.call, span.depth) for span in timeline.spans if span.phase == "backward"]
-
-
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
 
 
 class Chain(nn.Module):
@@ -204,16 +196,6 @@ def test_the_work_after_a_pass_is_no_modules() -> None:
     timeline = recording.timeline()
     (mark,) = timeline.marks
     assert all(span.end_ns <= mark.time_ns for span in timeline.spans if span.phase == "backward")
-
-
-class Failing(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        raise ValueError("on purpose")
 
 
 def test_a_pass_that_fails_is_over() -> None:

@@ -13,16 +13,8 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.timeline import Timeline
 from modtrace.track.engine import EngineName
+from tests.support.small import Scale
 from tests.support.truth import share_nested
-
-
-class Scale(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
 
 
 def model() -> nn.Module:

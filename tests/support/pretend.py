@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from modtrace.ring import Kind
 from modtrace.track.engine import EngineName
+from tests.support.small import Failing
 
 __all__ = ["SCENARIOS", "missing"]
 
@@ -154,18 +155,6 @@ class Checkpointed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = checkpoint(self.inner, x, use_reentrant=True)
         return out
-
-
-class Failing(torch.autograd.Function):
-    """Its backward raises."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        raise ValueError("on purpose")
 
 
 def _input() -> Tensor:
