@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.track.build import build
 from modtrace.track.engine import EngineName
+from modtrace.track.native.library import build
 from tests.support import trace_processor as processor
 from tests.support.kineto import GPU_TRACES
 

@@ -41,9 +41,9 @@ def recording(path: Path) -> None:
     """Save spans over the trace's forward thread: 100 calls of 20 modules each."""
     import numpy as np
 
-    from modtrace.profiler.events import Gatherer
-    from modtrace.profiler.source import Source
-    from modtrace.profiler.stream import EventStream
+    from modtrace.profiler.trace.event_columns import Gatherer
+    from modtrace.profiler.trace.event_stream import EventStream
+    from modtrace.profiler.trace.trace_file import Source
     from modtrace.timeline import Columns, Name, Process, Timeline, Track
 
     gatherer = Gatherer()

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .recording import record as record
     from .timeline import Span as Span
     from .timeline import Timeline as Timeline
-    from .track.live import ModTracker as ModTracker
-    from .track.live import ModuleTracker as ModuleTracker
+    from .track.live.trackers import ModTracker as ModTracker
+    from .track.live.trackers import ModuleTracker as ModuleTracker
 
 __all__ = [
     "EngineError",
@@ -47,8 +47,8 @@ __all__ = [
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _HOMES = {
-    "ModTracker": ".track.live",
-    "ModuleTracker": ".track.live",
+    "ModTracker": ".track.live.trackers",
+    "ModuleTracker": ".track.live.trackers",
     "Recording": ".recording",
     "Span": ".timeline",
     "Timeline": ".timeline",

@@ -13,14 +13,14 @@ from types import TracebackType
 from torch import nn
 
 from ._errors import ModtraceError, RecordingError
+from .on_signal import SignalDump, raised_by_handler
 from .ring import Kind, NameTable, Ring
-from .ring.event import NO_NAME
+from .ring.slot_format import NO_NAME
 from .timeline import Timeline, build_timeline
-from .timeline.open import ThreadStack, open_stacks
+from .timeline.open_calls import ThreadStack, open_stacks
 from .track.engine import Engine, EngineName, choose_engine, make_engine
-from .track.facts import recording_facts
-from .track.samples import Samples
-from .track.signals import SignalDump, raised_by_handler
+from .track.recording_metadata import recording_facts
+from .track.sampling import Samples
 from .write import check_path
 
 __all__ = ["Recording", "current", "record"]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from modtrace.formats.escape import UNNAMED, shown
 from modtrace.timeline import BACKWARD, PHASES, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import in_start_order
-from modtrace.timeline.nest import nested
-from modtrace.write.texts import UNNAMED, shown
+from modtrace.timeline.nesting import nested
 from tests.support.timelines import EPOCH, HOSTILE, gpt2_timeline, timeline_of, timelines
 from tests.support.trace_processor import TraceProcessor
 

@@ -22,7 +22,7 @@ import pytest
 import modtrace
 from modtrace import TraceError, WriteError
 from modtrace.profiler import merge, merged_facts, module_totals
-from modtrace.profiler.totals import NO_MODULE
+from modtrace.profiler.attribute.module_times import NO_MODULE
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
 from modtrace.timeline.columns import in_start_order
 from tests.support.kineto import GPU_TRACES, recording, trace, x

@@ -14,8 +14,8 @@ from torch import nn
 
 import modtrace
 from modtrace import RecordingError
+from modtrace.on_signal import SignalDump
 from modtrace.track.engine import EngineName
-from modtrace.track.signals import SignalDump
 
 SOURCE = Path(modtrace.__file__).parents[1]
 

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 import modtrace
+from modtrace.read.any_trace import Kind, drawable, kind_of, timeline_of
 from modtrace.timeline import Name, Timeline
-from modtrace.view.notebook import MOST, frame
-from modtrace.view.page import handover_page
+from modtrace.view.notebook_html import MOST, frame
+from modtrace.view.perfetto_page import handover_page
 from modtrace.view.server import TraceServer
-from modtrace.view.traces import Kind, drawable, kind_of, timeline_of
 from tests.support import perfetto_ui
 from tests.support.browser import chromium, missing, require, visit
 from tests.support.gpt_timeline import gpt_timeline

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.demo import GPT
-from modtrace.timeline.open import open_stacks
+from modtrace.timeline.open_calls import open_stacks
 from modtrace.track.engine import EngineName
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(modtrace.__file__).parents[1])}

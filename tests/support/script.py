@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from modtrace.ring import Events, Kind, Ring, RingImage
-from modtrace.ring.event import ABANDONED, KEY_BITS, KIND_SHIFT, NO_NAME, RECOMPUTE_BIT, SEQUENCE_BITS, THREAD_SHIFT
+from modtrace.ring.slot_format import (
+    ABANDONED,
+    KEY_BITS,
+    KIND_SHIFT,
+    NO_NAME,
+    RECOMPUTE_BIT,
+    SEQUENCE_BITS,
+    THREAD_SHIFT,
+)
 
 __all__ = ["WALL", "Script"]
 

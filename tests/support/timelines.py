@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from modtrace.formats.escape import UNNAMED
 from modtrace.timeline import BACKWARD, FORWARD, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import in_start_order
-from modtrace.timeline.nest import nested
-from modtrace.write.texts import UNNAMED
+from modtrace.timeline.nesting import nested
 
 __all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "timeline_of", "timelines"]
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline.attribute import attribute, enclosing_call
-from modtrace.timeline.brackets import Brackets, find_brackets
+from modtrace.timeline.build.attribution import attribute, enclosing_call
+from modtrace.timeline.build.call_tree import Brackets, find_brackets
 from tests.support.script import Script
 
 ONE_THREAD = np.array([1])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.ring import Kind
-from modtrace.ring.event import KEY_BITS, NO_NAME, SEQUENCE_BITS
-from modtrace.timeline.brackets import Brackets, find_brackets
+from modtrace.ring.slot_format import KEY_BITS, NO_NAME, SEQUENCE_BITS
+from modtrace.timeline.build.call_tree import Brackets, find_brackets
 from tests.support.script import Script
 
 

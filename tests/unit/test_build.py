@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.timeline import Mark, Process, Timeline, Track, build_timeline
-from modtrace.timeline.nest import nested
+from modtrace.timeline.nesting import nested
 from tests.support.script import WALL, Script
 from tests.support.truth import share_nested
 

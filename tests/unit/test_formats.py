@@ -8,9 +8,9 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from modtrace import TraceError
 from modtrace.check import check
+from modtrace.formats.trace_kind import format_of
 from modtrace.read import load
-from modtrace.read.formats import format_of
-from modtrace.view.traces import Kind, drawable, kind_of
+from modtrace.read.any_trace import Kind, drawable, kind_of
 
 JSON = b'{"traceEvents": []}'
 

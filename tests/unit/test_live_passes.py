@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from modtrace import ModTracker, ModuleTracker
-from modtrace.track.passes import passes_around
+from modtrace.track.portable.pass_depth import passes_around
 
 
 class RunsAnother(torch.autograd.Function):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from modtrace.ring import NameTable
-from modtrace.ring.event import NO_NAME
-from modtrace.track.names import ModuleNames
+from modtrace.ring.slot_format import NO_NAME
+from modtrace.track.module_names import ModuleNames
 
 
 class Block(nn.Module):

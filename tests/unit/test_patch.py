@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from modtrace.track import patch
-from modtrace.track.patch import Layer
+from modtrace.track import call_patch as patch
+from modtrace.track.call_patch import Layer
 
 ORIGINAL = nn.Module.__call__
 Call = Callable[..., Any]

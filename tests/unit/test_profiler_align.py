@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.align import by_marks, by_wall_clock
+from modtrace.profiler.attribute.alignment import by_marks, by_wall_clock
 from modtrace.timeline import Mark
 from tests.support.kineto import BASE
 

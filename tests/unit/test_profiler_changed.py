@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from modtrace import ModtraceError, TraceError, merge
-from modtrace.profiler.events import Gatherer
-from modtrace.view.traces import Kind, kind_of, timeline_of
+from modtrace.profiler.trace.event_columns import Gatherer
+from modtrace.read.any_trace import Kind, kind_of, timeline_of
 from tests.support.changes import change, changes
 from tests.support.kineto import BASE, PID, TID, evaluate, recording, trace, x
 

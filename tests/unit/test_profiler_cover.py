@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.cover import Piece, Slice, cover, nest
-from modtrace.profiler.seat import seat, step_of, viewed
+from modtrace.profiler.attribute.interval_spans import Piece, Slice, cover, nest
+from modtrace.profiler.write.double_safe_nesting import seat, step_of, viewed
 
 
 def test_neighbours_share_the_slices_of_their_common_calls() -> None:

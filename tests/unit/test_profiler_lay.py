@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from modtrace import TraceError
-from modtrace.profiler.events import Gatherer
-from modtrace.profiler.lay import Laid, lay_over
-from modtrace.profiler.totals import NO_MODULE
+from modtrace.profiler.attribute.module_times import NO_MODULE
+from modtrace.profiler.attribute.overlay import Laid, lay_over
+from modtrace.profiler.trace.event_columns import Gatherer
 from modtrace.timeline import PHASES, Mark, Process, Timeline, Track
 from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording, x
 

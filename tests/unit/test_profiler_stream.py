@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modtrace import TraceError
-from modtrace.profiler import source, stream
-from modtrace.profiler.source import Source
-from modtrace.profiler.stream import EventStream
+from modtrace.profiler.trace import event_stream as stream
+from modtrace.profiler.trace import trace_file as source
+from modtrace.profiler.trace.event_stream import EventStream
+from modtrace.profiler.trace.trace_file import Source
 from tests.support.kineto import GPU_TRACES, trace, x
 
 

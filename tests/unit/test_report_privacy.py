@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modtrace.report.environment import environment, filtered
-from modtrace.report.events import Cleaner
-from modtrace.report.names import Aliases, Names
-from modtrace.report.private import private
+from modtrace.report.aliases import Aliases, Names
+from modtrace.report.clean_timeline import private
+from modtrace.report.event_filter import Cleaner
 from modtrace.report.redact import Redactor
+from modtrace.report.system_info import environment, filtered
 from modtrace.timeline import Columns, Counter, Mark, Name, Process, Timeline, Track
 
 ENVIRON = {
@@ -349,7 +349,7 @@ def of_another_torch(folder: Path, source: str, patience: float = 30) -> str:
     (folder / "torch/__init__.py").touch()
     (folder / "torch/utils/__init__.py").touch()
     (folder / "torch/utils/collect_env.py").write_text(source)
-    code = f"from modtrace.report.environment import environment; print(environment(str, {patience}))"
+    code = f"from modtrace.report.system_info import environment; print(environment(str, {patience}))"
     environ = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2] / 'src'}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     return done.stdout

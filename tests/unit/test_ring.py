@@ -9,7 +9,7 @@ import pytest
 
 from modtrace import RingError
 from modtrace.ring import Kind, Ring, read_ring
-from modtrace.ring.event import KIND_SHIFT, LAP_SHIFT, WORDS
+from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, WORDS
 from modtrace.track.engine import EngineName, make_engine
 
 COUNT = Kind.COUNTER << KIND_SHIFT

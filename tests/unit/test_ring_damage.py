@@ -17,8 +17,8 @@ import modtrace
 from modtrace import ModtraceError, RingError
 from modtrace.demo import GPT
 from modtrace.ring import Events, read_ring
-from modtrace.ring.event import SLOT_BYTES
 from modtrace.ring.file import SLOTS_OFFSET
+from modtrace.ring.slot_format import SLOT_BYTES
 from modtrace.track.engine import EngineName
 from tests.support.effort import effort
 from tests.support.trace_processor import TraceProcessor

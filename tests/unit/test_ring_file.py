@@ -12,8 +12,8 @@ import pytest
 import modtrace
 from modtrace import RingError
 from modtrace.ring import Kind, Ring, read_ring
-from modtrace.ring.event import KIND_SHIFT, SEQUENCE_BITS, SLOT_BYTES, THREAD_SHIFT
 from modtrace.ring.file import SLOTS_OFFSET
+from modtrace.ring.slot_format import KIND_SHIFT, SEQUENCE_BITS, SLOT_BYTES, THREAD_SHIFT
 
 ENTER, EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
 FACTS = {"pid": 42, "rank": 3, "program": "python", "engine": "python"}

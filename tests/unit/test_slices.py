@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline.attribute import attribute
-from modtrace.timeline.brackets import find_brackets
-from modtrace.timeline.slices import backward_slices, chain_lengths
+from modtrace.timeline.build.attribution import attribute
+from modtrace.timeline.build.backward_spans import backward_slices, chain_lengths
+from modtrace.timeline.build.call_tree import find_brackets
 from tests.support.script import Script
 
 Cut = tuple[str, int, int, int]

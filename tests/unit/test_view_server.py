@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from modtrace import ModtraceError
-from modtrace.view.open import has_browser
-from modtrace.view.page import handover_page
+from modtrace.view.browser import has_browser
+from modtrace.view.perfetto_page import handover_page
 from modtrace.view.server import Page, TraceServer
 
 TRACE = bytes(range(256)) * 40_000

@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 from modtrace import RingError
 from modtrace.cli._group import group as commands
 from modtrace.ring import Kind, Ring
-from modtrace.ring.event import KEY_BITS, KIND_SHIFT, NO_NAME, SEQUENCE_BITS, THREAD_SHIFT
-from modtrace.timeline.open import OpenCall, ThreadStack
+from modtrace.ring.slot_format import KEY_BITS, KIND_SHIFT, NO_NAME, SEQUENCE_BITS, THREAD_SHIFT
+from modtrace.timeline.open_calls import OpenCall, ThreadStack
 from modtrace.where import RankState, group, headline, look
-from modtrace.where.alive import is_alive
-from modtrace.where.groups import path, ranges
-from modtrace.where.show import duration
+from modtrace.where.process_status import is_alive
+from modtrace.where.rank_groups import path, ranges
+from modtrace.where.render import duration
 
 SECOND = 1_000_000_000
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modtrace.timeline import BACKWARD, FORWARD, Columns, Counter, Mark, Name, Process, Timeline, Track
-from modtrace.timeline.nest import nested
-from modtrace.timeline.window import modules, steps, window
+from modtrace.timeline.nesting import nested
+from modtrace.timeline.select import modules, steps, window
 from tests.support.timelines import EPOCH, timelines
 
 PROCESS = Process(1)

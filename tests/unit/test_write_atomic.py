@@ -13,7 +13,7 @@ import pytest
 
 from modtrace import WriteError
 from modtrace.write import SUFFIXES, write
-from modtrace.write.atomic import replacing
+from modtrace.write.atomic_file import replacing
 from tests.support.timelines import gpt2_timeline, timeline_of
 
 FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")

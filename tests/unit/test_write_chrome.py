@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from modtrace import WriteError
 from modtrace.timeline import BACKWARD, FORWARD, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.write.chrome import chrome_events, first_moment, write_chrome
-from modtrace.write.digits import LONGEST, decimal, microseconds, width
+from modtrace.write.decimal_columns import LONGEST, decimal, microseconds, width
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of
 
 PROCESS = Process(4242, 0)

@@ -16,7 +16,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 from modtrace import WriteError
 from modtrace.timeline import Columns, Timeline
 from modtrace.write.perfetto import write_perfetto
-from modtrace.write.splice import Field, Table, constant, joined, length, varint
+from modtrace.write.protobuf_columns import Field, Table, constant, joined, length, varint
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of, timelines
 from tests.unit.test_write_chrome import call_of_net
 

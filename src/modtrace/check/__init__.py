@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from .event import Violation
+from .model import Violation
 
 __all__ = ["Violation", "check"]
 
@@ -18,18 +18,19 @@ def check(path: str | os.PathLike[str]) -> list[Violation]:
     Raises:
         TraceError: the file itself cannot be opened.
     """
-    from ..read.formats import format_of
-    from . import source, structure
-    from .layout import lay_out
+    from ..formats.trace_kind import format_of
+    from . import read_bytes as source
+    from . import structure_rules as structure
+    from .track_layout import lay_out
 
     violations: list[Violation] = []
     data = source.read(path, violations)
     if data is None:
         return violations
     if format_of(data) == "chrome":
-        from .chrome import read
+        from .chrome_rules import read
     else:
-        from .perfetto import read  # slow to import
+        from .perfetto_rules import read  # slow to import
     layout = lay_out(read(data, violations))
     for rule in structure.RULES:
         violations.extend(rule(layout))

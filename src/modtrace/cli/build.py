@@ -18,7 +18,7 @@ def command(force: bool) -> None:
 
     console = Console(stderr=True)
     with console.status("importing torch"):
-        from ..track.build import build, native_path
+        from ..track.native.library import build, native_path
     fresh = force or not native_path().is_file()
     with console.status("compiling the native engine"):
         path = build(force)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ..profiler.source import Progress
+    from ..profiler.trace.trace_file import Progress
 
 __all__ = ["command"]
 

@@ -21,9 +21,9 @@ def command(trace: str, offline: bool) -> None:
     machine to the browser and nowhere else; the server ends when the browser has it.
     """
     from .._errors import ModtraceError
-    from ..view.open import PATIENCE, show
+    from ..read.any_trace import drawable, timeline_of
+    from ..view.browser import PATIENCE, show
     from ..view.server import PERFETTO, Page, TraceServer
-    from ..view.traces import drawable, timeline_of
 
     with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
         if offline:
@@ -31,7 +31,7 @@ def command(trace: str, offline: bool) -> None:
 
             server = TraceServer(Page(render_html(timeline_of(trace))))
         else:
-            from ..view.page import handover_page
+            from ..view.perfetto_page import handover_page
 
             path, notes = drawable(trace, Path(folder))
             for note in notes:

@@ -44,7 +44,7 @@ def command(rings: tuple[str, ...], watch: bool, as_json: bool) -> None:
         from rich.console import Console
 
         from ..where import group
-        from ..where.show import render
+        from ..where.render import render
 
         console = Console(highlight=False)
         if not console.is_terminal:
@@ -90,7 +90,7 @@ def _watch(rings: tuple[str, ...]) -> None:
     from rich.live import Live
 
     from ..where import group
-    from ..where.show import render
+    from ..where.render import render
 
     with Live(console=Console(highlight=False), auto_refresh=False, screen=False) as live:
         try:

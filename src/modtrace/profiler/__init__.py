@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from .attribute.module_times import ModuleTotal, ModuleTotals
 from .handler import TraceHandler, on_trace_ready
-from .merged import merged_facts, module_totals
-from .merging import merge
 from .result import Merged
-from .totals import ModuleTotal, ModuleTotals
+from .write.json_merge import merge
+from .write.merge_metadata import merged_facts, module_totals
 
 __all__ = [
     "Merged",

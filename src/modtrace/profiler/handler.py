@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .merging import merge
+from .write.json_merge import merge
 
 if TYPE_CHECKING:
     from ..recording import Recording

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from .._errors import TraceError
-from .totals import ModuleTotals
+from .attribute.module_times import ModuleTotals
 
 __all__ = ["MERGED", "Merged", "Path", "closing", "refuse_merged"]
 

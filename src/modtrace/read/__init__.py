@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from .._errors import TraceError
-from .formats import format_of
+from ..formats.trace_kind import format_of
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

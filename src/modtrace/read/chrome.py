@@ -12,12 +12,12 @@ import numpy.typing as npt
 import orjson
 
 from .._errors import TraceError
+from ..formats.header import RESERVED
+from ..formats.header_check import CHANGED, WHAT_TO_DO, checked_header
 from ..timeline import PHASES, Mark, Timeline
 from ..write.chrome_events import BIND
-from ..write.digits import LONGEST
-from ..write.header import RESERVED
-from .header import CHANGED, WHAT_TO_DO, checked_header
-from .rebuild import Rows, rebuilt
+from ..write.decimal_columns import LONGEST
+from .timeline_builder import Rows, rebuilt
 
 __all__ = ["load_chrome"]
 

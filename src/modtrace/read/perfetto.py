@@ -16,11 +16,11 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from .._errors import TraceError
+from ..formats.header_check import CHANGED, WHAT_TO_DO, checked_header
+from ..formats.packet_stream import packet_parts
 from ..timeline import Mark, Timeline
-from ..write.packets import CALL_FIELDS, INCREMENTAL, Sequences
-from .header import CHANGED, WHAT_TO_DO, checked_header
-from .packets import packet_parts
-from .rebuild import Rows, rebuilt
+from ..write.perfetto_descriptors import CALL_FIELDS, INCREMENTAL, Sequences
+from .timeline_builder import Rows, rebuilt
 
 __all__ = ["load_perfetto"]
 

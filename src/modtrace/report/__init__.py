@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .archive import archive, write_archive
-from .build import LIMIT, Report, report_of_timeline, report_of_trace
+from .assemble import LIMIT, Report, report_of_timeline, report_of_trace
 
 __all__ = ["LIMIT", "Report", "archive", "report_of_timeline", "report_of_trace", "write_archive"]

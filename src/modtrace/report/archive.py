@@ -7,7 +7,7 @@ import os
 import zipfile
 from collections.abc import Mapping
 
-from ..write.atomic import replacing
+from ..write.atomic_file import replacing
 
 __all__ = ["archive", "write_archive"]
 

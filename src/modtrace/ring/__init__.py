@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .event import Events, Kind
 from .file import MAGIC, RingImage, read_ring
-from .names import NameTable, Record
+from .name_table import NameTable, Record
 from .ring import Ring
+from .slot_format import Events, Kind
 from .slots import Reading, Write
 
 __all__ = ["MAGIC", "Events", "Kind", "NameTable", "Reading", "Record", "Ring", "RingImage", "Write", "read_ring"]

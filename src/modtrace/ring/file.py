@@ -25,10 +25,10 @@ import numpy as np
 import orjson
 
 from .._errors import RingError
-from .event import SLOT_BYTES, WORDS
-from .names import Record
+from .name_table import Record
+from .slot_format import SLOT_BYTES, WORDS
 from .slots import Reading, read_slots, touch
-from .sound import sound
+from .validate import sound
 
 __all__ = ["MAGIC", "SLOTS_OFFSET", "VERSION", "RingFile", "RingImage", "read_ring"]
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from .._errors import RingError
-from .event import SLOT_BYTES, WORDS
 from .file import SLOTS_OFFSET, RingFile, RingImage
-from .names import NameTable
+from .name_table import NameTable
+from .slot_format import SLOT_BYTES, WORDS
 from .slots import Write, memory, read_slots, writer
 
 __all__ = ["Ring"]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .event import (
+from .slot_format import (
     KIND_SHIFT,
     LAP_MASK,
     LAP_SHIFT,

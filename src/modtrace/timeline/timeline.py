@@ -12,7 +12,7 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from . import window
+from . import select as window
 from .columns import PHASES, Columns
 from .summary import Summary, summarize
 
@@ -269,7 +269,7 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook: the offline viewer, in a frame of its own."""
-        from ..view.notebook import frame
+        from ..view.notebook_html import frame
 
         return frame(self)
 

@@ -10,9 +10,9 @@ from typing import Literal, Protocol
 from torch import nn
 
 from ..ring import Kind, Ring
-from .build import is_built, native_path
-from .native import NativeEngine
-from .portable import PortableEngine
+from .native.engine import NativeEngine
+from .native.library import is_built, native_path
+from .portable.engine import PortableEngine
 
 __all__ = ["Engine", "EngineName", "Fail", "choose_engine", "make_engine"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .groups import Group, group, headline
-from .state import RankState, look
+from .rank_groups import Group, group, headline
+from .rank_state import RankState, look
 
 __all__ = ["Group", "RankState", "group", "headline", "look"]

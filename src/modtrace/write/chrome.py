@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator
 import orjson
 
 from .._errors import WriteError
+from ..formats.escape import UNNAMED, Originals, shown
+from ..formats.header import header, shown_names, shown_texts
 from ..timeline import Timeline
-from .atomic import replacing
+from .atomic_file import replacing
 from .chrome_events import blocks
-from .digits import LONGEST
-from .header import header, shown_names, shown_texts
+from .decimal_columns import LONGEST
 from .lanes import MARKS, Lanes
 from .progress import with_progress
-from .texts import UNNAMED, Originals, shown
 
 __all__ = ["chrome_events", "write_chrome"]
 

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from ..formats.header import shown_arguments
 from ..timeline import PHASES, Columns, Name, Timeline
-from .arrows import arrows
-from .digits import decimal, microseconds, width
-from .header import shown_arguments
+from .decimal_columns import decimal, microseconds, width
+from .flows import arrows
 from .lanes import Lanes
 
 __all__ = ["BIND", "blocks"]

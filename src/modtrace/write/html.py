@@ -17,7 +17,7 @@ import orjson
 
 from ..timeline.columns import Columns
 from ..timeline.timeline import Process, Timeline
-from .atomic import Sink, replacing
+from .atomic_file import Sink, replacing
 
 __all__ = ["payload", "render_html", "write_html"]
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..formats.escape import Originals, shown
 from ..timeline import Process, Timeline
-from ..timeline.nest import nested, outermost_first
-from .texts import Originals, shown
+from ..timeline.nesting import nested, outermost_first
 
 __all__ = ["BAND", "MARKS", "Lane", "Lanes"]
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
+from ..formats.escape import Originals, shown
+from ..formats.header import shown_names, shown_texts
 from ..timeline import Timeline
-from .atomic import replacing
-from .header import shown_names, shown_texts
+from .atomic_file import replacing
 from .lanes import Lanes
-from .packets import Numbering, Sequences, Tracks, encoded, sequence_start
+from .perfetto_descriptors import Numbering, Sequences, Tracks, encoded, sequence_start
 from .perfetto_events import CHUNK, Events
 from .progress import with_progress
-from .splice import joined, length, varint
-from .texts import Originals, shown
+from .protobuf_columns import joined, length, varint
 
 __all__ = ["perfetto_packets", "write_perfetto"]
 

@@ -9,13 +9,13 @@ import numpy.typing as npt
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._errors import WriteError
+from ..formats.header import shown_arguments
 from ..timeline import PHASES, Timeline
-from ..timeline.nest import nested
-from .arrows import arrows
-from .header import shown_arguments
+from ..timeline.nesting import nested
+from .flows import arrows
 from .lanes import BAND, Lanes
-from .packets import CALL_FIELDS, Numbering
-from .splice import Field, Table, constant, joined, length, varint
+from .perfetto_descriptors import CALL_FIELDS, Numbering
+from .protobuf_columns import Field, Table, constant, joined, length, varint
 
 __all__ = ["CHUNK", "Events"]
 

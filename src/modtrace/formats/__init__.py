@@ -1,0 +1,1 @@
+"""What the readers and the writers of a trace format share: its header, its escaping, its framing."""

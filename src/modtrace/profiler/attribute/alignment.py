@@ -1,0 +1,180 @@
+"""From the recording's clock to the trace's: offset and drift, measured where both saw the same moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...timeline import Mark
+
+__all__ = ["Alignment", "Segment", "by_marks", "by_wall_clock"]
+
+Ints = npt.NDArray[np.int64]
+
+_STEP_NS = 20_000
+_DRIFT_LIMIT = 1e-3
+"""Offsets that change faster than this, and by more than `_STEP_NS`, are a clock that was set, not one that drifts."""
+_CLOCK_NOISE_NS = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of time in which the trace's clock runs evenly against the recording's.
+
+    Attributes:
+        begin_ns: Unix nanoseconds of the recording from which on it holds.
+        center_ns: where the offset is meant.
+        offset_ns: how much the trace's clock is ahead.
+        drift: by how much that grows, nanoseconds per nanosecond.
+    """
+
+    begin_ns: int
+    center_ns: int
+    offset_ns: float
+    drift: float
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How the recording lies over the trace.
+
+    Attributes:
+        method: "sync marks" or "wall clock".
+        base_ns: Unix nanoseconds of the trace's time 0.
+        segments: in time order; more than one where a clock was set meanwhile.
+        marks: sync marks that both files hold.
+        residual_ns: median distance of the marks from the fit; None without marks.
+        worst_ns: the greatest distance; None without marks.
+        bound_ns: half the time that a mark took, by median: what the marks cannot tell apart; None without marks.
+        note: what the user should know.
+    """
+
+    method: str
+    base_ns: int
+    segments: Sequence[Segment]
+    marks: int
+    residual_ns: float | None
+    worst_ns: float | None
+    bound_ns: float | None
+    note: str
+
+    def to_trace(self, unix_ns: Ints) -> Ints:
+        """Convert times of the recording to nanoseconds from the trace's base; never reverses two of them."""
+        begins = np.array([segment.begin_ns for segment in self.segments[1:]], np.int64)
+        which = np.searchsorted(begins, unix_ns, side="right")
+        out = np.empty(len(unix_ns), np.int64)
+        floor = np.iinfo(np.int64).min
+        for index, segment in enumerate(self.segments):
+            at = which == index
+            # Where the clock was set back, time stands still until it has caught up.
+            out[at] = np.maximum(self._through(segment, unix_ns[at]), floor)
+            if index + 1 < len(self.segments):
+                end = np.array([self.segments[index + 1].begin_ns], np.int64)
+                floor = max(floor, int(self._through(segment, end)[0]))
+        return out
+
+    def _through(self, segment: Segment, unix_ns: Ints) -> Ints:
+        shift = segment.offset_ns + segment.drift * (unix_ns - segment.center_ns)
+        moved: Ints = unix_ns - self.base_ns + np.rint(shift).astype(np.int64)
+        return moved
+
+    def facts(self) -> dict[str, Any]:
+        """What a trace's metadata says of it; JSON values."""
+        facts = asdict(self) | {"segments": [asdict(segment) for segment in self.segments]}
+        return {key: round(value, 1) if isinstance(value, float) else value for key, value in facts.items()}
+
+    def __str__(self) -> str:
+        if self.residual_ns is None:
+            return f"aligned by {self.method}: {self.note}"
+        text = (
+            f"aligned by {self.marks} sync marks: residual {self.residual_ns:.0f} ns (median), "
+            f"{self.worst_ns:.0f} ns (worst)"
+        )
+        return f"{text}; {self.note}" if self.note else text
+
+
+def by_wall_clock(base_ns: int) -> Alignment:
+    """Trust that the profiler and the recording read the same wall clock."""
+    note = (
+        "no sync mark is in both files; the clocks usually agree within 10 µs, but a clock that was set meanwhile or "
+        "another machine's would not show"
+    )
+    return Alignment("wall clock", base_ns, [Segment(0, 0, 0.0, 0.0)], 0, None, None, None, note)
+
+
+def by_marks(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Alignment:
+    """Fit offset and drift from the sync marks; by the wall clock where none is in both.
+
+    Args:
+        marks: those of the recording; a sync mark lies within the profiler's slice of the same name.
+        syncs: the profiler's slices, start and end in ns from its base.
+        base_ns: Unix nanoseconds of the trace's time 0.
+    """
+    pairs = _pairs(marks, syncs, base_ns)
+    if not len(pairs):
+        return by_wall_clock(base_ns)
+    time, low, high = pairs.T
+    middle, half = (low + high) / 2, (high - low) / 2
+    segments: list[Segment] = []
+    distance: list[npt.NDArray[np.float64]] = []
+    cuts = _cuts(time, middle, half)
+    for first, last in zip([0, *cuts], [*cuts, len(time)], strict=True):
+        begin = 0 if first == 0 else (int(time[first - 1]) + int(time[first])) // 2
+        segment = _fit(begin, time[first:last], middle[first:last], half[first:last])
+        segments.append(segment)
+        shift = segment.offset_ns + segment.drift * (time[first:last] - segment.center_ns)
+        distance.append(np.abs(middle[first:last] - shift))
+    away = np.concatenate(distance)
+    note = f"a clock was set {len(cuts)} times meanwhile" if cuts else ""
+    return Alignment(
+        "sync marks",
+        base_ns,
+        segments,
+        len(time),
+        float(np.median(away)),
+        float(away.max()),
+        float(np.median(half)),
+        note,
+    )
+
+
+def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Ints:
+    """Return int64[n, 3]: the mark's time, and the least and the greatest offset that it allows; in time order."""
+    rows: list[tuple[int, int, int]] = []
+    for mark in marks:
+        if mark.kind != "sync" or not syncs.get(mark.text):
+            continue
+        expected = mark.time_ns - base_ns
+        # Numbers start again with each recording; then the nearest is meant.
+        begin, end = min(syncs[mark.text], key=lambda slice_: abs(slice_[0] - expected))
+        rows.append((mark.time_ns, begin - expected, end - expected))
+    return np.array(sorted(rows), np.int64).reshape(-1, 3)
+
+
+def _cuts(time: Ints, middle: npt.NDArray[np.float64], half: npt.NDArray[np.float64]) -> list[int]:
+    """Return the marks before which a clock was set."""
+    jump = np.abs(np.diff(middle)) - half[1:] - half[:-1]
+    allowed = np.maximum(_STEP_NS, _DRIFT_LIMIT * np.diff(time))
+    return [int(at) + 1 for at in np.flatnonzero(jump > allowed)]
+
+
+def _fit(begin: int, time: Ints, middle: npt.NDArray[np.float64], half: npt.NDArray[np.float64]) -> Segment:
+    """Fit a line; a mark counts by how sharp it is, and a slope only where it stands out of the noise."""
+    weight = 1.0 / (half + _CLOCK_NOISE_NS) ** 2
+    origin = int(time[0])
+    x = (time - origin).astype(np.float64)
+    center = float(np.average(x, weights=weight))
+    offset = float(np.average(middle, weights=weight))
+    drift = 0.0
+    spread = float(np.sum(weight * (x - center) ** 2))
+    if len(time) >= 3 and spread > 0:
+        slope = float(np.sum(weight * (x - center) * (middle - offset))) / spread
+        rest = middle - offset - slope * (x - center)
+        error = float(np.sqrt(np.sum(weight * rest**2) / (len(time) - 2) / spread))
+        if abs(slope) > 2 * error and abs(slope) < _DRIFT_LIMIT:
+            drift = slope
+    return Segment(begin, origin + round(center), offset, drift)

@@ -1,0 +1,214 @@
+"""The backward slices of a merged trace: cut to the times at which the profiler saw the autograd nodes run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ...timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Process, Timeline, Track
+from ...timeline.columns import in_start_order
+from ..trace.event_columns import Events, Ints
+from .autograd_nodes import Nodes, find_nodes
+from .call_lookup import Calls, Innermost, repeats, threads_of
+from .interval_spans import Piece, cover, nest
+
+__all__ = ["attribute_nodes", "cut_to_nodes"]
+
+
+def attribute_nodes(timeline: Timeline, events: Events, threads: Ints) -> Nodes:
+    """Find the call of each autograd node of the trace.
+
+    By its sequence number; where the trace does not hold what made it, by the recorded backward slice around its
+    middle. A node without a number (AccumulateGrad) belongs to the call of the node before it, whose gradient it takes.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        events: the trace's.
+        threads: the OS thread of each of the trace's tracks, -1 for tracks of other processes and devices.
+    """
+    columns = timeline.columns
+    thread = threads_of(columns, (track.tid for track in timeline.tracks))
+    track = columns.track.astype(np.int64)
+    running = Innermost(thread, track, columns.start, columns.end, columns.parent, repeats(columns))
+    nodes = find_nodes(events, running, threads)
+    unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.value >= 0) & ~nodes.numbered)
+    if len(unknown):
+        behind = Innermost(thread, track, columns.start, columns.end, columns.parent, columns.phase == BACKWARD)
+        middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
+        nodes.call[unknown] = behind.at_each(threads[nodes.track[unknown]], middle)
+    before: dict[tuple[int, int], int] = {}
+    for at in np.flatnonzero(nodes.rows.value < 0).tolist():
+        nodes.call[at] = -2
+    for at, (track_, parent, call) in enumerate(
+        zip(nodes.track.tolist(), nodes.parent.tolist(), nodes.call.tolist(), strict=True)
+    ):
+        if call == -2:
+            nodes.call[at] = call = before.get((track_, parent), -1)
+        before[track_, parent] = call
+    return nodes
+
+
+def cut_to_nodes(timeline: Timeline, nodes: Nodes, threads: Ints, names: dict[int, str], process: Process) -> Timeline:
+    """Replace the backward slices by ones that begin and end with the nodes of their call.
+
+    What was recorded where the trace has no nodes stays; recomputation moves by no more than it takes to lie within
+    the node that it runs in.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        nodes: with their calls.
+        threads: the OS thread of each of the trace's tracks.
+        names: names of OS threads that the recording may not know.
+        process: whose threads these are.
+    """
+    if not len(nodes):
+        return timeline
+    builder = _Builder(timeline, nodes, threads, names, process)
+    return builder.build()
+
+
+class _Builder:
+    def __init__(
+        self, timeline: Timeline, nodes: Nodes, threads: Ints, names: dict[int, str], process: Process
+    ) -> None:
+        self.timeline = timeline
+        self.nodes = nodes
+        self.threads = threads
+        self.names = names
+        self.process = process
+        self.calls = Calls(timeline)
+        self.tracks = list(timeline.tracks)
+        self.backward_tracks = {t.tid: i for i, t in enumerate(self.tracks) if t.kind == "backward"}
+        self.children: dict[int, list[int]] = {}
+        for at, parent in enumerate(nodes.parent.tolist()):
+            self.children.setdefault(parent, []).append(at)
+
+    def build(self) -> Timeline:
+        columns = self.timeline.columns
+        rows: list[tuple[int, int, int, int, int]] = []
+        for trace_track in np.unique(self.nodes.track).tolist():
+            tid = int(self.threads[trace_track])
+            top = [at for at in self.children.get(-1, []) if self.nodes.track[at] == trace_track]
+            slices = cover(self._pieces(top, ())) if tid >= 0 else []
+            if slices:
+                ours = self._track(tid)
+                rows += [(s.start, s.end, int(s.key), ours, s.depth) for s in slices]  # type: ignore[call-overload]
+        if not rows:
+            return self.timeline
+        start, end, call, track, rank = np.array(rows, np.int64).T
+        kept, kept_start, kept_end = self._kept(start, end, track)
+        made = Columns.of(
+            start=start,
+            end=end,
+            name=columns.name[call],
+            phase=np.full(len(rows), BACKWARD),
+            track=track,
+            depth=rank,
+            parent=np.full(len(rows), -1),
+            call=columns.call[call],
+            step=columns.step[call],
+            link=self._links(call),
+            complete=np.ones(len(rows), np.bool_),
+        )
+        # A call whose backward the recording did not see gets its link now.
+        link = columns.link.copy()
+        link[call] = made.link
+        old = replace(columns, link=link).take(kept)
+        old = replace(old, start=kept_start, end=kept_end)
+        joined = Columns(*(np.concatenate([getattr(old, f), getattr(made, f)]) for f in Columns.__slots__))
+        behind = joined.phase != FORWARD
+        late = np.where(joined.phase == RECOMPUTE, 1 << 20, 0) + joined.depth
+        new_end, parent, depth = nest(joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64))
+        whole = np.flatnonzero(~behind | (new_end > joined.start) | (joined.start == joined.end))
+        place = np.full(len(joined) + 1, -1, np.int64)
+        place[whole] = np.arange(len(whole))
+        joined = replace(joined, end=new_end, parent=place[parent], depth=depth.astype(np.int32)).take(whole)
+        order = np.lexsort((joined.depth, joined.start))
+        origin = np.concatenate([kept, np.full(len(rows), -1, np.int64)])[whole][order]
+        said = self.timeline.arguments
+        arguments = {at: said[was] for at, was in enumerate(origin.tolist()) if was in said} if said else {}
+        return replace(self.timeline, columns=in_start_order(joined), tracks=tuple(self.tracks), arguments=arguments)
+
+    def _track(self, tid: int) -> int:
+        track = self.backward_tracks.get(tid)
+        if track is None:
+            thread = next((t.thread for t in self.tracks if t.tid == tid), self.names.get(tid, f"thread {tid}"))
+            track = self.backward_tracks[tid] = len(self.tracks)
+            self.tracks.append(Track("backward", thread, tid, self.process))
+        return track
+
+    def _links(self, call: Ints) -> Ints:
+        link = self.timeline.columns.link[call]
+        new = np.unique(call[link < 0])
+        first = int(self.timeline.columns.link.max(initial=-1)) + 1
+        return np.where(link >= 0, link, first + np.searchsorted(new, call))
+
+    def _pieces(self, nodes: list[int], around: tuple[int, ...]) -> Iterator[Piece]:
+        """Yield nodes as pieces; one inside which others run is its beginning, those, and its end."""
+        for at in nodes:
+            call = int(self.nodes.call[at])
+            path = around + _beyond(around, self.calls.path(call)) if call >= 0 else around
+            start, end = int(self.nodes.start[at]), int(self.nodes.end[at])
+            inner = self.children.get(at)
+            if not inner:
+                yield Piece(start, end, path)
+                continue
+            yield Piece(start, int(self.nodes.start[inner[0]]), path)
+            yield from self._pieces(inner, path)
+            yield Piece(min(end, int(self.nodes.end[inner[-1]])), end, path)
+
+    def _kept(self, start: Ints, end: Ints, track: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return the recorded slices that stay, with the times they have then."""
+        columns = self.timeline.columns
+        keep = np.ones(len(columns), np.bool_)
+        new_start, new_end = columns.start.copy(), columns.end.copy()
+        for one in np.unique(track).tolist():
+            old = np.flatnonzero((columns.track == one) & (columns.phase == BACKWARD))
+            begins, ends = _union(start[track == one], end[track == one])
+            run = np.searchsorted(begins, columns.end[old], side="left") - 1
+            keep[old] = (run < 0) | (ends[np.maximum(run, 0)] <= columns.start[old])
+        again = np.flatnonzero(columns.phase == RECOMPUTE)
+        if len(again):
+            new_start[again], new_end[again] = self._within_nodes(again)
+        kept = np.flatnonzero(keep)
+        return kept, new_start[kept], new_end[kept]
+
+    def _within_nodes(self, spans: Ints) -> tuple[Ints, Ints]:
+        """Clip recomputed calls to the node that they ran in, between the nodes that ran inside it."""
+        columns, nodes = self.timeline.columns, self.nodes
+        tids = np.array([track.tid for track in self.timeline.tracks], np.int64)
+        trace_track = {int(tid): at for at, tid in enumerate(self.threads.tolist()) if tid >= 0}
+        begin, finish = columns.start[spans].copy(), columns.end[spans].copy()
+        middle = (begin + finish) // 2
+        track = np.array([trace_track.get(int(tid), -1) for tid in tids[columns.track[spans]].tolist()], np.int64)
+        node = nodes.innermost.at_each(track, middle)
+        for place, at in enumerate(node.tolist()):
+            if at < 0:
+                continue
+            low, high = int(nodes.start[at]), int(nodes.end[at])
+            for inner in self.children.get(at, []):
+                if nodes.end[inner] <= middle[place]:
+                    low = max(low, int(nodes.end[inner]))
+                else:
+                    high = min(high, int(nodes.start[inner]))
+                    break
+            begin[place], finish[place] = max(int(begin[place]), low), min(int(finish[place]), high)
+        return begin, np.maximum(begin, finish)
+
+
+def _beyond(around: tuple[int, ...], path: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what of `path` is not in `around` already."""
+    known = set(around)
+    return tuple(key for key in path if key not in known)
+
+
+def _union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the beginnings and ends of the time that slices cover together."""
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    new = np.ones(len(start), np.bool_)
+    new[1:] = start[1:] > reach[:-1]
+    first = np.flatnonzero(new)
+    return start[first], reach[np.append(first[1:], len(start)) - 1]

@@ -1,0 +1,113 @@
+"""Which call was running on a thread at a moment, and which call is which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from ...timeline import FORWARD, RECOMPUTE, Columns, Timeline
+
+__all__ = ["Calls", "Innermost", "repeats", "threads_of"]
+
+Ints = npt.NDArray[np.int64]
+
+
+class Innermost:
+    """The innermost slice of each thread at any moment.
+
+    Args:
+        thread: int64[n], the thread of each slice; slices of one thread nest on each of its tracks.
+        track: int64[n].
+        start: int64[n].
+        end: int64[n].
+        parent: int64[n], the slice around each on its track, or -1.
+        chosen: the slices that count; those around them on their track have to be among them, or nothing is found.
+    """
+
+    def __init__(
+        self, thread: Ints, track: Ints, start: Ints, end: Ints, parent: Ints, chosen: npt.NDArray[np.bool_]
+    ) -> None:
+        self._start, self._end, self._parent, self._chosen = start, end, parent, chosen
+        self._rows: dict[int, list[Ints]] = {}
+        index = np.flatnonzero(chosen)
+        for one in np.unique(track[index]).tolist():
+            rows = index[track[index] == one]
+            # Of slices that begin together the innermost comes last.
+            rows = rows[np.lexsort((rows, start[rows]))]
+            self._rows.setdefault(int(thread[rows[0]]), []).append(rows)
+
+    def at(self, thread: int, time: Ints) -> Ints:
+        """Return for each moment the index of the innermost slice, or -1; of two tracks' the one begun last."""
+        best = np.full(len(time), -1, np.int64)
+        for rows in self._rows.get(thread, []):
+            place = np.searchsorted(self._start[rows], time, side="right") - 1
+            found = np.where(place >= 0, rows[np.maximum(place, 0)], -1)
+            while True:
+                over = (found >= 0) & ((self._end[found] <= time) | ~self._chosen[found])
+                if not over.any():
+                    break
+                found[over] = self._parent[found[over]]
+            later = (found >= 0) & ((best < 0) | (self._start[found] > self._start[best]))
+            best[later] = found[later]
+        return best
+
+    def at_each(self, thread: Ints, time: Ints) -> Ints:
+        """Return the same for moments of several threads."""
+        found = np.full(len(time), -1, np.int64)
+        for one in np.unique(thread).tolist():
+            at = thread == one
+            found[at] = self.at(int(one), time[at])
+        return found
+
+
+class Calls:
+    """The calls of a timeline: a forward slice each, and what repeats it.
+
+    Args:
+        timeline: whose.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        columns = timeline.columns
+        self._columns = columns
+        self._parent = columns.parent
+        self._phase = columns.phase
+        forward = np.flatnonzero(columns.phase == FORWARD)
+        self._forward = {
+            (name, call): index
+            for name, call, index in zip(
+                columns.name[forward].tolist(), columns.call[forward].tolist(), forward.tolist(), strict=True
+            )
+        }
+        self._paths: dict[int, tuple[int, ...]] = {}
+
+    def of(self, span: int) -> int:
+        """Return the forward slice of the call that a slice belongs to, or the slice itself where there is none."""
+        columns = self._columns
+        if columns.phase[span] == FORWARD:
+            return span
+        found: int = self._forward.get((int(columns.name[span]), int(columns.call[span])), span)
+        return found
+
+    def path(self, span: int) -> tuple[int, ...]:
+        """Return the calls around a slice's call, outermost first, itself last, each by its forward slice."""
+        path = self._paths.get(span)
+        if path is None:
+            call = self.of(span)
+            around = int(self._parent[call])
+            same = around >= 0 and (self._phase[around] == self._phase[call])
+            path = self._paths[span] = (*(self.path(around) if same else ()), call)
+        return path
+
+
+def threads_of(columns: Columns, tids: Iterable[int]) -> Ints:
+    """Return the thread of each slice, from the thread of each track."""
+    return np.array(list(tids) or [0], np.int64)[columns.track]
+
+
+def repeats(columns: Columns) -> npt.NDArray[np.bool_]:
+    """Which slices are forward or a repetition of it: what runs a module's own code."""
+    chosen: npt.NDArray[np.bool_] = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
+    return chosen

@@ -1,0 +1,132 @@
+"""GPU work and the modules that asked for it: from a kernel by its correlation id to its launch, and so to a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ...timeline import Timeline
+from ..trace.event_columns import Events, Ints
+from .call_lookup import Calls, Innermost, threads_of
+from .interval_spans import Piece, cover
+
+__all__ = ["KINDS", "NOBODY", "DeviceSlices", "attribute_work", "cover_streams"]
+
+KINDS = ("kernel", "memcpy", "memset")
+"""What `Events.work.other` counts."""
+
+NOBODY = (-1, -1)
+"""The key of what no module asked for."""
+
+
+@dataclass(frozen=True)
+class DeviceSlices:
+    """Slices above the work of the streams, in order of (track, start, depth); arrays of equal length.
+
+    Attributes:
+        track: index into `Events.tracks`.
+        start: int64[n], ns from the base.
+        end: int64[n].
+        span: the slice of the recording whose work this is, or -1.
+        depth: slices around each.
+        parent: index of the slice around each, or -1.
+        work: kernels, memcpys and memsets in each.
+    """
+
+    track: Ints
+    start: Ints
+    end: Ints
+    span: Ints
+    depth: Ints
+    parent: Ints
+    work: Ints
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def attribute_work(timeline: Timeline, events: Events, threads: Ints) -> Ints:
+    """Return for each piece of GPU work the innermost slice in which it was launched, or -1.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        events: the trace's.
+        threads: the OS thread of each of the trace's tracks, or -1.
+    """
+    work, launches = events.work, events.launches
+    columns = timeline.columns
+    if not len(work) or not len(launches) or not len(columns):
+        return np.full(len(work), -1, np.int64)
+    order = np.argsort(launches.value, kind="stable")
+    known = launches.value[order]
+    place = np.minimum(np.searchsorted(known, work.value), len(known) - 1)
+    launch = np.where((known[place] == work.value) & (work.value >= 0), order[place], -1)
+    thread = threads_of(columns, (track.tid for track in timeline.tracks))
+    running = Innermost(
+        thread,
+        columns.track.astype(np.int64),
+        columns.start,
+        columns.end,
+        columns.parent,
+        np.ones(len(columns), np.bool_),
+    )
+    found = np.full(len(work), -1, np.int64)
+    has = np.flatnonzero(launch >= 0)
+    at = launch[has]
+    found[has] = running.at_each(threads[launches.track[at]], launches.start[at])
+    return found
+
+
+def cover_streams(timeline: Timeline, events: Events, span: Ints) -> DeviceSlices:
+    """Cut the slices of each device's streams.
+
+    Args:
+        timeline: the recording.
+        events: the trace's.
+        span: for each piece of work the slice that it belongs to, or -1.
+    """
+    paths = _Paths(timeline)
+    work = events.work
+    rows: list[tuple[int, int, int, int, int, int, int]] = []
+    for track in np.unique(work.track).tolist():
+        at = np.flatnonzero(work.track == track)
+        at = at[np.argsort(work.start[at], kind="stable")]
+        starts = work.start[at]
+        pieces = (
+            Piece(start, end, paths.of(owner))
+            for start, end, owner in zip(starts.tolist(), work.end[at].tolist(), span[at].tolist(), strict=True)
+        )
+        stack: list[int] = []
+        for slice_ in cover(pieces):
+            del stack[slice_.depth :]
+            first, last = np.searchsorted(starts, [slice_.start, slice_.end])
+            around = stack[-1] if stack else -1
+            stack.append(len(rows))
+            owner = paths.span(slice_.key)
+            rows.append((track, slice_.start, slice_.end, owner, slice_.depth, around, int(last - first)))
+    return DeviceSlices(*np.array(rows, np.int64).reshape(-1, 7).T)
+
+
+class _Paths:
+    """The chain of calls around a slice: keys that all slices of one call and phase share."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._calls = Calls(timeline)
+        self._phase: npt.NDArray[np.int8] = timeline.columns.phase
+        self._parent = timeline.columns.parent
+        self._known: dict[int, tuple[tuple[int, int], ...]] = {-1: (NOBODY,)}
+        self._spans: dict[object, int] = {NOBODY: -1}
+
+    def of(self, span: int) -> tuple[tuple[int, int], ...]:
+        path = self._known.get(span)
+        if path is None:
+            around = int(self._parent[span])
+            key = (self._calls.of(span), int(self._phase[span]))
+            self._spans.setdefault(key, span)
+            path = self._known[span] = (*(self.of(around) if around >= 0 else ()), key)
+        return path
+
+    def span(self, key: object) -> int:
+        return self._spans[key]

@@ -1,0 +1,166 @@
+"""Module tracks from a trace alone: what torch.profiler noted with `with_stack=True`, and nothing that it did not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from ...timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
+from ...timeline.columns import in_start_order
+from ..trace.event_columns import Events, Ints
+from .autograd_nodes import Nodes
+from .backward_from_nodes import attribute_nodes
+from .call_lookup import Calls
+from .interval_spans import nest
+
+__all__ = ["reconstruct"]
+
+NO_MODULES = (
+    "the trace has no nn.Module slices, so that no module track could be made; "
+    "profile with with_stack=True, or give a recording"
+)
+NO_NAMES = (
+    "the trace knows modules by class and number, not by attribute: Linear_1 is the second Linear that was called"
+)
+
+
+def reconstruct(events: Events, threads: Ints, process: Process) -> tuple[Timeline, list[str]]:
+    """Make forward and recompute slices of the `nn.Module:` slices of a trace.
+
+    Args:
+        events: the trace's.
+        threads: the OS thread of each of its tracks, -1 for tracks of other processes and devices.
+        process: whose.
+
+    Returns:
+        A timeline in ns from the trace's base, without backward; and what it cannot know.
+    """
+    modules = events.modules.take(threads[events.modules.track] >= 0)
+    if not len(modules):
+        return Timeline(Columns.empty(), facts={"reconstructed": True}), [NO_MODULES]
+    nodes = Nodes(events.nodes)
+    again = nodes.innermost.at_each(modules.track, modules.start) >= 0
+    tracks: list[Track] = []
+    index: dict[tuple[int, bool], int] = {}
+    track = np.empty(len(modules), np.int64)
+    for at, key in enumerate(zip(modules.track.tolist(), again.tolist(), strict=True)):
+        if key not in index:
+            index[key] = len(tracks)
+            tid = int(threads[key[0]])
+            thread = events.thread_names.get(events.tracks[key[0]], f"thread {tid}")
+            tracks.append(Track("backward" if key[1] else "forward", thread, tid, process))
+        track[at] = index[key]
+    end, parent, depth = nest(track, modules.start, modules.end, np.zeros(len(modules), np.int64))
+    names, name = _names(events.module_names, modules.value, parent)
+    steps = np.sort(events.steps.end)
+    columns = in_start_order(
+        Columns.of(
+            start=modules.start,
+            end=end,
+            name=name,
+            phase=np.where(again, RECOMPUTE, FORWARD),
+            track=track,
+            depth=depth,
+            parent=parent,
+            call=np.zeros(len(modules)),
+            step=np.searchsorted(steps, modules.start, side="right"),
+            link=np.full(len(modules), -1),
+            complete=np.ones(len(modules), np.bool_),
+        )
+    )
+    columns = replace(columns, call=_numbers(columns))
+    timeline = Timeline(columns, names, tuple(tracks), facts={"reconstructed": True})
+    return _as_forward(timeline, events, threads), [NO_NAMES]
+
+
+def _names(module_names: list[str], value: Ints, parent: Ints) -> tuple[list[Name], Ints]:
+    """Return the names, one for each chain of modules, and the name of each slice."""
+    known: dict[tuple[int, int], int] = {}
+    names: list[Name] = []
+    of: list[int] = [-1] * len(value)
+    # A parent has to be named before its children.
+    depth = np.zeros(len(value), np.int64)
+    at = parent.copy()
+    while (at >= 0).any():
+        depth += at >= 0
+        at = np.where(at >= 0, parent[at], -1)
+    for row in np.argsort(depth, kind="stable").tolist():
+        around = of[parent[row]] if parent[row] >= 0 else -1
+        key = (around, int(value[row]))
+        if key not in known:
+            known[key] = len(names)
+            shown = module_names[key[1]]
+            module_class = shown.rpartition("_")[0] or shown
+            if around < 0:
+                names.append(Name(module_class, shown, module_class))
+            else:
+                names.append(Name(f"{shown}: {module_class}", f"{names[around].fqn}.{shown}", module_class))
+        of[row] = known[key]
+    return names, np.array(of, np.int64)
+
+
+def _numbers(columns: Columns) -> Ints:
+    """Number the calls of each name, forward and recomputed ones apart."""
+    seen: Counter[tuple[int, int]] = Counter()
+    numbers = []
+    for key in zip(columns.name.tolist(), columns.phase.tolist(), strict=True):
+        numbers.append(seen[key])
+        seen[key] += 1
+    return np.array(numbers, np.int64)
+
+
+def _as_forward(timeline: Timeline, events: Events, threads: Ints) -> Timeline:
+    """Give recomputed calls the name and the number of the forward calls that they repeat.
+
+    A recomputation that runs inside a node of the call, or of one inside it, repeats that call; else the latest one of
+    that module that was not repeated yet. What is called in it repeats its namesakes there, in order.
+    """
+    columns = timeline.columns
+    roots = np.flatnonzero((columns.phase == RECOMPUTE) & (columns.parent < 0))
+    if not len(roots):
+        return timeline
+    nodes = attribute_nodes(timeline, events, threads)
+    of_tid = {int(tid): at for at, tid in enumerate(threads.tolist()) if tid >= 0}
+    track = np.array([of_tid[timeline.tracks[t].tid] for t in columns.track[roots].tolist()], np.int64)
+    node = nodes.innermost.at_each(track, columns.start[roots])
+    calls = Calls(timeline)
+    own = [name.fqn.rpartition(".")[2] for name in timeline.names]
+    label = [own[name] for name in columns.name.tolist()]
+    children = _children(columns.parent)
+    name, call = columns.name.copy(), columns.call.copy()
+    repeated: set[int] = set()
+    forward: dict[str, list[int]] = {}
+    for at in np.flatnonzero(columns.phase == FORWARD).tolist():
+        forward.setdefault(label[at], []).append(at)
+    for root, inside in zip(roots.tolist(), node.tolist(), strict=True):
+        asked = int(nodes.call[inside]) if inside >= 0 else -1
+        chain = [c for c in (calls.path(asked) if asked >= 0 else ()) if label[c] == label[root]]
+        chain = [c for c in chain if columns.phase[c] == FORWARD]
+        latest = [
+            c for c in forward.get(label[root], []) if c not in repeated and columns.start[c] < columns.start[root]
+        ]
+        if not chain and not latest:
+            continue
+        original = chain[-1] if chain else latest[-1]
+        repeated.add(original)
+        pairs = [(root, original)]
+        while pairs:
+            again, first = pairs.pop()
+            name[again], call[again] = columns.name[first], columns.call[first]
+            left = list(children.get(first, []))
+            for inner in children.get(again, []):
+                match = next((c for c in left if label[c] == label[inner]), None)
+                if match is not None:
+                    left.remove(match)
+                    pairs.append((inner, match))
+    return replace(timeline, columns=replace(columns, name=name, call=call))
+
+
+def _children(parent: Ints) -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for at, around in enumerate(parent.tolist()):
+        if around >= 0:
+            children.setdefault(around, []).append(at)
+    return children

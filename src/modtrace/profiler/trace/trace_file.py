@@ -1,0 +1,145 @@
+"""A trace file's bytes, from front to back, plain or gzip, in blocks of bounded size."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ..._errors import TraceError
+
+__all__ = ["BLOCK", "GZIP_MAGIC", "LATEST", "Progress", "Source", "base_of"]
+
+BLOCK = 1 << 20
+"""Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+LATEST = 1 << 62
+"""Nanoseconds, 146 years: before this lie all bases and all times from them, so that sums of both fit into 64 bits."""
+
+_PIECE = 1 << 15
+"""Compressed bytes taken at once: where they are broken, so many are gone through one by one."""
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes of the file that have been read since the last call."""
+
+
+def base_of(keys: Mapping[str, Any], path: str) -> int:
+    """Return the Unix nanoseconds from which a trace's times count; 0 where it does not say, before torch 2.4.
+
+    Args:
+        keys: the trace's top-level keys.
+        path: the trace, for errors.
+
+    Raises:
+        TraceError: what it says is no such time.
+    """
+    base = keys.get("baseTimeNanoseconds", 0)
+    if type(base) is not int or not 0 <= base < LATEST:
+        raise TraceError(
+            path,
+            f"its baseTimeNanoseconds is {base!r} and no time in nanoseconds since 1970; "
+            "write there what the profiler wrote, or take the key out where its times count from 1970 themselves",
+        )
+    return base
+
+
+class Source:
+    """A trace file that is read once and never written.
+
+    Attributes:
+        path: the file.
+        size: its size on disk in bytes.
+        gzipped: whether its first bytes are gzip's, whatever its name says.
+        damage: what is wrong with the compressed data, once a block has run into it; else None.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
+        self.path = os.fspath(path)
+        self.damage: str | None = None
+        self._progress = progress or (lambda _: None)
+        try:
+            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            self.size = os.fstat(self._file.fileno()).st_size
+            self.gzipped = self._file.read(2) == GZIP_MAGIC
+            self._file.seek(0)
+        except OSError as error:
+            raise TraceError(self.path, f"cannot be read ({error.strerror})") from error
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor, for copying within the kernel."""
+        return self._file.fileno()
+
+    def advanced(self, count: int) -> None:
+        """Say that `count` more bytes were read by other means."""
+        self._progress(count)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the uncompressed bytes, at most `BLOCK` at once.
+
+        Compressed data that is cut off or broken ends the blocks; `damage` then says where.
+        """
+        return self._inflated() if self.gzipped else self._raw()
+
+    def _raw(self) -> Iterator[bytes]:
+        while True:
+            try:
+                block = self._file.read(BLOCK)
+            except OSError as error:
+                raise TraceError(self.path, f"cannot be read ({error.strerror})", self._file.tell()) from error
+            if not block:
+                return
+            self._progress(len(block))
+            yield block
+
+    def _inflated(self) -> Iterator[bytes]:
+        inflate = zlib.decompressobj(wbits=31)
+        ended = False
+        for block in self._raw():
+            for first in range(0, len(block), _PIECE):
+                data = block[first : first + _PIECE]
+                while data:
+                    if ended:
+                        # Members may follow one another; anything else after the last one is padding.
+                        if not data.startswith(GZIP_MAGIC[:1]):
+                            return
+                        inflate, ended = zlib.decompressobj(wbits=31), False
+                    before = inflate.copy()
+                    try:
+                        out = inflate.decompress(data, BLOCK)
+                    except zlib.error as error:
+                        if out := _until_broken(before, data):
+                            yield out
+                        place = self._file.tell() - len(block) + first
+                        self.damage = f"the gzip data is broken in the {_PIECE} bytes from byte {place} on ({error})"
+                        return
+                    if out:
+                        yield out
+                    ended = inflate.eof
+                    data = inflate.unused_data if ended else inflate.unconsumed_tail
+        if not ended:
+            self.damage = f"the gzip data ends early, at byte {self._file.tell()}"
+            if out := inflate.flush():
+                yield out
+
+
+def _until_broken(inflate: Any, data: bytes) -> bytes:
+    """Return what can be had of data that does not inflate as a whole."""
+    out = b""
+    with contextlib.suppress(zlib.error):
+        for at in range(len(data)):
+            out += inflate.decompress(data[at : at + 1])
+    return out

@@ -1,0 +1,77 @@
+"""What a merged trace says of itself, without reading its events where that can be helped."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from ..attribute.module_times import ModuleTotals
+from ..result import MERGED
+from ..trace.trace_file import BLOCK, Source
+
+__all__ = ["merged_facts", "module_totals"]
+
+_IN_JSON = f'\n],\n"{MERGED}":'.encode()
+_IN_PACKETS = f"{MERGED}_merge".encode()
+_LONGEST = 64 << 20
+
+
+def module_totals(path: str | os.PathLike[str]) -> ModuleTotals | None:
+    """Return what each module took, from a file that `merge` wrote with attribution; None for any other file.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    facts = merged_facts(path)
+    if facts is None or "modules" not in facts:
+        return None
+    return ModuleTotals.from_json(facts["modules"])
+
+
+def merged_facts(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return the metadata that `merge` wrote into a file; None for any other file.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    with Source(path) as source:
+        if not source.gzipped:
+            # JSON says it behind its events, which need not be read then.
+            length = BLOCK
+            while True:
+                begin = max(source.size - length, 0)
+                data = os.pread(source.fileno(), length, begin)
+                facts = _facts(data)
+                if facts is not None or begin == 0:
+                    return facts
+                if length >= _LONGEST or not data.rstrip().endswith(b"}"):
+                    break
+                length *= 4
+        return _searched(source)
+
+
+def _searched(source: Source) -> dict[str, Any] | None:
+    data = b""
+    for block in source.blocks():
+        found = _IN_JSON in data or _IN_PACKETS in data
+        data = (data if found else data[-len(_IN_JSON) - len(_IN_PACKETS) :]) + block
+        if len(data) > _LONGEST:
+            break
+        if found and (facts := _facts(data)) is not None:
+            return facts
+    return _facts(data)
+
+
+def _facts(data: bytes) -> dict[str, Any] | None:
+    for needle in (_IN_JSON, _IN_PACKETS):
+        place = data.rfind(needle)
+        begin = data.find(b"{", place)
+        if place < 0 or begin < 0:
+            continue
+        try:
+            facts, _ = json.JSONDecoder().raw_decode(data[begin:].decode("utf-8", "ignore"))
+        except ValueError:
+            continue
+        return facts if isinstance(facts, dict) else None
+    return None

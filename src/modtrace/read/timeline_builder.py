@@ -1,0 +1,120 @@
+"""What both formats say, as a timeline again."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Mapping, MutableSequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats.escape import restore
+from ..timeline import Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
+from ..timeline.columns import in_start_order
+from ..timeline.nesting import nested
+
+__all__ = ["Rows", "rebuilt"]
+
+
+class Numbered(dict[tuple[str, str, str], int]):
+    """Numbers names from 0 as they are asked for."""
+
+    def __missing__(self, name: tuple[str, str, str]) -> int:
+        number = self[name] = len(self)
+        return number
+
+
+@dataclass
+class Rows:
+    """What a file's events say but for the times of spans, a column for each field.
+
+    Attributes:
+        lane: the lane of each span, by its number in the header.
+        name: index into `names`.
+        names: label, qualified name and class of each name, by its index.
+        arguments: what some spans say beyond the fixed fields, by position.
+        marks: (time, kind, text).
+        samples: per counter of the header its times and values.
+    """
+
+    lane: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    phase: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    name: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    call: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    step: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    link: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    complete: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    names: Numbered = field(default_factory=lambda: Numbered())
+    arguments: dict[int, Mapping[str, str]] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+
+
+def rebuilt(
+    header: Mapping[str, Any], rows: Rows, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> Timeline:
+    """Build the timeline of a file.
+
+    Args:
+        header: what it says of the recording as a whole.
+        rows: its events.
+        start: int64, per span, Unix nanoseconds.
+        end: int64, per span, Unix nanoseconds.
+
+    Raises:
+        ValueError: what should be a text is none, or a span ends before it starts.
+    """
+    for text in itertools.chain.from_iterable([*rows.names, *((mark.kind, mark.text) for mark in rows.marks)]):
+        if not isinstance(text, str):
+            raise ValueError(f"{text!r} is no text")
+    if np.any(end < start):
+        raise ValueError("a span ends before it starts")
+    originals = header["originals"]
+    processes = [
+        Process(said["pid"], said["rank"], restore(said["program"], originals)) for said in header["processes"]
+    ]
+    tracks = [
+        Track(said["kind"], restore(said["thread"], originals), said["tid"], processes[said["process"]])
+        for said in header["tracks"]
+    ]
+    track_of_lane = np.array([lane["track"] for lane in header["lanes"]], np.int32)
+    columns = Columns.of(
+        start=start,
+        end=end,
+        name=rows.name,
+        phase=rows.phase,
+        track=track_of_lane[np.array(rows.lane, np.int64)],
+        depth=np.zeros(len(start)),
+        parent=np.full(len(start), -1),
+        call=rows.call,
+        step=rows.step,
+        link=rows.link,
+        complete=rows.complete,
+    )
+    columns = nested(columns)
+    order = np.lexsort((columns.depth, columns.start))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return Timeline(
+        columns=in_start_order(columns),
+        names=[Name(*(restore(text, originals) for text in name)) for name in rows.names],
+        tracks=tracks,
+        stats=Stats(**header["stats"]),
+        marks=sorted(
+            (mark._replace(text=restore(mark.text, originals)) for mark in rows.marks), key=lambda m: m.time_ns
+        ),
+        counters=[
+            Counter(
+                restore(said["name"], originals),
+                restore(said["unit"], originals),
+                processes[said["process"]],
+                *(np.array(values, np.int64) for values in rows.samples.get(index, ((), ()))),
+            )
+            for index, said in enumerate(header["counters"])
+        ],
+        facts=restore(header["facts"], originals),
+        arguments={int(place[row]): restore(said, originals) for row, said in rows.arguments.items()},
+    )

@@ -1,0 +1,42 @@
+"""Monotonic nanoseconds → Unix nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ...ring import Record
+
+__all__ = ["Clock"]
+
+Ints = npt.NDArray[np.int64]
+
+_STEEPEST = 500e-6
+"""A wall clock is slewed by at most 500 ppm; one that moved by more between two readings was set."""
+
+
+class Clock:
+    """Converts by the pairs of readings that a recording noted at its start and its stop.
+
+    Args:
+        records: the name table; readings are its records of kind "anchor".
+    """
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        anchors = [record for record in records if record["k"] == "anchor"]
+        self._monotonic, self._wall, self._slope = 0, 0, 0.0
+        if anchors:
+            first, last = anchors[0], anchors[-1]
+            self._monotonic, self._wall = int(first["monotonic"]), int(first["wall"])
+            passed = int(last["monotonic"]) - self._monotonic
+            drift = int(last["wall"]) - self._wall - passed
+            if passed > 0 and abs(drift) <= _STEEPEST * passed:
+                self._slope = drift / passed
+
+    def wall(self, monotonic: Ints) -> Ints:
+        """Convert int64 monotonic to Unix nanoseconds; order is kept."""
+        passed = monotonic - self._monotonic
+        wall: Ints = self._wall + passed + np.rint(passed * self._slope).astype(np.int64)
+        return wall

@@ -1,0 +1,1 @@
+"""The drop-in trackers: which modules run now."""

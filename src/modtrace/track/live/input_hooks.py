@@ -1,0 +1,69 @@
+"""Telling when the gradients of a call's inputs are known."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..portable.backward_hooks import node_of
+from ..tensors import tensors_in
+from .state import Call, InputPlace
+
+__all__ = ["InputHooks"]
+
+_FEW = 8
+
+Known = Callable[[Call, int, Tensor], None]
+
+
+class InputHooks:
+    """Waits for gradients, with one hook on each tensor however many calls it goes into.
+
+    Args:
+        known: called with a call, which of `Call.inputs` it is, and the gradient.
+    """
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._hooks: Any = WeakIdKeyDictionary()
+
+    def wait(self, call: Call, inputs: object) -> None:
+        """Wait for the gradients of the tensors in what goes into `call`."""
+        for tensor in tensors_in(inputs):
+            if not tensor.requires_grad:
+                continue
+            node = node_of(tensor)
+            place = (-1 if node is None else node._sequence_nr(), tensor.output_nr)
+            hook = self._hooks.get(tensor)
+            # An in-place operation gives a tensor another node; hooks stay on the old one.
+            if hook is None or hook.place != place:
+                hook = self._hooks[tensor] = _InputHook(self._known, place)
+                tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+            hook.add(call)
+
+
+class _InputHook:
+    """The hook on one tensor. Inputs can live on from step to step; the calls that they went into do not."""
+
+    def __init__(self, known: Known, place: InputPlace) -> None:
+        self.place = place
+        self._known = known
+        self._waiting: list[tuple[weakref.ref[Call], int]] = []
+        self._most = _FEW
+
+    def add(self, call: Call) -> None:
+        if len(self._waiting) >= self._most:
+            self._waiting = [entry for entry in self._waiting if entry[0]() is not None]
+            self._most = max(_FEW, 2 * len(self._waiting))
+        self._waiting.append((weakref.ref(call), len(call.inputs)))
+        call.inputs.append(self.place)
+
+    def __call__(self, gradient: Tensor) -> None:
+        for ref, index in list(self._waiting):
+            call = ref()
+            if call is not None:
+                self._known(call, index, gradient)

@@ -1,0 +1,1 @@
+"""The native engine: calls and backward passes are seen, and written, in C++."""

@@ -1,0 +1,1 @@
+"""The portable engine: Python only, hooks on few autograd nodes."""

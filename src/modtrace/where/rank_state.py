@@ -1,0 +1,126 @@
+"""One ring file → where its process is."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..ring import Kind, RingImage, read_ring
+from ..timeline.build.clock import Clock
+from ..timeline.open_calls import ThreadStack, open_stacks
+from .process_status import is_alive, is_this_host
+
+__all__ = ["RankState", "look"]
+
+
+class RankState(NamedTuple):
+    """Where one process is, or was.
+
+    Attributes:
+        path: its ring file.
+        rank: its distributed rank, or None.
+        pid: its process number.
+        engine: "native" or "python".
+        state: "running"; "stopped", the recording ended in good order; "dead", the process is gone and the recording
+            had not ended; "unknown", it ran on another host.
+        step: the number of the last step that ended, or None where the ring holds none.
+        threads: what each thread is in.
+        now_ns: the moment that durations count to, on the recording's monotonic clock: now, or its last event where it
+            has ended.
+        last_wall_ns: its last event, Unix nanoseconds.
+    """
+
+    path: str
+    rank: int | None
+    pid: int
+    engine: str
+    state: str
+    step: int | None
+    threads: tuple[ThreadStack, ...]
+    now_ns: int
+    last_wall_ns: int
+
+    @property
+    def label(self) -> str:
+        """What to call it: its rank, else its file."""
+        return os.path.basename(self.path) if self.rank is None else f"rank {self.rank}"
+
+    @property
+    def last_ns(self) -> int:
+        """Its last event, on the same clock as `now_ns`."""
+        return max((thread.last_ns for thread in self.threads), default=self.now_ns)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values: durations in seconds, the time of the last event in Unix nanoseconds."""
+        return {
+            "file": self.path,
+            "rank": self.rank,
+            "pid": self.pid,
+            "engine": self.engine,
+            "state": self.state,
+            "step": self.step,
+            "last_event_ns": self.last_wall_ns,
+            "last_event_seconds": (self.now_ns - self.last_ns) / 1e9,
+            "threads": [
+                {
+                    "thread": thread.thread,
+                    "tid": thread.tid,
+                    "last_event_seconds": (self.now_ns - thread.last_ns) / 1e9,
+                    "stack": [
+                        {"fqn": call.fqn, "phase": call.phase, "seconds": (self.now_ns - call.since_ns) / 1e9}
+                        for call in thread.calls
+                    ],
+                }
+                for thread in self.threads
+            ],
+        }
+
+
+def look(path: str | os.PathLike[str]) -> RankState:
+    """Read one ring file and say where its process is.
+
+    Raises:
+        RingError: it cannot be read, or is no ring file.
+    """
+    image = read_ring(path)
+    events, facts = image.reading.events, image.facts
+    threads = tuple(open_stacks(image))
+    steps = events.value[events.kind == Kind.STEP]
+    anchors = [record for record in image.records if record["k"] == "anchor"]
+    state = _state(image, anchors)
+    last = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
+    now = last
+    if state == "running":
+        now = time.monotonic_ns()
+    elif state == "unknown" and anchors:
+        # The other host's monotonic clock, as far as the two wall clocks agree.
+        now = int(anchors[0]["monotonic"]) + time.time_ns() - int(anchors[0]["wall"])
+    return RankState(
+        path=os.fspath(path),
+        rank=_number(facts, "rank"),
+        pid=_number(facts, "pid") or 0,
+        engine=str(facts.get("engine", "")),
+        state=state,
+        step=int(np.max(steps)) if len(steps) else None,
+        threads=threads,
+        now_ns=max(now, last),
+        last_wall_ns=int(Clock(image.records).wall(np.array([last]))[0]),
+    )
+
+
+def _state(image: RingImage, anchors: list[Mapping[str, Any]]) -> str:
+    if any(record["k"] == "stop" for record in image.records):
+        return "stopped"
+    if not is_this_host(image.facts):
+        return "unknown"
+    began = int(anchors[0]["wall"]) if anchors else 0
+    return "running" if is_alive(_number(image.facts, "pid") or 0, began) else "dead"
+
+
+def _number(facts: Mapping[str, object], key: str) -> int | None:
+    value = facts.get(key)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,269 @@
+"""The packets of a Perfetto trace that are written once: what its tracks, names and numbers mean."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections import Counter as Tally
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
+
+from ..formats.escape import UNNAMED, Originals, shown
+from ..formats.header import header
+from ..timeline import PHASES, Counter, Name, Process, Timeline
+from .lanes import MARKS, Lanes
+
+__all__ = ["CALL_FIELDS", "INCREMENTAL", "UNIX", "Numbering", "Sequences", "Tracks", "encoded", "sequence_start"]
+
+UNIX = 1
+"""Perfetto's number of the wall clock (BUILTIN_CLOCK_REALTIME), which is the time of our traces."""
+INCREMENTAL = 64
+"""The number of the clocks whose readings count from the packet before, one for each sequence."""
+
+CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "complete": 6}
+"""The fields of the message that holds what a span's args say."""
+
+_NAMES_A_PACKET = 10_000
+_LONGEST_FACT = 100
+"""Characters; Perfetto v52 crashes on the name of a metadatum that has thousands."""
+
+
+class Sequences:
+    """The numbers of the packet sequences of a trace with `lanes` lanes."""
+
+    def __init__(self, lanes: int) -> None:
+        self.about = lanes + 1
+        self.marks = lanes + 2
+        self._counters = lanes + 3
+
+    def lane(self, index: int) -> int:
+        """Return the sequence of a lane's spans."""
+        return index + 1
+
+    def counter(self, index: int) -> int:
+        """Return the sequence of a counter's samples."""
+        return self._counters + index
+
+
+def encoded(*packets: TracePacket) -> bytes:
+    """Return packets as they stand in a file."""
+    serialized: bytes = Trace(packet=packets).SerializeToString()
+    return serialized
+
+
+class Numbering:
+    """The numbers that stand for texts in a trace; what is used most has the shortest.
+
+    The args of a span are a message of our own, an extension of TrackEvent that the trace itself describes. It takes
+    half the bytes of debug annotations, which name every value again. Qualified names and classes are values of enums.
+    Number and type of the extension depend on the texts, so that traces in one file do not mix up their names.
+
+    Attributes:
+        label: int64, per name of the timeline, the iid of its label; from 1.
+        fqn: int64, per name, the enum value of its qualified name; from 0.
+        module_class: int64, per name, the enum value of its class; from 0.
+        extension: the field number of the args in a TrackEvent.
+        annotations: iids of arguments' names.
+        texts: iids of arguments' values.
+    """
+
+    def __init__(self, timeline: Timeline, names: Sequence[Name]) -> None:
+        uses = np.bincount(timeline.columns.name, minlength=len(names)).tolist()
+        (labels, self.label), (fqns, self.fqn), (classes, self.module_class) = (
+            _by_use([name[field] for name in names], uses) for field in range(3)
+        )
+        self.label += 1
+        self._labels = labels
+        schema = _schema(fqns, classes)
+        check = zlib.crc32(schema.SerializeToString())
+        self.extension = 9900 + check % 100  # the range that Perfetto leaves to everyone
+        self._schema = _named(schema, f"modtrace_{check:08x}", self.extension)
+        pairs = [pair for arguments in timeline.arguments.values() for pair in arguments.items()]
+        self.annotations = _iids(shown(key) for key, _ in pairs)
+        self.texts = _iids(shown(value) for _, value in pairs)
+
+    def description(self) -> TracePacket:
+        """Return the packet that tells a reader what the args are called."""
+        packet = TracePacket()
+        packet.extension_descriptor.extension_set.ParseFromString(self._schema.SerializeToString())
+        return packet
+
+    def interned(self, sequence: int) -> Iterator[TracePacket]:
+        """Yield the packets that define what numbers mean on a sequence."""
+        for first in range(0, max(len(self._labels), 1), _NAMES_A_PACKET):
+            packet = TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=2)
+            for iid, label in enumerate(self._labels[first : first + _NAMES_A_PACKET], first + 1):
+                packet.interned_data.event_names.add(iid=iid, name=label)
+            yield packet
+        packet = TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=2)
+        for iid, phase in enumerate(PHASES, 1):
+            packet.interned_data.event_categories.add(iid=iid, name=phase)
+        for name, iid in self.annotations.items():
+            packet.interned_data.debug_annotation_names.add(iid=iid, name=name)
+        for text, iid in self.texts.items():
+            packet.interned_data.debug_annotation_string_values.add(iid=iid, str=text.encode())
+        yield packet
+
+
+class Tracks:
+    """The tree of tracks: process → thread → `modules` → forward and backward, and the process' counters.
+
+    The level `modules` is there for the order: Perfetto keeps an explicit one only below tracks without a thread or
+    process of their own.
+    """
+
+    def __init__(self, timeline: Timeline, lanes: Lanes, originals: Originals, sequence: int) -> None:
+        self._timeline = timeline
+        self._lanes = lanes
+        self._originals = originals
+        self._sequence = sequence
+        self._recording = f"{timeline.columns.start[:1]} {sorted(lanes.pids.items(), key=repr)}"
+
+    def lane(self, index: int) -> int:
+        """Return the uuid of a lane's track."""
+        return self._uuid("lane", index)
+
+    def counter(self, index: int) -> int:
+        """Return the uuid of a counter's track."""
+        return self._uuid("counter", index)
+
+    @property
+    def marks(self) -> int:
+        """The uuid of the track of steps and marks."""
+        return self._uuid("marks")
+
+    def packets(self) -> Iterator[TracePacket]:
+        """Yield what describes the trace as a whole, and the tracks, parents first."""
+        yield self._facts()
+        for rank, (process, pid) in enumerate(self._lanes.pids.items()):
+            yield self._process(process, pid, rank)
+        threads: set[object] = set()
+        for rank, lane in enumerate(self._lanes.lanes):
+            track = self._timeline.tracks[lane.track]
+            thread = (track.process, track.thread, track.tid)
+            if thread not in threads:
+                threads.add(thread)
+                packet = self._track("thread", *thread, parent=self._uuid(track.process), rank=rank)
+                said = packet.track_descriptor.thread
+                said.pid, said.tid, said.thread_name = lane.pid, _int32(track.tid), shown(track.thread) or UNNAMED
+                yield packet
+                yield self._track("modules", *thread, parent=self._uuid("thread", *thread), rank=0, name="modules")
+            yield self._track("lane", rank, parent=self._uuid("modules", *thread), rank=rank, name=lane.name)
+        for index, counter in enumerate(self._timeline.counters):
+            yield self._counter(index, counter)
+        if self._timeline.marks:
+            yield self._track("marks", parent=None, rank=0, name=MARKS)
+
+    def _uuid(self, *what: object) -> int:
+        return int.from_bytes(hashlib.blake2b(f"{self._recording} {what}".encode(), digest_size=8).digest(), "little")
+
+    def _packet(self) -> TracePacket:
+        return TracePacket(trusted_packet_sequence_id=self._sequence)
+
+    def _facts(self) -> TracePacket:
+        packet = self._packet()
+        said = header(self._timeline, self._lanes, self._originals)
+        # A recording's facts hold its modtrace version under the name that the loader looks for.
+        # One by one for people, who see them in Perfetto's list of metadata; all of them for our reader.
+        facts = {name: value for name, value in said["facts"].items() if len(name) < _LONGEST_FACT}
+        told: dict[str, Any] = {**facts, **said["stats"], "modtrace": said}
+        for name, value in told.items():
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            packet.chrome_events.metadata.add(name=name, string_value=text)
+        return packet
+
+    def _process(self, process: Process, pid: int, rank: int) -> TracePacket:
+        packet = self._packet()
+        descriptor = packet.track_descriptor
+        descriptor.uuid = self._uuid(process)
+        descriptor.process.pid = _int32(pid)
+        descriptor.process.process_name = shown(process.name) or UNNAMED
+        descriptor.child_ordering = TrackDescriptor.EXPLICIT
+        descriptor.sibling_order_rank = rank
+        return packet
+
+    def _track(self, *what: object, parent: int | None, rank: int, name: str | None = None) -> TracePacket:
+        packet = self._packet()
+        descriptor = packet.track_descriptor
+        descriptor.uuid = self._uuid(*what)
+        if parent is not None:
+            descriptor.parent_uuid = parent
+        if name is not None:
+            descriptor.name = name
+        descriptor.child_ordering = TrackDescriptor.EXPLICIT
+        descriptor.sibling_order_rank = rank
+        # Perfetto merges tracks of one name unless it is told not to.
+        descriptor.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
+        return packet
+
+    def _counter(self, index: int, counter: Counter) -> TracePacket:
+        name = shown(counter.name)
+        packet = self._track("counter", index, parent=self._uuid(counter.process), rank=index, name=name)
+        packet.track_descriptor.counter.unit_name = shown(counter.unit)
+        return packet
+
+
+def sequence_start(sequence: int, track: int, time: int) -> TracePacket:
+    """Return the packet that begins a sequence: its clock at `time` (Unix ns), its events on `track`."""
+    packet = TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=3)
+    packet.trace_packet_defaults.timestamp_clock_id = INCREMENTAL
+    packet.trace_packet_defaults.track_event_defaults.track_uuid = track
+    packet.clock_snapshot.primary_trace_clock = UNIX
+    packet.clock_snapshot.clocks.add(clock_id=INCREMENTAL, timestamp=time, is_incremental=True)
+    packet.clock_snapshot.clocks.add(clock_id=UNIX, timestamp=time)
+    return packet
+
+
+def _by_use(texts: list[str], uses: list[int]) -> tuple[list[str], Any]:
+    tally: Tally[str] = Tally()
+    for text, count in zip(texts, uses, strict=True):
+        tally[text] += count
+    ordered = [text for text, _ in tally.most_common()]
+    number = {text: index for index, text in enumerate(ordered)}
+    return ordered, np.array([number[text] for text in texts], np.int64)
+
+
+def _iids(texts: Iterator[str]) -> dict[str, int]:
+    return {text: iid for iid, text in enumerate(dict.fromkeys(texts), 1)}
+
+
+def _int32(number: int) -> int:
+    return number if number < 1 << 31 else number - (1 << 32)
+
+
+def _schema(fqns: list[str], classes: list[str]) -> FileDescriptorProto:
+    schema = FileDescriptorProto()
+    for name, texts in (("Fqn", fqns), ("ModuleClass", classes)):
+        enum = schema.enum_type.add(name=name)
+        for number, text in enumerate(texts):
+            enum.value.add(name=text, number=number)
+    return schema
+
+
+def _named(schema: FileDescriptorProto, package: str, extension: int) -> FileDescriptorSet:
+    schema.name, schema.package = f"{package}.proto", package
+    optional, kinds = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto
+    types = {"fqn": ".Fqn", "module_class": ".ModuleClass"}
+    call = schema.message_type.add(name="Call")
+    for name, number in CALL_FIELDS.items():
+        if name in types:
+            type_name = f".{package}{types[name]}"
+            call.field.add(name=name, number=number, label=optional, type=kinds.TYPE_ENUM, type_name=type_name)
+        else:
+            kind = kinds.TYPE_BOOL if name == "complete" else kinds.TYPE_INT64
+            call.field.add(name=name, number=number, label=optional, type=kind)
+    # Named `debug`, so that queries find `debug.fqn` where a debug annotation would have been.
+    schema.extension.add(
+        name="debug",
+        number=extension,
+        label=optional,
+        type=kinds.TYPE_MESSAGE,
+        type_name=f".{package}.Call",
+        extendee=".perfetto.protos.TrackEvent",
+    )
+    return FileDescriptorSet(file=[schema])
