@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from .._errors import TraceError
+from .._typing import Int64Array
 from ..formats.header import RESERVED
 from ..formats.header_check import CHANGED, WHAT_TO_DO, checked_header
 from ..timeline import PHASES, Mark, Timeline
@@ -175,7 +175,7 @@ class _Reader:
         self._dur.extend([span["dur"] for span in spans])
 
 
-def _nanoseconds(microseconds: array[float]) -> npt.NDArray[np.int64]:
+def _nanoseconds(microseconds: array[float]) -> Int64Array:
     """Convert times as the writer has them: from 0 on, and no longer than it writes."""
     times = np.rint(np.array(microseconds, np.float64) * 1000)
     wrong = np.flatnonzero(~((times >= 0) & (times < LONGEST)))

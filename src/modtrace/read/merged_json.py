@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from .._typing import Int64Array
 from ..formats.header_check import thread, whole
-from ..profiler.trace.event_columns import LATEST_US, Ints, Key, exact, is_key
+from ..profiler.trace.event_columns import LATEST_US, Key, exact, is_key
 from ..timeline import PHASES, RECOMPUTE, Mark, Timeline
 from .timeline_builder import Rows, rebuilt
 
@@ -137,5 +138,5 @@ def _row(event: dict[str, Any]) -> Key:
     return row
 
 
-def _nanoseconds(microseconds: list[float]) -> Ints:
+def _nanoseconds(microseconds: list[float]) -> Int64Array:
     return exact(np.array(microseconds, np.float64))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._typing import Int64Array
 from ..formats.escape import restore
 from ..timeline import Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
 from ..timeline.columns import in_start_order
@@ -53,9 +53,7 @@ class Rows:
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
 
 
-def rebuilt(
-    header: Mapping[str, Any], rows: Rows, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
-) -> Timeline:
+def rebuilt(header: Mapping[str, Any], rows: Rows, start: Int64Array, end: Int64Array) -> Timeline:
     """Build the timeline of a file.
 
     Args:

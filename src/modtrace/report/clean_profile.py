@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
+from .._typing import Float64Array
 from ..profiler.trace.event_stream import EventStream
 from ..profiler.trace.trace_file import Source, base_of
 from .aliases import Names
@@ -45,8 +45,8 @@ class CleanProfile:
 
     path: Path
     base: int
-    times: npt.NDArray[np.float64]
-    steps: npt.NDArray[np.float64]
+    times: Float64Array
+    steps: Float64Array
     end: float
     dropped: int
     notes: list[str]

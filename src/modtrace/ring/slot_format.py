@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
 
 __all__ = [
     "ABANDONED",
@@ -101,17 +99,17 @@ class Events:
         value: int64, by kind.
     """
 
-    serial: npt.NDArray[np.int64]
-    time: npt.NDArray[np.int64]
-    kind: npt.NDArray[np.int8]
-    thread: npt.NDArray[np.int32]
-    name: npt.NDArray[np.int32]
-    value: npt.NDArray[np.int64]
+    serial: Int64Array
+    time: Int64Array
+    kind: Int8Array
+    thread: Int32Array
+    name: Int32Array
+    value: Int64Array
 
     def __len__(self) -> int:
         return len(self.serial)
 
-    def take(self, index: npt.NDArray[Any]) -> Events:
+    def take(self, index: AnyArray) -> Events:
         """Return the events at `index` (positions or a mask)."""
         return Events(
             self.serial[index],

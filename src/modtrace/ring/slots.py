@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from .._typing import Int64Array
 from .slot_format import (
     KIND_SHIFT,
     LAP_MASK,
@@ -84,7 +84,7 @@ class Reading(NamedTuple):
     torn: int
 
 
-def read_slots(slots: npt.NDArray[np.int64], capacity: int) -> Reading:
+def read_slots(slots: Int64Array, capacity: int) -> Reading:
     """Read the whole events of a ring, dead or alive.
 
     Args:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .._typing import BoolArray, Int32Array
 from .name_table import Record
 from .slot_format import CALLS_IN, CALLS_OUT, NO_NAME, Events, Kind
 from .slots import Reading
@@ -119,9 +119,7 @@ def _longest_rise(times: Sequence[int]) -> list[int]:
     return found
 
 
-def _renumbered(
-    numbers: npt.NDArray[np.int32], used: npt.NDArray[np.bool_], known: int
-) -> tuple[npt.NDArray[np.int32], list[int]]:
+def _renumbered(numbers: Int32Array, used: BoolArray, known: int) -> tuple[Int32Array, list[int]]:
     """Let the numbers that nothing is known of follow those that are known, without gaps."""
     unknown = used & (numbers >= known)
     lost = np.unique(numbers[unknown])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
 
 __all__ = ["BACKWARD", "FORWARD", "PHASES", "RECOMPUTE", "Columns", "in_start_order"]
 
 PHASES = ("forward", "backward", "recompute")
 """The phase of a span by its code in `Columns.phase`."""
 FORWARD, BACKWARD, RECOMPUTE = range(3)
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +35,17 @@ class Columns:
         complete: bool, False where its enter or exit was overwritten or never came.
     """
 
-    start: Ints
-    end: Ints
-    name: npt.NDArray[np.int32]
-    phase: npt.NDArray[np.int8]
-    track: npt.NDArray[np.int32]
-    depth: npt.NDArray[np.int32]
-    parent: Ints
-    call: Ints
-    step: Ints
-    link: Ints
-    complete: npt.NDArray[np.bool_]
+    start: Int64Array
+    end: Int64Array
+    name: Int32Array
+    phase: Int8Array
+    track: Int32Array
+    depth: Int32Array
+    parent: Int64Array
+    call: Int64Array
+    step: Int64Array
+    link: Int64Array
+    complete: BoolArray
 
     def __len__(self) -> int:
         return len(self.start)
@@ -61,7 +60,7 @@ class Columns:
         """Columns of no span."""
         return cls.of(**{field: [] for field in DTYPES})
 
-    def take(self, index: npt.NDArray[Any]) -> Columns:
+    def take(self, index: AnyArray) -> Columns:
         """Return the spans at `index` (positions or a mask), with `parent` left as it was."""
         return Columns(*(getattr(self, f.name)[index] for f in fields(self)))
 

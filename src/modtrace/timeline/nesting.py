@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
+from .._typing import Int64Array, SignedIntArray
 from .columns import Columns
 
 __all__ = ["nested", "outermost_first"]
 
-Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.signedinteger]
 
 _CHUNK = 1 << 16
 
 
-def outermost_first(columns: Columns, rows: Rows) -> Rows:
+def outermost_first(columns: Columns, rows: SignedIntArray) -> SignedIntArray:
     """Sort the positions of spans of one track by start, the longer first; mostly they are in this order already."""
     for first in range(0, len(rows), _CHUNK):
         part = rows[first : first + _CHUNK + 1]
@@ -43,7 +41,7 @@ def nested(columns: Columns) -> Columns:
     return dataclasses.replace(columns, depth=depth, parent=parent)
 
 
-def _nest(start: Ints, end: Ints, rows: Rows) -> tuple[Ints, Ints]:
+def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int64Array, Int64Array]:
     empty = start == end
     ended = np.searchsorted(np.sort(end[~empty]), start, side="right")
     ended += np.searchsorted(start[empty], start, side="left")

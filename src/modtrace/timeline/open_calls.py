@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from .._typing import BoolArray, Int64Array, SignedIntArray
 from ..ring import Events, Kind, RingImage
 from ..ring.slot_format import ABANDONED, CALLS_IN, CALLS_OUT, SEQUENCE_BITS
 from .build import Tables
@@ -80,13 +80,13 @@ def open_stacks(image: RingImage) -> list[ThreadStack]:
     return found
 
 
-def _native(brackets: Brackets, nodes: npt.NDArray[np.signedinteger]) -> list[tuple[int, int]]:
+def _native(brackets: Brackets, nodes: SignedIntArray) -> list[tuple[int, int]]:
     """Return the forward thread, as torch numbers it, and the sequence number of those that are known by these."""
     own = nodes[brackets.origin[nodes] >= 0]
     return list(zip(brackets.origin[own].tolist(), brackets.sequence[own].tolist(), strict=True))
 
 
-def _oldest_sequence(events: Events, first: int, torch_threads: npt.NDArray[np.int64]) -> dict[int, int]:
+def _oldest_sequence(events: Events, first: int, torch_threads: Int64Array) -> dict[int, int]:
     """Return for each thread, by torch's number of it, the sequence number from which on no call is left out.
 
     Args:
@@ -138,14 +138,14 @@ def _enough(events: Events) -> Iterator[tuple[Events, int]]:
         yield events.take(needed), int(events.serial[first])
 
 
-def _identity(events: Events, index: npt.NDArray[np.signedinteger]) -> npt.NDArray[np.int64]:
+def _identity(events: Events, index: SignedIntArray) -> Int64Array:
     """Return a number for the call that each enter or exit belongs to."""
     again = np.isin(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
     number = events.value[index] >> SEQUENCE_BITS & (1 << 31) - 1
     return np.asarray((events.name[index].astype(np.int64) << 32 | number) * 2 + again, np.int64)
 
 
-def _unclosed(events: Events, opens: npt.NDArray[np.bool_], closes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _unclosed(events: Events, opens: BoolArray, closes: BoolArray) -> BoolArray:
     """Say which of the openings have no closing on their thread, if what opened last closes first."""
     found = np.zeros(len(events), np.bool_)
     index = np.flatnonzero(opens | closes)

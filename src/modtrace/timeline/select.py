@@ -8,16 +8,14 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from .._typing import IndexArray, Int32Array, Int64Array
 from .columns import BACKWARD, Columns
 
 if TYPE_CHECKING:
     from .timeline import Counter, Timeline
 
 __all__ = ["modules", "steps", "window"]
-
-Ints = npt.NDArray[np.int64]
 
 
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
@@ -103,7 +101,7 @@ def modules(timeline: Timeline, pattern: str | None = None, max_depth: int | Non
     return part
 
 
-def _only(timeline: Timeline, rows: npt.NDArray[np.intp]) -> Timeline:
+def _only(timeline: Timeline, rows: IndexArray) -> Timeline:
     """Keep some spans, in order. Each lies in the innermost one around it that is kept; links to none are dropped."""
     columns = timeline.columns
     if len(rows) == len(columns):
@@ -120,7 +118,7 @@ def _only(timeline: Timeline, rows: npt.NDArray[np.intp]) -> Timeline:
     )
 
 
-def _kept_parents(parent: Ints, place: Ints, own: Ints) -> Ints:
+def _kept_parents(parent: Int64Array, place: Int64Array, own: Int64Array) -> Int64Array:
     """Return the new position of the innermost kept span around each kept one; `own` are their parents till now."""
     found = own.copy()
     while True:
@@ -130,7 +128,7 @@ def _kept_parents(parent: Ints, place: Ints, own: Ints) -> Ints:
         found[lost] = parent[found[lost]]
 
 
-def _depths(parent: Ints) -> npt.NDArray[np.int32]:
+def _depths(parent: Int64Array) -> Int32Array:
     depth = np.zeros(len(parent), np.int32)
     inner = np.flatnonzero(parent >= 0)
     outer = parent[inner]
@@ -141,10 +139,10 @@ def _depths(parent: Ints) -> npt.NDArray[np.int32]:
     return depth
 
 
-def _halves(columns: Columns, kept: Columns) -> Ints:
+def _halves(columns: Columns, kept: Columns) -> Int64Array:
     """Return the links of the kept spans, without those that had two halves and have only one left."""
 
-    def halves(some: Columns) -> Ints:
+    def halves(some: Columns) -> Int64Array:
         backward = some.phase == BACKWARD
         return np.intersect1d(some.link[backward], some.link[~backward])
 
@@ -174,12 +172,12 @@ def _samples(counter: Counter, low: int, high: int) -> Counter:
     return dataclasses.replace(counter, time=time, value=value)
 
 
-def _steps_before(columns: Columns, ends: Ints) -> int:
+def _steps_before(columns: Columns, ends: Int64Array) -> int:
     """Return how many steps had ended before the first mark of a step that is left, so that it ends that step."""
     if not len(columns):
         return 0
     return int(columns.step[0] - np.searchsorted(ends, columns.start[0], side="right"))
 
 
-def _moment(ends: Ints, index: int, otherwise: int) -> int:
+def _moment(ends: Int64Array, index: int, otherwise: int) -> int:
     return int(ends[index]) if 0 <= index < len(ends) else otherwise

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple, overload
 
 import numpy as np
-import numpy.typing as npt
 
+from .._typing import Int64Array
 from . import select as window
 from .columns import PHASES, Columns
 from .summary import Summary, summarize
@@ -91,8 +91,8 @@ class Counter:
     name: str
     unit: str
     process: Process
-    time: npt.NDArray[np.int64]
-    value: npt.NDArray[np.int64]
+    time: Int64Array
+    value: Int64Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
+from .._typing import AnyArray, IndexArray, Int32Array, ObjectArray, UInt8Array
 from ..formats.header import shown_arguments
 from ..timeline import PHASES, Columns, Name, Timeline
 from .decimal_columns import decimal, microseconds, width
@@ -42,10 +41,7 @@ _TOLD = {
     BINDS_IN: (b'},"flow_in":true,"bind_id":', b""),
 }
 
-Ints = npt.NDArray[np.int64]
-Objects = npt.NDArray[np.object_]
-Bytes = npt.NDArray[np.uint8]
-Segment = bytes | Bytes
+Segment = bytes | UInt8Array
 
 
 def blocks(timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int) -> Iterator[tuple[int, bytes]]:
@@ -115,9 +111,9 @@ class _Writer:
         )
 
 
-def _roles(timeline: Timeline, lanes: Lanes) -> Bytes:
+def _roles(timeline: Timeline, lanes: Lanes) -> UInt8Array:
     columns = timeline.columns
-    roles: Bytes = np.where(columns.link >= 0, np.uint8(LINKED), np.uint8(ALONE))
+    roles: UInt8Array = np.where(columns.link >= 0, np.uint8(LINKED), np.uint8(ALONE))
     crowded = columns.start == columns.end  # at one time a flow event comes before an empty span
     for rows in lanes.rows(timeline):
         for first in range(0, len(rows), CHUNK):
@@ -131,7 +127,7 @@ def _roles(timeline: Timeline, lanes: Lanes) -> Bytes:
     return roles
 
 
-def _looked_up(values: npt.NDArray[Any], make: Callable[[int], bytes]) -> Objects:
+def _looked_up(values: AnyArray, make: Callable[[int], bytes]) -> ObjectArray:
     """Return `make(value)` for each value, made once per different one."""
     low, high = int(values.min()), int(values.max())
     if high - low < 4 * len(values):
@@ -142,11 +138,11 @@ def _looked_up(values: npt.NDArray[Any], make: Callable[[int], bytes]) -> Object
     else:
         found, places = np.unique(values, return_inverse=True)
         table = np.array([make(value) for value in found.tolist()], object)
-    made: Objects = table[places]
+    made: ObjectArray = table[places]
     return made
 
 
-def _tails(columns: Columns, roles: Bytes, lane: npt.NDArray[np.int32], lanes: Lanes, base: int) -> Objects:
+def _tails(columns: Columns, roles: UInt8Array, lane: Int32Array, lanes: Lanes, base: int) -> ObjectArray:
     """Return what ends the spans: their times, what joins them to others, and the ends of their arrows as events."""
     start, duration = columns.start - base, columns.end - columns.start
     ts, dur = microseconds(start), microseconds(duration)
@@ -178,7 +174,7 @@ def _tails(columns: Columns, roles: Bytes, lane: npt.NDArray[np.int32], lanes: L
     return out
 
 
-def _groups(*keys: npt.NDArray[Any]) -> list[npt.NDArray[np.intp]]:
+def _groups(*keys: AnyArray) -> list[IndexArray]:
     """Return the rows that agree in all keys, group by group."""
     key = np.zeros(len(keys[0]), np.int64)
     for values in keys:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from .._typing import IndexArray, Int64Array
 from ..timeline import BACKWARD, Columns
 
 __all__ = ["arrows"]
 
-Rows = npt.NDArray[np.intp]
 
 CHUNK = 1 << 16
 HIGHEST = 1 << 62
 """Links from here on have no arrow: the formats leave no room for their number."""
 
 
-def arrows(columns: Columns) -> Iterator[tuple[Rows, Rows]]:
+def arrows(columns: Columns) -> Iterator[tuple[IndexArray, IndexArray]]:
     """Yield the positions of the spans where arrows leave, and of those where they arrive, some thousand pairs a time.
 
     A link has an arrow if its first span that is not backward begins before its first backward one.
@@ -46,10 +45,10 @@ def arrows(columns: Columns) -> Iterator[tuple[Rows, Rows]]:
 class _Numbers:
     """Numbers from 0 for the links: themselves, unless they are too far apart for a table."""
 
-    def __init__(self, link: npt.NDArray[np.int64]) -> None:
+    def __init__(self, link: Int64Array) -> None:
         highest = int(link.max(initial=-1))
         self._known = np.unique(link) if highest >= 2 * len(link) else None
         self.count = highest + 1 if self._known is None else len(self._known)
 
-    def of(self, link: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def of(self, link: Int64Array) -> Int64Array:
         return link if self._known is None else np.searchsorted(self._known, link).astype(np.int64)

@@ -9,12 +9,11 @@ import os
 import struct
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
+from .._typing import AnyArray
 from ..timeline.columns import Columns
 from ..timeline.timeline import Process, Timeline
 from .atomic_file import Sink, replacing
@@ -138,7 +137,7 @@ class _Arrays:
         self.parts: list[bytes] = []
         self._size = 0
 
-    def add(self, values: npt.NDArray[Any], kind: str) -> Mapping[str, object]:
+    def add(self, values: AnyArray, kind: str) -> Mapping[str, object]:
         """Append the values as `kind` and return where they are; as f64 where they do not fit an i32."""
         if kind == "i32" and values.size and max(-int(values.min()), int(values.max())) > _LARGEST:
             kind = "f64"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from .._typing import Int32Array, SignedIntArray
 from ..formats.escape import Originals, shown
 from ..timeline import Process, Timeline
 from ..timeline.nesting import nested, outermost_first
@@ -53,7 +53,7 @@ class Lanes:
     """
 
     lanes: Sequence[Lane]
-    of_span: npt.NDArray[np.int32]
+    of_span: Int32Array
     pids: dict[Process, int]
     marks: tuple[int, int]
 
@@ -87,7 +87,7 @@ class Lanes:
         marks = (next(iter(pids.values())) if pids else free.take(), free.take())
         return cls(lanes, number[key], pids, marks)
 
-    def rows(self, timeline: Timeline) -> Iterator[npt.NDArray[np.signedinteger]]:
+    def rows(self, timeline: Timeline) -> Iterator[SignedIntArray]:
         """Yield per lane the positions of its spans, by start and outermost first."""
         kind = np.int32 if len(self.of_span) < 1 << 31 else np.int64
         for lane in range(len(self.lanes)):

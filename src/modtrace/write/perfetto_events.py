@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._errors import WriteError
+from .._typing import IndexArray, Int32Array, Int64Array
 from ..formats.header import shown_arguments
 from ..timeline import PHASES, Timeline
 from ..timeline.nesting import nested
@@ -22,7 +22,6 @@ __all__ = ["CHUNK", "Events"]
 CHUNK = 1 << 15
 """Spans whose packets are in memory at a time."""
 
-Ints = npt.NDArray[np.int64]
 
 ALONE, LINKED, LEAVES, ARRIVES = range(4)
 
@@ -72,7 +71,7 @@ class Events:
         self._module = Table([_module(fqn, module_class) for fqn, module_class in modules])
         self._annotations, self._annotation = _annotations(timeline, numbering)
 
-    def of_lane(self, lane: int, sequence: int, rows: npt.NDArray[np.intp]) -> Iterator[tuple[int, bytes]]:
+    def of_lane(self, lane: int, sequence: int, rows: IndexArray) -> Iterator[tuple[int, bytes]]:
         """Yield how many spans have ended, and the packets; `rows` are the lane's spans, outermost first."""
         start = self._columns.start[rows]
         whose = _Lane(TracePacket(trusted_packet_sequence_id=sequence).SerializeToString(), int(start[0]))
@@ -92,7 +91,7 @@ class Events:
                 raise self._overlap(lane)
             yield len(ends), self._packets(lane, whose, rows[opened], rows[open_[closed]], begins, ends)
 
-    def _end_places(self, rows: npt.NDArray[np.intp], start: Ints, spans: Ints) -> Ints:
+    def _end_places(self, rows: IndexArray, start: Int64Array, spans: Int64Array) -> Int64Array:
         """Return where in the lane's sequence of begins and ends the ends of some spans stand."""
         end = self._columns.end[rows[spans]]
         empty = end == start[spans]
@@ -102,7 +101,9 @@ class Events:
             inside[empty] = np.searchsorted(start, end[empty], side="right")
         return 2 * inside - self._depth[rows[spans]] - 1
 
-    def _packets(self, lane: int, whose: _Lane, opened: Ints, closed: Ints, begins: Ints, ends: Ints) -> bytes:
+    def _packets(
+        self, lane: int, whose: _Lane, opened: Int64Array, closed: Int64Array, begins: Int64Array, ends: Int64Array
+    ) -> bytes:
         count = len(opened) + len(closed)
         time = np.full(count, -1, np.int64)
         time[begins] = self._columns.start[opened]
@@ -116,11 +117,11 @@ class Events:
             parts.append((ends, self._whole(whose, delta[ends], [constant(_END, len(closed))])))
         return joined(parts, count)
 
-    def _whole(self, whose: _Lane, delta: Ints, event: list[Field]) -> list[Field]:
+    def _whole(self, whose: _Lane, delta: Int64Array, event: list[Field]) -> list[Field]:
         packet = [varint(delta, _TIMESTAMP), varint(length(event), whose.numbered + _EVENT), *event]
         return [varint(length(packet), _PACKET), *packet]
 
-    def _begin_event(self, rows: Ints) -> list[Field]:
+    def _begin_event(self, rows: Int64Array) -> list[Field]:
         columns = self._columns
         count, name, roles = len(rows), columns.name[rows], self._roles[rows]
         link = varint(columns.link[rows])
@@ -162,7 +163,7 @@ def _module(fqn: int, module_class: int) -> bytes:
     return b"".join(_tag(field) + varint(np.array([number])).text.tobytes() for field, number in fields)
 
 
-def _annotations(timeline: Timeline, numbering: Numbering) -> tuple[npt.NDArray[np.int32], Table | None]:
+def _annotations(timeline: Timeline, numbering: Numbering) -> tuple[Int32Array, Table | None]:
     """Return which arguments each span has, and what these are as bytes."""
     if not timeline.arguments:
         return np.empty(0, np.int32), None

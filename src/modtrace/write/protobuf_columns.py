@@ -6,21 +6,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from .._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
 
 __all__ = ["Field", "Table", "constant", "joined", "length", "varint"]
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 
 class Field(NamedTuple):
     """One part of every record: `text` is (n, width), of which row i has `lengths[i]` bytes; all of them if None."""
 
-    text: Bytes
-    lengths: Ints | None
+    text: UInt8Array
+    lengths: Int64Array | None
 
-    def where(self, present: npt.NDArray[np.bool_]) -> Field:
+    def where(self, present: BoolArray) -> Field:
         """Leave the field out of the records where `present` is False."""
         return Field(self.text, np.where(present, self.text.shape[1] if self.lengths is None else self.lengths, 0))
 
@@ -34,7 +32,7 @@ class Table:
         padded = b"".join(string.ljust(width, b"\0") for string in strings)
         self._text = np.frombuffer(padded, f"V{width}")
 
-    def pick(self, index: npt.NDArray[np.integer]) -> Field:
+    def pick(self, index: AnyIntArray) -> Field:
         """Return the strings at `index`."""
         picked = self._text[index]
         return Field(picked.view(np.uint8).reshape(len(picked), -1), self._lengths[index])
@@ -45,7 +43,7 @@ def constant(string: bytes, count: int) -> Field:
     return Field(np.broadcast_to(np.frombuffer(string, np.uint8), (count, len(string))), None)
 
 
-def varint(numbers: npt.NDArray[np.integer], before: bytes = b"") -> Field:
+def varint(numbers: AnyIntArray, before: bytes = b"") -> Field:
     """Encode integers as protobuf does: seven bits a byte, the least first; negative ones as 64 bits.
 
     `before` stands in front of each.
@@ -68,7 +66,7 @@ def varint(numbers: npt.NDArray[np.integer], before: bytes = b"") -> Field:
     return Field(text, lengths)
 
 
-def length(fields: Sequence[Field]) -> Ints:
+def length(fields: Sequence[Field]) -> Int64Array:
     """Return how many bytes the fields have in each record."""
     fixed = sum(field.text.shape[1] for field in fields if field.lengths is None)
     counts = np.full(len(fields[0].text), fixed, np.int64)
@@ -78,7 +76,7 @@ def length(fields: Sequence[Field]) -> Ints:
     return counts
 
 
-def joined(parts: Sequence[tuple[Ints, Sequence[Field]]], count: int) -> bytes:
+def joined(parts: Sequence[tuple[Int64Array, Sequence[Field]]], count: int) -> bytes:
     """Return `count` records one after the other; each part has records of one kind, and the places where they go."""
     lengths = np.zeros(count, np.int64)
     for places, fields in parts:
@@ -93,7 +91,7 @@ def joined(parts: Sequence[tuple[Ints, Sequence[Field]]], count: int) -> bytes:
     return out.tobytes()
 
 
-def _place(out: Bytes, at: Ints, field: Field) -> None:
+def _place(out: UInt8Array, at: Int64Array, field: Field) -> None:
     """Copy a field into all records, which want it at `at`."""
     text, lengths = field
     if lengths is None:
@@ -105,13 +103,13 @@ def _place(out: Bytes, at: Ints, field: Field) -> None:
             _stretches(out, size)[at[rows]] = _whole(text[rows, :size])
 
 
-def _stretches(out: Bytes, size: int) -> npt.NDArray[np.void]:
+def _stretches(out: UInt8Array, size: int) -> RecordArray:
     """Return all stretches of `size` bytes by where they begin; as items, which NumPy copies in one go."""
-    stretches: npt.NDArray[np.void] = np.ndarray((len(out) - size + 1,), f"V{size}", out, 0, (1,))
+    stretches: RecordArray = np.ndarray((len(out) - size + 1,), f"V{size}", out, 0, (1,))
     return stretches
 
 
-def _whole(text: Bytes) -> npt.NDArray[np.void]:
+def _whole(text: UInt8Array) -> RecordArray:
     """Return the rows as one item each."""
-    items: npt.NDArray[np.void] = np.ascontiguousarray(text).view(f"V{text.shape[1]}")[:, 0]
+    items: RecordArray = np.ascontiguousarray(text).view(f"V{text.shape[1]}")[:, 0]
     return items

@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._typing import Float64Array, Int64Array
 from ...timeline import Mark
 
 __all__ = ["Alignment", "Segment", "by_marks", "by_wall_clock"]
 
-Ints = npt.NDArray[np.int64]
 
 _STEP_NS = 20_000
 _DRIFT_LIMIT = 1e-3
@@ -62,7 +61,7 @@ class Alignment:
     bound_ns: float | None
     note: str
 
-    def to_trace(self, unix_ns: Ints) -> Ints:
+    def to_trace(self, unix_ns: Int64Array) -> Int64Array:
         """Convert times of the recording to nanoseconds from the trace's base; never reverses two of them."""
         begins = np.array([segment.begin_ns for segment in self.segments[1:]], np.int64)
         which = np.searchsorted(begins, unix_ns, side="right")
@@ -77,9 +76,9 @@ class Alignment:
                 floor = max(floor, int(self._through(segment, end)[0]))
         return out
 
-    def _through(self, segment: Segment, unix_ns: Ints) -> Ints:
+    def _through(self, segment: Segment, unix_ns: Int64Array) -> Int64Array:
         shift = segment.offset_ns + segment.drift * (unix_ns - segment.center_ns)
-        moved: Ints = unix_ns - self.base_ns + np.rint(shift).astype(np.int64)
+        moved: Int64Array = unix_ns - self.base_ns + np.rint(shift).astype(np.int64)
         return moved
 
     def facts(self) -> dict[str, Any]:
@@ -120,7 +119,7 @@ def by_marks(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]
     time, low, high = pairs.T
     middle, half = (low + high) / 2, (high - low) / 2
     segments: list[Segment] = []
-    distance: list[npt.NDArray[np.float64]] = []
+    distance: list[Float64Array] = []
     cuts = _cuts(time, middle, half)
     for first, last in zip([0, *cuts], [*cuts, len(time)], strict=True):
         begin = 0 if first == 0 else (int(time[first - 1]) + int(time[first])) // 2
@@ -142,7 +141,7 @@ def by_marks(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]
     )
 
 
-def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Ints:
+def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Int64Array:
     """Return int64[n, 3]: the mark's time, and the least and the greatest offset that it allows; in time order."""
     rows: list[tuple[int, int, int]] = []
     for mark in marks:
@@ -155,14 +154,14 @@ def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]]
     return np.array(sorted(rows), np.int64).reshape(-1, 3)
 
 
-def _cuts(time: Ints, middle: npt.NDArray[np.float64], half: npt.NDArray[np.float64]) -> list[int]:
+def _cuts(time: Int64Array, middle: Float64Array, half: Float64Array) -> list[int]:
     """Return the marks before which a clock was set."""
     jump = np.abs(np.diff(middle)) - half[1:] - half[:-1]
     allowed = np.maximum(_STEP_NS, _DRIFT_LIMIT * np.diff(time))
     return [int(at) + 1 for at in np.flatnonzero(jump > allowed)]
 
 
-def _fit(begin: int, time: Ints, middle: npt.NDArray[np.float64], half: npt.NDArray[np.float64]) -> Segment:
+def _fit(begin: int, time: Int64Array, middle: Float64Array, half: Float64Array) -> Segment:
     """Fit a line; a mark counts by how sharp it is, and a slope only where it stands out of the noise."""
     weight = 1.0 / (half + _CLOCK_NOISE_NS) ** 2
     origin = int(time[0])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import numpy.typing as npt
 
-from ..trace.event_columns import Events, Ints, Rows
+from ..._typing import Int64Array
+from ..trace.event_columns import Events, Rows
 from .call_lookup import Innermost
 
 __all__ = ["Nodes", "find_nodes"]
@@ -46,7 +46,7 @@ class Nodes:
         return Innermost(self.track, self.track, self.start, self.end, self.parent, everything)
 
 
-def find_nodes(events: Events, running: Innermost, threads: Ints) -> Nodes:
+def find_nodes(events: Events, running: Innermost, threads: Int64Array) -> Nodes:
     """Find the nodes, and for each the call that made it.
 
     Args:
@@ -72,7 +72,7 @@ def find_nodes(events: Events, running: Innermost, threads: Ints) -> Nodes:
     return nodes
 
 
-def _parents(track: Ints, start: Ints, end: Ints) -> Ints:
+def _parents(track: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
     parent = np.full(len(start), -1, np.int64)
     stack: list[int] = []
     starts, ends = start.tolist(), end.tolist()
@@ -117,7 +117,7 @@ def _forward_tracks(events: Events, nodes: Nodes) -> dict[int, int]:
     return {identity: counter.most_common(1)[0][0] for identity, counter in votes.items()}
 
 
-def _making_ops(ops: Rows, nodes: Rows, made_on: dict[int, int]) -> npt.NDArray[np.int64]:
+def _making_ops(ops: Rows, nodes: Rows, made_on: dict[int, int]) -> Int64Array:
     """Return for each node the last operation with its number that began before it on its forward thread, or -1."""
     order = np.lexsort((ops.start, ops.value, ops.track))
     key = _key(ops.track[order], ops.value[order])
@@ -135,5 +135,5 @@ def _making_ops(ops: Rows, nodes: Rows, made_on: dict[int, int]) -> npt.NDArray[
     return np.where(found, order[np.maximum(at, 0)], -1)
 
 
-def _key(track: Ints, number: Ints) -> Ints:
+def _key(track: Int64Array, number: Int64Array) -> Int64Array:
     return (track << 44) | (number & (1 << 44) - 1)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..._typing import Int64Array
 from ...timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Process, Timeline, Track
 from ...timeline.columns import in_start_order
-from ..trace.event_columns import Events, Ints
+from ..trace.event_columns import Events
 from .autograd_nodes import Nodes, find_nodes
 from .call_lookup import Calls, Innermost, repeats, threads_of
 from .interval_spans import Piece, cover, nest
@@ -17,7 +18,7 @@ from .interval_spans import Piece, cover, nest
 __all__ = ["attribute_nodes", "cut_to_nodes"]
 
 
-def attribute_nodes(timeline: Timeline, events: Events, threads: Ints) -> Nodes:
+def attribute_nodes(timeline: Timeline, events: Events, threads: Int64Array) -> Nodes:
     """Find the call of each autograd node of the trace.
 
     By its sequence number; where the trace does not hold what made it, by the recorded backward slice around its
@@ -50,7 +51,9 @@ def attribute_nodes(timeline: Timeline, events: Events, threads: Ints) -> Nodes:
     return nodes
 
 
-def cut_to_nodes(timeline: Timeline, nodes: Nodes, threads: Ints, names: dict[int, str], process: Process) -> Timeline:
+def cut_to_nodes(
+    timeline: Timeline, nodes: Nodes, threads: Int64Array, names: dict[int, str], process: Process
+) -> Timeline:
     """Replace the backward slices by ones that begin and end with the nodes of their call.
 
     What was recorded where the trace has no nodes stays; recomputation moves by no more than it takes to lie within
@@ -71,7 +74,7 @@ def cut_to_nodes(timeline: Timeline, nodes: Nodes, threads: Ints, names: dict[in
 
 class _Builder:
     def __init__(
-        self, timeline: Timeline, nodes: Nodes, threads: Ints, names: dict[int, str], process: Process
+        self, timeline: Timeline, nodes: Nodes, threads: Int64Array, names: dict[int, str], process: Process
     ) -> None:
         self.timeline = timeline
         self.nodes = nodes
@@ -139,7 +142,7 @@ class _Builder:
             self.tracks.append(Track("backward", thread, tid, self.process))
         return track
 
-    def _links(self, call: Ints) -> Ints:
+    def _links(self, call: Int64Array) -> Int64Array:
         link = self.timeline.columns.link[call]
         new = np.unique(call[link < 0])
         first = int(self.timeline.columns.link.max(initial=-1)) + 1
@@ -159,7 +162,7 @@ class _Builder:
             yield from self._pieces(inner, path)
             yield Piece(min(end, int(self.nodes.end[inner[-1]])), end, path)
 
-    def _kept(self, start: Ints, end: Ints, track: Ints) -> tuple[Ints, Ints, Ints]:
+    def _kept(self, start: Int64Array, end: Int64Array, track: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the recorded slices that stay, with the times they have then."""
         columns = self.timeline.columns
         keep = np.ones(len(columns), np.bool_)
@@ -175,7 +178,7 @@ class _Builder:
         kept = np.flatnonzero(keep)
         return kept, new_start[kept], new_end[kept]
 
-    def _within_nodes(self, spans: Ints) -> tuple[Ints, Ints]:
+    def _within_nodes(self, spans: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Clip recomputed calls to the node that they ran in, between the nodes that ran inside it."""
         columns, nodes = self.timeline.columns, self.nodes
         tids = np.array([track.tid for track in self.timeline.tracks], np.int64)
@@ -204,7 +207,7 @@ def _beyond(around: tuple[int, ...], path: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(key for key in path if key not in known)
 
 
-def _union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
+def _union(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the beginnings and ends of the time that slices cover together."""
     order = np.argsort(start, kind="stable")
     start, reach = start[order], np.maximum.accumulate(end[order])

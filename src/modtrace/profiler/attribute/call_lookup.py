@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._typing import BoolArray, Int64Array
 from ...timeline import FORWARD, RECOMPUTE, Columns, Timeline
 
 __all__ = ["Calls", "Innermost", "repeats", "threads_of"]
-
-Ints = npt.NDArray[np.int64]
 
 
 class Innermost:
@@ -27,10 +25,16 @@ class Innermost:
     """
 
     def __init__(
-        self, thread: Ints, track: Ints, start: Ints, end: Ints, parent: Ints, chosen: npt.NDArray[np.bool_]
+        self,
+        thread: Int64Array,
+        track: Int64Array,
+        start: Int64Array,
+        end: Int64Array,
+        parent: Int64Array,
+        chosen: BoolArray,
     ) -> None:
         self._start, self._end, self._parent, self._chosen = start, end, parent, chosen
-        self._rows: dict[int, list[Ints]] = {}
+        self._rows: dict[int, list[Int64Array]] = {}
         index = np.flatnonzero(chosen)
         for one in np.unique(track[index]).tolist():
             rows = index[track[index] == one]
@@ -38,7 +42,7 @@ class Innermost:
             rows = rows[np.lexsort((rows, start[rows]))]
             self._rows.setdefault(int(thread[rows[0]]), []).append(rows)
 
-    def at(self, thread: int, time: Ints) -> Ints:
+    def at(self, thread: int, time: Int64Array) -> Int64Array:
         """Return for each moment the index of the innermost slice, or -1; of two tracks' the one begun last."""
         best = np.full(len(time), -1, np.int64)
         for rows in self._rows.get(thread, []):
@@ -53,7 +57,7 @@ class Innermost:
             best[later] = found[later]
         return best
 
-    def at_each(self, thread: Ints, time: Ints) -> Ints:
+    def at_each(self, thread: Int64Array, time: Int64Array) -> Int64Array:
         """Return the same for moments of several threads."""
         found = np.full(len(time), -1, np.int64)
         for one in np.unique(thread).tolist():
@@ -102,12 +106,12 @@ class Calls:
         return path
 
 
-def threads_of(columns: Columns, tids: Iterable[int]) -> Ints:
+def threads_of(columns: Columns, tids: Iterable[int]) -> Int64Array:
     """Return the thread of each slice, from the thread of each track."""
     return np.array(list(tids) or [0], np.int64)[columns.track]
 
 
-def repeats(columns: Columns) -> npt.NDArray[np.bool_]:
+def repeats(columns: Columns) -> BoolArray:
     """Which slices are forward or a repetition of it: what runs a module's own code."""
-    chosen: npt.NDArray[np.bool_] = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
+    chosen: BoolArray = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
     return chosen

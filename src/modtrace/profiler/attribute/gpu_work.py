@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._typing import Int8Array, Int64Array
 from ...timeline import Timeline
-from ..trace.event_columns import Events, Ints
+from ..trace.event_columns import Events
 from .call_lookup import Calls, Innermost, threads_of
 from .interval_spans import Piece, cover
 
@@ -35,19 +35,19 @@ class DeviceSlices:
         work: kernels, memcpys and memsets in each.
     """
 
-    track: Ints
-    start: Ints
-    end: Ints
-    span: Ints
-    depth: Ints
-    parent: Ints
-    work: Ints
+    track: Int64Array
+    start: Int64Array
+    end: Int64Array
+    span: Int64Array
+    depth: Int64Array
+    parent: Int64Array
+    work: Int64Array
 
     def __len__(self) -> int:
         return len(self.start)
 
 
-def attribute_work(timeline: Timeline, events: Events, threads: Ints) -> Ints:
+def attribute_work(timeline: Timeline, events: Events, threads: Int64Array) -> Int64Array:
     """Return for each piece of GPU work the innermost slice in which it was launched, or -1.
 
     Args:
@@ -79,7 +79,7 @@ def attribute_work(timeline: Timeline, events: Events, threads: Ints) -> Ints:
     return found
 
 
-def cover_streams(timeline: Timeline, events: Events, span: Ints) -> DeviceSlices:
+def cover_streams(timeline: Timeline, events: Events, span: Int64Array) -> DeviceSlices:
     """Cut the slices of each device's streams.
 
     Args:
@@ -114,7 +114,7 @@ class _Paths:
 
     def __init__(self, timeline: Timeline) -> None:
         self._calls = Calls(timeline)
-        self._phase: npt.NDArray[np.int8] = timeline.columns.phase
+        self._phase: Int8Array = timeline.columns.phase
         self._parent = timeline.columns.parent
         self._known: dict[int, tuple[tuple[int, int], ...]] = {-1: (NOBODY,)}
         self._spans: dict[object, int] = {NOBODY: -1}

@@ -6,11 +6,10 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from ..._typing import Int64Array
 
 __all__ = ["Piece", "Slice", "cover", "nest"]
-
-Ints = npt.NDArray[np.int64]
 
 
 class Piece(NamedTuple):
@@ -68,7 +67,9 @@ def _close(
             done.append(Slice(start, end, key, len(keys)))
 
 
-def nest(track: Ints, start: Ints, end: Ints, rank: Ints) -> tuple[Ints, Ints, Ints]:
+def nest(
+    track: Int64Array, start: Int64Array, end: Int64Array, rank: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Nest slices that may overlap: what would outlive the slice around it ends with that one.
 
     Args:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..._errors import TraceError
+from ..._typing import Int64Array
 from ...timeline import Counter, Process, Timeline
-from ..trace.event_columns import Events, Ints
+from ..trace.event_columns import Events
 from ..trace.trace_file import base_of
 from .alignment import Alignment, by_marks
 from .backward_from_nodes import attribute_nodes, cut_to_nodes
@@ -153,7 +154,7 @@ def of_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]
     )
 
 
-def threads_of_trace(events: Events, pid: int | str) -> Ints:
+def threads_of_trace(events: Events, pid: int | str) -> Int64Array:
     """Return the OS thread of each of the trace's tracks, -1 for other processes and for devices."""
     return np.array(
         [tid if key_pid == pid and isinstance(tid, int) else -1 for key_pid, tid in events.tracks] or [-1], np.int64
@@ -190,7 +191,7 @@ def _check_common(timeline: Timeline, events: Events, path: str, alignment: Alig
         )
 
 
-def _cut_ops(timeline: Timeline, events: Events, threads: Ints) -> tuple[int, int]:
+def _cut_ops(timeline: Timeline, events: Events, threads: Int64Array) -> tuple[int, int]:
     """Count forward operations that lie partly in and partly outside a call, and say by how much at most."""
     columns, ops = timeline.columns, events.ops
     if not len(columns) or not len(ops):

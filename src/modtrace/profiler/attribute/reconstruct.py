@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..._typing import Int64Array
 from ...timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
 from ...timeline.columns import in_start_order
-from ..trace.event_columns import Events, Ints
+from ..trace.event_columns import Events
 from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes
 from .call_lookup import Calls
@@ -26,7 +27,7 @@ NO_NAMES = (
 )
 
 
-def reconstruct(events: Events, threads: Ints, process: Process) -> tuple[Timeline, list[str]]:
+def reconstruct(events: Events, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
     """Make forward and recompute slices of the `nn.Module:` slices of a trace.
 
     Args:
@@ -75,7 +76,7 @@ def reconstruct(events: Events, threads: Ints, process: Process) -> tuple[Timeli
     return _as_forward(timeline, events, threads), [NO_NAMES]
 
 
-def _names(module_names: list[str], value: Ints, parent: Ints) -> tuple[list[Name], Ints]:
+def _names(module_names: list[str], value: Int64Array, parent: Int64Array) -> tuple[list[Name], Int64Array]:
     """Return the names, one for each chain of modules, and the name of each slice."""
     known: dict[tuple[int, int], int] = {}
     names: list[Name] = []
@@ -101,7 +102,7 @@ def _names(module_names: list[str], value: Ints, parent: Ints) -> tuple[list[Nam
     return names, np.array(of, np.int64)
 
 
-def _numbers(columns: Columns) -> Ints:
+def _numbers(columns: Columns) -> Int64Array:
     """Number the calls of each name, forward and recomputed ones apart."""
     seen: Counter[tuple[int, int]] = Counter()
     numbers = []
@@ -111,7 +112,7 @@ def _numbers(columns: Columns) -> Ints:
     return np.array(numbers, np.int64)
 
 
-def _as_forward(timeline: Timeline, events: Events, threads: Ints) -> Timeline:
+def _as_forward(timeline: Timeline, events: Events, threads: Int64Array) -> Timeline:
     """Give recomputed calls the name and the number of the forward calls that they repeat.
 
     A recomputation that runs inside a node of the call, or of one inside it, repeats that call; else the latest one of
@@ -158,7 +159,7 @@ def _as_forward(timeline: Timeline, events: Events, threads: Ints) -> Timeline:
     return replace(timeline, columns=replace(columns, name=name, call=call))
 
 
-def _children(parent: Ints) -> dict[int, list[int]]:
+def _children(parent: Int64Array) -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for at, around in enumerate(parent.tolist()):
         if around >= 0:

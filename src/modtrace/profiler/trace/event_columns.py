@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._typing import AnyArray, Float64Array, Int64Array
 from .trace_file import LATEST
 
-__all__ = ["LATEST_US", "SYNC", "Events", "Gatherer", "Ints", "Key", "Rows", "exact", "is_key"]
+__all__ = ["LATEST_US", "SYNC", "Events", "Gatherer", "Key", "Rows", "exact", "is_key"]
 
-Ints = npt.NDArray[np.int64]
 Key = tuple[int | str, int | str]
 """pid and tid as they stand in the trace."""
 
@@ -38,7 +37,7 @@ def is_key(key: tuple[object, object]) -> bool:
     return all(isinstance(part, str) or (type(part) is int and -(2**63) <= part < 2**63) for part in key)
 
 
-def exact(microseconds: npt.NDArray[np.float64]) -> Ints:
+def exact(microseconds: Float64Array) -> Int64Array:
     """Times in µs, as a JSON reader has them → int64 ns; whole and fraction apart, as a large product would round."""
     whole = np.floor(microseconds)
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000.0).astype(np.int64)
@@ -55,21 +54,21 @@ class Rows(NamedTuple):
         other: int64, by kind.
     """
 
-    track: Ints
-    start: Ints
-    duration: Ints
-    value: Ints
-    other: Ints
+    track: Int64Array
+    start: Int64Array
+    duration: Int64Array
+    value: Int64Array
+    other: Int64Array
 
     @property
-    def end(self) -> Ints:
+    def end(self) -> Int64Array:
         """Ends in ns from the base."""
         return self.start + self.duration
 
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, index: npt.NDArray[Any]) -> Rows:
+    def take(self, index: AnyArray) -> Rows:
         """Return the rows at `index` (positions or a mask)."""
         return Rows(*(column[index] for column in self))
 

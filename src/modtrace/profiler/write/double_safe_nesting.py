@@ -9,9 +9,8 @@ dropped. So ends are chosen such that slices nest in both readings.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from ..trace.event_columns import Ints
+from ..._typing import Int64Array, SignedIntArray
 
 __all__ = ["seat", "step_of", "viewed"]
 
@@ -22,7 +21,7 @@ def step_of(latest: int) -> int:
     return 1 if latest < 1000 << 43 else 250
 
 
-def viewed(nanoseconds: Ints) -> Ints:
+def viewed(nanoseconds: Int64Array) -> Int64Array:
     """Return what the trace processor makes of the text of times.
 
     Whole microseconds stay what they are; of others it takes the nearest nanosecond of the product, halves up.
@@ -36,8 +35,8 @@ def viewed(nanoseconds: Ints) -> Ints:
 
 
 def seat(
-    track: Ints, start: Ints, end: Ints, parent: Ints, depth: npt.NDArray[np.signedinteger], step: int
-) -> tuple[Ints, Ints]:
+    track: Int64Array, start: Int64Array, end: Int64Array, parent: Int64Array, depth: SignedIntArray, step: int
+) -> tuple[Int64Array, Int64Array]:
     """Move starts onto the reader's steps, and choose durations with which slices nest in every reading.
 
     Args:
@@ -75,7 +74,7 @@ def seat(
     return begin, length
 
 
-def _followers(track: Ints, begin: Ints, parent: Ints) -> Ints:
+def _followers(track: Int64Array, begin: Int64Array, parent: Int64Array) -> Int64Array:
     """Return for each slice the next one beside it, or -1."""
     order = np.lexsort((np.arange(len(begin)), begin, parent, track))
     follower = np.full(len(begin), -1, np.int64)

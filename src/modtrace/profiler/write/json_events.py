@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import orjson
 
+from ..._typing import Int64Array
 from ...formats.escape import UNNAMED, shown
 from ...timeline import PHASES, Timeline
 from ...write.flows import arrows
 from ..attribute.gpu_work import DeviceSlices
 from ..attribute.module_times import NO_MODULE
-from ..trace.event_columns import Ints
 from .double_safe_nesting import seat
 from .trace_rows import Row
 
@@ -120,7 +120,7 @@ def device_events(timeline: Timeline, slices: DeviceSlices, rows: dict[int, Row]
         yield b",\n".join(texts)
 
 
-def _arrows(timeline: Timeline, places: Sequence[bytes], start: Ints) -> Iterator[bytes]:
+def _arrows(timeline: Timeline, places: Sequence[bytes], start: Int64Array) -> Iterator[bytes]:
     columns = timeline.columns
     identity = 0
     for leaves, arrives in arrows(columns):

@@ -6,22 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ...ring import (Events, Kind, Record, RingImage)
-from ...ring.slot_format import (CALLS_IN, CALLS_OUT, NUMBER_BITS)
+from ..._typing import AnyArray, Int32Array, Int64Array
+from ...ring import Events, Kind, Record, RingImage
+from ...ring.slot_format import CALLS_IN, CALLS_OUT, NUMBER_BITS
+from ..columns import BACKWARD, FORWARD, RECOMPUTE, Columns
+from ..timeline import Counter, Mark, Name, Process, Stats, Timeline, Track
 from .attribution import attribute
-from .call_tree import (Brackets, find_brackets)
+from .backward_spans import Slices, backward_slices, chain_lengths
+from .call_tree import Brackets, find_brackets
 from .clock import Clock
-from ..columns import (BACKWARD, FORWARD, RECOMPUTE, Columns)
 from .recompute import originals
-from .backward_spans import (Slices, backward_slices, chain_lengths)
-from ..timeline import (Counter, Mark, Name, Process, Stats, Timeline, Track)
 
 __all__ = ["build_timeline"]
 
-Ints = npt.NDArray[np.int64]
-Rows = dict[str, npt.NDArray[Any]]
+Rows = dict[str, AnyArray]
 
 _NUMBER_MASK = (1 << NUMBER_BITS) - 1
 _SYNC = "modtrace.sync"
@@ -111,7 +110,7 @@ class Tables:
         self.torch_threads = np.array(_filled(torch_threads, events.thread, lambda _: -1), np.int64)
 
 
-def _filled(known: Mapping[int, Any], used: npt.NDArray[np.int32], stand_in: Any) -> list[Any]:
+def _filled(known: Mapping[int, Any], used: Int32Array, stand_in: Any) -> list[Any]:
     # A damaged slot can hold any number; what is used decides how many there are, not how large the numbers get.
     count = max(known, default=-1) + 1
     beyond = used[used >= count]
@@ -119,7 +118,7 @@ def _filled(known: Mapping[int, Any], used: npt.NDArray[np.int32], stand_in: Any
     return [known[number] if number in known else stand_in(number) for number in range(count)]
 
 
-def _outermost(brackets: Brackets, call: Ints) -> Ints:
+def _outermost(brackets: Brackets, call: Int64Array) -> Int64Array:
     """Return `call` without the nodes that another node of their task and call runs as a part of itself.
 
     An in-place operation on a view makes such a node: it holds the operation's own.
@@ -129,7 +128,7 @@ def _outermost(brackets: Brackets, call: Ints) -> Ints:
     return np.where(inside & (brackets.task == brackets.task[around]) & (call == call[around]), -1, call)
 
 
-def _inner_depths(brackets: Brackets, call: Ints, length: Ints) -> Ints:
+def _inner_depths(brackets: Brackets, call: Int64Array, length: Int64Array) -> Int64Array:
     """Return for each bracket at which depth of the backward track that which it holds lies."""
     inner = np.zeros(len(brackets), np.int64)
     again = brackets.recompute
@@ -141,7 +140,7 @@ def _inner_depths(brackets: Brackets, call: Ints, length: Ints) -> Ints:
     return inner
 
 
-def _forward_depths(brackets: Brackets) -> Ints:
+def _forward_depths(brackets: Brackets) -> Int64Array:
     """Return for each bracket how many forward calls are around it."""
     other = brackets.node | brackets.recompute
     inside = brackets.parent >= 0
@@ -155,7 +154,7 @@ def _forward_depths(brackets: Brackets) -> Ints:
     return depth
 
 
-def _rows(brackets: Brackets, slices: Slices, original: Ints, inner: Ints) -> Rows:
+def _rows(brackets: Brackets, slices: Slices, original: Int64Array, inner: Int64Array) -> Rows:
     """Return one row per span: the calls, then the backward slices."""
     calls = np.flatnonzero(~brackets.node)
     again = brackets.recompute[calls]
@@ -165,7 +164,7 @@ def _rows(brackets: Brackets, slices: Slices, original: Ints, inner: Ints) -> Ro
     linked = np.unique(known)
     link[linked] = np.arange(len(linked))
 
-    def both(of_calls: npt.NDArray[Any], of_slices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def both(of_calls: AnyArray, of_slices: AnyArray) -> AnyArray:
         return np.concatenate([of_calls, of_slices])
 
     return {
@@ -185,7 +184,7 @@ def _rows(brackets: Brackets, slices: Slices, original: Ints, inner: Ints) -> Ro
     }
 
 
-def _tracks(rows: Rows, threads: Sequence[tuple[str, int]], process: Process) -> tuple[list[Track], Ints]:
+def _tracks(rows: Rows, threads: Sequence[tuple[str, int]], process: Process) -> tuple[list[Track], Int64Array]:
     row = rows["thread"] * 2 + (rows["phase"] != FORWARD)
     used, track = np.unique(row, return_inverse=True)
     kinds = ("forward", "backward")
@@ -196,7 +195,7 @@ def _tracks(rows: Rows, threads: Sequence[tuple[str, int]], process: Process) ->
     return tracks, track
 
 
-def _parents(track: Ints, depth: Ints) -> Ints:
+def _parents(track: Int64Array, depth: Int64Array) -> Int64Array:
     """Return the span around each: the last one before it that lies one less deep on its track."""
     count = len(track)
     stride = np.int64(depth.max() + 2) if count else np.int64(1)
@@ -207,7 +206,7 @@ def _parents(track: Ints, depth: Ints) -> Ints:
     return np.where(depth > 0, order[np.maximum(around, 0)], -1) if count else rank
 
 
-def _steps(events: Events, opened: Ints) -> Ints:
+def _steps(events: Events, opened: Int64Array) -> Int64Array:
     """Return for each opening the number of steps that had ended before it."""
     at = np.flatnonzero(events.kind == Kind.STEP)
     if not len(at):
@@ -239,9 +238,7 @@ def _counters(events: Events, texts: Sequence[str], clock: Clock, process: Proce
     return counters
 
 
-def _shapes(
-    events: Events, texts: Sequence[str], opened: Ints, phase: npt.NDArray[Any]
-) -> dict[int, Mapping[str, str]]:
+def _shapes(events: Events, texts: Sequence[str], opened: Int64Array, phase: AnyArray) -> dict[int, Mapping[str, str]]:
     """Return the shapes of the calls that have them, by position of the span."""
     at = np.flatnonzero(events.kind == Kind.SHAPES)
     if not len(at):

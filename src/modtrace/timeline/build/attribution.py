@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from ...ring.slot_format import (NO_NAME, SEQUENCE_BITS, Events, Kind)
+from ..._typing import AnyArray, BoolArray, Int64Array
+from ...ring.slot_format import NO_NAME, SEQUENCE_BITS, Events, Kind
 from .call_tree import Brackets
 
-__all__ = ["Ints", "attribute", "enclosing_call"]
+__all__ = ["attribute", "enclosing_call"]
 
-Ints = npt.NDArray[np.int64]
 
 _ROUNDS = 4
 """Backward passes through graphs that a backward pass made, each deeper by one, that are followed."""
 
 
-def enclosing_call(brackets: Brackets) -> Ints:
+def enclosing_call(brackets: Brackets) -> Int64Array:
     """Return for each bracket the index of the innermost call around it, through nodes, or -1."""
-    call: Ints = brackets.parent.copy()
+    call: Int64Array = brackets.parent.copy()
     while True:
         through = (call >= 0) & brackets.node[call]
         if not through.any():
@@ -28,7 +25,7 @@ def enclosing_call(brackets: Brackets) -> Ints:
         call[through] = brackets.parent[call[through]]
 
 
-def attribute(brackets: Brackets, events: Events, torch_threads: Ints) -> Ints:
+def attribute(brackets: Brackets, events: Events, torch_threads: Int64Array) -> Int64Array:
     """Return for each node the index of the call it belongs to; -1 for calls, and for nodes of no known call.
 
     Args:
@@ -44,7 +41,7 @@ def attribute(brackets: Brackets, events: Events, torch_threads: Ints) -> Ints:
     return call
 
 
-def _by_key(brackets: Brackets, call: Ints) -> None:
+def _by_key(brackets: Brackets, call: Int64Array) -> None:
     """The portable engine notes the call itself."""
     nodes = np.flatnonzero(brackets.node & (brackets.origin < 0) & (brackets.name != NO_NAME))
     calls = np.flatnonzero(~brackets.node)
@@ -62,7 +59,7 @@ def _by_key(brackets: Brackets, call: Ints) -> None:
 
 
 def _by_sequence(
-    brackets: Brackets, events: Events, torch_threads: Ints, native: npt.NDArray[np.bool_], call: Ints
+    brackets: Brackets, events: Events, torch_threads: Int64Array, native: BoolArray, call: Int64Array
 ) -> None:
     around = enclosing_call(brackets)
     builds = _graph_builders(brackets, events)
@@ -86,8 +83,8 @@ def _by_sequence(
 
 
 def _steps(
-    brackets: Brackets, around: Ints, thread: int, builds: dict[int, tuple[int, int]]
-) -> tuple[Ints, Ints, Ints]:
+    brackets: Brackets, around: Int64Array, thread: int, builds: dict[int, tuple[int, int]]
+) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return what is innermost on a thread from each sequence number on.
 
     Returns:
@@ -111,7 +108,7 @@ def _steps(
     return sequence[known][order], top[known][order], builder[known][order]
 
 
-def _ends(brackets: Brackets, index: Ints) -> list[npt.NDArray[Any]]:
+def _ends(brackets: Brackets, index: Int64Array) -> list[AnyArray]:
     return [brackets.opened[index], brackets.closed[index]]
 
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._typing import BoolArray, Int64Array
 from .call_tree import Brackets
 
 __all__ = ["Slices", "backward_slices", "chain_lengths"]
-
-Ints = npt.NDArray[np.int64]
 
 
 class Slices(NamedTuple):
@@ -28,13 +26,13 @@ class Slices(NamedTuple):
         level: how many calls of the same chain are around it.
     """
 
-    first: Ints
-    last: Ints
-    call: Ints
-    level: Ints
+    first: Int64Array
+    last: Int64Array
+    call: Int64Array
+    level: Int64Array
 
 
-def chain_lengths(brackets: Brackets) -> Ints:
+def chain_lengths(brackets: Brackets) -> Int64Array:
     """Return for each call the number of calls in its chain: itself and those around it, up to the next node."""
     length = np.zeros(len(brackets), np.int64)
     # Brackets stand in opening order, so a parent's length is there before its children ask, one depth at a time.
@@ -45,7 +43,7 @@ def chain_lengths(brackets: Brackets) -> Ints:
     return length
 
 
-def backward_slices(brackets: Brackets, call: Ints, length: Ints) -> Slices:
+def backward_slices(brackets: Brackets, call: Int64Array, length: Int64Array) -> Slices:
     """Cut the slices.
 
     Args:
@@ -78,13 +76,13 @@ def backward_slices(brackets: Brackets, call: Ints, length: Ints) -> Slices:
     )
 
 
-def _in_sibling_order(brackets: Brackets) -> Ints:
+def _in_sibling_order(brackets: Brackets) -> Int64Array:
     nodes = np.flatnonzero(brackets.node)
     order = np.lexsort((brackets.opened[nodes], brackets.parent[nodes], brackets.thread[nodes]))
     return np.asarray(nodes[order], np.int64)
 
 
-def _adjacent(brackets: Brackets, nodes: Ints) -> npt.NDArray[np.bool_]:
+def _adjacent(brackets: Brackets, nodes: Int64Array) -> BoolArray:
     """Say of each two neighbours whether nothing but the engine's own work lies between them."""
     everything = np.lexsort((brackets.opened, brackets.parent, brackets.thread))
     place = np.empty(len(brackets), np.int64)
@@ -95,7 +93,7 @@ def _adjacent(brackets: Brackets, nodes: Ints) -> npt.NDArray[np.bool_]:
     return np.asarray(same, np.bool_)
 
 
-def _common(brackets: Brackets, own: Ints, length: Ints) -> Ints:
+def _common(brackets: Brackets, own: Int64Array, length: Int64Array) -> Int64Array:
     """Return how many calls the chains of each two neighbours have in common, from the outermost on."""
     a, b = own[:-1].copy(), own[1:].copy()
     open_ = (a >= 0) & (b >= 0) & (a != b)
@@ -109,13 +107,15 @@ def _common(brackets: Brackets, own: Ints, length: Ints) -> Ints:
     return np.where((a >= 0) & (a == b), length[a], 0)
 
 
-def _up(brackets: Brackets, call: Ints) -> Ints:
+def _up(brackets: Brackets, call: Int64Array) -> Int64Array:
     """Return the call around each, within its chain, or -1."""
     parent = brackets.parent[call]
     return np.where((parent >= 0) & ~brackets.node[parent], parent, -1)
 
 
-def _openings(brackets: Brackets, own: Ints, height: Ints, opens: Ints) -> tuple[Ints, Ints, Ints]:
+def _openings(
+    brackets: Brackets, own: Int64Array, height: Int64Array, opens: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return where slices open: the node's place, the level, and the call, for each level that opens there."""
     at = np.flatnonzero(opens > 0)
     call, level, left = own[at], height[at] - 1, opens[at]

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ...ring.slot_format import (RECOMPUTE_BIT, Events)
-from .pairing import (Pairs, calls, nodes, stretches)
+from ..._typing import BoolArray, Int64Array
+from ...ring.slot_format import RECOMPUTE_BIT, Events
+from .pairing import Pairs, calls, nodes, stretches
 
 __all__ = ["Brackets", "find_brackets"]
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -45,30 +42,30 @@ class Brackets:
         parent: index of the bracket around it, or -1.
     """
 
-    thread: Ints
-    opened: Ints
-    closed: Ints
-    start: Ints
-    end: Ints
-    node: Bools
-    name: Ints
-    key: Ints
-    sequence: Ints
-    sequence_out: Ints
-    origin: Ints
-    task: Ints
-    started: Bools
-    finished: Bools
-    depth: Ints
-    parent: Ints
+    thread: Int64Array
+    opened: Int64Array
+    closed: Int64Array
+    start: Int64Array
+    end: Int64Array
+    node: BoolArray
+    name: Int64Array
+    key: Int64Array
+    sequence: Int64Array
+    sequence_out: Int64Array
+    origin: Int64Array
+    task: Int64Array
+    started: BoolArray
+    finished: BoolArray
+    depth: Int64Array
+    parent: Int64Array
 
     def __len__(self) -> int:
         return len(self.thread)
 
     @property
-    def recompute(self) -> Bools:
+    def recompute(self) -> BoolArray:
         """Which are calls made inside backward."""
-        again: Bools = ~self.node & (self.key & RECOMPUTE_BIT != 0)
+        again: BoolArray = ~self.node & (self.key & RECOMPUTE_BIT != 0)
         return again
 
 
@@ -124,7 +121,7 @@ def _empty() -> dict[str, Any]:
     return {field: flags if field in ("node", "started", "finished") else none for field in fields}
 
 
-def _nest(columns: Pairs) -> tuple[Ints, Ints]:
+def _nest(columns: Pairs) -> tuple[Int64Array, Int64Array]:
     """Return depth and parent of brackets in (thread, opening) order; those that overlap are clipped first."""
     thread, opened = columns["thread"], columns["opened"]
     count = len(thread)
@@ -142,7 +139,7 @@ def _nest(columns: Pairs) -> tuple[Ints, Ints]:
     return depth, np.where(depth > 0, by_place[np.maximum(around, 0)], -1)
 
 
-def _depths(thread: Ints, opened: Ints, closed: Ints) -> Ints | None:
+def _depths(thread: Int64Array, opened: Int64Array, closed: Int64Array) -> Int64Array | None:
     """Return each bracket's depth on its thread; None where they do not nest."""
     count = len(thread)
     owner = np.concatenate([np.arange(count), np.arange(count)])

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._typing import Int64Array
 from ...ring import Record
 
 __all__ = ["Clock"]
 
-Ints = npt.NDArray[np.int64]
 
 _STEEPEST = 500e-6
 """A wall clock is slewed by at most 500 ppm; one that moved by more between two readings was set."""
@@ -35,8 +34,8 @@ class Clock:
             if passed > 0 and abs(drift) <= _STEEPEST * passed:
                 self._slope = drift / passed
 
-    def wall(self, monotonic: Ints) -> Ints:
+    def wall(self, monotonic: Int64Array) -> Int64Array:
         """Convert int64 monotonic to Unix nanoseconds; order is kept."""
         passed = monotonic - self._monotonic
-        wall: Ints = self._wall + passed + np.rint(passed * self._slope).astype(np.int64)
+        wall: Int64Array = self._wall + passed + np.rint(passed * self._slope).astype(np.int64)
         return wall

@@ -5,20 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ...ring.slot_format import (ABANDONED, CALLS_IN, CALLS_OUT, KEY_BITS, NO_NAME, NUMBER_BITS, RECOMPUTE_BIT, SEQUENCE_BITS, Events, Kind)
+from ..._typing import AnyArray, BoolArray, Int32Array, Int64Array
+from ...ring.slot_format import (
+    ABANDONED,
+    CALLS_IN,
+    CALLS_OUT,
+    KEY_BITS,
+    NO_NAME,
+    NUMBER_BITS,
+    RECOMPUTE_BIT,
+    SEQUENCE_BITS,
+    Events,
+    Kind,
+)
 
 __all__ = ["Pairs", "calls", "nodes", "stretch_task", "stretches"]
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Pairs = dict[str, npt.NDArray[Any]]
+Pairs = dict[str, AnyArray]
 """The columns of `Brackets` but depth and parent, and `cut`: closed, but nobody knows when. `opened` and `closed` are
 -1 where there is none."""
 
 
-def _part(count: int, **columns: npt.NDArray[Any] | int | bool) -> Pairs:
+def _part(count: int, **columns: AnyArray | int | bool) -> Pairs:
     defaults: dict[str, Any] = {"sequence": -1, "sequence_out": -1, "origin": -1, "task": -1, "cut": False}
     filled = defaults | columns
     return {
@@ -61,7 +70,7 @@ def calls(events: Events) -> Pairs:
     )
 
 
-def _identity(events: Events, index: Ints) -> Ints:
+def _identity(events: Events, index: Int64Array) -> Int64Array:
     number = events.value[index] >> SEQUENCE_BITS & (1 << NUMBER_BITS) - 1
     recompute = np.isin(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
     return events.name[index].astype(np.int64) << KEY_BITS | recompute.astype(np.int64) << NUMBER_BITS | number
@@ -110,7 +119,7 @@ def nodes(events: Events) -> Pairs:
     )
 
 
-def _lengthen(events: Events, ends: Ints, known: Bools, end: Ints) -> None:
+def _lengthen(events: Events, ends: Int64Array, known: BoolArray, end: Int64Array) -> None:
     """Let a node last until its thread begins the next one of the same task, where nothing else lies between.
 
     In that time the engine checks the gradients that the node made, sums them with others and accumulates them. Behind
@@ -139,7 +148,7 @@ def _lengthen(events: Events, ends: Ints, known: Bools, end: Ints) -> None:
     end[known] = np.maximum(end[known], until[ends[known]])
 
 
-def _shared(events: Events, ended: Ints, begun: Ints) -> Bools:
+def _shared(events: Events, ended: Int64Array, begun: Int64Array) -> BoolArray:
     """Say of each gap between two nodes of a thread whether a node of the same task runs in it on another thread.
 
     Args:
@@ -153,7 +162,7 @@ def _shared(events: Events, ended: Ints, begun: Ints) -> Bools:
     return np.asarray(elsewhere > 0, np.bool_)
 
 
-def _running(events: Events, group: Ints, ended: Ints, begun: Ints) -> Ints:
+def _running(events: Events, group: Int64Array, ended: Int64Array, begun: Int64Array) -> Int64Array:
     """Return for each gap how many nodes of its group began before it was over and had not ended when it began."""
     first = group * len(events)
     place = first + np.arange(len(events))
@@ -164,7 +173,9 @@ def _running(events: Events, group: Ints, ended: Ints, begun: Ints) -> Ints:
     return np.asarray(started - over, np.int64)
 
 
-def _pair_by_stack(thread: Ints, opens: Bools, value: Ints, name: npt.NDArray[np.int32]) -> tuple[Ints, Ints]:
+def _pair_by_stack(
+    thread: Int64Array, opens: BoolArray, value: Int64Array, name: Int32Array
+) -> tuple[Int64Array, Int64Array]:
     """Pair node begins and ends where some are missing in between (torn slots)."""
     pairs: list[tuple[int, int]] = []
     stack: list[int] = []
@@ -233,6 +244,6 @@ def stretches(events: Events) -> Pairs:
     )
 
 
-def stretch_task(events: Events) -> Ints:
+def stretch_task(events: Events) -> Int64Array:
     """Return of each event that begins a stretch the graph task or pass, as a `BACKWARD_OVER` names it."""
     return np.asarray(events.value >> np.where(events.kind == Kind.STRETCH, SEQUENCE_BITS, KEY_BITS), np.int64)

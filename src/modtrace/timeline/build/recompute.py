@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._typing import BoolArray, Int64Array
 from .call_tree import Brackets
 
 __all__ = ["originals"]
 
-Ints = npt.NDArray[np.int64]
 
-
-def originals(brackets: Brackets, call: Ints) -> Ints:
+def originals(brackets: Brackets, call: Int64Array) -> Int64Array:
     """Return for each call the forward call that it is or repeats; itself where nothing is known to be repeated.
 
     A recomputation begins inside a node. With the non-reentrant kind the node belongs to the call that is repeated, or
@@ -35,7 +33,9 @@ def originals(brackets: Brackets, call: Ints) -> Ints:
     return original
 
 
-def _match_roots(brackets: Brackets, call: Ints, roots: Ints, forward: Ints, original: Ints) -> None:
+def _match_roots(
+    brackets: Brackets, call: Int64Array, roots: Int64Array, forward: Int64Array, original: Int64Array
+) -> None:
     names = brackets.name[forward]
     opened, closed = brackets.opened, brackets.closed
     # What was matched is taken from the end of its namesakes, so a long run stays linear.
@@ -69,7 +69,7 @@ def _in_chain(brackets: Brackets, inner: int, name: int) -> int:
     return at
 
 
-def _roots(brackets: Brackets, again: npt.NDArray[np.bool_], is_root: npt.NDArray[np.bool_]) -> Ints:
+def _roots(brackets: Brackets, again: BoolArray, is_root: BoolArray) -> Int64Array:
     """Return for each recomputed call the outermost call of the same recomputation; -1 for all else."""
     root = np.where(is_root, np.arange(len(brackets)), -1)
     for depth in range(int(brackets.depth.max()) + 1):
@@ -78,7 +78,7 @@ def _roots(brackets: Brackets, again: npt.NDArray[np.bool_], is_root: npt.NDArra
     return root
 
 
-def _match_inside(brackets: Brackets, root: Ints, forward: Ints, original: Ints) -> None:
+def _match_inside(brackets: Brackets, root: Int64Array, forward: Int64Array, original: Int64Array) -> None:
     """Pair the n-th call of a name inside a recomputation with the n-th of that name inside what it repeats."""
     inner = np.flatnonzero((root >= 0) & (root != np.arange(len(brackets))))
     inner = inner[original[root[inner]] != root[inner]]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ..._typing import BoolArray, Int64Array
 from ..columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 
 if TYPE_CHECKING:
@@ -184,9 +184,7 @@ def summarize(timeline: Timeline) -> Summary:
     return Summary(rows, len(rows), int(np.count_nonzero(~columns.complete)), timeline.stats.overwritten)
 
 
-def _add_up(
-    columns: Columns, module: npt.NDArray[np.int64], modules: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _add_up(columns: Columns, module: Int64Array, modules: int) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Total and self time as int64[phase, module] in ns, and forward calls as int64[module]."""
     phase = columns.phase.astype(np.int64)
     duration = columns.end - columns.start
@@ -202,7 +200,7 @@ def _add_up(
     return totals, own, calls
 
 
-def _within_itself(columns: Columns, module: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _within_itself(columns: Columns, module: Int64Array) -> BoolArray:
     """Which spans lie inside a span of the same module and phase, at any distance."""
     within = np.zeros(len(columns), np.bool_)
     span = np.flatnonzero(columns.parent >= 0)
