@@ -10,8 +10,8 @@ import pytest
 
 import modtrace
 from modtrace.track.engine import EngineName
+from tests.support.crash_processes import DEATHS, CrashProcesses, Death
 from tests.support.trace_processor import TraceProcessor
-from tests.support.victims import DEATHS, Death, Victims
 
 KILLS = int(os.environ.get("MODTRACE_TEST_KILLS", "204"))
 """Over all ways to die and both engines."""
@@ -28,10 +28,10 @@ STATUS = {
 
 
 @pytest.fixture(scope="module")
-def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
-    victims = Victims(tmp_path_factory.mktemp("victims"))
-    yield victims
-    victims.close()
+def crash_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashProcesses]:
+    processes = CrashProcesses(tmp_path_factory.mktemp("crashes"))
+    yield processes
+    processes.close()
 
 
 def assert_nothing_is_missing(timeline: modtrace.Timeline, death: Death) -> None:
@@ -41,14 +41,18 @@ def assert_nothing_is_missing(timeline: modtrace.Timeline, death: Death) -> None
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_what_was_over_survives(
-    death: str, engine: EngineName, victims: Victims, trace_processor: type[TraceProcessor], tmp_path: Path
+    death: str,
+    engine: EngineName,
+    crash_processes: CrashProcesses,
+    trace_processor: type[TraceProcessor],
+    tmp_path: Path,
 ) -> None:
     for seed in range(EACH):
         chance = random.Random(f"{death} {engine} {seed}")
         ring, path = tmp_path / f"{seed}.modtrace", tmp_path / f"{seed}.json"
         trace = tmp_path / ("recovered.pftrace" if seed % 2 else "recovered.json")
 
-        died = victims.kill(
+        died = crash_processes.kill(
             engine=engine,
             death=death,
             ring=str(ring),
@@ -66,16 +70,16 @@ def test_what_was_over_survives(
         assert "Stranger" not in {name.fqn for name in timeline.names}
         if death == "exception":
             # An uncaught exception leaves an interpreter that can still save.
-            assert died.errors.rstrip().endswith("RuntimeError: the victim's own")
+            assert died.errors.rstrip().endswith("RuntimeError: the process's own")
             assert_nothing_is_missing(modtrace.load(path), died)
         else:
             assert not path.exists()
 
 
-def test_a_forked_child_records_itself(engine: EngineName, victims: Victims, tmp_path: Path) -> None:
+def test_a_forked_child_records_itself(engine: EngineName, crash_processes: CrashProcesses, tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
 
-    victims.kill(engine=engine, death="fork", ring=str(ring), path=None, calls=100, delay_us=0)
+    crash_processes.kill(engine=engine, death="fork", ring=str(ring), path=None, calls=100, delay_us=0)
     child = modtrace.load(f"{ring}.stranger")
 
     assert {span.fqn for span in child.spans} == {"Stranger"}

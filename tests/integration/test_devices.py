@@ -1,4 +1,4 @@
-"""Backward on a device's own thread, as on a GPU: autograd really runs it there, for a device that pretends."""
+"""Backward on a device's own thread, as on a GPU: autograd really runs it there, for a fake device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from modtrace.track.engine import EngineName
-from tests.support import pretend
+from tests.support import fake_device
 
 ROOT = Path(__file__).parents[2]
 DEVICE, MAIN = "pt_autograd_0", "MainThread"
@@ -21,14 +21,14 @@ MARKED, WATCHED = "STRETCH", "NODE_BEGIN"
 
 @pytest.fixture(autouse=True)
 def possible() -> None:
-    reason = pretend.missing()
+    reason = fake_device.missing()
     if reason is not None:
         pytest.skip(reason)
 
 
 def run(scenario: str, engine: EngineName) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.pretend", scenario, engine],
+        [sys.executable, "-m", "tests.support.fake_device", scenario, engine],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,

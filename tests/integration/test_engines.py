@@ -16,8 +16,8 @@ import modtrace
 from modtrace.timeline import Timeline
 from modtrace.track.engine import EngineName
 from tests.support.models import ARCHITECTURES
-from tests.support.small import Scale
-from tests.support.truth import measure, share_nested
+from tests.support.profiler_truth import measure, share_nested
+from tests.support.small_modules import Scale
 
 Row = tuple[str, str, int]
 ENOUGH: dict[EngineName, float] = {"native": 0.999, "python": 0.95}

@@ -14,9 +14,9 @@ import pytest
 import modtrace
 from modtrace.ring import Kind, read_ring
 from modtrace.track.engine import EngineName
-from tests.support.effort import effort
+from tests.support.test_scale import scaled
 
-SECONDS = effort(3, 30)
+SECONDS = scaled(3, 30)
 SOURCE = Path(modtrace.__file__).parents[1]
 
 EVENTS = """

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import modtrace
 from modtrace.track.engine import EngineName
-from tests.support.effort import effort
+from tests.support.test_scale import scaled
 
 SOURCE = Path(modtrace.__file__).parents[1]
-STEPS = effort(60, 500)
+STEPS = scaled(60, 500)
 CALLS = 2_000
 CAPACITY = 100_000
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.ring import Kind
 from modtrace.timeline import Timeline
-from tests.support.small import Failing, Scale
-from tests.support.trees import Spec, Tree, specs
+from tests.support.random_models import Spec, Tree, specs
+from tests.support.small_modules import Failing, Scale
 
 Slice = tuple[str, int, int]
 RUN_PASS = torch.autograd.graph._engine_run_backward

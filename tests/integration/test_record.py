@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.check import check
 from modtrace.track.engine import EngineName
+from tests.support.random_models import Spec, Tree, called, specs, with_gradient
 from tests.support.trace_processor import TraceProcessor
-from tests.support.trees import Spec, Tree, called, specs, with_gradient
 
 Slice = tuple[str, int]
 SOURCE = Path(modtrace.__file__).parents[1]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.timeline import Timeline
 from modtrace.track.engine import EngineName
-from tests.support.small import Scale
-from tests.support.truth import share_nested
+from tests.support.profiler_truth import share_nested
+from tests.support.small_modules import Scale
 
 
 def model() -> nn.Module:

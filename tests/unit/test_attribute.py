@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from modtrace.timeline.build.attribution import attribute, enclosing_call
 from modtrace.timeline.build.call_tree import Brackets, find_brackets
-from tests.support.script import Script
+from tests.support.event_script import Script
 
 ONE_THREAD = np.array([1])
 

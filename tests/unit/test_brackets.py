@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import KEY_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline.build.call_tree import Brackets, find_brackets
-from tests.support.script import Script
+from tests.support.event_script import Script
 
 
 def rows(brackets: Brackets, *fields: str) -> list[tuple[int, ...]]:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from modtrace.timeline import Mark, Process, Timeline, Track, build_timeline
 from modtrace.timeline.nesting import nested
-from tests.support.script import WALL, Script
-from tests.support.truth import share_nested
+from tests.support.event_script import WALL, Script
+from tests.support.profiler_truth import share_nested
 
 Row = tuple[str, str, int, int, int, int]
 

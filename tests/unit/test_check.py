@@ -12,7 +12,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from modtrace import ModtraceError
 from modtrace.check import check
-from tests.support.changes import changes
+from tests.support.json_mutations import mutations
 
 DATA = Path(__file__).parents[1] / "data" / "check"
 
@@ -265,7 +265,7 @@ def test_garbage_behind_a_gzip_member_is_told(tmp_path: Path) -> None:
 
 def test_any_one_change_of_a_good_trace_gives_violations_or_none(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    for changed in changes(json.loads((DATA / "good.json").read_text()), 1000):
+    for changed in mutations(json.loads((DATA / "good.json").read_text()), 1000):
         trace.write_text(json.dumps(changed))
         assert all(violation.rule for violation in check(trace))
 

@@ -12,7 +12,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from modtrace import ModtraceError, TraceError
 from modtrace.read import load
-from tests.support.changes import change, changes, places
+from tests.support.json_mutations import all_paths, mutated, mutations
 from tests.unit.test_write_chrome import call_of_net
 
 WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recording"
@@ -61,7 +61,7 @@ def test_a_changed_header_is_refused_by_file_and_place(
     document: dict[str, Any], tmp_path: Path, path: tuple[Any, ...], value: list[Any], fault: str
 ) -> None:
     trace = tmp_path / "trace.json"
-    trace.write_text(json.dumps(change(document, ("otherData", *path), *value)))
+    trace.write_text(json.dumps(mutated(document, ("otherData", *path), *value)))
 
     with pytest.raises(TraceError) as raised:
         load(trace)
@@ -73,7 +73,7 @@ def test_a_changed_header_in_a_pftrace_is_refused_too(tmp_path: Path) -> None:
     call_of_net().save(path)
     trace = Trace.FromString(path.read_bytes())
     (fact,) = (fact for packet in trace.packet for fact in packet.chrome_events.metadata if fact.name == "modtrace")
-    header = change(orjson.loads(fact.string_value), ("lanes", 0, "track"))
+    header = mutated(orjson.loads(fact.string_value), ("lanes", 0, "track"))
     fact.string_value = orjson.dumps(header).decode()
     path.write_bytes(trace.SerializeToString())
 
@@ -101,7 +101,7 @@ def test_a_changed_event_is_refused_by_file(
     document: dict[str, Any], tmp_path: Path, path: tuple[Any, ...], value: Any, fault: str
 ) -> None:
     trace = tmp_path / "trace.json"
-    trace.write_text(json.dumps(change(document, path, value)))
+    trace.write_text(json.dumps(mutated(document, path, value)))
 
     with pytest.raises(TraceError) as raised:
         load(trace)
@@ -112,10 +112,10 @@ def test_a_changed_event_is_refused_by_file(
 def test_any_one_change_gives_an_error_of_ours_or_a_timeline_that_can_be_used(
     document: dict[str, Any], tmp_path: Path, part: str
 ) -> None:
-    paths = [path for path in places(document) if path[0] == part or not part]
+    paths = [path for path in all_paths(document) if path[0] == part or not part]
     trace = tmp_path / "trace.json"
     refused = 0
-    for changed in changes(document, 300, paths):
+    for changed in mutations(document, 300, paths):
         trace.write_text(json.dumps(changed))
         try:
             use(trace, tmp_path)

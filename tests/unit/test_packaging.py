@@ -112,7 +112,7 @@ def test_the_source_distribution_can_test_itself(distributions: Path) -> None:
     for needed in (
         "README.md",
         "LICENSE",
-        "constraints.txt",
+        "scripts/constraints.txt",
         "scripts/test",
         "tests/conftest.py",
         "viewer/package.json",

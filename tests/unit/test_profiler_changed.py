@@ -12,7 +12,7 @@ import pytest
 from modtrace import ModtraceError, TraceError, merge
 from modtrace.profiler.trace.event_columns import Gatherer
 from modtrace.read.any_trace import Kind, kind_of, timeline_of
-from tests.support.changes import change, changes
+from tests.support.json_mutations import mutated, mutations
 from tests.support.kineto import BASE, PID, TID, evaluate, recording, trace, x
 
 RECORDING = recording(("Net", 0, 1000, 0), ("Net", 2000, 3000, 0, "backward"))
@@ -46,7 +46,7 @@ USES: dict[str, Callable[[Path, Path], object]] = {
 def test_any_one_change_gives_an_error_of_ours_or_a_trace(tmp_path: Path, use: str) -> None:
     path = tmp_path / "profile.json"
     used = 0
-    for changed in changes(PROFILE, 250):
+    for changed in mutations(PROFILE, 250):
         path.write_text(json.dumps(changed))
         try:
             USES[use](path, tmp_path)
@@ -60,7 +60,7 @@ def test_any_one_change_gives_an_error_of_ours_or_a_trace(tmp_path: Path, use: s
 @pytest.mark.parametrize("use", USES)
 def test_a_base_that_is_no_time_is_named(tmp_path: Path, value: object, use: str) -> None:
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(change(PROFILE, ("baseTimeNanoseconds",), value)))
+    path.write_text(json.dumps(mutated(PROFILE, ("baseTimeNanoseconds",), value)))
 
     with pytest.raises(TraceError) as raised:
         USES[use](path, tmp_path)
@@ -75,7 +75,7 @@ def test_a_node_of_which_a_number_is_odd_leaves_no_part_behind(odd: object) -> N
     good = evaluate("AddmmBackward0", 2000, 3000, 1)
     gatherer = Gatherer()
     for field in ("Fwd thread id", "Sequence number"):
-        gatherer.add([change(good, ("args", field), odd)])
+        gatherer.add([mutated(good, ("args", field), odd)])
     gatherer.add([good])
     nodes = gatherer.events().nodes
     # A node without a number is one too.
@@ -111,7 +111,7 @@ def test_a_merged_trace_is_read_whatever_one_of_its_events_is(tmp_path: Path) ->
     assert spans >= 2
 
     inside = [(*place, key) for place, said in _events(document) for key in said]
-    for changed in changes(document, 250, inside):
+    for changed in mutations(document, 250, inside):
         path.write_text(laid_out_as_merged(changed))
         timeline = timeline_of(path)
         assert spans - 1 <= len(timeline.spans) <= spans + 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from modtrace.timeline.build.attribution import attribute
 from modtrace.timeline.build.backward_spans import backward_slices, chain_lengths
 from modtrace.timeline.build.call_tree import find_brackets
-from tests.support.script import Script
+from tests.support.event_script import Script
 
 Cut = tuple[str, int, int, int]
 """Whose slice it is, its first and its last nanosecond, and how many calls of its chain are around it."""

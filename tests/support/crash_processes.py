@@ -1,7 +1,7 @@
 """Processes that record, log each call that is over, and die.
 
-`Victims` starts one process that has torch loaded and forks a fresh one for each death, so that hundreds of deaths take
-seconds. What a victim logs goes to a pipe, which outlives it.
+`CrashProcesses` starts one process that has torch loaded and forks a fresh one for each death, so that hundreds of
+deaths take seconds. What such a process logs goes to a pipe, which outlives it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import modtrace
 
-__all__ = ["DEATHS", "Death", "Finished", "Victims"]
+__all__ = ["DEATHS", "CrashProcesses", "Death", "Finished"]
 
 DEATHS = ("SIGKILL", "SIGTERM", "SIGSEGV", "os._exit", "exception", "fork")
 MODULES = ("Net", "Net.first", "Net.second", "Net.second.inner")
@@ -35,7 +35,7 @@ class Finished(NamedTuple):
 
 
 class Death(NamedTuple):
-    """How a victim ended.
+    """How a process ended.
 
     Attributes:
         status: as of `os.waitpid`, turned into an exit code; negative for a signal.
@@ -48,8 +48,8 @@ class Death(NamedTuple):
     errors: str
 
 
-class Victims:
-    """Starts victims, one after the other."""
+class CrashProcesses:
+    """Starts processes that die, one after the other."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -93,22 +93,22 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         read, write = os.pipe()
-        victim = os.fork()
-        if victim == 0:
+        child = os.fork()
+        if child == 0:
             os.close(read)
             os.dup2(os.open(order["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
             _live(order, write)
             return
         os.close(write)
-        log = _watch(order, victim, read)
-        status = os.waitstatus_to_exitcode(os.waitpid(victim, 0)[1])
+        log = _watch(order, child, read)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         entries = [_ENTRY.unpack_from(log, at) for at in range(0, len(log), _ENTRY.size)]
         phases = {b"f": "forward", b"b": "backward"}
         finished = [(phases[phase], MODULES[module], call) for phase, _, module, call in entries]
         print(json.dumps({"status": status, "finished": finished}), flush=True)
 
 
-def _watch(order: dict[str, Any], victim: int, read: int) -> bytes:
+def _watch(order: dict[str, Any], child: int, read: int) -> bytes:
     """Read what it logs, and kill it once it has logged enough."""
     import signal
 
@@ -119,10 +119,10 @@ def _watch(order: dict[str, Any], victim: int, read: int) -> bytes:
         if alive and killer is not None and len(log) >= order["calls"] * _ENTRY.size:
             until = time.perf_counter_ns() + order["delay_us"] * 1000
             while time.perf_counter_ns() < until:
-                # The victim must not wait for a full pipe.
+                # It must not wait for a full pipe.
                 if select.select([read], [], [], 0)[0]:
                     log += os.read(read, 1 << 16)
-            os.kill(victim, killer)
+            os.kill(child, killer)
             alive = False
         part = os.read(read, 1 << 16)
         if not part:
@@ -195,7 +195,7 @@ def _die(death: str) -> None:
     elif death == "os._exit":
         os._exit(7)
     elif death == "exception":
-        raise RuntimeError("the victim's own")
+        raise RuntimeError("the process's own")
 
 
 def _fork_a_stranger(order: dict[str, Any], pipe: int) -> None:

@@ -1,7 +1,7 @@
 """How much backward time each engine puts under the right module, on small models of many architectures.
 
 The truth are torch.profiler's slices of autograd nodes with their sequence numbers, and hooks that note which call made
-which numbers; see tests/support/truth.py. Figures are shares of time. "nodes" are the autograd nodes themselves;
+which numbers; see tests/support/profiler_truth.py. Figures are shares of time. "nodes" are the autograd nodes;
 "evaluated" adds what the autograd engine does for each: checking and summing gradients. A node of no module is right
 where no module's slice holds it. 3 µs are allowed for the profiler's clock, but in the column "exact".
 """
@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.support.models import ARCHITECTURES
-from tests.support.truth import measure
+from tests.support.profiler_truth import measure
 
 import modtrace
 from modtrace.track.engine import EngineName

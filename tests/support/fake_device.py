@@ -1,7 +1,7 @@
 """A device that computes on the CPU, and for which autograd runs backward on a thread of its own, as for a GPU.
 
-`python -m tests.support.pretend SCENARIO ENGINE` runs a scenario and prints what the recording of it shows, as JSON. A
-device cannot be taken back, so it needs a process of its own.
+`python -m tests.support.fake_device SCENARIO ENGINE` runs a scenario and prints what the recording of it shows, as
+JSON. A device cannot be taken back, so it needs a process of its own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from modtrace.ring import Kind
 from modtrace.track.engine import EngineName
-from tests.support.small import Failing
+from tests.support.small_modules import Failing
 
 __all__ = ["SCENARIOS", "missing"]
 
-NAME = "pretend"
+NAME = "fake"
 _held: dict[int, tuple[Tensor, Tensor]] = {}
 _libraries: list[torch.library.Library] = []
 
