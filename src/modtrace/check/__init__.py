@@ -1,4 +1,4 @@
-"""What is wrong with a trace: the faults that viewers drop, hide or draw wrongly without a word."""
+"""Find what is wrong with a trace: faults that viewers drop, hide or draw wrongly without saying so."""
 
 from __future__ import annotations
 
@@ -10,28 +10,36 @@ __all__ = ["Violation", "check"]
 
 
 def check(path: str | os.PathLike[str]) -> list[Violation]:
-    """Check a Chrome JSON or Perfetto trace, plain or gzipped, of modtrace or of anything else.
+    """Check a Chrome JSON or Perfetto trace, plain or gzipped, written by modtrace or by anything else.
+
+    Args:
+        path: the trace.
 
     Returns:
-        What breaks a rule, in the order of the rules and then of the file; empty for a good trace.
+        One violation per broken rule and place: first those of the file and of single events in file order, then
+        those between events, rule by rule. Empty for a good trace.
 
     Raises:
         TraceError: the file itself cannot be opened.
+
+    Example:
+        >>> for violation in check("step.json"):
+        ...     print(violation.rule, violation.message)
     """
     from ..formats.trace_kind import format_of
-    from . import read_bytes as source
-    from . import structure_rules as structure
+    from .read_bytes import read_trace_bytes
+    from .structure_rules import STRUCTURE_RULES
     from .track_layout import lay_out
 
     violations: list[Violation] = []
-    data = source.read(path, violations)
+    data = read_trace_bytes(path, violations)
     if data is None:
         return violations
     if format_of(data) == "chrome":
-        from .chrome_rules import read
+        from .chrome_rules import read_chrome as read_events
     else:
-        from .perfetto_rules import read  # slow to import
-    layout = lay_out(read(data, violations))
-    for rule in structure.RULES:
+        from .perfetto_rules import read_perfetto as read_events  # protobuf is slow to import
+    layout = lay_out(read_events(data, violations))
+    for rule in STRUCTURE_RULES:
         violations.extend(rule(layout))
     return violations

@@ -1,23 +1,23 @@
-"""What the rules speak of: events as both formats have them, and violations."""
+"""What the rules work on, the same for both formats: checked events and violations."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["Event", "Track", "Violation"]
+__all__ = ["CheckedEvent", "TrackKey", "Violation"]
 
-Track = tuple[str | int, ...]
-"""(pid, tid) of a Chrome trace, (uuid,) of a Perfetto trace."""
+TrackKey = tuple[str | int, ...]
+"""Identifies a track: (pid, tid) in a Chrome trace, (uuid,) in a Perfetto trace."""
 
 
 class Violation(NamedTuple):
     """One broken rule.
 
     Attributes:
-        rule: its name, the same for all violations of the rule.
-        message: what is wrong there.
-        event: the position of the event in the file (of the packet in a Perfetto trace), from 0; None where it is
-            about the file.
+        rule: the rule's name (`partial-overlap`).
+        message: what is wrong, with the values that are.
+        event: position of the event in the file, from 0 (of the packet in a Perfetto trace); None where the file as a
+            whole is concerned.
     """
 
     rule: str
@@ -25,27 +25,27 @@ class Violation(NamedTuple):
     event: int | None = None
 
     def __str__(self) -> str:
-        at = "" if self.event is None else f"event {self.event}: "
-        return f"{self.rule}: {at}{self.message}"
+        where = "" if self.event is None else f"event {self.event}: "
+        return f"{self.rule}: {where}{self.message}"
 
 
-class Event(NamedTuple):
-    """A slice, one end of a slice, or a flow's end.
+class CheckedEvent(NamedTuple):
+    """A slice, the begin or end of a slice, or one end of a flow.
 
     Attributes:
-        position: where it stands in the file.
-        phase: the letter of Chrome's format: X, B, E; s, t, f for flows.
-        track: the row it is drawn on.
-        time: nanoseconds.
-        duration: nanoseconds of an X, else 0.
-        name: the slice's name; "" on an E that closes whatever is open.
-        flow: what joins the ends of one flow, None for slices.
-        binding: whether a flow's end lies in the slice around it or on the next to begin.
+        position: position in the file, from 0.
+        phase: Chrome's letter: X, B, E for slices; s, t, f for flows.
+        track: the track it is drawn on.
+        time: ns.
+        duration: ns for an X, else 0.
+        name: the slice's name; "" for an E that closes whatever is open.
+        flow: identifies the flow, the same for all its ends; None for slices.
+        binding: for a flow's end, whether it belongs to the slice around it or to the next slice that begins.
     """
 
     position: int
     phase: str
-    track: Track
+    track: TrackKey
     time: int
     duration: int = 0
     name: str = ""

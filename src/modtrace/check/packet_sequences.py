@@ -1,4 +1,4 @@
-"""The packets of a Perfetto trace, and what each sequence of them has said so far."""
+"""Split a Perfetto trace into packets, and keep the state that each packet sequence builds up."""
 
 from __future__ import annotations
 
@@ -9,112 +9,123 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
+from ..formats.packet_stream import PACKET
 from .model import Violation
 
-__all__ = ["Sequence", "packets_of"]
+__all__ = ["PacketSequence", "parse_packets"]
 
-PACKET_TAG = 0x0A
-FIRST_OF_SEQUENCE_CLOCKS = 64
-"""Clock ids from here on mean something in their own sequence only."""
+_MIN_SEQUENCE_CLOCK_ID = 64
+"""Clock ids from here on are local to their sequence; smaller ones are Perfetto's built-in clocks."""
+_MAX_VARINT_BITS = 70
 
 
-def packets_of(data: bytes, violations: list[Violation]) -> Iterator[Any]:
-    """Parse packet by packet; stops, with a violation, at the first byte that belongs to none."""
-    at = 0
-    while at < len(data):
-        start = at
-        if data[at] != PACKET_TAG:
-            violations.append(Violation("unreadable", f"byte {at}: no packet starts here"))
+def parse_packets(data: bytes, violations: list[Violation]) -> Iterator[Any]:
+    """Parse packet by packet; stop, with a violation, at the first byte that belongs to none."""
+    offset = 0
+    while offset < len(data):
+        start = offset
+        if data[offset] != PACKET:
+            violations.append(Violation("unreadable", f"byte {offset}: no packet starts here"))
             return
-        length, at = _varint(data, at + 1)
-        if length is None or at + length > len(data):
+        length, offset = _read_varint(data, offset + 1)
+        if length is None or offset + length > len(data):
             violations.append(Violation("unreadable", f"byte {start}: the packet that starts here is cut off"))
             return
         try:
-            yield proto.TracePacket.FromString(data[at : at + length])
+            yield proto.TracePacket.FromString(data[offset : offset + length])
         except DecodeError:
             violations.append(Violation("unreadable", f"byte {start}: the packet that starts here is no packet"))
             return
-        at += length
+        offset += length
 
 
-def _varint(data: bytes, at: int) -> tuple[int | None, int]:
+def _read_varint(data: bytes, offset: int) -> tuple[int | None, int]:
+    """Return the number at `offset` (None where it is cut off or too long) and the offset behind it."""
     value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
+    for shift in range(0, _MAX_VARINT_BITS, 7):
+        if offset >= len(data):
             break
-        byte = data[at]
-        at += 1
+        byte = data[offset]
+        offset += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
-    return None, at
+            return value, offset
+    return None, offset
 
 
 @dataclass(slots=True)
-class Clock:
-    """A clock of one sequence: deltas of `unit` ns where it is incremental, and where it stood last."""
-
-    unit: int
-    incremental: bool
-    now: int
-    ahead: int
-    """What its readings lack to the built-in clock it was compared with, in ns."""
-
-
-@dataclass(slots=True)
-class Sequence:
-    """What the packets of one sequence said that later ones build on.
+class _SequenceClock:
+    """A clock that one sequence defines for itself.
 
     Attributes:
-        opened: whether a packet has opened the incremental state that others need.
-        clock: the default clock; 0 is the trace's own.
-        track: the default track.
-        clocks: those of the sequence itself.
-        interned: the interned values by (field of InternedData, id).
+        unit_ns: ns per tick.
+        incremental: timestamps are differences to the previous one.
+        now_ns: its last reading.
+        offset_ns: what to add to its readings to get those of the built-in clock it was compared with.
     """
 
-    opened: bool = False
-    clock: int = 0
-    track: int = 0
-    clocks: dict[int, Clock] = field(default_factory=dict)
+    unit_ns: int
+    incremental: bool
+    now_ns: int
+    offset_ns: int
+
+
+@dataclass(slots=True)
+class PacketSequence:
+    """The state that the packets of one sequence have set for those after them.
+
+    Attributes:
+        has_state: a packet has opened the incremental state that others need.
+        default_clock_id: for packets that name no clock; 0 is the trace's own.
+        default_track: uuid of the track for events that name none.
+        clocks: the clocks of the sequence itself, by id.
+        interned: the interned values by (field of InternedData, iid).
+    """
+
+    has_state: bool = False
+    default_clock_id: int = 0
+    default_track: int = 0
+    clocks: dict[int, _SequenceClock] = field(default_factory=dict)
     interned: dict[tuple[str, int], str] = field(default_factory=dict)
 
-    def take(self, packet: Any) -> None:
-        """Take in what the packet says about the packets after it."""
+    def update(self, packet: Any) -> None:
+        """Apply what a packet sets for those after it."""
         if packet.sequence_flags & proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED:
-            self.opened = True
+            self.has_state = True
             self.interned.clear()
-            self.clock = self.track = 0
+            self.default_clock_id = self.default_track = 0
         if packet.HasField("trace_packet_defaults"):
-            self.clock = packet.trace_packet_defaults.timestamp_clock_id
-            self.track = packet.trace_packet_defaults.track_event_defaults.track_uuid
+            self.default_clock_id = packet.trace_packet_defaults.timestamp_clock_id
+            self.default_track = packet.trace_packet_defaults.track_event_defaults.track_uuid
         if packet.HasField("clock_snapshot"):
-            self._compare(packet.clock_snapshot.clocks)
+            self._define_clocks(packet.clock_snapshot.clocks)
         if packet.HasField("interned_data"):
-            for kind, entries in packet.interned_data.ListFields():
+            for descriptor, entries in packet.interned_data.ListFields():
                 for entry in entries:
                     value = getattr(entry, "name", None) or getattr(entry, "str", "")
-                    self.interned[kind.name, entry.iid] = value if isinstance(value, str) else repr(value)
+                    self.interned[descriptor.name, entry.iid] = value if isinstance(value, str) else repr(value)
 
-    def _compare(self, readings: Any) -> None:
-        wall = next((reading.timestamp for reading in readings if reading.clock_id < FIRST_OF_SEQUENCE_CLOCKS), 0)
-        for reading in readings:
-            if reading.clock_id >= FIRST_OF_SEQUENCE_CLOCKS:
-                unit = reading.unit_multiplier_ns or 1
-                stands = reading.timestamp * unit
-                self.clocks[reading.clock_id] = Clock(unit, reading.is_incremental, stands, wall - stands)
+    def time_ns(self, packet: Any) -> int | None:
+        """Return the packet's time on the built-in clock; None where its clock has never been defined.
 
-    def time_of(self, packet: Any) -> int | None:
-        """Return the packet's time in ns of the built-in clocks; None where its clock has never been set."""
-        number = packet.timestamp_clock_id or self.clock
-        if number < FIRST_OF_SEQUENCE_CLOCKS:
+        To be called once per packet, in file order: an incremental clock advances.
+        """
+        clock_id = packet.timestamp_clock_id or self.default_clock_id
+        if clock_id < _MIN_SEQUENCE_CLOCK_ID:
             return int(packet.timestamp)
-        clock = self.clocks.get(number)
+        clock = self.clocks.get(clock_id)
         if clock is None:
             return None
-        if clock.incremental:
-            clock.now += packet.timestamp * clock.unit
-        else:
-            clock.now = packet.timestamp * clock.unit
-        return clock.now + clock.ahead
+        ticks_ns = packet.timestamp * clock.unit_ns
+        clock.now_ns = clock.now_ns + ticks_ns if clock.incremental else ticks_ns
+        return clock.now_ns + clock.offset_ns
+
+    def _define_clocks(self, readings: Any) -> None:
+        builtin_ns = next((reading.timestamp for reading in readings if reading.clock_id < _MIN_SEQUENCE_CLOCK_ID), 0)
+        for reading in readings:
+            if reading.clock_id >= _MIN_SEQUENCE_CLOCK_ID:
+                unit_ns = reading.unit_multiplier_ns or 1
+                now_ns = reading.timestamp * unit_ns
+                self.clocks[reading.clock_id] = _SequenceClock(
+                    unit_ns, reading.is_incremental, now_ns, builtin_ns - now_ns
+                )

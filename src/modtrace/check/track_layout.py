@@ -1,4 +1,4 @@
-"""How events lie on their tracks: what the rules on nesting and flows look at."""
+"""Sort events onto their tracks and pair begins with ends: what the rules on nesting and flows look at."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .model import Event, Track
+from .model import CheckedEvent, TrackKey
 
-__all__ = ["Layout", "Slice", "lay_out"]
+__all__ = ["CheckedSlice", "TrackLayout", "lay_out"]
 
 
-class Slice(NamedTuple):
-    """What an X, or a B with its E, covers: [start, end) in ns, without end where the E never came."""
+class CheckedSlice(NamedTuple):
+    """An X, or a B with its E: [start, end) in ns, with an infinite end where the E never came.
+
+    Attributes:
+        start: ns.
+        end: ns, or `math.inf`.
+        position: of the event that begins it, in the file.
+        name: the slice's name.
+    """
 
     start: int
     end: float
@@ -23,59 +30,59 @@ class Slice(NamedTuple):
 
 
 @dataclass(slots=True)
-class Layout:
-    """Events by what they are.
+class TrackLayout:
+    """All events of a trace, by what they are.
 
     Attributes:
-        slices: per track by start, the longer one first.
-        never_ended: begins without an end.
-        never_begun: ends without a begin.
-        flows: the ends of each flow in time order.
+        slices: per track, by start; of several with the same start the longest first.
+        unended: begins without an end.
+        unbegun: ends without a begin.
+        flows: per flow its ends, in time order.
     """
 
-    slices: dict[Track, list[Slice]] = field(default_factory=dict)
-    never_ended: list[Event] = field(default_factory=list)
-    never_begun: list[Event] = field(default_factory=list)
-    flows: dict[tuple[object, ...], list[Event]] = field(default_factory=dict)
+    slices: dict[TrackKey, list[CheckedSlice]] = field(default_factory=dict)
+    unended: list[CheckedEvent] = field(default_factory=list)
+    unbegun: list[CheckedEvent] = field(default_factory=list)
+    flows: dict[tuple[object, ...], list[CheckedEvent]] = field(default_factory=dict)
 
 
-def lay_out(events: Sequence[Event]) -> Layout:
+def lay_out(events: Sequence[CheckedEvent]) -> TrackLayout:
     """Sort events onto their tracks and pair begins with ends."""
-    layout = Layout()
-    halves: dict[Track, list[Event]] = defaultdict(list)
+    layout = TrackLayout()
+    begins_and_ends: dict[TrackKey, list[CheckedEvent]] = defaultdict(list)
     for event in events:
         if event.flow is not None:
             layout.flows.setdefault(event.flow, []).append(event)
         elif event.phase == "X":
-            whole = Slice(event.time, event.time + event.duration, event.position, event.name)
-            layout.slices.setdefault(event.track, []).append(whole)
+            complete = CheckedSlice(event.time, event.time + event.duration, event.position, event.name)
+            layout.slices.setdefault(event.track, []).append(complete)
         else:
-            halves[event.track].append(event)
-    for track, of_track in halves.items():
-        layout.slices.setdefault(track, []).extend(_paired(of_track, layout))
+            begins_and_ends[event.track].append(event)
+    for track, track_events in begins_and_ends.items():
+        layout.slices.setdefault(track, []).extend(_pair(track_events, layout))
     for slices in layout.slices.values():
-        slices.sort(key=lambda piece: (piece.start, -piece.end, piece.position))
+        slices.sort(key=lambda slice_: (slice_.start, -slice_.end, slice_.position))
     for ends in layout.flows.values():
         ends.sort(key=lambda end: end.time)
     return layout
 
 
-def _paired(halves: list[Event], layout: Layout) -> list[Slice]:
-    """Pair as viewers do: an E closes the innermost open B, of its name where it has one, and all inside it."""
-    slices: list[Slice] = []
-    open_: list[Event] = []
-    for half in sorted(halves, key=lambda event: event.time):
-        if half.phase == "B":
-            open_.append(half)
+def _pair(begins_and_ends: list[CheckedEvent], layout: TrackLayout) -> list[CheckedSlice]:
+    """Pair B with E as viewers do: an E closes the innermost open B (of its name, if it has one) and all inside it."""
+    slices: list[CheckedSlice] = []
+    stack: list[CheckedEvent] = []
+    for event in sorted(begins_and_ends, key=lambda event: event.time):
+        if event.phase == "B":
+            stack.append(event)
             continue
-        while_open = range(len(open_) - 1, -1, -1)
-        match = next((at for at in while_open if half.name in ("", open_[at].name)), None)
+        innermost_first = range(len(stack) - 1, -1, -1)
+        match = next((index for index in innermost_first if event.name in ("", stack[index].name)), None)
         if match is None:
-            layout.never_begun.append(half)
+            layout.unbegun.append(event)
             continue
-        layout.never_ended.extend(open_[match + 1 :])
-        slices.extend(Slice(begin.time, half.time, begin.position, begin.name) for begin in open_[match:])
-        del open_[match:]
-    layout.never_ended.extend(open_)
-    slices.extend(Slice(begin.time, math.inf, begin.position, begin.name) for begin in open_)
+        layout.unended.extend(stack[match + 1 :])
+        slices.extend(CheckedSlice(begin.time, event.time, begin.position, begin.name) for begin in stack[match:])
+        del stack[match:]
+    layout.unended.extend(stack)
+    slices.extend(CheckedSlice(begin.time, math.inf, begin.position, begin.name) for begin in stack)
     return slices
