@@ -112,7 +112,7 @@ def measure(engine: Any, make: Callable[[], Callable[[], torch.Tensor]], steps: 
     forward = inside_forward(events, ours)
     backward = inside_backward(events, ours)
     return {
-        "sync marks": told.facts["alignment"]["marks"],
+        "sync marks": told.metadata["alignment"]["marks"],
         "probes": len(errors),
         "median error ns": statistics.median(errors),
         "median probe ns": statistics.median(end - start for _, start, end in probes),

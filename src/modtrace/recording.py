@@ -19,7 +19,7 @@ from .ring.slot_format import NO_NAME
 from .timeline import Timeline, build_timeline
 from .timeline.open_calls import ThreadStack, open_stacks
 from .track.engine import Engine, EngineName, choose_engine, make_engine
-from .track.recording_metadata import recording_facts
+from .track.recording_metadata import recording_metadata
 from .track.sampling import Samples
 from .write import check_path
 
@@ -128,8 +128,8 @@ class Recording:
             if self._ring is not None:
                 raise RecordingError("this recording was started before; make a new one with modtrace.record()")
             kind = choose_engine(self._wanted)
-            facts = recording_facts(kind, self._capacity, self._host_name)
-            self._ring = Ring(self._capacity, self._ring_path, facts)
+            metadata = recording_metadata(kind, self._capacity, self._host_name)
+            self._ring = Ring(self._capacity, self._ring_path, metadata)
             model = None if self._model is None else self._model()
             self._engine = make_engine(kind, self._ring, model, self._fail)
             self._samples.start(self._engine, self._ring.names, self._fail)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from modtrace.formats.escape import UNNAMED, shown
-from modtrace.timeline import BACKWARD, PHASES, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import in_start_order
 from modtrace.timeline.nesting import nested
 from tests.support.timelines import EPOCH, HOSTILE, gpt2_timeline, timeline_of, timelines
@@ -185,9 +185,9 @@ def test_hostile_names(trace_processor: Opener, tmp_path: Path, name: str) -> No
         names=[Name(name, name, name), Name("plain", "plain", "Plain")],
         tracks=[Track(kind, name or "t", 1, process) for kind in ("forward", "backward")],
         marks=[Mark(EPOCH + 5, "mark", name or "m")],
-        counters=[Counter(name or "c", "bytes", process, np.array([EPOCH + 1]), np.array([3]))],
-        facts={name: [name, {"deeper": name}]},
-        arguments={0: {"shapes": name, name or "key": "value"}},
+        counters=[CounterSeries(name or "c", "bytes", process, np.array([EPOCH + 1]), np.array([3]))],
+        metadata={name: [name, {"deeper": name}]},
+        span_args={0: {"shapes": name, name or "key": "value"}},
     )
     check(trace_processor, timeline, tmp_path)
 
@@ -202,7 +202,7 @@ def test_600_levels_are_all_there(trace_processor: Opener, tmp_path: Path) -> No
 def test_arguments_are_args(trace_processor: Opener, tmp_path: Path) -> None:
     timeline = dataclasses.replace(
         timeline_of((0, 10, "a"), (2, 8, "b"), (12, 13, "a")),
-        arguments={0: {"shapes": "float32[2, 8]"}, 2: {"shapes": "float32[2, 8]", "other": "x"}},
+        span_args={0: {"shapes": "float32[2, 8]"}, 2: {"shapes": "float32[2, 8]", "other": "x"}},
     )
     for suffix, prefix in ((".json", "args"), (".pftrace", "debug")):
         timeline.save(tmp_path / f"trace{suffix}")
@@ -236,7 +236,7 @@ def two_ranks() -> Timeline:
         link=np.full(count, -1),
         complete=np.ones(count),
     )
-    counter = Counter("allocated", "bytes", ranks[0], np.array([EPOCH]), np.array([5]))
+    counter = CounterSeries("allocated", "bytes", ranks[0], np.array([EPOCH]), np.array([5]))
     return Timeline(columns=columns, names=[Name("Net", "Net", "Net")], tracks=tracks, counters=[counter])
 
 
@@ -318,9 +318,9 @@ def test_a_module_has_one_correlation_in_all_its_calls(trace_processor: Opener, 
     assert len(rows) == len({row["id"] for row in rows}) == len(timeline.names)
 
 
-def test_facts_and_losses_are_in_the_metadata(trace_processor: Opener, tmp_path: Path) -> None:
+def test_metadata_and_losses_are_in_the_metadata(trace_processor: Opener, tmp_path: Path) -> None:
     timeline = dataclasses.replace(
-        timeline_of((0, 1, "a")), facts={"engine": "native", "versions": {"torch": "2.13"}}, stats=Stats(9, 4)
+        timeline_of((0, 1, "a")), metadata={"engine": "native", "versions": {"torch": "2.13"}}, stats=Stats(9, 4)
     )
     timeline.save(tmp_path / "trace.pftrace")
     rows = trace_processor.open(tmp_path / "trace.pftrace").query(

@@ -21,7 +21,7 @@ import pytest
 
 import modtrace
 from modtrace import TraceError, WriteError
-from modtrace.profiler import merge, merged_facts, module_totals
+from modtrace.profiler import merge, module_totals, read_merge_metadata
 from modtrace.profiler.attribute.module_times import NO_MODULE
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
 from modtrace.timeline.columns import in_start_order
@@ -228,8 +228,8 @@ def test_it_imports_with_no_fault_of_ours(
             "join thread using (utid) where tid >= 4040000000"
         )
     }
-    facts = merged_facts(out)
-    assert facts is not None
+    metadata = read_merge_metadata(out)
+    assert metadata is not None
     added = json.loads(merged(path, folder).read_text())["traceEvents"][len(document(path)["traceEvents"]) :]
     assert len(slices(added, "forward", "backward", "gpu")) == len([event for event in added if event["ph"] == "X"])
     assert len(found) > 30
@@ -297,7 +297,7 @@ def test_sync_marks_are_found_without_reading_the_events(tmp_path: Path) -> None
     )
     for attribute in (True, False):
         told = merge(path, timeline, tmp_path / "out.json", attribute=attribute)
-        assert told.facts["alignment"]["marks"] == 4
+        assert told.metadata["alignment"]["marks"] == 4
         ours = json.loads((tmp_path / "out.json").read_text())["traceEvents"][len(events) :]
         assert [extent(event) for event in slices(ours, "forward")] == [(1800, 50_800)]
 

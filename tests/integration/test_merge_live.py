@@ -78,7 +78,7 @@ def test_the_recording_lies_over_the_trace(both: tuple[Path, modtrace.Timeline],
     profiled, timeline = both
     out = tmp_path / "out.json"
     told = modtrace.merge(profiled, timeline, out)
-    assert told.facts["alignment"]["method"] == "sync marks"
+    assert told.metadata["alignment"]["method"] == "sync marks"
     ours = slices(out, ours=True)
     forward = sorted((extent(e), e["args"]["fqn"]) for e in ours if e["cat"] != "backward")
     seen = sorted(extent(e) for e in slices(profiled, ours=False) if e["name"].startswith("nn.Module: "))
@@ -97,7 +97,7 @@ def test_the_recording_lies_over_the_trace(both: tuple[Path, modtrace.Timeline],
         for (s, e), (begin, end) in ((ours, node), (node, ours))
         if s + by < begin < e - by and e + by < end
     ]
-    assert told.facts["nodes_placed"] == told.facts["nodes"] - 3  # the sum lies outside of the model
+    assert told.metadata["nodes_placed"] == told.metadata["nodes"] - 3  # the sum lies outside of the model
 
 
 def test_it_imports_with_no_fault_of_ours(

@@ -224,7 +224,7 @@ def test_the_trace_in_a_report_is_whole(run: Path, tmp_path: Path) -> None:
     ]  # all but the names
     assert [span.module_class for span in there.spans] == [span.module_class for span in here.spans]
     assert there.stats == here.stats
-    assert "host" not in there.facts
+    assert "host" not in there.metadata
 
 
 @pytest.mark.usefixtures("gpu_traces")
@@ -442,8 +442,8 @@ def test_hostile_names_are_text_everywhere(name: str, tmp_path: Path) -> None:
         tracks=[track._replace(thread=name, process=process) for track in plain.tracks],
         marks=[Mark(plain.marks[0].time_ns, "step", name)],
         counters=[replace(counter, name=name, unit=name, process=process) for counter in plain.counters],
-        facts={"torch": name, "engine": name, name: name},
-        arguments={0: {"shapes": name}, 1: {name: name}},
+        metadata={"torch": name, "engine": name, name: name},
+        span_args={0: {"shapes": name}, 1: {name: name}},
     )
 
     timeline.save(tmp_path / "bug.zip")

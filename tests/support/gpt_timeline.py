@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from modtrace.timeline.columns import BACKWARD, DTYPES, FORWARD, Columns, in_start_order
-from modtrace.timeline.timeline import Counter, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 
 __all__ = ["BASE", "gpt_timeline"]
 
@@ -72,7 +72,7 @@ def gpt_timeline(steps: int, layers: int, *, unit: int = 20_000, ranks: int = 1)
     processes = [Process(1000 + rank, rank) for rank in range(ranks)]
     tracks: list[Track] = []
     marks: list[Mark] = []
-    counters: list[Counter] = []
+    counters: list[CounterSeries] = []
     for rank, process in enumerate(processes):
         tracks += [Track("forward", "MainThread", 1, process), Track("backward", "MainThread", 1, process)]
         at, samples = BASE, []
@@ -84,7 +84,7 @@ def gpt_timeline(steps: int, layers: int, *, unit: int = 20_000, ranks: int = 1)
             if rank == 0:
                 marks.append(Mark(at, "step", f"step {step}"))
         time, value = (np.array(part, np.int64) for part in zip(*samples, strict=True))
-        counters.append(Counter("process RSS", "bytes", process, time, value))
+        counters.append(CounterSeries("process RSS", "bytes", process, time, value))
     columns = Columns.of(**dict(zip(DTYPES, np.array(build.rows, np.int64).T, strict=True)))
     return Timeline(
         in_start_order(columns),

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from modtrace.formats.escape import UNNAMED
-from modtrace.timeline import BACKWARD, FORWARD, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import in_start_order
 from modtrace.timeline.nesting import nested
 
@@ -65,7 +65,7 @@ def gpt2_timeline(spans: int, layers: int = 12, seed: int = 0) -> Timeline:
         tracks=[Track(kind, "MainThread", 48213, process) for kind in ("forward", "backward")],
         stats=Stats(recorded=4 * repeat * modules),
         marks=[Mark(int(parts[2 * step + 1][1].max()) + 1_000, "step", f"step {step}") for step in range(steps)],
-        facts={"engine": "native", "torch": "2.13.0"},
+        metadata={"engine": "native", "torch": "2.13.0"},
     )
 
 
@@ -243,8 +243,8 @@ def timelines(draw: st.DrawFn) -> Timeline:
         stats=draw(st.builds(Stats, *[st.integers(0, 2**40)] * 6)),
         marks=sorted(draw(st.lists(marks, max_size=3)), key=lambda mark: mark.time_ns),
         counters=_counters(draw, base, tracks),
-        facts=draw(st.dictionaries(Plain, st.one_of(Plain, st.integers(-(2**40), 2**40), st.none()), max_size=3)),
-        arguments=draw(st.dictionaries(st.integers(0, count - 1), own, max_size=3)) if count else {},
+        metadata=draw(st.dictionaries(Plain, st.one_of(Plain, st.integers(-(2**40), 2**40), st.none()), max_size=3)),
+        span_args=draw(st.dictionaries(st.integers(0, count - 1), own, max_size=3)) if count else {},
     )
 
 
@@ -263,13 +263,13 @@ def _intervals(moves: list[tuple[bool, int]]) -> list[tuple[int, int]]:
     return found + [(start, clock) for start in stack]
 
 
-def _counters(draw: st.DrawFn, base: int, tracks: list[Track]) -> list[Counter]:
+def _counters(draw: st.DrawFn, base: int, tracks: list[Track]) -> list[CounterSeries]:
     counters = []
     for number, track in enumerate(tracks[:2]):
         times = sorted(draw(st.lists(Times, max_size=4)))
         values = [draw(st.integers(0, 2**40)) for _ in times]
         counters.append(
-            Counter(
+            CounterSeries(
                 f"{number} {draw(Plain)}",
                 draw(st.sampled_from(["bytes", "%"])),
                 track.process,

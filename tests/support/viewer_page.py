@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modtrace.timeline.columns import Columns
-from modtrace.timeline.timeline import Counter, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 
 from .browser import Visit
 from .gpt_timeline import BASE
@@ -152,7 +152,7 @@ def one_step() -> Timeline:
         ],
         Stats(recorded=16),
         [Mark(BASE + 2000 * US, "step", "step 0")],
-        [Counter("RSS", "bytes", process, BASE + np.array([0, 1000, 1500]) * US, np.array([1, 4, 2]) << 30)],
+        [CounterSeries("RSS", "bytes", process, BASE + np.array([0, 1000, 1500]) * US, np.array([1, 4, 2]) << 30)],
         {"torch": "2.13.0"},
         {1: {"shapes": "float32[2, 8]"}},
     )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from modtrace import WriteError
 from modtrace.timeline.columns import Columns
-from modtrace.timeline.timeline import Counter, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.write.html import payload, render_html, write_html
 from tests.support.gpt_timeline import BASE, gpt_timeline
 
@@ -54,9 +54,9 @@ def two_spans(**changes: Any) -> Timeline:
         "tracks": [Track("forward", "MainThread", 7, process), Track("backward", "MainThread", 7, process)],
         "stats": Stats(recorded=4, unfinished=1),
         "marks": [Mark(BASE + 310, "step", "step 0")],
-        "counters": [Counter("RSS", "bytes", process, np.array([BASE + 50]), np.array([4096]))],
-        "facts": {"torch": "2.13.0"},
-        "arguments": {1: {"shapes": "float32[2]"}},
+        "counters": [CounterSeries("RSS", "bytes", process, np.array([BASE + 50]), np.array([4096]))],
+        "metadata": {"torch": "2.13.0"},
+        "span_args": {1: {"shapes": "float32[2]"}},
     }
     assert changes.keys() <= columns.keys() | timeline.keys()
     columns |= {key: value for key, value in changes.items() if key in columns}
@@ -74,7 +74,7 @@ def test_every_field_is_in_the_payload() -> None:
         "version": 1,
         # The counter's sample is the first moment of all.
         "base_ns": str(BASE + 50),
-        "facts": {"torch": "2.13.0"},
+        "metadata": {"torch": "2.13.0"},
         "stats": {
             "recorded": 4,
             "overwritten": 0,
@@ -90,7 +90,7 @@ def test_every_field_is_in_the_payload() -> None:
             {"kind": "backward", "thread": "MainThread", "tid": 7, "process": 0, "name": "backward · MainThread"},
         ],
         "marks": [[260, "step", "step 0"]],
-        "arguments": {"1": {"shapes": "float32[2]"}},
+        "span_args": {"1": {"shapes": "float32[2]"}},
     }
     assert [counters[0][key] for key in ("name", "unit", "process")] == ["RSS", "bytes", 0]
     assert values(body, counters[0]["time"]) == [0]
@@ -201,11 +201,11 @@ def test_a_lone_surrogate_comes_back_as_its_escape() -> None:
 
 
 @pytest.mark.parametrize("name", ["GPT", "\ud800"])
-def test_facts_that_no_browser_could_read_are_written_as_it_can(name: str) -> None:
-    facts = {"path": Path("x"), "nan": float("nan"), "list": [float("inf"), 1.5]}
-    header, _ = unpack(payload(two_spans(names=[Name(name, name, name)], facts=facts)))
+def test_metadata_that_no_browser_could_read_are_written_as_it_can(name: str) -> None:
+    metadata = {"path": Path("x"), "nan": float("nan"), "list": [float("inf"), 1.5]}
+    header, _ = unpack(payload(two_spans(names=[Name(name, name, name)], metadata=metadata)))
 
-    assert header["facts"] == {"path": "x", "nan": None, "list": [None, 1.5]}
+    assert header["metadata"] == {"path": "x", "nan": None, "list": [None, 1.5]}
 
 
 def test_the_same_timeline_makes_the_same_bytes() -> None:

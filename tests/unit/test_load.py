@@ -23,7 +23,7 @@ def told(timeline: Timeline) -> dict[str, object]:
     spans = list(timeline.spans)
     tracks = [timeline.tracks[track] for track in columns.track.tolist()]
     rows = [
-        (span, tracks[i], link, timeline.arguments.get(i, {}), (spans[parent], tracks[parent]) if parent >= 0 else None)
+        (span, tracks[i], link, timeline.span_args.get(i, {}), (spans[parent], tracks[parent]) if parent >= 0 else None)
         for i, (span, parent, link) in enumerate(
             zip(spans, columns.parent.tolist(), columns.link.tolist(), strict=True)
         )
@@ -35,7 +35,7 @@ def told(timeline: Timeline) -> dict[str, object]:
         "stats": timeline.stats,
         "marks": list(timeline.marks),
         "counters": [(c.name, c.unit, c.process, c.time.tolist(), c.value.tolist()) for c in timeline.counters],
-        "facts": dict(timeline.facts),
+        "metadata": dict(timeline.metadata),
     }
 
 

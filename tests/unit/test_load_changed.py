@@ -50,7 +50,7 @@ HEADER_FAULTS: list[tuple[tuple[Any, ...], list[Any], str]] = [
     (("stats",), [[]], "stats is []"),
     (("stats", "recorded"), ["10"], "stats.recorded is '10'"),
     (("stats", "guessed"), [10], "stats.guessed is 10"),
-    (("facts",), [], "facts is missing"),
+    (("metadata",), [], "metadata is missing"),
     (("originals", "a"), ["6"], "originals['a'] is '6'"),
     (("originals", "a"), [6], "originals['a'] is 6"),
 ]
@@ -72,9 +72,9 @@ def test_a_changed_header_in_a_pftrace_is_refused_too(tmp_path: Path) -> None:
     path = tmp_path / "trace.pftrace"
     call_of_net().save(path)
     trace = Trace.FromString(path.read_bytes())
-    (fact,) = (fact for packet in trace.packet for fact in packet.chrome_events.metadata if fact.name == "modtrace")
-    header = mutated(orjson.loads(fact.string_value), ("lanes", 0, "track"))
-    fact.string_value = orjson.dumps(header).decode()
+    (entry,) = (entry for packet in trace.packet for entry in packet.chrome_events.metadata if entry.name == "modtrace")
+    header = mutated(orjson.loads(entry.string_value), ("lanes", 0, "track"))
+    entry.string_value = orjson.dumps(header).decode()
     path.write_bytes(trace.SerializeToString())
 
     with pytest.raises(TraceError) as raised:

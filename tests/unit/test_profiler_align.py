@@ -83,5 +83,5 @@ def test_without_common_marks_the_wall_clock_counts_and_says_how_sure_it_is(mark
     found = by_marks(marks, dict([around(0, 0)]), BASE)
     assert found == by_wall_clock(BASE)
     assert moved(found, 0, 12345) == [0, 12345]
-    assert found.facts()["method"] == "wall clock"
+    assert found.metadata()["method"] == "wall clock"
     assert "usually agree within 10 µs" in str(found)

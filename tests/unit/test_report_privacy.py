@@ -1,4 +1,4 @@
-"""What a report leaves out: texts, facts, events, lines of the environment; each by cases worked out by hand."""
+"""What a report leaves out: texts, metadata, events, lines of the environment; each by cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from modtrace.report.clean_timeline import private
 from modtrace.report.event_filter import Cleaner
 from modtrace.report.redact import Redactor
 from modtrace.report.system_info import environment, filtered
-from modtrace.timeline import Columns, Counter, Mark, Name, Process, Timeline, Track
+from modtrace.timeline import Columns, CounterSeries, Mark, Name, Process, Timeline, Track
 
 ENVIRON = {
     "HOME": "/home/Jane Doe",
@@ -158,12 +158,12 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
         [Name("Net", "Net", "Net"), Name("janed: Head", "Net.janed", "Head")],
         [Track("forward", "loader of janed", 8, process)],
         marks=[Mark(7, "mark", "see /data/x/y"), Mark(7, "sync", "modtrace.sync#janed"), Mark(8, "step", "step 0")],
-        counters=[Counter("RSS of janed", "bytes", process, np.array([1]), np.array([2]))],
-        facts={
+        counters=[CounterSeries("RSS of janed", "bytes", process, np.array([1]), np.array([2]))],
+        metadata={
             "torch": "2.13.0+cpu", "python": "3.11 on janed's box", "engine": "native", "modtrace": 3, "capacity": 64,
             "host": "0123456789ab", "pid": 7, "argv": ["x"],
         },
-        arguments={
+        span_args={
             0: {"shapes": "float32[2, 8], mask=bool[], …", "doc": "secret"},
             1: {"shapes": "float32[2] # secret", "own": "secret"},
         },
@@ -176,8 +176,8 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
     assert clean.tracks == [Track("forward", "loader of <user>", 8, Process(7, 3))]
     assert clean.marks == [Mark(7, "mark", "see <path>"), Mark(8, "step", "step 0")]
     assert [(c.name, c.unit, c.process) for c in clean.counters] == [("RSS of <user>", "bytes", Process(7, 3))]
-    assert clean.facts == {"torch": "2.13.0+cpu", "engine": "native", "capacity": 64}
-    assert clean.arguments == {0: {"shapes": "float32[2, 8], bool[], …"}}
+    assert clean.metadata == {"torch": "2.13.0+cpu", "engine": "native", "capacity": 64}
+    assert clean.span_args == {0: {"shapes": "float32[2, 8], bool[], …"}}
 
 
 # Events of the profiler.

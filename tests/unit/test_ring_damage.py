@@ -83,13 +83,13 @@ def test_a_file_cut_anywhere_gives_the_events_before_the_cut(good: bytes, tmp_pa
     path = tmp_path / "cut.modtrace"
     path.write_bytes(good)
     whole = sorted(rows(read_ring(path).reading.events), key=lambda row: row[0] % CAPACITY)
-    facts_end = len(good[:SLOTS_OFFSET].rstrip(b"\0"))
+    metadata_end = len(good[:SLOTS_OFFSET].rstrip(b"\0"))
     every = random.Random(0).sample(range(len(good)), scaled(600, len(good)))
 
     for length in sorted(every, reverse=True):
         with path.open("r+b") as file:
             file.truncate(length)
-        if length < facts_end:
+        if length < metadata_end:
             with pytest.raises(ModtraceError):
                 modtrace.load(path)
             continue

@@ -16,14 +16,14 @@ from modtrace.ring.file import SLOTS_OFFSET
 from modtrace.ring.slot_format import KIND_SHIFT, SEQUENCE_BITS, SLOT_BYTES, THREAD_SHIFT
 
 ENTER, EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
-FACTS = {"pid": 42, "rank": 3, "program": "python", "engine": "python"}
+METADATA = {"pid": 42, "rank": 3, "program": "python", "engine": "python"}
 CAPACITY = 16
 LOG = SLOTS_OFFSET + CAPACITY * SLOT_BYTES
 
 
 def make(path: Path, calls: int = 3) -> Ring:
     """A ring with `calls` finished calls of Net, on the thread main."""
-    ring = Ring(CAPACITY, path, FACTS)
+    ring = Ring(CAPACITY, path, METADATA)
     start = ring.names.records[0]["monotonic"]
     times = iter(range(start, start + 100))
     write = ring.writer(lambda: next(times))
@@ -61,7 +61,7 @@ def test_a_file_is_read_beside_its_writer_and_after(tmp_path: Path) -> None:
     ring.close()
     after = read_ring(path)
 
-    assert beside.facts == after.facts == FACTS
+    assert beside.metadata == after.metadata == METADATA
     assert [record["k"] for record in beside.records] == ["anchor", "name", "thread"]
     assert [record["k"] for record in after.records] == ["anchor", "name", "thread", "anchor", "stop"]
     assert beside.reading.events.value.tolist() == after.reading.events.value.tolist()
@@ -141,11 +141,11 @@ def test_a_damaged_header_is_an_error_that_names_the_file(tmp_path: Path, at: in
     assert str(path) in str(raised.value)
 
 
-@pytest.mark.parametrize("facts", [[1, 2], "text", None])
-def test_facts_that_are_no_object_are_damage(tmp_path: Path, facts: object) -> None:
+@pytest.mark.parametrize("metadata", [[1, 2], "text", None])
+def test_metadata_that_are_no_object_are_damage(tmp_path: Path, metadata: object) -> None:
     path = tmp_path / "run.modtrace"
     make(path).close()
-    text = orjson.dumps(facts)
+    text = orjson.dumps(metadata)
     patch(path, 40, struct.pack("<II", len(text), zlib.crc32(text)) + text)
 
     with pytest.raises(RingError, match="the header is damaged"):
@@ -176,9 +176,9 @@ def test_a_place_where_no_file_can_be_made_is_an_error(tmp_path: Path) -> None:
         Ring(16, tmp_path / "absent" / "run.modtrace")
 
 
-def test_facts_that_do_not_fit_the_header_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RingError, match="do not fit"):
-        Ring(16, tmp_path / "run.modtrace", {"fact": "x" * 4096})
+def test_metadata_that_do_not_fit_the_header_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RingError, match="does not fit"):
+        Ring(16, tmp_path / "run.modtrace", {"text": "x" * 4096})
     assert os.listdir(tmp_path) == []
 
 
@@ -219,12 +219,12 @@ def test_a_record_that_makes_no_sense_is_left_out(tmp_path: Path, record: Any) -
     ring.close()
 
 
-def test_facts_of_the_wrong_type_are_left_out(tmp_path: Path) -> None:
+def test_metadata_of_the_wrong_type_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
     ring = Ring(16, path, {"pid": "forty", "rank": [1], "program": 7, "torch": "2.13"})
     ring.close()
 
-    assert read_ring(path).facts == {"torch": "2.13"}
+    assert read_ring(path).metadata == {"torch": "2.13"}
     assert len(modtrace.load(path).spans) == 0
 
 

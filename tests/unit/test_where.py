@@ -29,10 +29,10 @@ SECOND = 1_000_000_000
 class Writer:
     """A ring file of a process that is where the test says; each method takes seconds since the recording's start."""
 
-    def __init__(self, file: Path, rank: int | None = None, **facts: object) -> None:
+    def __init__(self, file: Path, rank: int | None = None, **metadata: object) -> None:
         host = hashlib.sha256(f"modtrace {socket.gethostname()}".encode()).hexdigest()[:12]
         known = {"pid": os.getpid(), "engine": "native", "host": host, "rank": rank}
-        self.ring = Ring(64, file, {key: value for key, value in (known | facts).items() if value is not None})
+        self.ring = Ring(64, file, {key: value for key, value in (known | metadata).items() if value is not None})
         self.start = self.ring.names.records[0]["monotonic"]
         self.now = 0
         self.write = self.ring.writer(lambda: self.start + self.now)
@@ -129,7 +129,7 @@ def test_a_call_whose_exit_was_torn_is_not_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "stopped", "state"),
+    ("metadata", "stopped", "state"),
     [
         ({}, False, "running"),
         ({"host": socket.gethostname()}, False, "running"),
@@ -140,8 +140,8 @@ def test_a_call_whose_exit_was_torn_is_not_open(tmp_path: Path) -> None:
         ({"pid": 0}, False, "dead"),
     ],
 )
-def test_states(tmp_path: Path, facts: dict[str, object], stopped: bool, state: str) -> None:
-    writer = Writer(tmp_path / "run.modtrace", **facts)
+def test_states(tmp_path: Path, metadata: dict[str, object], stopped: bool, state: str) -> None:
+    writer = Writer(tmp_path / "run.modtrace", **metadata)
     writer.enter(0, "Net")
     if stopped:
         writer.ring.close()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modtrace.timeline import BACKWARD, FORWARD, Columns, Counter, Mark, Name, Process, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
 from modtrace.timeline.nesting import nested
 from modtrace.timeline.select import modules, steps, window
 from tests.support.timelines import EPOCH, timelines
@@ -45,8 +45,8 @@ def small() -> Timeline:
         names=names,
         tracks=[Track(kind, "MainThread", 1, PROCESS) for kind in ("forward", "backward")],
         marks=[Mark(200, "step", "0"), Mark(250, "mark", "here"), Mark(400, "step", "1")],
-        counters=[Counter("RSS", "bytes", PROCESS, np.array([5, 105, 205, 305]), np.array([1, 2, 3, 4]))],
-        arguments={1: {"shapes": "x"}, 8: {"shapes": "y"}},
+        counters=[CounterSeries("RSS", "bytes", PROCESS, np.array([5, 105, 205, 305]), np.array([1, 2, 3, 4]))],
+        span_args={1: {"shapes": "x"}, 8: {"shapes": "y"}},
     )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_a_window_cuts_what_reaches_out_of_it() -> None:
     ]
     assert cut.columns.parent.tolist() == [-1, 0, 0, -1, 3]
     assert cut.columns.link.tolist() == [0, -1, 2, 0, 2]  # the other half of a is gone
-    assert dict(cut.arguments) == {1: {"shapes": "x"}}
+    assert dict(cut.span_args) == {1: {"shapes": "x"}}
     assert samples(cut) == [(35, 1), (105, 2)]
     assert cut.marks == []
 
@@ -132,7 +132,7 @@ def test_modules_by_pattern_move_up() -> None:
     assert {span.fqn for span in chosen.spans} == {"Net.a", "Net.b"}
     assert chosen.columns.depth.tolist() == [0] * 6
     assert chosen.columns.parent.tolist() == [-1] * 6
-    assert dict(chosen.arguments) == {0: {"shapes": "x"}, 5: {"shapes": "y"}}
+    assert dict(chosen.span_args) == {0: {"shapes": "x"}, 5: {"shapes": "y"}}
     assert brief(modules(small(), "net.*")) == []
     assert brief(modules(small(), "Net.[a]")) == [
         ("Net.a", 10, 40, 0, True),

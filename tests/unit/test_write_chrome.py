@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace import WriteError
-from modtrace.timeline import BACKWARD, FORWARD, Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.write.chrome import chrome_events, first_moment, write_chrome
 from modtrace.write.decimal_columns import LONGEST, decimal, microseconds, width
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of
@@ -41,16 +41,16 @@ def call_of_net() -> Timeline:
         tracks=[Track(kind, "MainThread", 4242, PROCESS) for kind in ("forward", "backward")],
         stats=Stats(recorded=10, unfinished=1),
         marks=[Mark(EPOCH + 2_500_001, "step", "step 5")],
-        counters=[Counter("RSS", "bytes", PROCESS, np.array([EPOCH + 10]), np.array([2**40]))],
-        facts={"engine": "native", "versions": {"torch": "2.13.0"}},
-        arguments={1: {"shapes": "float32[2, 8]"}},
+        counters=[CounterSeries("RSS", "bytes", PROCESS, np.array([EPOCH + 10]), np.array([2**40]))],
+        metadata={"engine": "native", "versions": {"torch": "2.13.0"}},
+        span_args={1: {"shapes": "float32[2, 8]"}},
     )  # fmt: skip
 
 
 HEAD = {
     "modtrace": {"format": 1, "version": "0.1.0"},
     "stats": {"recorded": 10, "overwritten": 0, "torn": 0, "unfinished": 1, "unstarted": 0, "unattributed": 0},
-    "facts": {"engine": "native", "versions": {"torch": "2.13.0"}},
+    "metadata": {"engine": "native", "versions": {"torch": "2.13.0"}},
     "processes": [{"pid": 4242, "rank": 0, "program": "python", "here": 4242}],
     "tracks": [
         {"kind": "forward", "thread": "MainThread", "tid": 4242, "process": 0},
@@ -129,15 +129,15 @@ def test_longer_timelines_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fqn", "module_class", "call", "step", "complete", "link"])
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 def test_arguments_cannot_hide_the_fixed_ones(tmp_path: Path, name: str, suffix: str) -> None:
-    timeline = dataclasses.replace(timeline_of((0, 1, "a")), arguments={0: {name: "x"}})
+    timeline = dataclasses.replace(timeline_of((0, 1, "a")), span_args={0: {name: "x"}})
     with pytest.raises(WriteError, match=f"cannot be called {name}"):
         timeline.save(tmp_path / f"trace{suffix}")
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_facts_that_are_no_json_are_refused(tmp_path: Path, suffix: str) -> None:
-    for fact in (object(), 2**70, {1: 2}):
-        timeline = dataclasses.replace(timeline_of((0, 1, "a")), facts={"odd": fact})
+def test_metadata_that_are_no_json_are_refused(tmp_path: Path, suffix: str) -> None:
+    for value in (object(), 2**70, {1: 2}):
+        timeline = dataclasses.replace(timeline_of((0, 1, "a")), metadata={"odd": value})
         with pytest.raises(WriteError, match="must be JSON values"):
             timeline.save(tmp_path / f"trace{suffix}")
 

@@ -43,8 +43,8 @@ export function made(rows: readonly Row[], kinds: readonly string[] = ["forward"
     marks: [],
     counters: [],
     stats: {},
-    facts: {},
-    arguments: {},
+    metadata: {},
+    spanArgs: {},
     ...more,
   };
 }

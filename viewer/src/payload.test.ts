@@ -9,13 +9,13 @@ function block(change: (header: Record<string, any>) => void = () => {}): ArrayB
   const header: Record<string, any> = {
     version: 1,
     base_ns: "1790000000123456789",
-    facts: { torch: "2.13" },
+    metadata: { torch: "2.13" },
     stats: { recorded: 2 },
     names: [["h.0: Block", "GPT.h.0", "Block"]],
     processes: [{ pid: 7, rank: 0, name: "rank 0 · python" }],
     tracks: [{ kind: "forward", thread: "MainThread", tid: 7, process: 0, name: "forward · MainThread" }],
     marks: [[50, "step", "step 0"]],
-    arguments: { "0": { shapes: "float32[2, 8]" } },
+    span_args: { "0": { shapes: "float32[2, 8]" } },
     counters: [{ name: "RSS", unit: "bytes", process: 0, time: ref("f64", 0), value: ref("f64", 8) }],
     arrays: {
       start: ref("f64", 0),
@@ -55,7 +55,7 @@ test("every field arrives", () => {
   expect([spans.count, spans.start[0], spans.end[0], spans.parent[0], spans.call[0], spans.complete[0]]).toEqual([1, 10, 40, -1, 3, 1]);
   expect(trace.names).toEqual([{ label: "h.0: Block", fqn: "GPT.h.0", moduleClass: "Block" }]);
   expect(trace.marks).toEqual([{ time: 50, kind: "step", text: "step 0" }]);
-  expect(trace.arguments).toEqual({ "0": { shapes: "float32[2, 8]" } });
+  expect(trace.spanArgs).toEqual({ "0": { shapes: "float32[2, 8]" } });
   expect([...trace.counters[0].time, ...trace.counters[0].value]).toEqual([10, 30]);
 });
 

@@ -1,6 +1,6 @@
 /** From the page's data block to a trace: base64 of gzip of (u32 H, H bytes of JSON, arrays). */
 import { visibleText } from "./text";
-import { type Counter, type Integers, PHASES, type Spans, type Trace } from "./trace";
+import { type CounterSeries, type Integers, PHASES, type Spans, type Trace } from "./trace";
 
 const VERSION = 1;
 
@@ -16,13 +16,13 @@ interface Ref {
 interface Header {
   readonly version: number;
   readonly base_ns: string;
-  readonly facts: Record<string, unknown>;
+  readonly metadata: Record<string, unknown>;
   readonly stats: Record<string, number>;
   readonly names: [string, string, string][];
   readonly processes: { pid: number; rank: number | null; name: string }[];
   readonly tracks: { kind: string; thread: string; tid: number; process: number; name: string }[];
   readonly marks: [number, string, string][];
-  readonly arguments: Record<string, Record<string, string>>;
+  readonly span_args: Record<string, Record<string, string>>;
   readonly counters: { name: string; unit: string; process: number; time: Ref; value: Ref }[];
   readonly arrays: Record<string, Ref>;
 }
@@ -82,7 +82,7 @@ export function decode(block: ArrayBuffer): Trace {
       name: visibleText(track.name),
     })),
     marks: header.marks.map(([time, kind, text]) => ({ time, kind, text: visibleText(text) })),
-    counters: header.counters.map((counter): Counter => ({
+    counters: header.counters.map((counter): CounterSeries => ({
       name: visibleText(counter.name),
       unit: visibleText(counter.unit),
       process: counter.process,
@@ -90,8 +90,8 @@ export function decode(block: ArrayBuffer): Trace {
       value: doubles(counter.value),
     })),
     stats: header.stats,
-    facts: header.facts,
-    arguments: Object.fromEntries(Object.entries(header.arguments).map(([span, part]) => [span, words(part)])),
+    metadata: header.metadata,
+    spanArgs: Object.fromEntries(Object.entries(header.span_args).map(([span, part]) => [span, words(part)])),
   };
 }
 

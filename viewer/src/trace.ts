@@ -49,7 +49,7 @@ export interface Mark {
   readonly text: string;
 }
 
-export interface Counter {
+export interface CounterSeries {
   readonly name: string;
   readonly unit: string;
   readonly process: number;
@@ -65,10 +65,10 @@ export interface Trace {
   readonly processes: readonly Process[];
   readonly tracks: readonly Track[];
   readonly marks: readonly Mark[];
-  readonly counters: readonly Counter[];
+  readonly counters: readonly CounterSeries[];
   readonly stats: Readonly<Record<string, number>>;
-  readonly facts: Readonly<Record<string, unknown>>;
-  readonly arguments: Readonly<Record<string, Readonly<Record<string, string>>>>;
+  readonly metadata: Readonly<Record<string, unknown>>;
+  readonly spanArgs: Readonly<Record<string, Readonly<Record<string, string>>>>;
 }
 
 /** A stretch of time in ns after the base. */

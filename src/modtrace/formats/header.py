@@ -28,7 +28,7 @@ def header(timeline: Timeline, lanes: Lanes, originals: Originals) -> dict[str, 
     said = {
         "modtrace": {"format": FORMAT, "version": __version__},
         "stats": dict(timeline.stats),
-        "facts": _safe(dict(timeline.facts), originals),
+        "metadata": _safe(dict(timeline.metadata), originals),
         "processes": [
             {"pid": process.pid, "rank": process.rank, "program": shown(process.program, originals), "here": pid}
             for process, pid in lanes.pids.items()
@@ -69,7 +69,7 @@ def shown_names(timeline: Timeline, originals: Originals) -> list[Name]:
 def shown_texts(timeline: Timeline, originals: Originals) -> None:
     """Note what the texts of marks and arguments are replaced by; they are written long after the header."""
     texts = {mark.text for mark in timeline.marks}
-    texts.update(text for arguments in timeline.arguments.values() for pair in arguments.items() for text in pair)
+    texts.update(text for arguments in timeline.span_args.values() for pair in arguments.items() for text in pair)
     for text in texts:
         shown(text, originals)
 
@@ -95,7 +95,7 @@ def _safe(value: Any, originals: Originals) -> Any:
     try:
         plain = orjson.loads(orjson.dumps(_shown(value, originals)))
     except orjson.JSONEncodeError as error:
-        raise WriteError(f"the facts of a timeline must be JSON values: {error}") from error
+        raise WriteError(f"the metadata of a timeline must be JSON values: {error}") from error
     return plain
 
 

@@ -85,7 +85,7 @@ _LISTS: Mapping[str, Mapping[str, Callable[[object], bool] | str]] = {
 
 
 def _faults(said: dict[str, Any]) -> Iterator[str]:
-    for name in ("stats", "facts", "originals"):
+    for name in ("stats", "metadata", "originals"):
         if not isinstance(said.get(name), dict):
             yield _told(name, said)
             return

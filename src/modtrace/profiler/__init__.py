@@ -6,7 +6,7 @@ from .attribute.module_times import ModuleTotal, ModuleTotals
 from .handler import TraceHandler, on_trace_ready
 from .result import Merged
 from .write.json_merge import merge
-from .write.merge_metadata import merged_facts, module_totals
+from .write.merge_metadata import module_totals, read_merge_metadata
 
 __all__ = [
     "Merged",
@@ -14,7 +14,7 @@ __all__ = [
     "ModuleTotals",
     "TraceHandler",
     "merge",
-    "merged_facts",
     "module_totals",
     "on_trace_ready",
+    "read_merge_metadata",
 ]

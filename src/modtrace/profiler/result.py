@@ -31,7 +31,7 @@ class Merged:
         device_slices: slices written above the devices' streams.
         totals: what each module took; None without attribution.
         notes: what the user should know.
-        facts: what the trace's metadata says; JSON values.
+        metadata: what the trace's metadata says; JSON values.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Merged:
     device_slices: int
     totals: ModuleTotals | None
     notes: list[str] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.slices} slices above threads, {self.device_slices} above GPU streams"]
@@ -57,16 +57,16 @@ def refuse_merged(keys: Mapping[str, Any], path: str) -> None:
         raise TraceError(path, "this trace was merged before; merge the profiler's own trace")
 
 
-def closing(facts: Mapping[str, Any], tail: bytes, keys: Mapping[str, Any], head: bytes) -> bytes:
+def closing(metadata: Mapping[str, Any], tail: bytes, keys: Mapping[str, Any], head: bytes) -> bytes:
     """Return what follows the events.
 
     Args:
-        facts: of the merge.
+        metadata: of the merge.
         tail: the profiler's bytes from the `]` on; empty where they are cut off, or close a bare array.
         keys: the profiler's top-level keys.
         head: its bytes before the events.
     """
-    said = b'\n],\n"%b":%b' % (MERGED.encode(), orjson.dumps(facts))
+    said = b'\n],\n"%b":%b' % (MERGED.encode(), orjson.dumps(metadata))
     if tail:
         return said + tail[1:]
     base = keys.get("baseTimeNanoseconds")

@@ -37,7 +37,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     Raises:
         TraceError: it cannot be read, or is JSON but no trace.
     """
-    from ..profiler import merged_facts
+    from ..profiler import read_merge_metadata
     from ..profiler.trace.event_stream import EventStream
     from ..profiler.trace.trace_file import Source
 
@@ -51,9 +51,9 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
             said = EventStream(source).keys.get("otherData")
         if isinstance(said, dict) and "modtrace" in said:
             return Kind.SAVED
-        return Kind.PROFILE if merged_facts(path) is None else Kind.MERGED
+        return Kind.PROFILE if read_merge_metadata(path) is None else Kind.MERGED
     if format_ == "perfetto":
-        return Kind.PACKETS if merged_facts(path) is None else Kind.MERGED_PACKETS
+        return Kind.PACKETS if read_merge_metadata(path) is None else Kind.MERGED_PACKETS
     return Kind.OTHER
 
 

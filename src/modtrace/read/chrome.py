@@ -170,7 +170,7 @@ class _Reader:
                 if not all(isinstance(value, str) for value in own.values()):
                     raise ValueError(f"an argument in {own!r} is no text")
                 if own:
-                    rows.arguments[row] = own
+                    rows.span_args[row] = own
         self._ts.extend([span["ts"] for span in spans])
         self._dur.extend([span["dur"] for span in spans])
 

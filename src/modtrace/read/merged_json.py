@@ -89,7 +89,7 @@ class ModuleRows:
             "lanes": [{"track": index} for index in range(len(tracks))],
             "counters": [{"name": name, "unit": unit, "process": pids.index(pid)} for pid, name, unit in self._samples],
             "stats": {},
-            "facts": {},
+            "metadata": {},
             "originals": {},
         }
         return rebuilt(header, chosen, start, start + _nanoseconds(self._duration)[kept])

@@ -108,9 +108,9 @@ class _Reader:
             self._labels.update((entry.iid, entry.name) for entry in interned.event_names)
             self._annotations.update((entry.iid, entry.name) for entry in interned.debug_annotation_names)
             self._texts.update((entry.iid, entry.str.decode()) for entry in interned.debug_annotation_string_values)
-        for fact in packet.chrome_events.metadata:
-            if fact.name == "modtrace":
-                self._header = checked_header(self._path, orjson.loads(fact.string_value))
+        for entry in packet.chrome_events.metadata:
+            if entry.name == "modtrace":
+                self._header = checked_header(self._path, orjson.loads(entry.string_value))
                 self._lanes = len(self._header["lanes"])
                 self._sequences = Sequences(self._lanes)
 
@@ -149,7 +149,7 @@ class _Reader:
         rows.link.append(links[0] if links else said.link if said.HasField("link") else -1)
         rows.complete.append(not said.HasField("complete"))
         if event.debug_annotations:
-            rows.arguments[len(rows.lane) - 1] = {
+            rows.span_args[len(rows.lane) - 1] = {
                 self._annotations[own.name_iid]: self._texts[own.string_value_iid] for own in event.debug_annotations
             }
 

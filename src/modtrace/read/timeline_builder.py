@@ -12,7 +12,7 @@ import numpy as np
 
 from .._typing import Int64Array
 from ..formats.escape import restore
-from ..timeline import Columns, Counter, Mark, Name, Process, Stats, Timeline, Track
+from ..timeline import Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from ..timeline.columns import in_start_order
 from ..timeline.nesting import nested
 
@@ -35,7 +35,7 @@ class Rows:
         lane: the lane of each span, by its number in the header.
         name: index into `names`.
         names: label, qualified name and class of each name, by its index.
-        arguments: what some spans say beyond the fixed fields, by position.
+        span_args: what some spans say beyond the fixed fields, by position.
         marks: (time, kind, text).
         samples: per counter of the header its times and values.
     """
@@ -48,7 +48,7 @@ class Rows:
     link: MutableSequence[int] = field(default_factory=lambda: array("q"))
     complete: MutableSequence[int] = field(default_factory=lambda: array("q"))
     names: Numbered = field(default_factory=lambda: Numbered())
-    arguments: dict[int, Mapping[str, str]] = field(default_factory=dict)
+    span_args: dict[int, Mapping[str, str]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ def rebuilt(header: Mapping[str, Any], rows: Rows, start: Int64Array, end: Int64
             (mark._replace(text=restore(mark.text, originals)) for mark in rows.marks), key=lambda m: m.time_ns
         ),
         counters=[
-            Counter(
+            CounterSeries(
                 restore(said["name"], originals),
                 restore(said["unit"], originals),
                 processes[said["process"]],
@@ -113,6 +113,6 @@ def rebuilt(header: Mapping[str, Any], rows: Rows, start: Int64Array, end: Int64
             )
             for index, said in enumerate(header["counters"])
         ],
-        facts=restore(header["facts"], originals),
-        arguments={int(place[row]): restore(said, originals) for row, said in rows.arguments.items()},
+        metadata=restore(header["metadata"], originals),
+        span_args={int(place[row]): restore(said, originals) for row, said in rows.span_args.items()},
     )

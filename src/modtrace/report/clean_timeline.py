@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ..timeline import Counter, Mark, Process, Stats, Timeline, Track
+from ..timeline import CounterSeries, Mark, Process, Stats, Timeline, Track
 from .aliases import Names
 
-__all__ = ["private", "safe_facts"]
+__all__ = ["private", "safe_metadata"]
 
 _VERSION = re.compile(r"[\w.+-]{1,40}", re.ASCII)
 _SHAPES = re.compile(r"(?:\w+=)?\w+\[[\d, ]*\]", re.ASCII)
@@ -17,7 +17,7 @@ _NUMBERS = ("capacity",)
 
 
 def private(timeline: Timeline, names: Names) -> Timeline:
-    """Return the timeline under other names, without the facts and arguments that a report does not need."""
+    """Return the timeline under other names, without the metadata and arguments that a report does not need."""
     process = {
         old: Process(old.pid, old.rank)
         for old in [*(track.process for track in timeline.tracks), *(c.process for c in timeline.counters)]
@@ -41,27 +41,27 @@ def private(timeline: Timeline, names: Names) -> Timeline:
             if mark.kind in ("step", "mark")
         ],
         counters=[
-            Counter(names.counter(c.name), names.counter(c.unit), process[c.process], c.time, c.value)
+            CounterSeries(names.counter(c.name), names.counter(c.unit), process[c.process], c.time, c.value)
             for c in timeline.counters
         ],
-        facts=safe_facts(timeline.facts, names),
-        arguments={
+        metadata=safe_metadata(timeline.metadata, names),
+        span_args={
             span: {"shapes": shapes}
-            for span, said in timeline.arguments.items()
+            for span, said in timeline.span_args.items()
             if (shapes := _shapes(said.get("shapes")))
         },
     )
 
 
-def safe_facts(facts: Mapping[str, object], names: Names) -> dict[str, object]:
+def safe_metadata(metadata: Mapping[str, object], names: Names) -> dict[str, object]:
     """Return versions and numbers; neither the host nor a hash of its name, nor anything unknown."""
     safe: dict[str, object] = {}
     for key in _VERSIONS:
-        value = facts.get(key)
+        value = metadata.get(key)
         if isinstance(value, str) and _VERSION.fullmatch(value):
             safe[key] = names.text(value)
     for key in _NUMBERS:
-        value = facts.get(key)
+        value = metadata.get(key)
         if type(value) is int:
             safe[key] = value
     return safe

@@ -32,7 +32,7 @@ def summary_text(timeline: Timeline, table: str, part: Part, notes: Sequence[str
         notes: what the reader should know.
         anonymized: whether names are aliases.
     """
-    lines = [*_facts(timeline), *notes]
+    lines = [*_metadata(timeline), *notes]
     if part.what is not None:
         lines.append(f"**Cut to fit:** the trace and the page hold {part.what}; the table is of all.")
     lines.append(f"Drop `{part.name}` onto https://ui.perfetto.dev, or open `viewer.html` in a browser.")
@@ -40,9 +40,9 @@ def summary_text(timeline: Timeline, table: str, part: Part, notes: Sequence[str
     return "\n".join(["### modtrace report", "", *(f"- {line}" for line in lines), "", table])
 
 
-def _facts(timeline: Timeline) -> list[str]:
+def _metadata(timeline: Timeline) -> list[str]:
     columns, stats = timeline.columns, timeline.stats
-    versions = [f"{key} {value}" for key, value in timeline.facts.items() if key != "capacity"]
+    versions = [f"{key} {value}" for key, value in timeline.metadata.items() if key != "capacity"]
     recorded = f"Recorded with {', '.join(versions)}; reported" if versions else "Reported"
     lines = [f"{recorded} by modtrace {__version__}."]
     if not len(columns):

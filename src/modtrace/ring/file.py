@@ -2,7 +2,7 @@
 
 ```
 0      magic "MODTRACE" · version u32 · 0 u32 · capacity u64 · slots offset u64 · log offset u64
-       facts length u32 · crc32 of facts u32 · facts (JSON)
+       metadata length u32 · crc32 of metadata u32 · metadata (JSON)
 4096   slots: capacity × 32 bytes
 …      log: records of (length u32 · crc32 u32 · JSON), until a length of 0 or the end of the file
 ```
@@ -48,22 +48,22 @@ class RingFile:
     Args:
         path: where; a file that is there already is replaced.
         capacity: slots in the ring.
-        facts: what is known of the recording, JSON values; together at most about 4,000 bytes.
+        metadata: what is known of the recording, JSON values; together at most about 4,000 bytes.
 
     Raises:
         RingError: the file cannot be made, or its space cannot be reserved.
     """
 
-    def __init__(self, path: str | os.PathLike[str], capacity: int, facts: Mapping[str, object]) -> None:
+    def __init__(self, path: str | os.PathLike[str], capacity: int, metadata: Mapping[str, object]) -> None:
         self.path = os.fspath(path)
         self.capacity = capacity
         self._log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
         self._log_end = self._log_start
         self._reserved = self._log_start + _LOG_CHUNK
-        text = orjson.dumps(dict(facts))
+        text = orjson.dumps(dict(metadata))
         head = _HEADER.pack(MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, self._log_start, len(text), zlib.crc32(text))
         if len(head) + len(text) > SLOTS_OFFSET:
-            raise RingError(f"{self.path}: the facts do not fit the header ({len(text)} bytes)")
+            raise RingError(f"{self.path}: the metadata does not fit the header ({len(text)} bytes)")
         # The old file is unlinked, not truncated: another process may still have it mapped.
         partial = f"{self.path}.{os.getpid()}.new"
         try:
@@ -111,12 +111,12 @@ class RingImage(NamedTuple):
     Attributes:
         reading: the events and what was lost.
         records: the name table.
-        facts: from the header.
+        metadata: from the header.
     """
 
     reading: Reading
     records: list[Record]
-    facts: Mapping[str, object]
+    metadata: Mapping[str, object]
 
 
 def read_ring(path: str | os.PathLike[str]) -> RingImage:
@@ -141,13 +141,13 @@ def read_ring(path: str | os.PathLike[str]) -> RingImage:
                 log = file.read()
     except OSError as error:
         raise RingError(f"{name}: cannot be read: {error.strerror}") from error
-    return RingImage(*sound(reading, _read_log(log), header.facts))
+    return RingImage(*sound(reading, _read_log(log), header.metadata))
 
 
 class _Header(NamedTuple):
     capacity: int
     log_start: int
-    facts: Mapping[str, object]
+    metadata: Mapping[str, object]
 
 
 def _read_header(name: str, head: bytes) -> _Header:
@@ -159,15 +159,15 @@ def _read_header(name: str, head: bytes) -> _Header:
             f"{name}: ring format {version}; this modtrace reads {VERSION}. Read it with the version that wrote it."
         )
     text = head[_HEADER.size : _HEADER.size + length]
-    facts = _object(text) if len(text) == length and zlib.crc32(text) == crc else None
+    metadata = _object(text) if len(text) == length and zlib.crc32(text) == crc else None
     if (
-        facts is None
+        metadata is None
         or slots_offset != SLOTS_OFFSET
         or capacity < 1
         or log_start != SLOTS_OFFSET + capacity * SLOT_BYTES
     ):
         raise RingError(f"{name}, byte {len(MAGIC)}: the header is damaged; nothing can be recovered from this file")
-    return _Header(capacity, log_start, facts)
+    return _Header(capacity, log_start, metadata)
 
 
 def _read_slots(descriptor: int, size: int, capacity: int) -> Reading:

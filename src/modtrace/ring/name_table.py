@@ -7,7 +7,7 @@ A record is one JSON object with its kind under "k":
 - `{"k": "thread", "id", "name", "tid", "torch"}` (torch's own number of the thread; -1 where it is not known)
 - `{"k": "anchor", "monotonic", "wall"}` nanoseconds, read together
 - `{"k": "stop"}` the recording was stopped in good order
-- `{"k": "facts", …}` more facts about the recording
+- `{"k": "metadata", …}` metadata that became known after the start
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class NameTable:
         wall = time.time_ns()
         self._note({"k": "anchor", "monotonic": (before + time.monotonic_ns()) // 2, "wall": wall})
 
-    def facts(self, facts: Mapping[str, object]) -> None:
-        """Note facts about the recording that became known after its start."""
-        self._note({"k": "facts", **facts})
+    def metadata(self, metadata: Mapping[str, object]) -> None:
+        """Add metadata of the recording that became known after its start."""
+        self._note({"k": "metadata", **metadata})
 
     def stop(self) -> None:
         """Note that the recording ends in good order."""

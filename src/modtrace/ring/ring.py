@@ -25,26 +25,26 @@ class Ring:
     Args:
         capacity: events kept; the oldest are overwritten.
         path: a file behind the ring, which then survives the process; None keeps it in memory.
-        facts: what is known of the recording, JSON values.
+        metadata: what is known of the recording, JSON values.
 
     Raises:
         RingError: the capacity makes no sense, or the file cannot be made.
     """
 
     def __init__(
-        self, capacity: int, path: str | os.PathLike[str] | None = None, facts: Mapping[str, object] | None = None
+        self, capacity: int, path: str | os.PathLike[str] | None = None, metadata: Mapping[str, object] | None = None
     ) -> None:
         if not _SMALLEST <= capacity <= _LARGEST:
             raise RingError(f"capacity is {capacity}; it must lie between {_SMALLEST} and {_LARGEST:,} events")
         self.capacity = capacity
-        self.facts = dict(facts or {})
+        self.metadata = dict(metadata or {})
         self._file: RingFile | None = None
         if path is None:
             self.buffer = memory(capacity)
             self.offset = 0
             self.names = NameTable()
         else:
-            self._file = RingFile(path, capacity, self.facts)
+            self._file = RingFile(path, capacity, self.metadata)
             self.buffer = self._file.buffer
             self.offset = SLOTS_OFFSET
             self.names = NameTable(self._file.append)
@@ -57,7 +57,7 @@ class Ring:
     def image(self) -> RingImage:
         """Read what the ring holds now; other threads may go on writing."""
         view = np.frombuffer(self.buffer, np.int64, self.capacity * WORDS, self.offset).reshape(-1, WORDS)
-        return RingImage(read_slots(view, self.capacity), list(self.names.records), self.facts)
+        return RingImage(read_slots(view, self.capacity), list(self.names.records), self.metadata)
 
     def close(self) -> None:
         """Note that the recording ended in good order; the ring stays readable."""

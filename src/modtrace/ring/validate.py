@@ -28,13 +28,13 @@ _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
     "thread": {"name": str, "tid": _PID, "torch": range(-1, 1 << 63)},
     "anchor": {"monotonic": _TIME, "wall": _TIME},
     "stop": {},
-    "facts": {},
+    "metadata": {},
 }
 _NUMBERED = ("name", "text", "thread")
 
 
 def sound(
-    reading: Reading, found: Sequence[Record], facts: Mapping[str, object]
+    reading: Reading, found: Sequence[Record], metadata: Mapping[str, object]
 ) -> tuple[Reading, list[Record], Mapping[str, object]]:
     """Leave out what is damaged, and let what a lost part of the name table had named be called by its number."""
     records, counts = _records(found)
@@ -54,7 +54,7 @@ def sound(
         for at, number in enumerate(lost)
     ]
     events = Events(events.serial, events.time, events.kind, thread, name, events.value)
-    return reading._replace(events=events), records, _facts(facts)
+    return reading._replace(events=events), records, _metadata(metadata)
 
 
 def _records(found: Sequence[Record]) -> tuple[list[Record], dict[str, int]]:
@@ -130,6 +130,6 @@ def _renumbered(numbers: Int32Array, used: BoolArray, known: int) -> tuple[Int32
     return numbers, lost.tolist()
 
 
-def _facts(facts: Mapping[str, object]) -> Mapping[str, object]:
+def _metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
     wanted: Mapping[str, type[str] | range] = {"pid": _PID, "rank": _PID, "program": str}
-    return {key: value for key, value in facts.items() if key not in wanted or _fits(value, wanted[key])}
+    return {key: value for key, value in metadata.items() if key not in wanted or _fits(value, wanted[key])}

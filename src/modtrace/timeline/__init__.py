@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .build import build_timeline
 from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
-from .timeline import Counter, Mark, Name, Process, Span, Spans, Stats, Timeline, Track
+from .timeline import CounterSeries, Mark, Name, Process, Span, Spans, Stats, Timeline, Track
 
 __all__ = [
     "BACKWARD",
@@ -12,7 +12,7 @@ __all__ = [
     "PHASES",
     "RECOMPUTE",
     "Columns",
-    "Counter",
+    "CounterSeries",
     "Mark",
     "Name",
     "Process",

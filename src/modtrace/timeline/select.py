@@ -13,7 +13,7 @@ from .._typing import IndexArray, Int32Array, Int64Array
 from .columns import BACKWARD, Columns
 
 if TYPE_CHECKING:
-    from .timeline import Counter, Timeline
+    from .timeline import CounterSeries, Timeline
 
 __all__ = ["modules", "steps", "window"]
 
@@ -114,7 +114,7 @@ def _only(timeline: Timeline, rows: IndexArray) -> Timeline:
     return dataclasses.replace(
         timeline,
         columns=kept,
-        arguments={int(place[row]): said for row, said in timeline.arguments.items() if place[row] >= 0},
+        span_args={int(place[row]): said for row, said in timeline.span_args.items() if place[row] >= 0},
     )
 
 
@@ -160,11 +160,11 @@ def _reordered(timeline: Timeline, columns: Columns) -> Timeline:
     return dataclasses.replace(
         timeline,
         columns=dataclasses.replace(moved, parent=place[moved.parent]),
-        arguments={int(place[row]): said for row, said in timeline.arguments.items()},
+        span_args={int(place[row]): said for row, said in timeline.span_args.items()},
     )
 
 
-def _samples(counter: Counter, low: int, high: int) -> Counter:
+def _samples(counter: CounterSeries, low: int, high: int) -> CounterSeries:
     first, last = np.searchsorted(counter.time, (low, high))
     time, value = counter.time[first:last], counter.value[first:last]
     if first > 0 and low < high and (first == len(counter.time) or counter.time[first] > low):

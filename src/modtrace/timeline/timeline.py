@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, overload
@@ -16,7 +16,7 @@ from . import select as window
 from .columns import PHASES, Columns
 from .summary import Summary, summarize
 
-__all__ = ["Counter", "Mark", "Name", "Process", "Span", "Spans", "Stats", "Timeline", "Track"]
+__all__ = ["CounterSeries", "Mark", "Name", "Process", "Span", "Spans", "Stats", "Timeline", "Track"]
 
 
 class Name(NamedTuple):
@@ -77,7 +77,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Counter:
+class CounterSeries:
     """A sampled quantity.
 
     Attributes:
@@ -212,8 +212,8 @@ class Timeline:
         stats: what was kept and what was lost.
         marks: steps and marks, in time order.
         counters: sampled quantities.
-        facts: about the recording as a whole: `torch`, `engine`, `modtrace` versions and the like; JSON values.
-        arguments: what one span says beyond the fixed fields (`{"shapes": "float32[2, 8]"}`), by position.
+        metadata: about the recording as a whole: `torch`, `engine`, `modtrace` versions and the like; JSON values.
+        span_args: what one span says beyond the fixed fields (`{"shapes": "float32[2, 8]"}`), by position.
     """
 
     columns: Columns
@@ -221,9 +221,9 @@ class Timeline:
     tracks: Sequence[Track] = ()
     stats: Stats = field(default_factory=Stats)
     marks: Sequence[Mark] = ()
-    counters: Sequence[Counter] = ()
-    facts: Mapping[str, object] = field(default_factory=dict)
-    arguments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    counters: Sequence[CounterSeries] = ()
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    span_args: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def spans(self) -> Spans:
@@ -233,7 +233,7 @@ class Timeline:
     @property
     def track_names(self) -> list[str]:
         """One name per track; the thread's id is added where two threads of a process have the same name."""
-        shared = Tally((track.process, track.name) for track in self.tracks)
+        shared = Counter((track.process, track.name) for track in self.tracks)
         return [
             track.name if shared[track.process, track.name] == 1 else f"{track.name} {track.tid}"
             for track in self.tracks

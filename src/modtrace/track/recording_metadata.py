@@ -11,11 +11,11 @@ import torch
 
 from .._version import __version__
 
-__all__ = ["recording_facts"]
+__all__ = ["recording_metadata"]
 
 
-def recording_facts(engine: str, capacity: int, host_name: bool) -> dict[str, object]:
-    """Return the facts for a ring's header.
+def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str, object]:
+    """Return the metadata for a ring's header.
 
     Args:
         engine: "native" or "python".

@@ -14,10 +14,10 @@ _SLACK_NS = 10_000_000_000
 """What a wall clock may have been set by between the start of a process and now."""
 
 
-def is_this_host(facts: Mapping[str, object]) -> bool:
-    """Whether a recording with these facts was made on this host; its process number means nothing elsewhere."""
+def is_this_host(metadata: Mapping[str, object]) -> bool:
+    """Whether a recording with this metadata was made on this host; its process number means nothing elsewhere."""
     host = socket.gethostname()
-    return facts.get("host") in (host, hashlib.sha256(f"modtrace {host}".encode()).hexdigest()[:12])
+    return metadata.get("host") in (host, hashlib.sha256(f"modtrace {host}".encode()).hexdigest()[:12])
 
 
 def is_alive(pid: int, wall_ns: int) -> bool:

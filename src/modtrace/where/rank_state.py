@@ -87,7 +87,7 @@ def look(path: str | os.PathLike[str]) -> RankState:
         RingError: it cannot be read, or is no ring file.
     """
     image = read_ring(path)
-    events, facts = image.reading.events, image.facts
+    events, metadata = image.reading.events, image.metadata
     threads = tuple(open_stacks(image))
     steps = events.value[events.kind == Kind.STEP]
     anchors = [record for record in image.records if record["k"] == "anchor"]
@@ -101,9 +101,9 @@ def look(path: str | os.PathLike[str]) -> RankState:
         now = int(anchors[0]["monotonic"]) + time.time_ns() - int(anchors[0]["wall"])
     return RankState(
         path=os.fspath(path),
-        rank=_number(facts, "rank"),
-        pid=_number(facts, "pid") or 0,
-        engine=str(facts.get("engine", "")),
+        rank=_number(metadata, "rank"),
+        pid=_number(metadata, "pid") or 0,
+        engine=str(metadata.get("engine", "")),
         state=state,
         step=int(np.max(steps)) if len(steps) else None,
         threads=threads,
@@ -115,12 +115,12 @@ def look(path: str | os.PathLike[str]) -> RankState:
 def _state(image: RingImage, anchors: list[Mapping[str, Any]]) -> str:
     if any(record["k"] == "stop" for record in image.records):
         return "stopped"
-    if not is_this_host(image.facts):
+    if not is_this_host(image.metadata):
         return "unknown"
     began = int(anchors[0]["wall"]) if anchors else 0
-    return "running" if is_alive(_number(image.facts, "pid") or 0, began) else "dead"
+    return "running" if is_alive(_number(image.metadata, "pid") or 0, began) else "dead"
 
 
-def _number(facts: Mapping[str, object], key: str) -> int | None:
-    value = facts.get(key)
+def _number(metadata: Mapping[str, object], key: str) -> int | None:
+    value = metadata.get(key)
     return value if isinstance(value, int) else None

@@ -65,8 +65,8 @@ class _Writer:
         self._lanes = lanes
         self._names = [tuple(orjson.dumps(text) for text in name) for name in names]
         self._base = base
-        self._arguments = timeline.arguments
-        self._with_arguments = np.fromiter(sorted(timeline.arguments), np.int64, len(timeline.arguments))
+        self._arguments = timeline.span_args
+        self._with_arguments = np.fromiter(sorted(timeline.span_args), np.int64, len(timeline.span_args))
         self._roles = _roles(timeline, lanes)
         self._heads = functools.cache(self._head)
 

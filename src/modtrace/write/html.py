@@ -65,7 +65,7 @@ def payload(timeline: Timeline) -> bytes:
     header = {
         "version": _VERSION,
         "base_ns": str(base),
-        "facts": dict(timeline.facts),
+        "metadata": dict(timeline.metadata),
         "stats": dict(timeline.stats),
         "names": [list(name) for name in timeline.names],
         "processes": [_process(process) for process in processes],
@@ -80,7 +80,7 @@ def payload(timeline: Timeline) -> bytes:
             for track, name in zip(timeline.tracks, timeline.track_names, strict=True)
         ],
         "marks": [[mark.time_ns - base, mark.kind, mark.text] for mark in timeline.marks],
-        "arguments": {str(span): dict(said) for span, said in timeline.arguments.items()},
+        "span_args": {str(span): dict(said) for span, said in timeline.span_args.items()},
         "counters": [
             {
                 "name": counter.name,

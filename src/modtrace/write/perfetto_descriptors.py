@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections import Counter as Tally
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +15,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 
 from ..formats.escape import UNNAMED, Originals, shown
 from ..formats.header import header
-from ..timeline import PHASES, Counter, Name, Process, Timeline
+from ..timeline import PHASES, CounterSeries, Name, Process, Timeline
 from .lanes import MARKS, Lanes
 
 __all__ = ["CALL_FIELDS", "INCREMENTAL", "UNIX", "Numbering", "Sequences", "Tracks", "encoded", "sequence_start"]
@@ -29,7 +29,7 @@ CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "co
 """The fields of the message that holds what a span's args say."""
 
 _NAMES_A_PACKET = 10_000
-_LONGEST_FACT = 100
+_MAX_METADATA_NAME = 100
 """Characters; Perfetto v52 crashes on the name of a metadatum that has thousands."""
 
 
@@ -83,7 +83,7 @@ class Numbering:
         check = zlib.crc32(schema.SerializeToString())
         self.extension = 9900 + check % 100  # the range that Perfetto leaves to everyone
         self._schema = _named(schema, f"modtrace_{check:08x}", self.extension)
-        pairs = [pair for arguments in timeline.arguments.values() for pair in arguments.items()]
+        pairs = [pair for arguments in timeline.span_args.values() for pair in arguments.items()]
         self.annotations = _iids(shown(key) for key, _ in pairs)
         self.texts = _iids(shown(value) for _, value in pairs)
 
@@ -139,7 +139,7 @@ class Tracks:
 
     def packets(self) -> Iterator[TracePacket]:
         """Yield what describes the trace as a whole, and the tracks, parents first."""
-        yield self._facts()
+        yield self._metadata()
         for rank, (process, pid) in enumerate(self._lanes.pids.items()):
             yield self._process(process, pid, rank)
         threads: set[object] = set()
@@ -165,13 +165,13 @@ class Tracks:
     def _packet(self) -> TracePacket:
         return TracePacket(trusted_packet_sequence_id=self._sequence)
 
-    def _facts(self) -> TracePacket:
+    def _metadata(self) -> TracePacket:
         packet = self._packet()
         said = header(self._timeline, self._lanes, self._originals)
-        # A recording's facts hold its modtrace version under the name that the loader looks for.
+        # A recording's metadata holds its modtrace version under the name that the loader looks for.
         # One by one for people, who see them in Perfetto's list of metadata; all of them for our reader.
-        facts = {name: value for name, value in said["facts"].items() if len(name) < _LONGEST_FACT}
-        told: dict[str, Any] = {**facts, **said["stats"], "modtrace": said}
+        metadata = {name: value for name, value in said["metadata"].items() if len(name) < _MAX_METADATA_NAME}
+        told: dict[str, Any] = {**metadata, **said["stats"], "modtrace": said}
         for name, value in told.items():
             text = value if isinstance(value, str) else orjson.dumps(value).decode()
             packet.chrome_events.metadata.add(name=name, string_value=text)
@@ -201,7 +201,7 @@ class Tracks:
         descriptor.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
         return packet
 
-    def _counter(self, index: int, counter: Counter) -> TracePacket:
+    def _counter(self, index: int, counter: CounterSeries) -> TracePacket:
         name = shown(counter.name)
         packet = self._track("counter", index, parent=self._uuid(counter.process), rank=index, name=name)
         packet.track_descriptor.counter.unit_name = shown(counter.unit)
@@ -220,7 +220,7 @@ def sequence_start(sequence: int, track: int, time: int) -> TracePacket:
 
 
 def _by_use(texts: list[str], uses: list[int]) -> tuple[list[str], Any]:
-    tally: Tally[str] = Tally()
+    tally: Counter[str] = Counter()
     for text, count in zip(texts, uses, strict=True):
         tally[text] += count
     ordered = [text for text, _ in tally.most_common()]

@@ -165,11 +165,11 @@ def _module(fqn: int, module_class: int) -> bytes:
 
 def _annotations(timeline: Timeline, numbering: Numbering) -> tuple[Int32Array, Table | None]:
     """Return which arguments each span has, and what these are as bytes."""
-    if not timeline.arguments:
+    if not timeline.span_args:
         return np.empty(0, np.int32), None
     which = np.zeros(len(timeline.columns), np.int32)
     known: dict[tuple[tuple[str, str], ...], int] = {(): 0}
-    for row, arguments in timeline.arguments.items():
+    for row, arguments in timeline.span_args.items():
         which[row] = known.setdefault(tuple(arguments.items()), len(known))
     return which, Table([_debug(dict(arguments), numbering) for arguments in known])
 

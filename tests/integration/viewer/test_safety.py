@@ -62,8 +62,8 @@ def test_hostile_names_are_text(open_page: Open, kind: str) -> None:
         tracks=[track._replace(thread=name, process=process) for track in plain.tracks],
         marks=[Mark(BASE + 2000 * US, "step", name)],
         counters=[replace(plain.counters[0], name=name, unit=name, process=process)],
-        facts={name: name, "list": [name]},
-        arguments={1: {name: name}},
+        metadata={name: name, "list": [name]},
+        span_args={1: {name: name}},
     )
     page = open_page(timeline).page
 

@@ -5,7 +5,7 @@ import { markStride } from "../marks";
 import type { Store } from "../store";
 import type { Paints } from "../theme";
 import { ticks } from "../ticks";
-import { type Counter, RECOMPUTE } from "../trace";
+import { type CounterSeries, RECOMPUTE } from "../trace";
 import { Fitter, type Surface } from "./surface";
 
 /** Narrower than this a slice has no label. */
@@ -285,10 +285,10 @@ export class SlicePainter {
   }
 }
 
-const tops = new WeakMap<Counter, number>();
+const tops = new WeakMap<CounterSeries, number>();
 
 /** The highest value of a counter. */
-export function highest(counter: Counter): number {
+export function highest(counter: CounterSeries): number {
   let most = tops.get(counter);
   if (most === undefined) {
     most = counter.value.reduce((a, b) => Math.max(a, b), 0);

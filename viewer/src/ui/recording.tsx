@@ -18,13 +18,13 @@ function nextIncomplete({ trace, selected, select }: Store): void {
 }
 
 export function Recording({ store }: { store: Store }) {
-  const { stats, facts, base, processes } = store.trace;
+  const { stats, metadata, base, processes } = store.trace;
   const losses = lossesOf(store.trace);
   const rows: [string, string][] = [
     ...Object.entries(stats).map(([key, value]): [string, string] => [key, formatCount(value)]),
     ["processes", processes.map((process) => `${process.name} (pid ${process.pid})`).join(", ")],
     ["time 0", `${new Date(Number(base / 1_000_000n)).toISOString()} (Unix ${base} ns)`],
-    ...Object.entries(facts).map(([key, value]): [string, string] => [visibleText(key), said(value)]),
+    ...Object.entries(metadata).map(([key, value]): [string, string] => [visibleText(key), said(value)]),
   ];
   return (
     <>

@@ -76,7 +76,7 @@ export function Selection({ store }: { store: Store }) {
   const name = trace.names[spans.name[span]];
   const track = trace.tracks[spans.track[span]];
   const color = store.colors.get(name.moduleClass || name.label)!;
-  const said = trace.arguments[span] ?? {};
+  const said = trace.spanArgs[span] ?? {};
   return (
     <>
       <h2 class="chosen">

@@ -81,10 +81,10 @@ class Alignment:
         moved: Int64Array = unix_ns - self.base_ns + np.rint(shift).astype(np.int64)
         return moved
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
-        facts = asdict(self) | {"segments": [asdict(segment) for segment in self.segments]}
-        return {key: round(value, 1) if isinstance(value, float) else value for key, value in facts.items()}
+        metadata = asdict(self) | {"segments": [asdict(segment) for segment in self.segments]}
+        return {key: round(value, 1) if isinstance(value, float) else value for key, value in metadata.items()}
 
     def __str__(self) -> str:
         if self.residual_ns is None:

@@ -130,9 +130,9 @@ class _Builder:
         joined = replace(joined, end=new_end, parent=place[parent], depth=depth.astype(np.int32)).take(whole)
         order = np.lexsort((joined.depth, joined.start))
         origin = np.concatenate([kept, np.full(len(rows), -1, np.int64)])[whole][order]
-        said = self.timeline.arguments
+        said = self.timeline.span_args
         arguments = {at: said[was] for at, was in enumerate(origin.tolist()) if was in said} if said else {}
-        return replace(self.timeline, columns=in_start_order(joined), tracks=tuple(self.tracks), arguments=arguments)
+        return replace(self.timeline, columns=in_start_order(joined), tracks=tuple(self.tracks), span_args=arguments)
 
     def _track(self, tid: int) -> int:
         track = self.backward_tracks.get(tid)

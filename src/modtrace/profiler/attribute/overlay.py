@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._errors import TraceError
 from ..._typing import Int64Array
-from ...timeline import Counter, Process, Timeline
+from ...timeline import CounterSeries, Process, Timeline
 from ..trace.event_columns import Events
 from ..trace.trace_file import base_of
 from .alignment import Alignment, by_marks
@@ -139,7 +139,7 @@ def of_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]
     place[chosen] = np.arange(len(chosen))
     columns = timeline.columns.take(chosen)
     left = len(processes) - 1
-    counters: list[Counter] = [counter for counter in timeline.counters if counter.process == ours]
+    counters: list[CounterSeries] = [counter for counter in timeline.counters if counter.process == ours]
     number = np.cumsum(here) - 1
     kept = replace(columns, parent=place[columns.parent], track=number[columns.track].astype(np.int32))
     return (
@@ -148,7 +148,7 @@ def of_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]
             columns=kept,
             tracks=[track for track in timeline.tracks if track.process == ours],
             counters=counters,
-            arguments={int(place[at]): said for at, said in timeline.arguments.items() if place[at] >= 0},
+            span_args={int(place[at]): said for at, said in timeline.span_args.items() if place[at] >= 0},
         ),
         [f"{left} other processes of the recording were left out: the trace is of pid {pid}"],
     )

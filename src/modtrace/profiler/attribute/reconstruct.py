@@ -40,7 +40,7 @@ def reconstruct(events: Events, threads: Int64Array, process: Process) -> tuple[
     """
     modules = events.modules.take(threads[events.modules.track] >= 0)
     if not len(modules):
-        return Timeline(Columns.empty(), facts={"reconstructed": True}), [NO_MODULES]
+        return Timeline(Columns.empty(), metadata={"reconstructed": True}), [NO_MODULES]
     nodes = Nodes(events.nodes)
     again = nodes.innermost.at_each(modules.track, modules.start) >= 0
     tracks: list[Track] = []
@@ -72,7 +72,7 @@ def reconstruct(events: Events, threads: Int64Array, process: Process) -> tuple[
         )
     )
     columns = replace(columns, call=_numbers(columns))
-    timeline = Timeline(columns, names, tuple(tracks), facts={"reconstructed": True})
+    timeline = Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True})
     return _as_forward(timeline, events, threads), [NO_NAMES]
 
 

@@ -66,7 +66,7 @@ def add_recording(source: Source, timeline: Timeline, out: str) -> Merged:
             sink.write(text)
         tail = b"" if ends.head.bare else os.pread(source.fileno(), source.size - ends.end, ends.end)
         merged = added.described(out, [])
-        sink.write(closing(merged.facts, tail, ends.keys, b""))
+        sink.write(closing(merged.metadata, tail, ends.keys, b""))
         return merged
 
 
@@ -88,7 +88,7 @@ def _read(source: Source, timeline: Timeline, out: str, sink: Sink) -> Merged:
     for text in added.events(free_tids(events.tids), comma=bool(comma)):
         sink.write(text)
     merged = added.described(out, stream.notes)
-    sink.write(closing(merged.facts, b"" if stream.bare else stream.tail, stream.keys, stream.head))
+    sink.write(closing(merged.metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
     return merged
 
 
@@ -119,10 +119,10 @@ class _Added:
 
     def described(self, out: str, notes: Sequence[str]) -> Merged:
         said = [UNSEEN, *self._notes, *notes]
-        facts = {
+        metadata = {
             "version": __version__,
             "recording": "recorded",
-            "alignment": self._alignment.facts(),
+            "alignment": self._alignment.metadata(),
             "notes": said,
         }
-        return Merged(out, str(self._alignment), len(self._timeline.columns), 0, None, said, facts)
+        return Merged(out, str(self._alignment), len(self._timeline.columns), 0, None, said, metadata)

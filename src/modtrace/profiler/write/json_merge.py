@@ -99,7 +99,7 @@ def _stream(source: Source, timeline: Timeline | None, out: str, sink: Sink) -> 
         sink.write(comma + b"\n" + text)
         comma = b","
     merged = describe(laid, stream, out)
-    sink.write(closing(merged.facts, b"" if stream.bare else stream.tail, stream.keys, stream.head))
+    sink.write(closing(merged.metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
     return merged
 
 
@@ -134,10 +134,10 @@ def describe(laid: Laid, stream: EventStream, out: str) -> Merged:
     deep = int((laid.timeline.columns.depth >= DEEPEST).sum())
     if deep:
         notes.append(f"{deep} slices lie more than {DEEPEST} levels deep, which no viewer shows, and were left out")
-    facts = {
+    metadata = {
         "version": __version__,
         "recording": "reconstructed from the trace" if laid.alignment is None else "recorded",
-        "alignment": None if laid.alignment is None else laid.alignment.facts(),
+        "alignment": None if laid.alignment is None else laid.alignment.metadata(),
         "nodes": laid.nodes,
         "nodes_placed": laid.nodes_placed,
         "gpu_work": laid.work,
@@ -154,7 +154,7 @@ def describe(laid: Laid, stream: EventStream, out: str) -> Merged:
         device_slices=len(laid.devices),
         totals=laid.totals,
         notes=notes,
-        facts=facts,
+        metadata=metadata,
     )
 
 

@@ -10,7 +10,7 @@ from ..attribute.module_times import ModuleTotals
 from ..result import MERGED
 from ..trace.trace_file import BLOCK, Source
 
-__all__ = ["merged_facts", "module_totals"]
+__all__ = ["module_totals", "read_merge_metadata"]
 
 _IN_JSON = f'\n],\n"{MERGED}":'.encode()
 _IN_PACKETS = f"{MERGED}_merge".encode()
@@ -23,13 +23,13 @@ def module_totals(path: str | os.PathLike[str]) -> ModuleTotals | None:
     Raises:
         TraceError: the file cannot be read.
     """
-    facts = merged_facts(path)
-    if facts is None or "modules" not in facts:
+    metadata = read_merge_metadata(path)
+    if metadata is None or "modules" not in metadata:
         return None
-    return ModuleTotals.from_json(facts["modules"])
+    return ModuleTotals.from_json(metadata["modules"])
 
 
-def merged_facts(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the metadata that `merge` wrote into a file; None for any other file.
 
     Raises:
@@ -42,9 +42,9 @@ def merged_facts(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             while True:
                 begin = max(source.size - length, 0)
                 data = os.pread(source.fileno(), length, begin)
-                facts = _facts(data)
-                if facts is not None or begin == 0:
-                    return facts
+                metadata = _metadata(data)
+                if metadata is not None or begin == 0:
+                    return metadata
                 if length >= _LONGEST or not data.rstrip().endswith(b"}"):
                     break
                 length *= 4
@@ -58,20 +58,20 @@ def _searched(source: Source) -> dict[str, Any] | None:
         data = (data if found else data[-len(_IN_JSON) - len(_IN_PACKETS) :]) + block
         if len(data) > _LONGEST:
             break
-        if found and (facts := _facts(data)) is not None:
-            return facts
-    return _facts(data)
+        if found and (metadata := _metadata(data)) is not None:
+            return metadata
+    return _metadata(data)
 
 
-def _facts(data: bytes) -> dict[str, Any] | None:
+def _metadata(data: bytes) -> dict[str, Any] | None:
     for needle in (_IN_JSON, _IN_PACKETS):
         place = data.rfind(needle)
         begin = data.find(b"{", place)
         if place < 0 or begin < 0:
             continue
         try:
-            facts, _ = json.JSONDecoder().raw_decode(data[begin:].decode("utf-8", "ignore"))
+            metadata, _ = json.JSONDecoder().raw_decode(data[begin:].decode("utf-8", "ignore"))
         except ValueError:
             continue
-        return facts if isinstance(facts, dict) else None
+        return metadata if isinstance(metadata, dict) else None
     return None

@@ -53,7 +53,7 @@ def write_packets(source: Source, timeline: Timeline | None, out: str) -> Merged
     merged = describe(laid, stream, out)
     base = base_of(stream.keys, source.path)
     with replacing(out) as sink:
-        _write(sink, profile, events, laid, base, merged.facts)
+        _write(sink, profile, events, laid, base, merged.metadata)
     return merged
 
 
@@ -108,14 +108,14 @@ class _Profile:
         return self.texts.setdefault(text, len(self.texts) + 1)
 
 
-def _write(sink: Sink, profile: _Profile, events: Events, laid: Laid, base: int, facts: Mapping[str, Any]) -> None:
+def _write(sink: Sink, profile: _Profile, events: Events, laid: Laid, base: int, metadata: Mapping[str, Any]) -> None:
     first = TracePacket(trusted_packet_sequence_id=SEQUENCE, sequence_flags=3)
     first.trace_packet_defaults.timestamp_clock_id = UNIX
     # Without slices of modules nothing else says that the trace's time is this clock, and a reader drops all.
     first.clock_snapshot.primary_trace_clock = UNIX
     first.clock_snapshot.clocks.add(clock_id=UNIX, timestamp=base)
     about = TracePacket(trusted_packet_sequence_id=SEQUENCE, sequence_flags=2)
-    about.chrome_events.metadata.add(name=MERGED + "_merge", string_value=orjson.dumps(facts).decode())
+    about.chrome_events.metadata.add(name=MERGED + "_merge", string_value=orjson.dumps(metadata).decode())
     sink.write(encoded(first, about))
     columns = laid.timeline.columns
     unix = replace(

@@ -11,7 +11,7 @@ from ..._typing import AnyArray, Int32Array, Int64Array
 from ...ring import Events, Kind, Record, RingImage
 from ...ring.slot_format import CALLS_IN, CALLS_OUT, NUMBER_BITS
 from ..columns import BACKWARD, FORWARD, RECOMPUTE, Columns
-from ..timeline import Counter, Mark, Name, Process, Stats, Timeline, Track
+from ..timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from .attribution import attribute
 from .backward_spans import Slices, backward_slices, chain_lengths
 from .call_tree import Brackets, find_brackets
@@ -31,11 +31,11 @@ def build_timeline(image: RingImage) -> Timeline:
     events = image.reading.events
     tables = Tables(image.records, events)
     clock = Clock(image.records)
-    rank = image.facts.get("rank")
+    rank = image.metadata.get("rank")
     process = Process(
-        int(str(image.facts.get("pid", 0))),
+        int(str(image.metadata.get("pid", 0))),
         rank if isinstance(rank, int) else None,
-        str(image.facts.get("program", "python")),
+        str(image.metadata.get("program", "python")),
     )
     brackets = find_brackets(events)
     call = attribute(brackets, events, tables.torch_threads)
@@ -69,8 +69,8 @@ def build_timeline(image: RingImage) -> Timeline:
         marks=_marks(events, tables.texts, clock),
         counters=_counters(events, tables.texts, clock, process),
         # Which host it was matters to those who watch the ring, not to those who get the trace.
-        facts={key: value for key, value in image.facts.items() if key != "host"} | tables.facts,
-        arguments=_shapes(events, tables.texts, opened, rows["phase"]),
+        metadata={key: value for key, value in image.metadata.items() if key != "host"} | tables.metadata,
+        span_args=_shapes(events, tables.texts, opened, rows["phase"]),
     )
 
 
@@ -82,7 +82,7 @@ class Tables:
         texts: of marks, counters and shapes.
         threads: (name, tid).
         torch_threads: int64, torch's number of each thread, or -1.
-        facts: what became known after the start.
+        metadata: what became known after the start.
     """
 
     def __init__(self, records: Sequence[Record], events: Events) -> None:
@@ -90,7 +90,7 @@ class Tables:
         texts: dict[int, str] = {}
         threads: dict[int, tuple[str, int]] = {}
         torch_threads: dict[int, int] = {}
-        self.facts: dict[str, object] = {}
+        self.metadata: dict[str, object] = {}
         for record in records:
             kind = record["k"]
             if kind == "name":
@@ -100,8 +100,8 @@ class Tables:
             elif kind == "thread":
                 threads[record["id"]] = (record["name"], record["tid"])
                 torch_threads[record["id"]] = record["torch"]
-            elif kind == "facts":
-                self.facts |= {key: value for key, value in record.items() if key != "k"}
+            elif kind == "metadata":
+                self.metadata |= {key: value for key, value in record.items() if key != "k"}
         spans = np.isin(events.kind, (*CALLS_IN, *CALLS_OUT))
         worded = np.isin(events.kind, (Kind.MARK, Kind.COUNTER, Kind.SHAPES))
         self.names: Sequence[Name] = _filled(names, events.name[spans], lambda n: Name(f"#{n}", f"#{n}", "?"))
@@ -228,13 +228,13 @@ def _marks(events: Events, texts: Sequence[str], clock: Clock) -> list[Mark]:
     return sorted(marks)
 
 
-def _counters(events: Events, texts: Sequence[str], clock: Clock, process: Process) -> list[Counter]:
+def _counters(events: Events, texts: Sequence[str], clock: Clock, process: Process) -> list[CounterSeries]:
     at = np.flatnonzero(events.kind == Kind.COUNTER)
     counters = []
     for name in np.unique(events.name[at]).tolist():
         own = at[events.name[at] == name]
         own = own[np.argsort(events.time[own], kind="stable")]
-        counters.append(Counter(texts[name], "bytes", process, clock.wall(events.time[own]), events.value[own]))
+        counters.append(CounterSeries(texts[name], "bytes", process, clock.wall(events.time[own]), events.value[own]))
     return counters
 
 
