@@ -41,17 +41,17 @@ def recording(path: Path) -> None:
     """Save spans over the trace's forward thread: 100 calls of 20 modules each."""
     import numpy as np
 
-    from modtrace.profiler.trace.event_columns import Gatherer
+    from modtrace.profiler.trace.event_columns import EventCollector
     from modtrace.profiler.trace.event_stream import EventStream
-    from modtrace.profiler.trace.trace_file import Source
+    from modtrace.profiler.trace.trace_file import TraceFile
     from modtrace.timeline import Columns, Name, Process, Timeline, Track
 
-    gatherer = Gatherer()
-    with Source(DATA) as source:
+    collector = EventCollector()
+    with TraceFile(DATA) as source:
         stream = EventStream(source)
         for chunk in stream.chunks():
-            gatherer.add(chunk.events)
-    events = gatherer.events()
+            collector.add(chunk.events)
+    events = collector.events()
     pid, tid = events.tracks[int(events.ops.track[0])]
     base = stream.keys["baseTimeNanoseconds"]
     edges = np.linspace(events.first, events.last, 100 * 20 + 1).astype(np.int64) + base

@@ -97,7 +97,7 @@ def test_the_recording_lies_over_the_trace(both: tuple[Path, modtrace.Timeline],
         for (s, e), (begin, end) in ((ours, node), (node, ours))
         if s + by < begin < e - by and e + by < end
     ]
-    assert told.metadata["nodes_placed"] == told.metadata["nodes"] - 3  # the sum lies outside of the model
+    assert told.metadata["attributed_nodes"] == told.metadata["nodes"] - 3  # the sum lies outside of the model
 
 
 def test_it_imports_with_no_fault_of_ours(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modtrace import ModtraceError, TraceError, merge
-from modtrace.profiler.trace.event_columns import Gatherer
+from modtrace.profiler.trace.event_columns import EventCollector
 from modtrace.read.any_trace import Kind, kind_of, timeline_of
 from tests.support.json_mutations import mutated, mutations
 from tests.support.kineto import BASE, PID, TID, evaluate, recording, trace, x
@@ -73,21 +73,21 @@ def test_a_base_that_is_no_time_is_named(tmp_path: Path, value: object, use: str
 @pytest.mark.parametrize("odd", [None, "1", 1.5, 2**63, [1]])
 def test_a_node_of_which_a_number_is_odd_leaves_no_part_behind(odd: object) -> None:
     good = evaluate("AddmmBackward0", 2000, 3000, 1)
-    gatherer = Gatherer()
+    collector = EventCollector()
     for field in ("Fwd thread id", "Sequence number"):
-        gatherer.add([mutated(good, ("args", field), odd)])
-    gatherer.add([good])
-    nodes = gatherer.events().nodes
+        collector.add([mutated(good, ("args", field), odd)])
+    collector.add([good])
+    nodes = collector.events().nodes
     # A node without a number is one too.
     assert [len(column) for column in nodes] == [2 if odd is None else 1] * 5
     assert (nodes.start[-1], nodes.duration[-1], nodes.value[-1], nodes.other[-1]) == (2000, 1000, 1, 1)
 
 
 def test_slices_beyond_all_time_are_no_slices() -> None:
-    gatherer = Gatherer()
+    collector = EventCollector()
     for ts, dur in ((1e300, 1.0), (1.0, 1e300), (float("inf"), 1.0), (float("nan"), 1.0), (1.0, float("nan"))):
-        gatherer.add([{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": ts, "dur": dur}])
-    events = gatherer.events()
+        collector.add([{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": ts, "dur": dur}])
+    events = collector.events()
     assert len(events.work) == 0
     assert events.first > events.last
 

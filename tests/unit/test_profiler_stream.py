@@ -16,13 +16,13 @@ from modtrace import TraceError
 from modtrace.profiler.trace import event_stream as stream
 from modtrace.profiler.trace import trace_file as source
 from modtrace.profiler.trace.event_stream import EventStream
-from modtrace.profiler.trace.trace_file import Source
+from modtrace.profiler.trace.trace_file import TraceFile
 from tests.support.kineto import GPU_TRACES, trace, x
 
 
 def read(path: Path) -> tuple[EventStream, list[Any], bytes]:
     """The stream, its events, and the bytes that a merge without anything to add would write."""
-    with Source(path) as opened:
+    with TraceFile(path) as opened:
         read = EventStream(opened)
         chunks = list(read.chunks())
     return read, [e for c in chunks for e in c.events], read.head + b",".join(c.raw for c in chunks) + read.tail
@@ -55,11 +55,11 @@ def test_a_real_trace_is_read_byte_for_byte(path: Path) -> None:
 def test_blocks_of_any_size_give_the_same_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     nested = {"ph": "X", "name": "},{", "args": {"list": [{"a": 1}, {"b": ["]", "}, {"]}]}}
     data = trace(*(nested | {"ts": i} for i in range(30)), INFO=["a], {", "b"])
-    monkeypatch.setattr(source, "BLOCK", block)
+    monkeypatch.setattr(source, "BLOCK_BYTES", block)
     found, events, again = read_bytes(tmp_path, data)
     assert json.loads(again) == json.loads(data)
     assert events == json.loads(data)["traceEvents"]
-    assert (found.mended, found.dropped) == (0, 0)
+    assert (found.repaired, found.dropped) == (0, 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,7 +88,7 @@ def test_any_events_survive_any_cutting(
     path = tmp_path_factory.mktemp("any") / "trace.json"
     path.write_bytes(json.dumps({"a": [1], "traceEvents": events, "b": [[2]]}, indent=indent).encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "BLOCK", block)
+        patch.setattr(source, "BLOCK_BYTES", block)
         found, read_events, again = read(path)
     assert json.loads(again) == json.loads(path.read_bytes())
     assert read_events == events
@@ -119,11 +119,11 @@ GOOD = b'{"ph":"X","name":"good","ts":1,"dur":2}'
         (b'{"ph":"X","name":"nested","ts":1,"dur":2,"args":{"l":[{"a":NaN},{"b":2}, {"c":3}]}}', "nested"),
     ],
 )
-def test_a_broken_event_is_mended_and_the_others_stay(tmp_path: Path, broken: bytes, name: str) -> None:
+def test_a_broken_event_is_repaired_and_the_others_stay(tmp_path: Path, broken: bytes, name: str) -> None:
     data = b'{"traceEvents":[' + b",\n".join([GOOD, GOOD, broken, GOOD, GOOD]) + b'],"baseTimeNanoseconds":7}'
     found, events, again = read_bytes(tmp_path, data)
     assert names(events) == ["good", "good", name, "good", "good"]
-    assert (found.mended, found.dropped) == (1, 0)
+    assert (found.repaired, found.dropped) == (1, 0)
     assert found.keys == {"baseTimeNanoseconds": 7}
     assert found.notes == [f"byte {data.index(broken)}: an event was made readable"]
     assert again.count(GOOD) == 4
@@ -135,11 +135,11 @@ def test_a_broken_event_is_mended_and_the_others_stay(tmp_path: Path, broken: by
 @pytest.mark.parametrize(
     "lost", [b'{"ph":"X","name":"a" "b"}', b'{"ph":"X","name":"ts","ts":NaN,"dur":1}', b'{"some":"thing","else":1 1}']
 )
-def test_what_cannot_be_mended_is_left_out(tmp_path: Path, lost: bytes) -> None:
+def test_what_cannot_be_repaired_is_left_out(tmp_path: Path, lost: bytes) -> None:
     data = b'{"traceEvents":[' + b",".join([GOOD, lost, GOOD]) + b"]}"
     found, events, again = read_bytes(tmp_path, data)
     assert names(events) == ["good", "good"]
-    assert (found.mended, found.dropped) == (0, 1)
+    assert (found.repaired, found.dropped) == (0, 1)
     assert found.notes == [f"byte {data.index(lost)}: an event that cannot be read was left out"]
     assert json.loads(again)["traceEvents"] == events
 
@@ -219,8 +219,8 @@ def test_a_missing_file_is_an_error_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_giant_event_is_left_out_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "LONGEST_EVENT", 1 << 12)
-    monkeypatch.setattr(source, "BLOCK", 1 << 10)
+    monkeypatch.setattr(stream, "MAX_EVENT_BYTES", 1 << 12)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1 << 10)
     giant = b'{"ph":"X","name":"' + b"a" * (1 << 15) + b'"}'
     data = b'{"traceEvents":[' + b",".join([GOOD, giant, GOOD]) + b"]}"
     found, events, _ = read_bytes(tmp_path, data)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from .attribute.module_times import ModuleTotal, ModuleTotals
 from .handler import TraceHandler, on_trace_ready
-from .result import Merged
+from .result import MergeResult
 from .write.json_merge import merge
 from .write.merge_metadata import module_totals, read_merge_metadata
 
 __all__ = [
-    "Merged",
+    "MergeResult",
     "ModuleTotal",
     "ModuleTotals",
     "TraceHandler",

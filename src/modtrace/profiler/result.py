@@ -12,7 +12,7 @@ import orjson
 from .._errors import TraceError
 from .attribute.module_times import ModuleTotals
 
-__all__ = ["MERGED", "Merged", "Path", "closing", "refuse_merged"]
+__all__ = ["MERGED", "MergeResult", "Path", "refuse_merged", "trailer_json"]
 
 MERGED = "modtrace"
 """The top-level key under which a merged trace says how it was made."""
@@ -21,7 +21,7 @@ Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergeResult:
     """What a merge did.
 
     Attributes:
@@ -57,7 +57,7 @@ def refuse_merged(keys: Mapping[str, Any], path: str) -> None:
         raise TraceError(path, "this trace was merged before; merge the profiler's own trace")
 
 
-def closing(metadata: Mapping[str, Any], tail: bytes, keys: Mapping[str, Any], head: bytes) -> bytes:
+def trailer_json(metadata: Mapping[str, Any], tail: bytes, keys: Mapping[str, Any], head: bytes) -> bytes:
     """Return what follows the events.
 
     Args:

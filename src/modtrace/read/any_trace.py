@@ -39,15 +39,15 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     """
     from ..profiler import read_merge_metadata
     from ..profiler.trace.event_stream import EventStream
-    from ..profiler.trace.trace_file import Source
+    from ..profiler.trace.trace_file import TraceFile
 
-    with Source(path) as source:
+    with TraceFile(path) as source:
         head = next(source.blocks(), b"")
     if head.startswith(MAGIC):
         return Kind.RING
     format_ = format_of(head)
     if format_ == "chrome":
-        with Source(path) as source:
+        with TraceFile(path) as source:
             said = EventStream(source).keys.get("otherData")
         if isinstance(said, dict) and "modtrace" in said:
             return Kind.SAVED
@@ -102,33 +102,33 @@ def timeline_of(path: str | os.PathLike[str], kind: Kind | None = None) -> Timel
 
 
 def _reconstructed(path: str | os.PathLike[str]) -> Timeline:
-    from ..profiler.attribute.overlay import lay_over
-    from ..profiler.trace.event_columns import Gatherer
+    from ..profiler.attribute.overlay import overlay
+    from ..profiler.trace.event_columns import EventCollector
     from ..profiler.trace.event_stream import EventStream
-    from ..profiler.trace.trace_file import Source, base_of
+    from ..profiler.trace.trace_file import TraceFile, base_time_ns
 
-    gatherer = Gatherer()
-    with Source(path) as source:
+    collector = EventCollector()
+    with TraceFile(path) as source:
         stream = EventStream(source)
         for chunk in stream.chunks():
-            gatherer.add(chunk.events)
-        timeline = lay_over(None, gatherer.events(), stream.keys, source.path).timeline
-        base = base_of(stream.keys, source.path)
+            collector.add(chunk.events)
+        timeline = overlay(None, collector.events(), stream.keys, source.path).timeline
+        base = base_time_ns(stream.keys, source.path)
     columns = replace(timeline.columns, start=timeline.columns.start + base, end=timeline.columns.end + base)
     return replace(timeline, columns=columns)
 
 
 def _merged(path: str | os.PathLike[str]) -> Timeline:
     from ..profiler.trace.event_stream import EventStream
-    from ..profiler.trace.trace_file import Source, base_of
+    from ..profiler.trace.trace_file import TraceFile, base_time_ns
     from .merged_json import ModuleRows
 
     rows = ModuleRows()
-    with Source(path) as source:
+    with TraceFile(path) as source:
         stream = EventStream(source)
         for chunk in stream.chunks():
             rows.add(chunk.events)
-        base = base_of(stream.keys, source.path)
+        base = base_time_ns(stream.keys, source.path)
     return rows.timeline(base)
 
 
@@ -137,12 +137,12 @@ def _merged_packets(path: str | os.PathLike[str]) -> Timeline:
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
     from ..formats.packet_stream import packet_parts
-    from ..profiler.trace.trace_file import Source
+    from ..profiler.trace.trace_file import TraceFile
     from ..profiler.write.wire import SEQUENCE
     from .perfetto import BATCH, load_perfetto
 
     kept = io.BytesIO()
-    with Source(path) as source:
+    with TraceFile(path) as source:
         unpacked = gzip.open if source.gzipped else open
     with unpacked(path, "rb") as file:
         for _, part in packet_parts(Path(path), cast(BinaryIO, file), BATCH):

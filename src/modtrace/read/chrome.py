@@ -17,7 +17,7 @@ from ..formats.header_check import CHANGED, WHAT_TO_DO, checked_header
 from ..timeline import PHASES, Mark, Timeline
 from ..write.chrome_events import BIND
 from ..write.decimal_columns import LONGEST
-from .timeline_builder import Rows, rebuilt
+from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["load_chrome"]
 
@@ -97,7 +97,7 @@ def _parsed(path: Path, text: bytes, at: int, end: int | None = None) -> Any:
 class _Reader:
     def __init__(self, header: Event) -> None:
         self._header = header
-        self._rows = Rows()
+        self._rows = SpanColumns()
         self._ts = array("d")
         self._dur = array("d")
         self._lanes = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
@@ -142,7 +142,7 @@ class _Reader:
         for counter, samples in self._samples.items():
             times = (base + _nanoseconds(array("d", (ts for ts, _ in samples)))).tolist()
             rows.samples[counter] = (times, [value for _, value in samples])
-        return rebuilt(self._header, rows, base + start, base + start + _nanoseconds(self._dur))
+        return build_timeline_from(self._header, rows, base + start, base + start + _nanoseconds(self._dur))
 
     def _spans(self, spans: list[Event]) -> None:
         rows, first = self._rows, len(self._ts)

@@ -10,9 +10,9 @@ import numpy as np
 
 from .._typing import Int64Array
 from ..formats.header_check import thread, whole
-from ..profiler.trace.event_columns import LATEST_US, Key, exact, is_key
+from ..profiler.trace.event_columns import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..timeline import PHASES, RECOMPUTE, Mark, Timeline
-from .timeline_builder import Rows, rebuilt
+from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["ModuleRows"]
 
@@ -27,11 +27,11 @@ class ModuleRows:
     """
 
     def __init__(self) -> None:
-        self._rows = Rows()
-        self._where: list[Key] = []
+        self._rows = SpanColumns()
+        self._where: list[TrackKey] = []
         self._start: list[float] = []
         self._duration: list[float] = []
-        self._names: dict[Key, str] = {}
+        self._names: dict[TrackKey, str] = {}
         self._links: dict[tuple[int | str, str, int], int] = {}
         self._marks: list[tuple[float, str, str]] = []
         self._samples: dict[tuple[int | str, str, str], list[tuple[float, int]]] = {}
@@ -66,7 +66,7 @@ class ModuleRows:
         number = {key: index for index, key in enumerate(tracks)}
         kept = [at for at, key in enumerate(self._where) if key in number]
         rows = self._rows
-        chosen = Rows(names=rows.names, lane=[number[self._where[at]] for at in kept])
+        chosen = SpanColumns(names=rows.names, lane=[number[self._where[at]] for at in kept])
         for column in ("name", "phase", "call", "step", "complete", "link"):
             setattr(chosen, column, [getattr(rows, column)[at] for at in kept])
         times = base + _nanoseconds([time for time, _, _ in self._marks])
@@ -92,7 +92,7 @@ class ModuleRows:
             "metadata": {},
             "originals": {},
         }
-        return rebuilt(header, chosen, start, start + _nanoseconds(self._duration)[kept])
+        return build_timeline_from(header, chosen, start, start + _nanoseconds(self._duration)[kept])
 
     def _slice(self, event: dict[str, Any], phase: int) -> None:
         rows, said = self._rows, event["args"]
@@ -126,17 +126,17 @@ def _whole(value: Any) -> int:
 
 
 def _time(value: Any) -> float:
-    if not isinstance(value, int | float) or not abs(value) < LATEST_US:
+    if not isinstance(value, int | float) or not abs(value) < MAX_TIME_US:
         raise TypeError(value)
     return value
 
 
-def _row(event: dict[str, Any]) -> Key:
+def _row(event: dict[str, Any]) -> TrackKey:
     row = (event["pid"], event["tid"])
-    if not is_key(row) or not thread(row[1]):
+    if not is_track_key(row) or not thread(row[1]):
         raise TypeError(row)
     return row
 
 
 def _nanoseconds(microseconds: list[float]) -> Int64Array:
-    return exact(np.array(microseconds, np.float64))
+    return microseconds_to_ns(np.array(microseconds, np.float64))

@@ -20,7 +20,7 @@ from ..formats.header_check import CHANGED, WHAT_TO_DO, checked_header
 from ..formats.packet_stream import packet_parts
 from ..timeline import Mark, Timeline
 from ..write.perfetto_descriptors import CALL_FIELDS, INCREMENTAL, Sequences
-from .timeline_builder import Rows, rebuilt
+from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["load_perfetto"]
 
@@ -60,7 +60,7 @@ class _Reader:
         self._open: dict[int, list[int]] = {}
         self._lanes = 0
         self._sequences = Sequences(0)
-        self._rows = Rows()
+        self._rows = SpanColumns()
         self._start = array("q")
         self._end = array("q")
         self._names: dict[tuple[int, int, int], int] = {}
@@ -82,7 +82,7 @@ class _Reader:
     def timeline(self) -> Timeline:
         """Return what has been read."""
         header = checked_header(self._path, self._header)
-        return rebuilt(header, self._rows, np.array(self._start), np.array(self._end))
+        return build_timeline_from(header, self._rows, np.array(self._start), np.array(self._end))
 
     def _describe(self, part: bytes) -> None:
         """Learn from the first packet what the args are called; another tool's trace has none there."""

@@ -16,10 +16,10 @@ from ..timeline import Columns, CounterSeries, Mark, Name, Process, Stats, Timel
 from ..timeline.columns import in_start_order
 from ..timeline.nesting import nested
 
-__all__ = ["Rows", "rebuilt"]
+__all__ = ["SpanColumns", "build_timeline_from"]
 
 
-class Numbered(dict[tuple[str, str, str], int]):
+class IdByKey(dict[tuple[str, str, str], int]):
     """Numbers names from 0 as they are asked for."""
 
     def __missing__(self, name: tuple[str, str, str]) -> int:
@@ -28,7 +28,7 @@ class Numbered(dict[tuple[str, str, str], int]):
 
 
 @dataclass
-class Rows:
+class SpanColumns:
     """What a file's events say but for the times of spans, a column for each field.
 
     Attributes:
@@ -47,13 +47,13 @@ class Rows:
     step: MutableSequence[int] = field(default_factory=lambda: array("q"))
     link: MutableSequence[int] = field(default_factory=lambda: array("q"))
     complete: MutableSequence[int] = field(default_factory=lambda: array("q"))
-    names: Numbered = field(default_factory=lambda: Numbered())
+    names: IdByKey = field(default_factory=lambda: IdByKey())
     span_args: dict[int, Mapping[str, str]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
 
 
-def rebuilt(header: Mapping[str, Any], rows: Rows, start: Int64Array, end: Int64Array) -> Timeline:
+def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int64Array, end: Int64Array) -> Timeline:
     """Build the timeline of a file.
 
     Args:

@@ -14,7 +14,7 @@ import orjson
 
 from .._typing import Float64Array
 from ..profiler.trace.event_stream import EventStream
-from ..profiler.trace.trace_file import Source, base_of
+from ..profiler.trace.trace_file import TraceFile, base_time_ns
 from .aliases import Names
 from .event_filter import Cleaner
 
@@ -67,7 +67,7 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: Names, since: 
     clean = Cleaner(names)
     times, steps = array("d"), array("d")
     end = float("-inf")
-    with Source(path) as source, out.open("wb") as file:
+    with TraceFile(path) as source, out.open("wb") as file:
         stream = EventStream(source)
         file.write(b'{"traceEvents":[')
         comma = b""
@@ -88,7 +88,7 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: Names, since: 
             if kept:
                 file.write(comma + orjson.dumps(kept)[1:-1])
                 comma = b",\n"
-        base = base_of(stream.keys, source.path)
+        base = base_time_ns(stream.keys, source.path)
         file.write(b"]," + orjson.dumps(_keys(stream.keys, base))[1:])
     return CleanProfile(
         out,

@@ -11,7 +11,7 @@ import numpy as np
 from ..._typing import Float64Array, Int64Array
 from ...timeline import Mark
 
-__all__ = ["Alignment", "Segment", "by_marks", "by_wall_clock"]
+__all__ = ["Alignment", "ClockSegment", "align_by_sync_marks", "align_by_wall_clock"]
 
 
 _STEP_NS = 20_000
@@ -21,7 +21,7 @@ _CLOCK_NOISE_NS = 50.0
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ClockSegment:
     """A stretch of time in which the trace's clock runs evenly against the recording's.
 
     Attributes:
@@ -54,7 +54,7 @@ class Alignment:
 
     method: str
     base_ns: int
-    segments: Sequence[Segment]
+    segments: Sequence[ClockSegment]
     marks: int
     residual_ns: float | None
     worst_ns: float | None
@@ -76,7 +76,7 @@ class Alignment:
                 floor = max(floor, int(self._through(segment, end)[0]))
         return out
 
-    def _through(self, segment: Segment, unix_ns: Int64Array) -> Int64Array:
+    def _through(self, segment: ClockSegment, unix_ns: Int64Array) -> Int64Array:
         shift = segment.offset_ns + segment.drift * (unix_ns - segment.center_ns)
         moved: Int64Array = unix_ns - self.base_ns + np.rint(shift).astype(np.int64)
         return moved
@@ -96,16 +96,18 @@ class Alignment:
         return f"{text}; {self.note}" if self.note else text
 
 
-def by_wall_clock(base_ns: int) -> Alignment:
+def align_by_wall_clock(base_ns: int) -> Alignment:
     """Trust that the profiler and the recording read the same wall clock."""
     note = (
         "no sync mark is in both files; the clocks usually agree within 10 µs, but a clock that was set meanwhile or "
         "another machine's would not show"
     )
-    return Alignment("wall clock", base_ns, [Segment(0, 0, 0.0, 0.0)], 0, None, None, None, note)
+    return Alignment("wall clock", base_ns, [ClockSegment(0, 0, 0.0, 0.0)], 0, None, None, None, note)
 
 
-def by_marks(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Alignment:
+def align_by_sync_marks(
+    marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int
+) -> Alignment:
     """Fit offset and drift from the sync marks; by the wall clock where none is in both.
 
     Args:
@@ -115,12 +117,12 @@ def by_marks(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]
     """
     pairs = _pairs(marks, syncs, base_ns)
     if not len(pairs):
-        return by_wall_clock(base_ns)
+        return align_by_wall_clock(base_ns)
     time, low, high = pairs.T
     middle, half = (low + high) / 2, (high - low) / 2
-    segments: list[Segment] = []
+    segments: list[ClockSegment] = []
     distance: list[Float64Array] = []
-    cuts = _cuts(time, middle, half)
+    cuts = _clock_steps(time, middle, half)
     for first, last in zip([0, *cuts], [*cuts, len(time)], strict=True):
         begin = 0 if first == 0 else (int(time[first - 1]) + int(time[first])) // 2
         segment = _fit(begin, time[first:last], middle[first:last], half[first:last])
@@ -154,14 +156,14 @@ def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]]
     return np.array(sorted(rows), np.int64).reshape(-1, 3)
 
 
-def _cuts(time: Int64Array, middle: Float64Array, half: Float64Array) -> list[int]:
+def _clock_steps(time: Int64Array, middle: Float64Array, half: Float64Array) -> list[int]:
     """Return the marks before which a clock was set."""
     jump = np.abs(np.diff(middle)) - half[1:] - half[:-1]
     allowed = np.maximum(_STEP_NS, _DRIFT_LIMIT * np.diff(time))
     return [int(at) + 1 for at in np.flatnonzero(jump > allowed)]
 
 
-def _fit(begin: int, time: Int64Array, middle: Float64Array, half: Float64Array) -> Segment:
+def _fit(begin: int, time: Int64Array, middle: Float64Array, half: Float64Array) -> ClockSegment:
     """Fit a line; a mark counts by how sharp it is, and a slope only where it stands out of the noise."""
     weight = 1.0 / (half + _CLOCK_NOISE_NS) ** 2
     origin = int(time[0])
@@ -176,4 +178,4 @@ def _fit(begin: int, time: Int64Array, middle: Float64Array, half: Float64Array)
         error = float(np.sqrt(np.sum(weight * rest**2) / (len(time) - 2) / spread))
         if abs(slope) > 2 * error and abs(slope) < _DRIFT_LIMIT:
             drift = slope
-    return Segment(begin, origin + round(center), offset, drift)
+    return ClockSegment(begin, origin + round(center), offset, drift)

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 
 from ..._typing import Int64Array
-from ..trace.event_columns import Events, Rows
-from .call_lookup import Innermost
+from ..trace.event_columns import ProfilerEvents, SliceColumns
+from .call_lookup import InnermostLookup
 
 __all__ = ["Nodes", "find_nodes"]
 
@@ -20,7 +20,7 @@ class Nodes:
     """The `evaluate_function` slices of a trace, in start order of each thread.
 
     Attributes:
-        track: int64[n], index into `Events.tracks`.
+        track: int64[n], index into `ProfilerEvents.tracks`.
         start: int64[n], ns from the base.
         end: int64[n].
         parent: int64[n], the node inside which it ran, or -1.
@@ -28,7 +28,7 @@ class Nodes:
         numbered: bool[n], whether its number was found among the trace's forward operations.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: SliceColumns) -> None:
         order = np.lexsort((-rows.duration, rows.start, rows.track))
         self.rows = rows.take(order)
         self.track, self.start, self.end = self.rows.track, self.rows.start, self.rows.end
@@ -40,13 +40,13 @@ class Nodes:
         return len(self.start)
 
     @property
-    def innermost(self) -> Innermost:
+    def innermost(self) -> InnermostLookup:
         """Which node ran on a track at a moment."""
         everything = np.ones(len(self), np.bool_)
-        return Innermost(self.track, self.track, self.start, self.end, self.parent, everything)
+        return InnermostLookup(self.track, self.track, self.start, self.end, self.parent, everything)
 
 
-def find_nodes(events: Events, running: Innermost, threads: Int64Array) -> Nodes:
+def find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> Nodes:
     """Find the nodes, and for each the call that made it.
 
     Args:
@@ -63,8 +63,8 @@ def find_nodes(events: Events, running: Innermost, threads: Int64Array) -> Nodes
     known = np.flatnonzero(op >= 0)
     nodes.numbered[known] = True
     ops = events.ops.take(op[known])
-    nodes.call[known] = running.at_each(threads[ops.track], ops.start)
-    inside = nodes.innermost.at_each(ops.track, ops.start)
+    nodes.call[known] = running.on_threads(threads[ops.track], ops.start)
+    inside = nodes.innermost.on_threads(ops.track, ops.start)
     # An operation inside a node, but in no call, made its nodes for that node's call.
     through = (nodes.call[known] < 0) & (inside >= 0)
     for _ in range(_ROUNDS):
@@ -90,7 +90,7 @@ def _parents(track: Int64Array, start: Int64Array, end: Int64Array) -> Int64Arra
     return parent
 
 
-def _forward_tracks(events: Events, nodes: Nodes) -> dict[int, int]:
+def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
     """Return the track of each forward thread, by the id that nodes know it by.
 
     The profiler draws arrows from forward operations to nodes: most of them decide. Without arrows the thread that
@@ -98,7 +98,7 @@ def _forward_tracks(events: Events, nodes: Nodes) -> dict[int, int]:
     """
     votes: dict[int, Counter[int]] = {}
     flows = events.flows
-    at = nodes.innermost.at_each(flows.track, flows.start)
+    at = nodes.innermost.on_threads(flows.track, flows.start)
     ids = np.where(at >= 0, nodes.rows.other[at], -1)
     for identity, track in zip(ids.tolist(), flows.value.tolist(), strict=True):
         if identity >= 0:
@@ -117,7 +117,7 @@ def _forward_tracks(events: Events, nodes: Nodes) -> dict[int, int]:
     return {identity: counter.most_common(1)[0][0] for identity, counter in votes.items()}
 
 
-def _making_ops(ops: Rows, nodes: Rows, made_on: dict[int, int]) -> Int64Array:
+def _making_ops(ops: SliceColumns, nodes: SliceColumns, made_on: dict[int, int]) -> Int64Array:
     """Return for each node the last operation with its number that began before it on its forward thread, or -1."""
     order = np.lexsort((ops.start, ops.value, ops.track))
     key = _key(ops.track[order], ops.value[order])

@@ -10,15 +10,15 @@ import numpy as np
 from ..._typing import Int64Array
 from ...timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Process, Timeline, Track
 from ...timeline.columns import in_start_order
-from ..trace.event_columns import Events
+from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes, find_nodes
-from .call_lookup import Calls, Innermost, repeats, threads_of
-from .interval_spans import Piece, cover, nest
+from .call_lookup import CallIndex, InnermostLookup, runs_module_code, threads_of
+from .interval_spans import LabelledInterval, nest, spans_from_intervals
 
 __all__ = ["attribute_nodes", "cut_to_nodes"]
 
 
-def attribute_nodes(timeline: Timeline, events: Events, threads: Int64Array) -> Nodes:
+def attribute_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Nodes:
     """Find the call of each autograd node of the trace.
 
     By its sequence number; where the trace does not hold what made it, by the recorded backward slice around its
@@ -32,13 +32,13 @@ def attribute_nodes(timeline: Timeline, events: Events, threads: Int64Array) -> 
     columns = timeline.columns
     thread = threads_of(columns, (track.tid for track in timeline.tracks))
     track = columns.track.astype(np.int64)
-    running = Innermost(thread, track, columns.start, columns.end, columns.parent, repeats(columns))
+    running = InnermostLookup(thread, track, columns.start, columns.end, columns.parent, runs_module_code(columns))
     nodes = find_nodes(events, running, threads)
     unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.value >= 0) & ~nodes.numbered)
     if len(unknown):
-        behind = Innermost(thread, track, columns.start, columns.end, columns.parent, columns.phase == BACKWARD)
+        behind = InnermostLookup(thread, track, columns.start, columns.end, columns.parent, columns.phase == BACKWARD)
         middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
-        nodes.call[unknown] = behind.at_each(threads[nodes.track[unknown]], middle)
+        nodes.call[unknown] = behind.on_threads(threads[nodes.track[unknown]], middle)
     before: dict[tuple[int, int], int] = {}
     for at in np.flatnonzero(nodes.rows.value < 0).tolist():
         nodes.call[at] = -2
@@ -81,7 +81,7 @@ class _Builder:
         self.threads = threads
         self.names = names
         self.process = process
-        self.calls = Calls(timeline)
+        self.calls = CallIndex(timeline)
         self.tracks = list(timeline.tracks)
         self.backward_tracks = {t.tid: i for i, t in enumerate(self.tracks) if t.kind == "backward"}
         self.children: dict[int, list[int]] = {}
@@ -94,7 +94,7 @@ class _Builder:
         for trace_track in np.unique(self.nodes.track).tolist():
             tid = int(self.threads[trace_track])
             top = [at for at in self.children.get(-1, []) if self.nodes.track[at] == trace_track]
-            slices = cover(self._pieces(top, ())) if tid >= 0 else []
+            slices = spans_from_intervals(self._pieces(top, ())) if tid >= 0 else []
             if slices:
                 ours = self._track(tid)
                 rows += [(s.start, s.end, int(s.key), ours, s.depth) for s in slices]  # type: ignore[call-overload]
@@ -148,7 +148,7 @@ class _Builder:
         first = int(self.timeline.columns.link.max(initial=-1)) + 1
         return np.where(link >= 0, link, first + np.searchsorted(new, call))
 
-    def _pieces(self, nodes: list[int], around: tuple[int, ...]) -> Iterator[Piece]:
+    def _pieces(self, nodes: list[int], around: tuple[int, ...]) -> Iterator[LabelledInterval]:
         """Yield nodes as pieces; one inside which others run is its beginning, those, and its end."""
         for at in nodes:
             call = int(self.nodes.call[at])
@@ -156,11 +156,11 @@ class _Builder:
             start, end = int(self.nodes.start[at]), int(self.nodes.end[at])
             inner = self.children.get(at)
             if not inner:
-                yield Piece(start, end, path)
+                yield LabelledInterval(start, end, path)
                 continue
-            yield Piece(start, int(self.nodes.start[inner[0]]), path)
+            yield LabelledInterval(start, int(self.nodes.start[inner[0]]), path)
             yield from self._pieces(inner, path)
-            yield Piece(min(end, int(self.nodes.end[inner[-1]])), end, path)
+            yield LabelledInterval(min(end, int(self.nodes.end[inner[-1]])), end, path)
 
     def _kept(self, start: Int64Array, end: Int64Array, track: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the recorded slices that stay, with the times they have then."""
@@ -186,7 +186,7 @@ class _Builder:
         begin, finish = columns.start[spans].copy(), columns.end[spans].copy()
         middle = (begin + finish) // 2
         track = np.array([trace_track.get(int(tid), -1) for tid in tids[columns.track[spans]].tolist()], np.int64)
-        node = nodes.innermost.at_each(track, middle)
+        node = nodes.innermost.on_threads(track, middle)
         for place, at in enumerate(node.tolist()):
             if at < 0:
                 continue

@@ -9,10 +9,10 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ...timeline import FORWARD, RECOMPUTE, Columns, Timeline
 
-__all__ = ["Calls", "Innermost", "repeats", "threads_of"]
+__all__ = ["CallIndex", "InnermostLookup", "runs_module_code", "threads_of"]
 
 
-class Innermost:
+class InnermostLookup:
     """The innermost slice of each thread at any moment.
 
     Args:
@@ -42,7 +42,7 @@ class Innermost:
             rows = rows[np.lexsort((rows, start[rows]))]
             self._rows.setdefault(int(thread[rows[0]]), []).append(rows)
 
-    def at(self, thread: int, time: Int64Array) -> Int64Array:
+    def on_thread(self, thread: int, time: Int64Array) -> Int64Array:
         """Return for each moment the index of the innermost slice, or -1; of two tracks' the one begun last."""
         best = np.full(len(time), -1, np.int64)
         for rows in self._rows.get(thread, []):
@@ -57,16 +57,16 @@ class Innermost:
             best[later] = found[later]
         return best
 
-    def at_each(self, thread: Int64Array, time: Int64Array) -> Int64Array:
+    def on_threads(self, thread: Int64Array, time: Int64Array) -> Int64Array:
         """Return the same for moments of several threads."""
         found = np.full(len(time), -1, np.int64)
         for one in np.unique(thread).tolist():
             at = thread == one
-            found[at] = self.at(int(one), time[at])
+            found[at] = self.on_thread(int(one), time[at])
         return found
 
 
-class Calls:
+class CallIndex:
     """The calls of a timeline: a forward slice each, and what repeats it.
 
     Args:
@@ -87,7 +87,7 @@ class Calls:
         }
         self._paths: dict[int, tuple[int, ...]] = {}
 
-    def of(self, span: int) -> int:
+    def forward_span_of(self, span: int) -> int:
         """Return the forward slice of the call that a slice belongs to, or the slice itself where there is none."""
         columns = self._columns
         if columns.phase[span] == FORWARD:
@@ -99,7 +99,7 @@ class Calls:
         """Return the calls around a slice's call, outermost first, itself last, each by its forward slice."""
         path = self._paths.get(span)
         if path is None:
-            call = self.of(span)
+            call = self.forward_span_of(span)
             around = int(self._parent[call])
             same = around >= 0 and (self._phase[around] == self._phase[call])
             path = self._paths[span] = (*(self.path(around) if same else ()), call)
@@ -111,7 +111,7 @@ def threads_of(columns: Columns, tids: Iterable[int]) -> Int64Array:
     return np.array(list(tids) or [0], np.int64)[columns.track]
 
 
-def repeats(columns: Columns) -> BoolArray:
+def runs_module_code(columns: Columns) -> BoolArray:
     """Which slices are forward or a repetition of it: what runs a module's own code."""
     chosen: BoolArray = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
     return chosen

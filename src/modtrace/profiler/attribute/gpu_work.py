@@ -8,25 +8,25 @@ import numpy as np
 
 from ..._typing import Int8Array, Int64Array
 from ...timeline import Timeline
-from ..trace.event_columns import Events
-from .call_lookup import Calls, Innermost, threads_of
-from .interval_spans import Piece, cover
+from ..trace.event_columns import ProfilerEvents
+from .call_lookup import CallIndex, InnermostLookup, threads_of
+from .interval_spans import LabelledInterval, spans_from_intervals
 
-__all__ = ["KINDS", "NOBODY", "DeviceSlices", "attribute_work", "cover_streams"]
+__all__ = ["KINDS", "NO_CALL", "StreamSpans", "attribute_gpu_work", "build_stream_spans"]
 
 KINDS = ("kernel", "memcpy", "memset")
-"""What `Events.work.other` counts."""
+"""What `ProfilerEvents.work.other` counts."""
 
-NOBODY = (-1, -1)
+NO_CALL = (-1, -1)
 """The key of what no module asked for."""
 
 
 @dataclass(frozen=True)
-class DeviceSlices:
+class StreamSpans:
     """Slices above the work of the streams, in order of (track, start, depth); arrays of equal length.
 
     Attributes:
-        track: index into `Events.tracks`.
+        track: index into `ProfilerEvents.tracks`.
         start: int64[n], ns from the base.
         end: int64[n].
         span: the slice of the recording whose work this is, or -1.
@@ -47,7 +47,7 @@ class DeviceSlices:
         return len(self.start)
 
 
-def attribute_work(timeline: Timeline, events: Events, threads: Int64Array) -> Int64Array:
+def attribute_gpu_work(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Int64Array:
     """Return for each piece of GPU work the innermost slice in which it was launched, or -1.
 
     Args:
@@ -64,7 +64,7 @@ def attribute_work(timeline: Timeline, events: Events, threads: Int64Array) -> I
     place = np.minimum(np.searchsorted(known, work.value), len(known) - 1)
     launch = np.where((known[place] == work.value) & (work.value >= 0), order[place], -1)
     thread = threads_of(columns, (track.tid for track in timeline.tracks))
-    running = Innermost(
+    running = InnermostLookup(
         thread,
         columns.track.astype(np.int64),
         columns.start,
@@ -75,11 +75,11 @@ def attribute_work(timeline: Timeline, events: Events, threads: Int64Array) -> I
     found = np.full(len(work), -1, np.int64)
     has = np.flatnonzero(launch >= 0)
     at = launch[has]
-    found[has] = running.at_each(threads[launches.track[at]], launches.start[at])
+    found[has] = running.on_threads(threads[launches.track[at]], launches.start[at])
     return found
 
 
-def cover_streams(timeline: Timeline, events: Events, span: Int64Array) -> DeviceSlices:
+def build_stream_spans(timeline: Timeline, events: ProfilerEvents, span: Int64Array) -> StreamSpans:
     """Cut the slices of each device's streams.
 
     Args:
@@ -95,35 +95,35 @@ def cover_streams(timeline: Timeline, events: Events, span: Int64Array) -> Devic
         at = at[np.argsort(work.start[at], kind="stable")]
         starts = work.start[at]
         pieces = (
-            Piece(start, end, paths.of(owner))
+            LabelledInterval(start, end, paths.of(owner))
             for start, end, owner in zip(starts.tolist(), work.end[at].tolist(), span[at].tolist(), strict=True)
         )
         stack: list[int] = []
-        for slice_ in cover(pieces):
+        for slice_ in spans_from_intervals(pieces):
             del stack[slice_.depth :]
             first, last = np.searchsorted(starts, [slice_.start, slice_.end])
             around = stack[-1] if stack else -1
             stack.append(len(rows))
             owner = paths.span(slice_.key)
             rows.append((track, slice_.start, slice_.end, owner, slice_.depth, around, int(last - first)))
-    return DeviceSlices(*np.array(rows, np.int64).reshape(-1, 7).T)
+    return StreamSpans(*np.array(rows, np.int64).reshape(-1, 7).T)
 
 
 class _Paths:
     """The chain of calls around a slice: keys that all slices of one call and phase share."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self._calls = Calls(timeline)
+        self._calls = CallIndex(timeline)
         self._phase: Int8Array = timeline.columns.phase
         self._parent = timeline.columns.parent
-        self._known: dict[int, tuple[tuple[int, int], ...]] = {-1: (NOBODY,)}
-        self._spans: dict[object, int] = {NOBODY: -1}
+        self._known: dict[int, tuple[tuple[int, int], ...]] = {-1: (NO_CALL,)}
+        self._spans: dict[object, int] = {NO_CALL: -1}
 
     def of(self, span: int) -> tuple[tuple[int, int], ...]:
         path = self._known.get(span)
         if path is None:
             around = int(self._parent[span])
-            key = (self._calls.of(span), int(self._phase[span]))
+            key = (self._calls.forward_span_of(span), int(self._phase[span]))
             self._spans.setdefault(key, span)
             path = self._known[span] = (*(self.of(around) if around >= 0 else ()), key)
         return path

@@ -9,10 +9,10 @@ import numpy as np
 
 from ..._typing import Int64Array
 
-__all__ = ["Piece", "Slice", "cover", "nest"]
+__all__ = ["LabelledInterval", "PathSpan", "nest", "spans_from_intervals"]
 
 
-class Piece(NamedTuple):
+class LabelledInterval(NamedTuple):
     """Something that ran, and for whom: `path` leads from the outermost call to the innermost; empty for nobody."""
 
     start: int
@@ -20,7 +20,7 @@ class Piece(NamedTuple):
     path: Sequence[Hashable]
 
 
-class Slice(NamedTuple):
+class PathSpan(NamedTuple):
     """A stretch in which all that ran belonged to `key`; `depth` slices lie around it."""
 
     start: int
@@ -29,13 +29,13 @@ class Slice(NamedTuple):
     depth: int
 
 
-def cover(pieces: Iterable[Piece]) -> list[Slice]:
+def spans_from_intervals(pieces: Iterable[LabelledInterval]) -> list[PathSpan]:
     """Cut slices that begin and end with the pieces; neighbours share the slices of the calls they have in common.
 
     Args:
         pieces: in start order; where one begins before its forerunner has ended, the forerunner's slices end there.
     """
-    done: list[Slice] = []
+    done: list[PathSpan] = []
     keys: list[Hashable] = []
     starts: list[int] = []
     ends: list[int] = []
@@ -57,14 +57,14 @@ def cover(pieces: Iterable[Piece]) -> list[Slice]:
 
 
 def _close(
-    done: list[Slice], keys: list[Hashable], starts: list[int], ends: list[int], left: int, before: int | None
+    done: list[PathSpan], keys: list[Hashable], starts: list[int], ends: list[int], left: int, before: int | None
 ) -> None:
     while len(keys) > left:
         key, start, end = keys.pop(), starts.pop(), ends.pop()
         if before is not None:
             end = min(end, before)
         if end > start:
-            done.append(Slice(start, end, key, len(keys)))
+            done.append(PathSpan(start, end, key, len(keys)))
 
 
 def nest(

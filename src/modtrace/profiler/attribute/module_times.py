@@ -14,7 +14,7 @@ import numpy as np
 from ..._typing import Int64Array
 from ...timeline import PHASES, Timeline
 from ...timeline.summary import markdown, printable, summarize
-from ..trace.event_columns import Events
+from ..trace.event_columns import ProfilerEvents
 from .gpu_work import KINDS
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _cells(row: ModuleTotal, text: Callable[[str], str]) -> list[str]:
     return [*names, *(f"{t / 1e6:.3f}" for t in cpu), str(row.kernels), *(f"{t / 1e6:.3f}" for t in gpu)]
 
 
-def add_up(timeline: Timeline, events: Events, span: Int64Array) -> ModuleTotals:
+def add_up(timeline: Timeline, events: ProfilerEvents, span: Int64Array) -> ModuleTotals:
     """Add up what each module took.
 
     Args:

@@ -11,20 +11,20 @@ import numpy as np
 from ..._errors import TraceError
 from ..._typing import Int64Array
 from ...timeline import CounterSeries, Process, Timeline
-from ..trace.event_columns import Events
-from ..trace.trace_file import base_of
-from .alignment import Alignment, by_marks
+from ..trace.event_columns import ProfilerEvents
+from ..trace.trace_file import base_time_ns
+from .alignment import Alignment, align_by_sync_marks
 from .backward_from_nodes import attribute_nodes, cut_to_nodes
-from .call_lookup import Innermost, repeats, threads_of
-from .gpu_work import DeviceSlices, attribute_work, cover_streams
+from .call_lookup import InnermostLookup, runs_module_code, threads_of
+from .gpu_work import StreamSpans, attribute_gpu_work, build_stream_spans
 from .module_times import ModuleTotals, add_up
 from .reconstruct import reconstruct
 
-__all__ = ["Laid", "lay_over", "moved", "of_process", "pid_of", "threads_of_trace"]
+__all__ = ["Overlay", "for_process", "overlay", "recorded_pid", "threads_of_trace", "to_trace_time"]
 
 
 @dataclass(frozen=True)
-class Laid:
+class Overlay:
     """A recording in the time of a trace, and what became of the trace's nodes and kernels.
 
     Attributes:
@@ -45,18 +45,18 @@ class Laid:
     timeline: Timeline
     pid: int | str
     alignment: Alignment | None
-    devices: DeviceSlices
+    devices: StreamSpans
     totals: ModuleTotals
     nodes: int
-    nodes_placed: int
+    attributed_nodes: int
     work: int
-    work_placed: int
-    cut_ops: int
-    worst_cut_ns: int
+    attributed_work: int
+    straddling_ops: int
+    max_straddle_ns: int
     notes: list[str]
 
 
-def lay_over(timeline: Timeline | None, events: Events, keys: Mapping[str, Any], path: str) -> Laid:
+def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> Overlay:
     """Align, attribute and cut.
 
     Args:
@@ -70,15 +70,15 @@ def lay_over(timeline: Timeline | None, events: Events, keys: Mapping[str, Any],
     """
     notes: list[str] = []
     alignment = None
-    base = base_of(keys, path)
+    base = base_time_ns(keys, path)
     if timeline is None:
-        pid = pid_of(events, None)
+        pid = recorded_pid(events, None)
         threads = threads_of_trace(events, pid)
         process = Process(pid if isinstance(pid, int) else 0, _rank(keys), events.process_names.get(pid, "python"))
         timeline, notes = reconstruct(events, threads, process)
     else:
-        pid = pid_of(events, timeline)
-        timeline, other = of_process(timeline, pid)
+        pid = recorded_pid(events, timeline)
+        timeline, other = for_process(timeline, pid)
         notes += other
         threads = threads_of_trace(events, pid)
         process = timeline.tracks[0].process if timeline.tracks else Process(pid if isinstance(pid, int) else 0)
@@ -86,33 +86,33 @@ def lay_over(timeline: Timeline | None, events: Events, keys: Mapping[str, Any],
             # The trace was made where the process had another pid: in a container, or by hand.
             process = process._replace(pid=pid)
             timeline = replace(timeline, tracks=[track._replace(process=process) for track in timeline.tracks])
-        alignment = by_marks(timeline.marks, events.syncs, base)
-        timeline = moved(timeline, alignment)
+        alignment = align_by_sync_marks(timeline.marks, events.syncs, base)
+        timeline = to_trace_time(timeline, alignment)
         _check_common(timeline, events, path, alignment)
     if events.zero_times:
         notes.append(f"{events.zero_times} of the profiler's slices lie at time 0 and were left as they are")
-    cuts, worst = _cut_ops(timeline, events, threads)
+    cuts, worst = _straddling_ops(timeline, events, threads)
     nodes = attribute_nodes(timeline, events, threads)
     names = {tid: events.thread_names.get(events.tracks[at], "") for at, tid in enumerate(threads.tolist()) if tid >= 0}
     timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
-    span = attribute_work(timeline, events, threads)
-    return Laid(
+    span = attribute_gpu_work(timeline, events, threads)
+    return Overlay(
         timeline=timeline,
         pid=pid,
         alignment=alignment,
-        devices=cover_streams(timeline, events, span),
+        devices=build_stream_spans(timeline, events, span),
         totals=add_up(timeline, events, span),
         nodes=len(nodes),
-        nodes_placed=int(np.count_nonzero(nodes.call >= 0)),
+        attributed_nodes=int(np.count_nonzero(nodes.call >= 0)),
         work=len(span),
-        work_placed=int(np.count_nonzero(span >= 0)),
-        cut_ops=cuts,
-        worst_cut_ns=worst,
+        attributed_work=int(np.count_nonzero(span >= 0)),
+        straddling_ops=cuts,
+        max_straddle_ns=worst,
         notes=notes,
     )
 
 
-def moved(timeline: Timeline, alignment: Alignment) -> Timeline:
+def to_trace_time(timeline: Timeline, alignment: Alignment) -> Timeline:
     """Return the timeline in ns from the trace's base."""
     columns = timeline.columns
     times = np.array([mark.time_ns for mark in timeline.marks], np.int64)
@@ -127,7 +127,7 @@ def moved(timeline: Timeline, alignment: Alignment) -> Timeline:
     )
 
 
-def of_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]:
+def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]:
     """Return what a timeline has of one process, and what was left out; of a single process all, whatever its pid."""
     processes = {track.process for track in timeline.tracks}
     if len(processes) <= 1:
@@ -154,14 +154,14 @@ def of_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]
     )
 
 
-def threads_of_trace(events: Events, pid: int | str) -> Int64Array:
+def threads_of_trace(events: ProfilerEvents, pid: int | str) -> Int64Array:
     """Return the OS thread of each of the trace's tracks, -1 for other processes and for devices."""
     return np.array(
         [tid if key_pid == pid and isinstance(tid, int) else -1 for key_pid, tid in events.tracks] or [-1], np.int64
     )
 
 
-def pid_of(events: Events, timeline: Timeline | None) -> int | str:
+def recorded_pid(events: ProfilerEvents, timeline: Timeline | None) -> int | str:
     """Return the process of a recording: its own if the trace has it, else the one with most CPU slices."""
     pids = events.cpu_pids
     if timeline is not None:
@@ -177,7 +177,7 @@ def _rank(keys: Mapping[str, Any]) -> int | None:
     return rank if isinstance(rank, int) else None
 
 
-def _check_common(timeline: Timeline, events: Events, path: str, alignment: Alignment) -> None:
+def _check_common(timeline: Timeline, events: ProfilerEvents, path: str, alignment: Alignment) -> None:
     columns = timeline.columns
     if not len(columns) or events.first > events.last:
         return
@@ -191,18 +191,18 @@ def _check_common(timeline: Timeline, events: Events, path: str, alignment: Alig
         )
 
 
-def _cut_ops(timeline: Timeline, events: Events, threads: Int64Array) -> tuple[int, int]:
+def _straddling_ops(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> tuple[int, int]:
     """Count forward operations that lie partly in and partly outside a call, and say by how much at most."""
     columns, ops = timeline.columns, events.ops
     if not len(columns) or not len(ops):
         return 0, 0
     thread = threads_of(columns, (track.tid for track in timeline.tracks))
-    running = Innermost(
-        thread, columns.track.astype(np.int64), columns.start, columns.end, columns.parent, repeats(columns)
+    running = InnermostLookup(
+        thread, columns.track.astype(np.int64), columns.start, columns.end, columns.parent, runs_module_code(columns)
     )
     on = threads[ops.track]
     last = np.maximum(ops.end - 1, ops.start)
-    first_in, last_in = running.at_each(on, ops.start), running.at_each(on, last)
+    first_in, last_in = running.on_threads(on, ops.start), running.on_threads(on, last)
     cut = np.flatnonzero(first_in != last_in)
     if not len(cut):
         return 0, 0

@@ -10,10 +10,10 @@ import numpy as np
 from ..._typing import Int64Array
 from ...timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
 from ...timeline.columns import in_start_order
-from ..trace.event_columns import Events
+from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes
-from .call_lookup import Calls
+from .call_lookup import CallIndex
 from .interval_spans import nest
 
 __all__ = ["reconstruct"]
@@ -27,7 +27,7 @@ NO_NAMES = (
 )
 
 
-def reconstruct(events: Events, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
+def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
     """Make forward and recompute slices of the `nn.Module:` slices of a trace.
 
     Args:
@@ -42,7 +42,7 @@ def reconstruct(events: Events, threads: Int64Array, process: Process) -> tuple[
     if not len(modules):
         return Timeline(Columns.empty(), metadata={"reconstructed": True}), [NO_MODULES]
     nodes = Nodes(events.nodes)
-    again = nodes.innermost.at_each(modules.track, modules.start) >= 0
+    again = nodes.innermost.on_threads(modules.track, modules.start) >= 0
     tracks: list[Track] = []
     index: dict[tuple[int, bool], int] = {}
     track = np.empty(len(modules), np.int64)
@@ -73,7 +73,7 @@ def reconstruct(events: Events, threads: Int64Array, process: Process) -> tuple[
     )
     columns = replace(columns, call=_numbers(columns))
     timeline = Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True})
-    return _as_forward(timeline, events, threads), [NO_NAMES]
+    return _name_recomputes_after_forward(timeline, events, threads), [NO_NAMES]
 
 
 def _names(module_names: list[str], value: Int64Array, parent: Int64Array) -> tuple[list[Name], Int64Array]:
@@ -112,7 +112,7 @@ def _numbers(columns: Columns) -> Int64Array:
     return np.array(numbers, np.int64)
 
 
-def _as_forward(timeline: Timeline, events: Events, threads: Int64Array) -> Timeline:
+def _name_recomputes_after_forward(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Timeline:
     """Give recomputed calls the name and the number of the forward calls that they repeat.
 
     A recomputation that runs inside a node of the call, or of one inside it, repeats that call; else the latest one of
@@ -125,8 +125,8 @@ def _as_forward(timeline: Timeline, events: Events, threads: Int64Array) -> Time
     nodes = attribute_nodes(timeline, events, threads)
     of_tid = {int(tid): at for at, tid in enumerate(threads.tolist()) if tid >= 0}
     track = np.array([of_tid[timeline.tracks[t].tid] for t in columns.track[roots].tolist()], np.int64)
-    node = nodes.innermost.at_each(track, columns.start[roots])
-    calls = Calls(timeline)
+    node = nodes.innermost.on_threads(track, columns.start[roots])
+    calls = CallIndex(timeline)
     own = [name.fqn.rpartition(".")[2] for name in timeline.names]
     label = [own[name] for name in columns.name.tolist()]
     children = _children(columns.parent)

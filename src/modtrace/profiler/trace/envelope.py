@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["Head", "HeadError", "find_head", "find_tail"]
 
 MEGA = 1 << 20
-LONGEST_HEAD = 64 * MEGA
+MAX_HEAD_BYTES = 64 * MEGA
 
 
 class HeadError(ValueError):

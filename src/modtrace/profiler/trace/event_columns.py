@@ -14,11 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._typing import AnyArray, Float64Array, Int64Array
-from .trace_file import LATEST
+from .trace_file import MAX_TIME_NS
 
-__all__ = ["LATEST_US", "SYNC", "Events", "Gatherer", "Key", "Rows", "exact", "is_key"]
+__all__ = [
+    "MAX_TIME_US",
+    "SYNC",
+    "EventCollector",
+    "ProfilerEvents",
+    "SliceColumns",
+    "TrackKey",
+    "is_track_key",
+    "microseconds_to_ns",
+]
 
-Key = tuple[int | str, int | str]
+TrackKey = tuple[int | str, int | str]
 """pid and tid as they stand in the trace."""
 
 SYNC = "modtrace.sync#"
@@ -28,26 +37,26 @@ MODULE = "nn.Module: "
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
-LATEST_US = LATEST / 1000
+MAX_TIME_US = MAX_TIME_NS / 1000
 """Where times end, in µs."""
 
 
-def is_key(key: tuple[object, object]) -> bool:
+def is_track_key(key: tuple[object, object]) -> bool:
     """Tell whether pid and tid are what they can be: text, or whole numbers of 64 bits."""
     return all(isinstance(part, str) or (type(part) is int and -(2**63) <= part < 2**63) for part in key)
 
 
-def exact(microseconds: Float64Array) -> Int64Array:
+def microseconds_to_ns(microseconds: Float64Array) -> Int64Array:
     """Times in µs, as a JSON reader has them → int64 ns; whole and fraction apart, as a large product would round."""
     whole = np.floor(microseconds)
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000.0).astype(np.int64)
 
 
-class Rows(NamedTuple):
+class SliceColumns(NamedTuple):
     """Slices of one kind; columns of equal length.
 
     Attributes:
-        track: index into `Events.tracks`.
+        track: index into `ProfilerEvents.tracks`.
         start: int64, ns from the base.
         duration: int64, ns.
         value: int64, by kind.
@@ -68,13 +77,13 @@ class Rows(NamedTuple):
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, index: AnyArray) -> Rows:
+    def take(self, index: AnyArray) -> SliceColumns:
         """Return the rows at `index` (positions or a mask)."""
-        return Rows(*(column[index] for column in self))
+        return SliceColumns(*(column[index] for column in self))
 
 
 @dataclass(frozen=True)
-class Events:
+class ProfilerEvents:
     """What is known of the profiler's events.
 
     Attributes:
@@ -98,18 +107,18 @@ class Events:
         total: number of events.
     """
 
-    tracks: list[Key]
-    thread_names: dict[Key, str]
+    tracks: list[TrackKey]
+    thread_names: dict[TrackKey, str]
     process_names: dict[int | str, str]
-    ops: Rows
-    nodes: Rows
-    launches: Rows
-    work: Rows
-    modules: Rows
-    steps: Rows
+    ops: SliceColumns
+    nodes: SliceColumns
+    launches: SliceColumns
+    work: SliceColumns
+    modules: SliceColumns
+    steps: SliceColumns
     module_names: list[str]
     syncs: dict[str, list[tuple[int, int]]]
-    flows: Rows
+    flows: SliceColumns
     first: int
     last: int
     cpu_pids: dict[int | str, int]
@@ -118,7 +127,7 @@ class Events:
     total: int
 
 
-class _Columns:
+class _GrowingColumns:
     """Growing columns of one kind."""
 
     __slots__ = ("duration", "other", "start", "track", "value")
@@ -127,30 +136,30 @@ class _Columns:
         self.track, self.value, self.other = array("i"), array("q"), array("q")
         self.start, self.duration = array("d"), array("d")
 
-    def rows(self) -> Rows:
+    def rows(self) -> SliceColumns:
         start, duration = np.array(self.start, np.float64), np.array(self.duration, np.float64)
-        return Rows(
+        return SliceColumns(
             np.array(self.track, np.int64),
-            exact(start),
-            exact(duration),
+            microseconds_to_ns(start),
+            microseconds_to_ns(duration),
             np.array(self.value, np.int64),
             np.array(self.other, np.int64),
         )
 
 
 @dataclass
-class Gatherer:
+class EventCollector:
     """Takes chunks of parsed events; `events()` at the end."""
 
-    tracks: dict[Key, int] = field(default_factory=dict)
-    thread_names: dict[Key, str] = field(default_factory=dict)
+    tracks: dict[TrackKey, int] = field(default_factory=dict)
+    thread_names: dict[TrackKey, str] = field(default_factory=dict)
     process_names: dict[int | str, str] = field(default_factory=dict)
-    ops: _Columns = field(default_factory=_Columns)
-    nodes: _Columns = field(default_factory=_Columns)
-    launches: _Columns = field(default_factory=_Columns)
-    work: _Columns = field(default_factory=_Columns)
-    modules: _Columns = field(default_factory=_Columns)
-    steps: _Columns = field(default_factory=_Columns)
+    ops: _GrowingColumns = field(default_factory=_GrowingColumns)
+    nodes: _GrowingColumns = field(default_factory=_GrowingColumns)
+    launches: _GrowingColumns = field(default_factory=_GrowingColumns)
+    work: _GrowingColumns = field(default_factory=_GrowingColumns)
+    modules: _GrowingColumns = field(default_factory=_GrowingColumns)
+    steps: _GrowingColumns = field(default_factory=_GrowingColumns)
     module_names: dict[str, int] = field(default_factory=dict)
     syncs: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     cpu_pids: dict[int | str, int] = field(default_factory=dict)
@@ -183,7 +192,7 @@ class Gatherer:
         key = (event["pid"], event["tid"])
         track = self.tracks.get(key)
         if track is None:
-            if not is_key(key):
+            if not is_track_key(key):
                 raise TypeError(key)
             track = self.tracks[key] = len(self.tracks)
         return track
@@ -192,7 +201,7 @@ class Gatherer:
         track = self._track(event)
         start, duration = float(event["ts"]), float(event["dur"])
         category = event.get("cat")
-        if not (start > 0 and duration >= 0 and start + duration < LATEST_US):
+        if not (start > 0 and duration >= 0 and start + duration < MAX_TIME_US):
             self.zero_times += start == 0
             return
         if category == "Trace":
@@ -244,17 +253,17 @@ class Gatherer:
             self._begins[event["id"]] = self._track(event)
         else:
             start = float(event["ts"])
-            if 0 <= start < LATEST_US:
+            if 0 <= start < MAX_TIME_US:
                 self._ends[event["id"]] = (self._track(event), start)
 
-    def events(self) -> Events:
+    def events(self) -> ProfilerEvents:
         """Return the columns."""
-        flows = _Columns()
+        flows = _GrowingColumns()
         for identity, (track, start) in self._ends.items():
             begin = self._begins.get(identity)
             if begin is not None:
                 _append(flows, track, start, 0.0, begin, 0)
-        ends = exact(np.array([self.first, self.last] if self.first <= self.last else [1.0, 0.0]))
+        ends = microseconds_to_ns(np.array([self.first, self.last] if self.first <= self.last else [1.0, 0.0]))
         by_track = np.bincount(
             np.concatenate([np.array(c.track, np.int64) for c in (self.ops, self.nodes, self.launches, self.modules)]),
             minlength=len(self.tracks),
@@ -262,7 +271,7 @@ class Gatherer:
         pids: dict[int | str, int] = {}
         for (pid, _), track in self.tracks.items():
             pids[pid] = pids.get(pid, 0) + int(by_track[track])
-        return Events(
+        return ProfilerEvents(
             tracks=list(self.tracks),
             thread_names=self.thread_names,
             process_names=self.process_names,
@@ -274,7 +283,7 @@ class Gatherer:
             steps=self.steps.rows(),
             module_names=list(self.module_names),
             syncs={
-                name: [(int(a), int(b)) for a, b in exact(np.array(times)).tolist()]
+                name: [(int(a), int(b)) for a, b in microseconds_to_ns(np.array(times)).tolist()]
                 for name, times in self.syncs.items()
             },
             flows=flows.rows(),
@@ -287,7 +296,7 @@ class Gatherer:
         )
 
 
-def _append(columns: _Columns, track: int, start: float, duration: float, value: int, other: int) -> None:
+def _append(columns: _GrowingColumns, track: int, start: float, duration: float, value: int, other: int) -> None:
     # What a trace says may be no whole number of 64 bits: then there must be no part of a row.
     columns.value.append(value)
     try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-__all__ = ["BOUNDARY", "Event", "Salvage", "Saved", "is_sound", "salvage"]
+__all__ = ["BOUNDARY", "Event", "RecoveredEvent", "RecoveredEvents", "has_times", "recover_events"]
 
 BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two objects of a list: the events, or objects inside one."""
@@ -26,11 +26,11 @@ _NEXT = re.compile(rb"\s*")
 _COMMA = re.compile(rb"\s*,")
 _DECODER = json.JSONDecoder(strict=False)
 
-_JOINS = 16
+_MAX_PIECES = 16
 """How many pieces an event may fall into, by what looks like a boundary inside it."""
 
 
-class Saved(NamedTuple):
+class RecoveredEvent(NamedTuple):
     """What became of an event.
 
     Attributes:
@@ -48,7 +48,7 @@ class Saved(NamedTuple):
     changed: bool
 
 
-class Salvage(NamedTuple):
+class RecoveredEvents(NamedTuple):
     """What became of the beginning of some bytes.
 
     Attributes:
@@ -57,19 +57,19 @@ class Salvage(NamedTuple):
         closed: whether the `]` that closes the events follows.
     """
 
-    events: list[Saved]
+    events: list[RecoveredEvent]
     end: int
     closed: bool
 
 
-def salvage(data: bytes, *, final: bool) -> Salvage:
+def recover_events(data: bytes, *, final: bool) -> RecoveredEvents:
     """Take events one by one, broken ones among them, as long as they are surely whole.
 
     Args:
         data: events with commas between them, and perhaps what follows the events.
         final: whether nothing follows `data`.
     """
-    events: list[Saved] = []
+    events: list[RecoveredEvent] = []
     at = end = 0
     while True:
         begin = _NEXT.match(data, at).end()  # type: ignore[union-attr]
@@ -77,37 +77,37 @@ def salvage(data: bytes, *, final: bool) -> Salvage:
         length = _first_event(rest)
         following = rest[length:].lstrip()[:1] if length >= 0 else b""
         if following == b"]" or (final and length >= 0 and following == b""):
-            events.append(_saved(begin, rest[:length]))
-            return Salvage(events, begin + length, following == b"]")
-        saved = _saved(begin, rest[:length]) if following == b"," else _by_boundary(begin, rest, final)
+            events.append(_recovered(begin, rest[:length]))
+            return RecoveredEvents(events, begin + length, following == b"]")
+        saved = _recovered(begin, rest[:length]) if following == b"," else _by_boundary(begin, rest, final)
         if saved is None:
-            return Salvage(events, end, False)
+            return RecoveredEvents(events, end, False)
         events.append(saved)
         end = saved.end
         comma = _COMMA.match(data, end)
         if comma is None:
-            return Salvage(events, end, False)
+            return RecoveredEvents(events, end, False)
         at = comma.end()
 
 
-def _saved(begin: int, raw: bytes) -> Saved:
-    mended = _mend(raw)
-    return Saved(begin, begin + len(raw), *(mended or (b"", None, True)))
+def _recovered(begin: int, raw: bytes) -> RecoveredEvent:
+    repaired = _repair_event(raw)
+    return RecoveredEvent(begin, begin + len(raw), *(repaired or (b"", None, True)))
 
 
-def _by_boundary(begin: int, data: bytes, final: bool) -> Saved | None:
+def _by_boundary(begin: int, data: bytes, final: bool) -> RecoveredEvent | None:
     """Save the first event where only what looks like its end says how long it is; None where more may follow."""
     first = None
     for count, match in enumerate(BOUNDARY.finditer(data)):
         end = match.start() + 1
         first = first or end
-        mended = _mend(data[:end])
-        if mended is not None:
-            return Saved(begin, begin + end, *mended)
-        if count == _JOINS or _LIKE_AN_EVENT.match(data, match.end()):
+        repaired = _repair_event(data[:end])
+        if repaired is not None:
+            return RecoveredEvent(begin, begin + end, *repaired)
+        if count == _MAX_PIECES or _LIKE_AN_EVENT.match(data, match.end()):
             final = True
             break
-    return Saved(begin, begin + first, b"", None, True) if first is not None and final else None
+    return RecoveredEvent(begin, begin + first, b"", None, True) if first is not None and final else None
 
 
 def _first_event(data: bytes) -> int:
@@ -119,18 +119,18 @@ def _first_event(data: bytes) -> int:
     return end if isinstance(event, dict) else -1
 
 
-def is_sound(event: Event) -> bool:
+def has_times(event: Event) -> bool:
     """Whether no time of it is null; a null `dur` makes a reader lose every later event."""
     return event.get("dur", 0) is not None and event.get("ts", 0) is not None
 
 
-def _mend(raw: bytes) -> tuple[bytes, Event, bool] | None:
+def _repair_event(raw: bytes) -> tuple[bytes, Event, bool] | None:
     """Make one event of `raw`: its bytes, the event, and whether bytes had to be changed; None where it cannot be."""
     changed = raw
     try:
         event = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        text = _mended_text(raw.decode("utf-8", "replace"))
+        text = _repaired_text(raw.decode("utf-8", "replace"))
         try:
             event = json.loads(text)
         except (ValueError, RecursionError):
@@ -138,7 +138,7 @@ def _mend(raw: bytes) -> tuple[bytes, Event, bool] | None:
         changed = text.encode()
     if not isinstance(event, dict) or not event.keys() & {"ph", "name"}:
         return None
-    if not is_sound(event):
+    if not has_times(event):
         if event.get("ts", 0) is None:
             return None
         event["dur"] = 0
@@ -153,7 +153,7 @@ def _dumped(event: Event) -> bytes:
         return json.dumps(event).encode()
 
 
-def _mended_text(text: str) -> str:
+def _repaired_text(text: str) -> str:
     parts: list[str] = []
     at = 0
     for match in _STRING.finditer(text):

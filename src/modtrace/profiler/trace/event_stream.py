@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 import orjson
 
 from ..._errors import TraceError
-from .envelope import LONGEST_HEAD, HeadError, find_head, find_tail
-from .event_repair import BOUNDARY, Salvage, Saved, is_sound, salvage
-from .trace_file import Source
+from .envelope import MAX_HEAD_BYTES, HeadError, find_head, find_tail
+from .event_repair import BOUNDARY, RecoveredEvent, RecoveredEvents, has_times, recover_events
+from .trace_file import TraceFile
 
 __all__ = ["Chunk", "EventStream"]
 
-LONGEST_EVENT = 16 << 20
-LONGEST_TAIL = 64 << 20
+MAX_EVENT_BYTES = 16 << 20
+MAX_TAIL_BYTES = 64 << 20
 _WINDOW = 1 << 16
 """Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
-_NOTES = 20
+_MAX_NOTES = 20
 """Places named; a file can be broken at a million."""
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
+_BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 
 
 class Chunk(NamedTuple):
@@ -48,7 +48,7 @@ class EventStream:
         keys: top-level keys with their values; those after the events are there once `chunks` is exhausted.
         bare: whether the file is an array without an object around it.
         tail: the bytes from the `]` on that closes the events; empty where the file is cut off.
-        mended: how many events had to be changed to be readable.
+        repaired: how many events had to be changed to be readable.
         dropped: how many could not be saved.
         notes: what was wrong with the file, each with its byte offset.
 
@@ -56,8 +56,8 @@ class EventStream:
         TraceError: the file is no trace, or nothing in it can be saved.
     """
 
-    def __init__(self, source: Source) -> None:
-        self.mended = 0
+    def __init__(self, source: TraceFile) -> None:
+        self.repaired = 0
         self.dropped = 0
         self.notes: list[str] = []
         self.tail = b""
@@ -69,13 +69,13 @@ class EventStream:
             before = len(data)
             data += next(self._blocks, b"")
             # Twice as much each time, so that a long head is not read over and over.
-            while before and len(data) < min(2 * before, LONGEST_HEAD) and (block := next(self._blocks, b"")):
+            while before and len(data) < min(2 * before, MAX_HEAD_BYTES) and (block := next(self._blocks, b"")):
                 data += block
             try:
                 found = find_head(bytes(data))
                 break
             except HeadError as error:
-                if not error.more or len(data) == before or len(data) >= LONGEST_HEAD:
+                if not error.more or len(data) == before or len(data) >= MAX_HEAD_BYTES:
                     raise self._error(str(error), error.offset) from None
         self.head = bytes(data[: found.length])
         self.keys = found.keys
@@ -103,9 +103,9 @@ class EventStream:
                 yield from self._cut()
                 # What was not whole is tried again when there is twice as much of it.
                 enough = 0 if self._offset != before else 2 * len(self._buffer)
-            if self._ended and len(self._buffer) > LONGEST_TAIL:
-                raise self._error(f"more than {LONGEST_TAIL >> 20} MiB follow the events", self._offset)
-            if not self._ended and len(self._buffer) > LONGEST_EVENT:
+            if self._ended and len(self._buffer) > MAX_TAIL_BYTES:
+                raise self._error(f"more than {MAX_TAIL_BYTES >> 20} MiB follow the events", self._offset)
+            if not self._ended and len(self._buffer) > MAX_EVENT_BYTES:
                 self._skip_giant()
         yield from self._finish()
 
@@ -156,7 +156,7 @@ class EventStream:
         finally:
             buffer[end] = separator
         raw = bytes(buffer[1:end])
-        if b"null" in raw and not all(is_sound(event) for event in events if isinstance(event, dict)):
+        if b"null" in raw and not all(has_times(event) for event in events if isinstance(event, dict)):
             return self._place_of_null()
         return Chunk(raw, events)
 
@@ -178,11 +178,11 @@ class EventStream:
         length = _WINDOW
         while True:
             whole = length >= len(self._buffer)
-            found = salvage(bytes(self._buffer[1 : 1 + length]), final=final and whole)
+            found = recover_events(bytes(self._buffer[1 : 1 + length]), final=final and whole)
             if found.closed:
                 # The last event is left for the tail, which tells whether this is the end indeed.
                 self._ended = True
-                found = Salvage(found.events[:-1], found.events[-2].end if len(found.events) > 1 else 0, True)
+                found = RecoveredEvents(found.events[:-1], found.events[-2].end if len(found.events) > 1 else 0, True)
             if found.events or whole or self._ended:
                 break
             length *= 4
@@ -193,14 +193,14 @@ class EventStream:
         self._drop(comma if comma >= 0 else len(self._buffer) - 1)
         return chunk
 
-    def _keep(self, pieces: list[Saved]) -> Chunk:
+    def _keep(self, pieces: list[RecoveredEvent]) -> Chunk:
         """Count and note what became of events, and return those that were saved."""
         for piece in pieces:
             if piece.event is None:
                 self.dropped += 1
                 self._note(f"byte {self._offset + piece.begin}: an event that cannot be read was left out")
             elif piece.changed:
-                self.mended += 1
+                self.repaired += 1
                 self._note(f"byte {self._offset + piece.begin}: an event was made readable")
         kept = [piece for piece in pieces if piece.event is not None]
         return Chunk(b",\n".join(piece.raw for piece in kept), [piece.event for piece in kept])
@@ -211,7 +211,7 @@ class EventStream:
         del self._buffer[:end]
 
     def _note(self, text: str) -> None:
-        if len(self.notes) < _NOTES:
+        if len(self.notes) < _MAX_NOTES:
             self.notes.append(text)
 
     def _error(self, message: str, offset: int) -> TraceError:
@@ -224,7 +224,7 @@ class EventStream:
     def _skip_giant(self) -> None:
         """Let go of more bytes than an event can have, so that memory stays bounded."""
         self.dropped += 1
-        self._note(f"byte {self._offset}: an event of more than {LONGEST_EVENT >> 20} MiB was left out")
+        self._note(f"byte {self._offset}: an event of more than {MAX_EVENT_BYTES >> 20} MiB was left out")
         self._drop(len(self._buffer) - 1)
         for block in self._blocks:
             self._buffer += block
@@ -251,13 +251,13 @@ class EventStream:
                 if parsed.events:
                     yield parsed
                 return
-        last = salvage(rest[:end], final=True)
+        last = recover_events(rest[:end], final=True)
         chunk = self._keep(last.events)
         lost = rest[last.end : end].strip(b", \t\r\n")
         if found is None:
             place = self._offset + last.end
             self._note(f"byte {place}: the trace is cut off here; {len(rest) - last.end} bytes were left out")
-            base = _BASE.search(rest, last.end)
+            base = _BASE_TIME.search(rest, last.end)
             if base:
                 self.keys["baseTimeNanoseconds"] = int(base[1])
         elif lost:

@@ -10,14 +10,14 @@ from typing import Any
 
 from ..._errors import TraceError
 
-__all__ = ["BLOCK", "GZIP_MAGIC", "LATEST", "Progress", "Source", "base_of"]
+__all__ = ["BLOCK_BYTES", "GZIP_MAGIC", "MAX_TIME_NS", "Progress", "TraceFile", "base_time_ns"]
 
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 """Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 
-LATEST = 1 << 62
+MAX_TIME_NS = 1 << 62
 """Nanoseconds, 146 years: before this lie all bases and all times from them, so that sums of both fit into 64 bits."""
 
 _PIECE = 1 << 15
@@ -27,7 +27,7 @@ Progress = Callable[[int], None]
 """Called with the number of bytes of the file that have been read since the last call."""
 
 
-def base_of(keys: Mapping[str, Any], path: str) -> int:
+def base_time_ns(keys: Mapping[str, Any], path: str) -> int:
     """Return the Unix nanoseconds from which a trace's times count; 0 where it does not say, before torch 2.4.
 
     Args:
@@ -38,7 +38,7 @@ def base_of(keys: Mapping[str, Any], path: str) -> int:
         TraceError: what it says is no such time.
     """
     base = keys.get("baseTimeNanoseconds", 0)
-    if type(base) is not int or not 0 <= base < LATEST:
+    if type(base) is not int or not 0 <= base < MAX_TIME_NS:
         raise TraceError(
             path,
             f"its baseTimeNanoseconds is {base!r} and no time in nanoseconds since 1970; "
@@ -47,7 +47,7 @@ def base_of(keys: Mapping[str, Any], path: str) -> int:
     return base
 
 
-class Source:
+class TraceFile:
     """A trace file that is read once and never written.
 
     Attributes:
@@ -69,7 +69,7 @@ class Source:
         except OSError as error:
             raise TraceError(self.path, f"cannot be read ({error.strerror})") from error
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> TraceFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -88,7 +88,7 @@ class Source:
         self._progress(count)
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the uncompressed bytes, at most `BLOCK` at once.
+        """Yield the uncompressed bytes, at most `BLOCK_BYTES` at once.
 
         Compressed data that is cut off or broken ends the blocks; `damage` then says where.
         """
@@ -97,7 +97,7 @@ class Source:
     def _raw(self) -> Iterator[bytes]:
         while True:
             try:
-                block = self._file.read(BLOCK)
+                block = self._file.read(BLOCK_BYTES)
             except OSError as error:
                 raise TraceError(self.path, f"cannot be read ({error.strerror})", self._file.tell()) from error
             if not block:
@@ -119,7 +119,7 @@ class Source:
                         inflate, ended = zlib.decompressobj(wbits=31), False
                     before = inflate.copy()
                     try:
-                        out = inflate.decompress(data, BLOCK)
+                        out = inflate.decompress(data, BLOCK_BYTES)
                     except zlib.error as error:
                         if out := _until_broken(before, data):
                             yield out

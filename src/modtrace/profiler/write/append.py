@@ -10,12 +10,12 @@ from typing import Any
 from ..._version import __version__
 from ...timeline import Timeline
 from ...write.atomic_file import Sink, replacing
-from ..attribute.alignment import Alignment, by_marks
-from ..attribute.overlay import moved, of_process, pid_of
-from ..result import Merged, closing, refuse_merged
-from ..trace.event_columns import SYNC, Events, Gatherer
+from ..attribute.alignment import Alignment, align_by_sync_marks
+from ..attribute.overlay import for_process, recorded_pid, to_trace_time
+from ..result import MergeResult, refuse_merged, trailer_json
+from ..trace.event_columns import SYNC, EventCollector, ProfilerEvents
 from ..trace.event_stream import EventStream
-from ..trace.trace_file import Source, base_of
+from ..trace.trace_file import TraceFile, base_time_ns
 from .double_safe_nesting import step_of
 from .json_copy import Copy, find_ends, find_syncs
 from .json_events import row_events, timeline_events
@@ -29,7 +29,7 @@ UNSEEN = (
 )
 
 
-def add_recording(source: Source, timeline: Timeline, out: str) -> Merged:
+def add_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeResult:
     """Add a timeline to a trace.
 
     A plain file is copied by the kernel. A compressed one, or one whose end is broken, has to be read.
@@ -61,34 +61,34 @@ def add_recording(source: Source, timeline: Timeline, out: str) -> Merged:
         if file.seekable():
             file.seek(0, os.SEEK_END)
         events = ends.sample
-        added = _Added(timeline, events, syncs, base_of(ends.keys, source.path))
+        added = _Added(timeline, events, syncs, base_time_ns(ends.keys, source.path))
         for text in added.events(free_tids(events.tids), comma=not ends.empty):
             sink.write(text)
         tail = b"" if ends.head.bare else os.pread(source.fileno(), source.size - ends.end, ends.end)
         merged = added.described(out, [])
-        sink.write(closing(merged.metadata, tail, ends.keys, b""))
+        sink.write(trailer_json(merged.metadata, tail, ends.keys, b""))
         return merged
 
 
-def _read(source: Source, timeline: Timeline, out: str, sink: Sink) -> Merged:
+def _read(source: TraceFile, timeline: Timeline, out: str, sink: Sink) -> MergeResult:
     stream = EventStream(source)
-    gatherer = Gatherer()
+    collector = EventCollector()
     sink.write(b'{"traceEvents":[' if stream.bare else stream.head)
     comma = b""
     for chunk in stream.chunks():
         if not comma or SYNC.encode() in chunk.raw:
-            gatherer.add(chunk.events)
+            collector.add(chunk.events)
         else:
-            gatherer.tids.update(_tids(chunk.events))
+            collector.tids.update(_tids(chunk.events))
         sink.write(comma + chunk.raw)
         comma = b","
     refuse_merged(stream.keys, source.path)
-    events = gatherer.events()
-    added = _Added(timeline, events, events.syncs, base_of(stream.keys, source.path))
+    events = collector.events()
+    added = _Added(timeline, events, events.syncs, base_time_ns(stream.keys, source.path))
     for text in added.events(free_tids(events.tids), comma=bool(comma)):
         sink.write(text)
     merged = added.described(out, stream.notes)
-    sink.write(closing(merged.metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
+    sink.write(trailer_json(merged.metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
     return merged
 
 
@@ -100,14 +100,14 @@ class _Added:
     def __init__(
         self,
         timeline: Timeline,
-        events: Events,
+        events: ProfilerEvents,
         syncs: Mapping[str, Sequence[tuple[int, int]]],
         base: int,
     ) -> None:
-        self._pid = pid_of(events, timeline)
-        mine, self._notes = of_process(timeline, self._pid)
-        self._alignment: Alignment = by_marks(mine.marks, syncs, base)
-        self._timeline = moved(mine, self._alignment)
+        self._pid = recorded_pid(events, timeline)
+        mine, self._notes = for_process(timeline, self._pid)
+        self._alignment: Alignment = align_by_sync_marks(mine.marks, syncs, base)
+        self._timeline = to_trace_time(mine, self._alignment)
 
     def events(self, tids: Iterator[int], *, comma: bool) -> Iterator[bytes]:
         rows = timeline_rows(self._timeline, self._pid, tids)
@@ -117,7 +117,7 @@ class _Added:
             yield (b",\n" if comma else b"\n") + text
             comma = True
 
-    def described(self, out: str, notes: Sequence[str]) -> Merged:
+    def described(self, out: str, notes: Sequence[str]) -> MergeResult:
         said = [UNSEEN, *self._notes, *notes]
         metadata = {
             "version": __version__,
@@ -125,4 +125,4 @@ class _Added:
             "alignment": self._alignment.metadata(),
             "notes": said,
         }
-        return Merged(out, str(self._alignment), len(self._timeline.columns), 0, None, said, metadata)
+        return MergeResult(out, str(self._alignment), len(self._timeline.columns), 0, None, said, metadata)

@@ -11,9 +11,9 @@ import orjson
 
 from ..._errors import TraceError
 from ..trace.envelope import Head, HeadError, find_head, find_tail
-from ..trace.event_columns import SYNC, Events, Gatherer
+from ..trace.event_columns import SYNC, EventCollector, ProfilerEvents
 from ..trace.event_repair import BOUNDARY
-from ..trace.trace_file import BLOCK, Source
+from ..trace.trace_file import BLOCK_BYTES, TraceFile
 
 __all__ = ["Copy", "Ends", "copy_range", "find_ends", "find_syncs"]
 
@@ -37,17 +37,17 @@ class Ends(NamedTuple):
     head: Head
     end: int
     keys: dict[str, Any]
-    sample: Events
+    sample: ProfilerEvents
     empty: bool
 
 
-def find_ends(source: Source) -> Ends | None:
+def find_ends(source: TraceFile) -> Ends | None:
     """Find where the events of a plain file begin and end; None where its end is broken.
 
     Raises:
         TraceError: the file is no trace.
     """
-    gatherer = Gatherer()
+    collector = EventCollector()
     window = _WINDOW
     while True:
         data = os.pread(source.fileno(), window, 0)
@@ -59,17 +59,17 @@ def find_ends(source: Source) -> Ends | None:
                 raise TraceError(source.path, str(error), error.offset) from None
             window *= 4
     first, _ = _whole(data[head.length :])
-    gatherer.add(first)
+    collector.add(first)
     window = _WINDOW
     while True:
         begin = max(source.size - window, head.length)
         found = _end_in(os.pread(source.fileno(), source.size - begin, begin), head.bare, begin == head.length)
         if found is not None:
             at, keys, last = found
-            gatherer.add(last)
+            collector.add(last)
             before = max(head.length, begin + at - _OVERLAP)
             empty = not os.pread(source.fileno(), begin + at - before, before).strip()
-            return Ends(head, begin + at, head.keys | keys, gatherer.events(), empty)
+            return Ends(head, begin + at, head.keys | keys, collector.events(), empty)
         if begin == head.length or window >= _WIDEST:
             return None
         window *= 4
@@ -106,15 +106,15 @@ def _whole(data: bytes) -> tuple[list[Any], int]:
             limit = min(error.pos, at)
 
 
-def find_syncs(source: Source, end: int) -> dict[str, list[tuple[int, int]]]:
+def find_syncs(source: TraceFile, end: int) -> dict[str, list[tuple[int, int]]]:
     """Look through the file up to `end` for sync marks; return start and end in ns from the base by the mark's name."""
     syncs: dict[str, list[tuple[int, int]]] = {}
     needle = f'"{SYNC}'.encode()
-    buffer = bytearray(_OVERLAP + BLOCK)
+    buffer = bytearray(_OVERLAP + BLOCK_BYTES)
     view = memoryview(buffer)
     at, kept = 0, 0
     while at < end:
-        count = os.preadv(source.fileno(), [view[kept : kept + min(BLOCK, end - at)]], at)
+        count = os.preadv(source.fileno(), [view[kept : kept + min(BLOCK_BYTES, end - at)]], at)
         if count == 0:
             break
         at += count
@@ -137,9 +137,9 @@ def _take_sync(data: bytes, place: int, syncs: dict[str, list[tuple[int, int]]])
         event, _ = json.JSONDecoder(strict=False).raw_decode(data[begin:].decode("latin-1"))
     except ValueError:
         return
-    gatherer = Gatherer()
-    gatherer.add([event])
-    for name, found in gatherer.events().syncs.items():
+    collector = EventCollector()
+    collector.add([event])
+    for name, found in collector.events().syncs.items():
         syncs.setdefault(name, []).extend(found)
 
 
@@ -170,7 +170,7 @@ def copy_range(source: int, target: int, begin: int, end: int) -> None:
             if at != begin:
                 raise
     while at < end:
-        block = os.pread(source, min(BLOCK, end - at), at)
+        block = os.pread(source, min(BLOCK_BYTES, end - at), at)
         if not block:
             raise OSError(None, "the trace became shorter while it was copied")
         at += len(block)

@@ -12,7 +12,7 @@ from ..._typing import Int64Array
 from ...formats.escape import UNNAMED, shown
 from ...timeline import PHASES, Timeline
 from ...write.flows import arrows
-from ..attribute.gpu_work import DeviceSlices
+from ..attribute.gpu_work import StreamSpans
 from ..attribute.module_times import NO_MODULE
 from .double_safe_nesting import seat
 from .trace_rows import Row
@@ -89,7 +89,7 @@ def timeline_events(timeline: Timeline, rows: Sequence[Row], marks: Row, step: i
     yield from _moments(timeline, marks)
 
 
-def device_events(timeline: Timeline, slices: DeviceSlices, rows: dict[int, Row], step: int) -> Iterator[bytes]:
+def device_events(timeline: Timeline, slices: StreamSpans, rows: dict[int, Row], step: int) -> Iterator[bytes]:
     """Yield the slices above the streams, several events with commas at a time."""
     start, length = seat(slices.track, slices.start, slices.end, slices.parent, slices.depth, step)
     columns = timeline.columns

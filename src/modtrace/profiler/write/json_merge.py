@@ -11,11 +11,11 @@ from ..._errors import WriteError
 from ..._version import __version__
 from ...timeline import Timeline
 from ...write.atomic_file import Sink, replacing
-from ..attribute.overlay import Laid, lay_over
-from ..result import Merged, Path, closing, refuse_merged
-from ..trace.event_columns import Events, Gatherer
+from ..attribute.overlay import Overlay, overlay
+from ..result import MergeResult, Path, refuse_merged, trailer_json
+from ..trace.event_columns import EventCollector, ProfilerEvents
 from ..trace.event_stream import EventStream
-from ..trace.trace_file import Progress, Source
+from ..trace.trace_file import Progress, TraceFile
 from .append import add_recording
 from .double_safe_nesting import step_of
 from .json_events import DEEPEST, device_events, row_events, timeline_events
@@ -31,12 +31,12 @@ def merge(
     *,
     attribute: bool = True,
     progress: Progress | None = None,
-) -> Merged:
+) -> MergeResult:
     """Lay a recording over a trace of torch.profiler.
 
-    The profiler's events are kept byte for byte, and its file is never written. What is broken in it is mended or left
-    out, and the result says so. Module tracks lie above the threads of the process; above each stream of a GPU lies a
-    track of the modules whose kernels ran.
+    The profiler's events are kept byte for byte, and its file is never written. What is broken in it is repaired or
+    left out, and the result says so. Module tracks lie above the threads of the process; above each stream of a GPU
+    lies a track of the modules whose kernels ran.
 
     Args:
         profiler_trace: `.json` or `.json.gz`, as `export_chrome_trace` writes it.
@@ -60,7 +60,7 @@ def merge(
         raise WriteError(f"cannot write {name}: without attribution a recording can only be added to .json")
     if timeline is None and not attribute:
         raise WriteError(f"cannot write {name}: without a recording and without attribution there is nothing to add")
-    with Source(profiler_trace, progress) as source, _no_collection():
+    with TraceFile(profiler_trace, progress) as source, _no_collection():
         if os.path.exists(name) and os.path.samefile(name, profiler_trace):
             raise WriteError(f"cannot write {name}: it is the profiler's trace itself; give another name")
         if timeline is not None and not isinstance(timeline, Timeline):
@@ -82,77 +82,79 @@ def _loaded(path: Path) -> Timeline:
     return timeline
 
 
-def _stream(source: Source, timeline: Timeline | None, out: str, sink: Sink) -> Merged:
+def _stream(source: TraceFile, timeline: Timeline | None, out: str, sink: Sink) -> MergeResult:
     stream = EventStream(source)
-    gatherer = Gatherer()
+    collector = EventCollector()
     sink.write(b'{"traceEvents":[' if stream.bare else stream.head)
     comma = b""
     for chunk in stream.chunks():
-        gatherer.add(chunk.events)
+        collector.add(chunk.events)
         sink.write(comma)
         sink.write(chunk.raw)
         comma = b","
     refuse_merged(stream.keys, source.path)
-    events = gatherer.events()
-    laid = lay_over(timeline, events, stream.keys, source.path)
-    for text in _our_events(laid, events):
+    events = collector.events()
+    overlaid = overlay(timeline, events, stream.keys, source.path)
+    for text in _our_events(overlaid, events):
         sink.write(comma + b"\n" + text)
         comma = b","
-    merged = describe(laid, stream, out)
-    sink.write(closing(merged.metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
+    merged = describe(overlaid, stream, out)
+    sink.write(trailer_json(merged.metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
     return merged
 
 
-def _our_events(laid: Laid, events: Events) -> Iterator[bytes]:
+def _our_events(overlaid: Overlay, events: ProfilerEvents) -> Iterator[bytes]:
     tids = free_tids(events.tids)
-    rows = timeline_rows(laid.timeline, laid.pid, tids)
-    marks = marks_row(laid.timeline, laid.pid, tids)
-    devices = device_rows(set(laid.devices.track.tolist()), events.tracks, events.thread_names, tids)
-    step = step_of(max(events.last, int(laid.timeline.columns.end.max(initial=0))))
+    rows = timeline_rows(overlaid.timeline, overlaid.pid, tids)
+    marks = marks_row(overlaid.timeline, overlaid.pid, tids)
+    devices = device_rows(set(overlaid.devices.track.tolist()), events.tracks, events.thread_names, tids)
+    step = step_of(max(events.last, int(overlaid.timeline.columns.end.max(initial=0))))
     yield from row_events([*rows, *devices.values()])
-    yield from timeline_events(laid.timeline, rows, marks, step)
-    yield from device_events(laid.timeline, laid.devices, devices, step)
+    yield from timeline_events(overlaid.timeline, rows, marks, step)
+    yield from device_events(overlaid.timeline, overlaid.devices, devices, step)
 
 
-def describe(laid: Laid, stream: EventStream, out: str) -> Merged:
+def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
     """Say what was done, for the caller and for the trace's metadata."""
-    notes = [*laid.notes, *stream.notes]
-    if stream.mended or stream.dropped:
-        notes.append(f"of the profiler's events {stream.mended} were mended and {stream.dropped} left out")
-    if laid.nodes_placed < laid.nodes:
-        notes.append(f"{laid.nodes - laid.nodes_placed} of {laid.nodes} autograd nodes belong to no known call")
-    if laid.work_placed < laid.work:
+    notes = [*overlaid.notes, *stream.notes]
+    if stream.repaired or stream.dropped:
+        notes.append(f"of the profiler's events {stream.repaired} were repaired and {stream.dropped} left out")
+    if overlaid.attributed_nodes < overlaid.nodes:
         notes.append(
-            f"{laid.work - laid.work_placed} of {laid.work} kernels, memcpys and memsets were launched outside of "
-            "any known call"
+            f"{overlaid.nodes - overlaid.attributed_nodes} of {overlaid.nodes} autograd nodes belong to no known call"
         )
-    if laid.cut_ops and laid.alignment is not None:
+    if overlaid.attributed_work < overlaid.work:
         notes.append(
-            f"{laid.cut_ops} forward operations lie partly outside a call, by at most {laid.worst_cut_ns} ns: "
-            "the alignment may be off by that much"
+            f"{overlaid.work - overlaid.attributed_work} of {overlaid.work} kernels, memcpys and memsets were launched "
+            "outside of any known call"
         )
-    deep = int((laid.timeline.columns.depth >= DEEPEST).sum())
+    if overlaid.straddling_ops and overlaid.alignment is not None:
+        notes.append(
+            f"{overlaid.straddling_ops} forward operations lie partly outside a call, by at most "
+            f"{overlaid.max_straddle_ns} ns: the alignment may be off by that much"
+        )
+    deep = int((overlaid.timeline.columns.depth >= DEEPEST).sum())
     if deep:
         notes.append(f"{deep} slices lie more than {DEEPEST} levels deep, which no viewer shows, and were left out")
     metadata = {
         "version": __version__,
-        "recording": "reconstructed from the trace" if laid.alignment is None else "recorded",
-        "alignment": None if laid.alignment is None else laid.alignment.metadata(),
-        "nodes": laid.nodes,
-        "nodes_placed": laid.nodes_placed,
-        "gpu_work": laid.work,
-        "gpu_work_placed": laid.work_placed,
-        "cut_ops": laid.cut_ops,
-        "worst_cut_ns": laid.worst_cut_ns,
+        "recording": "reconstructed from the trace" if overlaid.alignment is None else "recorded",
+        "alignment": None if overlaid.alignment is None else overlaid.alignment.metadata(),
+        "nodes": overlaid.nodes,
+        "attributed_nodes": overlaid.attributed_nodes,
+        "gpu_work": overlaid.work,
+        "attributed_gpu_work": overlaid.attributed_work,
+        "straddling_ops": overlaid.straddling_ops,
+        "max_straddle_ns": overlaid.max_straddle_ns,
         "notes": notes,
-        "modules": laid.totals.as_json(),
+        "modules": overlaid.totals.as_json(),
     }
-    return Merged(
+    return MergeResult(
         path=out,
-        alignment="" if laid.alignment is None else str(laid.alignment),
-        slices=len(laid.timeline.columns) - deep,
-        device_slices=len(laid.devices),
-        totals=laid.totals,
+        alignment="" if overlaid.alignment is None else str(overlaid.alignment),
+        slices=len(overlaid.timeline.columns) - deep,
+        device_slices=len(overlaid.devices),
+        totals=overlaid.totals,
         notes=notes,
         metadata=metadata,
     )

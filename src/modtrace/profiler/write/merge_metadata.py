@@ -8,7 +8,7 @@ from typing import Any
 
 from ..attribute.module_times import ModuleTotals
 from ..result import MERGED
-from ..trace.trace_file import BLOCK, Source
+from ..trace.trace_file import BLOCK_BYTES, TraceFile
 
 __all__ = ["module_totals", "read_merge_metadata"]
 
@@ -35,10 +35,10 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     Raises:
         TraceError: the file cannot be read.
     """
-    with Source(path) as source:
+    with TraceFile(path) as source:
         if not source.gzipped:
             # JSON says it behind its events, which need not be read then.
-            length = BLOCK
+            length = BLOCK_BYTES
             while True:
                 begin = max(source.size - length, 0)
                 data = os.pread(source.fileno(), length, begin)
@@ -51,7 +51,7 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         return _searched(source)
 
 
-def _searched(source: Source) -> dict[str, Any] | None:
+def _searched(source: TraceFile) -> dict[str, Any] | None:
     data = b""
     for block in source.blocks():
         found = _IN_JSON in data or _IN_PACKETS in data

@@ -22,18 +22,25 @@ from ...write.atomic_file import Sink, replacing
 from ...write.perfetto import perfetto_packets
 from ...write.perfetto_descriptors import UNIX, encoded
 from ..attribute.module_times import NO_MODULE
-from ..attribute.overlay import Laid, lay_over
-from ..result import MERGED, Merged, refuse_merged
-from ..trace.event_columns import LATEST_US, Events, Gatherer, Key, exact, is_key
+from ..attribute.overlay import Overlay, overlay
+from ..result import MERGED, MergeResult, refuse_merged
+from ..trace.event_columns import (
+    MAX_TIME_US,
+    EventCollector,
+    ProfilerEvents,
+    TrackKey,
+    is_track_key,
+    microseconds_to_ns,
+)
 from ..trace.event_stream import EventStream
-from ..trace.trace_file import Source, base_of
+from ..trace.trace_file import TraceFile, base_time_ns
 from .json_merge import describe
 from .wire import SEQUENCE, arguments, categories, end_packet, event_packet, flow, sized, utf8, varint
 
 __all__ = ["write_packets"]
 
 
-def write_packets(source: Source, timeline: Timeline | None, out: str) -> Merged:
+def write_packets(source: TraceFile, timeline: Timeline | None, out: str) -> MergeResult:
     """Merge into a `.pftrace`.
 
     Raises:
@@ -41,19 +48,21 @@ def write_packets(source: Source, timeline: Timeline | None, out: str) -> Merged
         WriteError: `out` cannot be written.
     """
     stream = EventStream(source)
-    gatherer, profile = Gatherer(), _Profile()
+    collector, profile = EventCollector(), _Profile()
     for chunk in stream.chunks():
-        gatherer.add(chunk.events)
+        collector.add(chunk.events)
         profile.add(chunk.events)
     refuse_merged(stream.keys, source.path)
-    events = gatherer.events()
-    laid = lay_over(timeline, events, stream.keys, source.path)
+    events = collector.events()
+    overlaid = overlay(timeline, events, stream.keys, source.path)
     if profile.skipped:
-        laid.notes.append(f"{profile.skipped} of the profiler's events are of a kind that .pftrace has no place for")
-    merged = describe(laid, stream, out)
-    base = base_of(stream.keys, source.path)
+        overlaid.notes.append(
+            f"{profile.skipped} of the profiler's events are of a kind that .pftrace has no place for"
+        )
+    merged = describe(overlaid, stream, out)
+    base = base_time_ns(stream.keys, source.path)
     with replacing(out) as sink:
-        _write(sink, profile, events, laid, base, merged.metadata)
+        _write(sink, profile, events, overlaid, base, merged.metadata)
     return merged
 
 
@@ -77,9 +86,9 @@ class _Track:
 class _Profile:
     """The profiler's events on their way."""
 
-    tracks: dict[Key, _Track] = field(default_factory=dict)
+    tracks: dict[TrackKey, _Track] = field(default_factory=dict)
     texts: dict[str, int] = field(default_factory=dict)
-    arrows: dict[tuple[Key, float], list[int]] = field(default_factory=dict)
+    arrows: dict[tuple[TrackKey, float], list[int]] = field(default_factory=dict)
     skipped: int = 0
 
     def add(self, events: list[Any]) -> None:
@@ -91,8 +100,10 @@ class _Profile:
                 key, start = (event["pid"], event["tid"]), float(event["ts"])
                 duration = float(event["dur"]) if phase == "X" else -1.0
                 if phase in ("X", "i", "I") and start > 0:
-                    if (key not in self.tracks and not is_key(key)) or not max(start, start + duration) < LATEST_US:
+                    if key not in self.tracks and not is_track_key(key):
                         raise ValueError(key)
+                    if not max(start, start + duration) < MAX_TIME_US:
+                        raise ValueError(start)
                     body = categories(event.get("cat")) + arguments(event.get("args") or {})
                     track = self.tracks.setdefault(key, _Track())
                     track.add(start, duration, self._text(str(event["name"])), body)
@@ -108,7 +119,9 @@ class _Profile:
         return self.texts.setdefault(text, len(self.texts) + 1)
 
 
-def _write(sink: Sink, profile: _Profile, events: Events, laid: Laid, base: int, metadata: Mapping[str, Any]) -> None:
+def _write(
+    sink: Sink, profile: _Profile, events: ProfilerEvents, overlaid: Overlay, base: int, metadata: Mapping[str, Any]
+) -> None:
     first = TracePacket(trusted_packet_sequence_id=SEQUENCE, sequence_flags=3)
     first.trace_packet_defaults.timestamp_clock_id = UNIX
     # Without slices of modules nothing else says that the trace's time is this clock, and a reader drops all.
@@ -117,21 +130,21 @@ def _write(sink: Sink, profile: _Profile, events: Events, laid: Laid, base: int,
     about = TracePacket(trusted_packet_sequence_id=SEQUENCE, sequence_flags=2)
     about.chrome_events.metadata.add(name=MERGED + "_merge", string_value=orjson.dumps(metadata).decode())
     sink.write(encoded(first, about))
-    columns = laid.timeline.columns
+    columns = overlaid.timeline.columns
     unix = replace(
-        laid.timeline,
+        overlaid.timeline,
         columns=replace(columns, start=columns.start + base, end=columns.end + base),
-        marks=[mark._replace(time_ns=mark.time_ns + base) for mark in laid.timeline.marks if mark.kind != "sync"],
-        counters=[replace(counter, time=counter.time + base) for counter in laid.timeline.counters],
+        marks=[mark._replace(time_ns=mark.time_ns + base) for mark in overlaid.timeline.marks if mark.kind != "sync"],
+        counters=[replace(counter, time=counter.time + base) for counter in overlaid.timeline.counters],
     )
     for _, part in perfetto_packets(unix):
         sink.write(part)
     names = _Names(profile)
-    sink.write(encoded(*_tracks(profile, events, laid)))
+    sink.write(encoded(*_tracks(profile, events, overlaid)))
     for key, track in profile.tracks.items():
         for part in _slices(key, track, profile.arrows, names, base):
             sink.write(part)
-    for part in _device_slices(laid, events, names, base):
+    for part in _device_slices(overlaid, events, names, base):
         sink.write(part)
 
 
@@ -158,9 +171,9 @@ class _Names:
         return number, sized(b"\x62", sized(b"\x12", entry))
 
 
-def _tracks(profile: _Profile, events: Events, laid: Laid) -> Iterator[TracePacket]:
+def _tracks(profile: _Profile, events: ProfilerEvents, overlaid: Overlay) -> Iterator[TracePacket]:
     """Yield descriptors: of processes and devices, their threads and streams, and ours above the streams."""
-    above = {events.tracks[track] for track in set(laid.devices.track.tolist())}
+    above = {events.tracks[track] for track in set(overlaid.devices.track.tolist())}
     for pid in dict.fromkeys(pid for pid, _ in [*profile.tracks, *above]):
         packet = _descriptor(("process", pid))
         said = packet.track_descriptor
@@ -199,12 +212,12 @@ def _descriptor(what: object) -> TracePacket:
 
 
 def _slices(
-    key: Key, track: _Track, arrows: Mapping[tuple[Key, float], list[int]], names: _Names, base: int
+    key: TrackKey, track: _Track, arrows: Mapping[tuple[TrackKey, float], list[int]], names: _Names, base: int
 ) -> Iterator[bytes]:
     """Yield the packets of a track, in an order in which every end closes the slice it belongs to."""
     micros = np.frombuffer(track.start, np.float64)
-    start = exact(micros) + base
-    duration = exact(np.frombuffer(track.duration, np.float64))
+    start = microseconds_to_ns(micros) + base
+    duration = microseconds_to_ns(np.frombuffer(track.duration, np.float64))
     order = np.lexsort((np.arange(len(start)), -duration, start))
     lanes: list[list[int]] = [[]]
     for at in order.tolist():
@@ -234,7 +247,7 @@ def _slices(
             yield end_packet(stack.pop(), uuid)
 
 
-def _beside(key: Key, lane: int) -> TracePacket:
+def _beside(key: TrackKey, lane: int) -> TracePacket:
     packet = _descriptor(("beside", key, lane))
     said = packet.track_descriptor
     said.parent_uuid, said.name = _hash(("process", key[0])), f"{key[1]} · overlapping slices"
@@ -242,8 +255,8 @@ def _beside(key: Key, lane: int) -> TracePacket:
     return packet
 
 
-def _device_slices(laid: Laid, events: Events, names: _Names, base: int) -> Iterator[bytes]:
-    slices, timeline = laid.devices, laid.timeline
+def _device_slices(overlaid: Overlay, events: ProfilerEvents, names: _Names, base: int) -> Iterator[bytes]:
+    slices, timeline = overlaid.devices, overlaid.timeline
     columns = timeline.columns
     stack: list[tuple[int, int]] = []
     rows = zip(

@@ -7,28 +7,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.attribute.interval_spans import Piece, Slice, cover, nest
+from modtrace.profiler.attribute.interval_spans import LabelledInterval, PathSpan, nest, spans_from_intervals
 from modtrace.profiler.write.double_safe_nesting import seat, step_of, viewed
 
 
 def test_neighbours_share_the_slices_of_their_common_calls() -> None:
     #   a a a a a . b
     #     c c   c
-    pieces = [Piece(0, 10, "a"), Piece(10, 20, "ac"), Piece(25, 30, "ac"), Piece(30, 40, "a"), Piece(41, 50, "ac")]
-    pieces += [Piece(60, 70, ""), Piece(70, 80, "b")]
-    assert cover(pieces) == [
-        Slice(0, 50, "a", 0),
-        Slice(10, 30, "c", 1),
-        Slice(41, 50, "c", 1),
-        Slice(70, 80, "b", 0),
+    pieces = [
+        LabelledInterval(0, 10, "a"),
+        LabelledInterval(10, 20, "ac"),
+        LabelledInterval(25, 30, "ac"),
+        LabelledInterval(30, 40, "a"),
+        LabelledInterval(41, 50, "ac"),
+    ]
+    pieces += [LabelledInterval(60, 70, ""), LabelledInterval(70, 80, "b")]
+    assert spans_from_intervals(pieces) == [
+        PathSpan(0, 50, "a", 0),
+        PathSpan(10, 30, "c", 1),
+        PathSpan(41, 50, "c", 1),
+        PathSpan(70, 80, "b", 0),
     ]
 
 
 def test_what_overlaps_its_follower_ends_where_that_begins() -> None:
-    assert cover([Piece(0, 100, "ab"), Piece(50, 60, "a"), Piece(55, 70, "c")]) == [
-        Slice(0, 55, "a", 0),
-        Slice(0, 50, "b", 1),
-        Slice(55, 70, "c", 0),
+    assert spans_from_intervals(
+        [LabelledInterval(0, 100, "ab"), LabelledInterval(50, 60, "a"), LabelledInterval(55, 70, "c")]
+    ) == [
+        PathSpan(0, 55, "a", 0),
+        PathSpan(0, 50, "b", 1),
+        PathSpan(55, 70, "c", 0),
     ]
 
 
@@ -39,9 +47,9 @@ piece = st.tuples(st.integers(0, 200), st.integers(1, 40), st.text("abc", max_si
 def test_cover_nests_and_holds_each_piece(found: list[tuple[int, int, str]]) -> None:
     pieces, end = [], 0
     for gap, length, path in found:
-        pieces.append(Piece(end + gap, end + gap + length, path))
+        pieces.append(LabelledInterval(end + gap, end + gap + length, path))
         end += gap + length
-    slices = cover(pieces)
+    slices = spans_from_intervals(pieces)
     for one in slices:
         for other in slices:
             apart = one.end <= other.start or other.end <= one.start

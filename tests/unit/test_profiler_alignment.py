@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.attribute.alignment import by_marks, by_wall_clock
+from modtrace.profiler.attribute.alignment import align_by_sync_marks, align_by_wall_clock
 from modtrace.timeline import Mark
 from tests.support.kineto import BASE
 
@@ -27,7 +27,7 @@ def moved(alignment, *times: int) -> list[int]:
 
 
 def test_one_mark_gives_the_offset() -> None:
-    found = by_marks([sync(0, 1000)], dict([around(0, 1700)]), BASE)
+    found = align_by_sync_marks([sync(0, 1000)], dict([around(0, 1700)]), BASE)
     assert moved(found, 0, 1000, 5000) == [700, 1700, 5700]
     assert (found.marks, found.residual_ns, found.bound_ns) == (1, pytest.approx(0, abs=1e-6), 500)
 
@@ -37,7 +37,7 @@ def test_offset_and_drift_are_found_and_the_residual_is_reported() -> None:
     # 3 µs ahead, 2 µs more every second; one mark was interrupted and is 90 µs wide.
     slices = dict(around(n, time + 3000 + 2000 * n) for n, time in enumerate(times))
     slices |= dict([around(5, times[5] + 50_000, 45_000)])
-    found = by_marks([sync(n, time) for n, time in enumerate(times)], slices, BASE)
+    found = align_by_sync_marks([sync(n, time) for n, time in enumerate(times)], slices, BASE)
     assert moved(found, 0, 4 * SECOND, 10 * SECOND) == pytest.approx(
         [3000, 4 * SECOND + 11_000, 10 * SECOND + 23_000], abs=20
     )
@@ -49,7 +49,7 @@ def test_offset_and_drift_are_found_and_the_residual_is_reported() -> None:
 def test_noise_alone_is_no_drift() -> None:
     noise = [300, -200, 100, -300, 200, 0, -100, 250]
     slices = dict(around(n, n * 1_000_000 + off) for n, off in enumerate(noise))
-    found = by_marks([sync(n, n * 1_000_000) for n in range(len(noise))], slices, BASE)
+    found = align_by_sync_marks([sync(n, n * 1_000_000) for n in range(len(noise))], slices, BASE)
     assert found.segments[0].drift == 0
     assert abs(moved(found, 0)[0]) < 100
 
@@ -58,7 +58,7 @@ def test_a_clock_that_was_set_makes_two_segments() -> None:
     times = [n * SECOND // 10 for n in range(10)]
     ahead = [0 if n < 5 else 1_000_000 for n in range(10)]
     slices = dict(around(n, time + shift) for n, (time, shift) in enumerate(zip(times, ahead, strict=True)))
-    found = by_marks([sync(n, time) for n, time in enumerate(times)], slices, BASE)
+    found = align_by_sync_marks([sync(n, time) for n, time in enumerate(times)], slices, BASE)
     assert moved(found, times[2], times[8]) == [times[2], times[8] + 1_000_000]
     assert found.note == "a clock was set 1 times meanwhile"
     assert found.residual_ns == pytest.approx(0, abs=1e-6)
@@ -68,20 +68,22 @@ def test_a_clock_that_was_set_makes_two_segments() -> None:
 def test_no_step_of_a_clock_reverses_two_moments(step: int, moments: list[int]) -> None:
     times = [n * SECOND // 10 for n in range(10)]
     slices = dict(around(n, time + (step if n >= 5 else 0)) for n, time in enumerate(times))
-    found = by_marks([sync(n, time) for n, time in enumerate(times)], slices, BASE)
+    found = align_by_sync_marks([sync(n, time) for n, time in enumerate(times)], slices, BASE)
     placed = moved(found, *sorted(moments))
     assert placed == sorted(placed)
 
 
 def test_of_two_slices_of_one_name_the_nearest_is_meant() -> None:
-    found = by_marks([sync(0, 5 * SECOND)], {"modtrace.sync#0": [(0, 100), (5 * SECOND, 5 * SECOND + 200)]}, BASE)
+    found = align_by_sync_marks(
+        [sync(0, 5 * SECOND)], {"modtrace.sync#0": [(0, 100), (5 * SECOND, 5 * SECOND + 200)]}, BASE
+    )
     assert moved(found, 0) == [100]
 
 
 @pytest.mark.parametrize("marks", [[], [Mark(BASE, "mark", "modtrace.sync#0")], [sync(7, 0)]])
 def test_without_common_marks_the_wall_clock_counts_and_says_how_sure_it_is(marks: list[Mark]) -> None:
-    found = by_marks(marks, dict([around(0, 0)]), BASE)
-    assert found == by_wall_clock(BASE)
+    found = align_by_sync_marks(marks, dict([around(0, 0)]), BASE)
+    assert found == align_by_wall_clock(BASE)
     assert moved(found, 0, 12345) == [0, 12345]
     assert found.metadata()["method"] == "wall clock"
     assert "usually agree within 10 µs" in str(found)

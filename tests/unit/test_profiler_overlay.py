@@ -10,19 +10,19 @@ import pytest
 
 from modtrace import TraceError
 from modtrace.profiler.attribute.module_times import NO_MODULE
-from modtrace.profiler.attribute.overlay import Laid, lay_over
-from modtrace.profiler.trace.event_columns import Gatherer
+from modtrace.profiler.attribute.overlay import Overlay, overlay
+from modtrace.profiler.trace.event_columns import EventCollector
 from modtrace.timeline import PHASES, Mark, Process, Timeline, Track
 from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording, x
 
 
-def laid(timeline: Timeline | None, *events: Any, **keys: Any) -> Laid:
-    gatherer = Gatherer()
-    gatherer.add(json.loads(json.dumps(events)))
-    return lay_over(timeline, gatherer.events(), {"baseTimeNanoseconds": BASE} | keys, "trace.json")
+def overlaid(timeline: Timeline | None, *events: Any, **keys: Any) -> Overlay:
+    collector = EventCollector()
+    collector.add(json.loads(json.dumps(events)))
+    return overlay(timeline, collector.events(), {"baseTimeNanoseconds": BASE} | keys, "trace.json")
 
 
-def slices(found: Laid, kind: str = "backward") -> list[tuple[str, int, int, int, str]]:
+def slices(found: Overlay, kind: str = "backward") -> list[tuple[str, int, int, int, str]]:
     """(label, start, end, depth, phase) of the tracks of a kind, in start order."""
     columns, tracks = found.timeline.columns, found.timeline.tracks
     return [
@@ -38,7 +38,7 @@ def slices(found: Laid, kind: str = "backward") -> list[tuple[str, int, int, int
     ]
 
 
-def device_slices(found: Laid) -> list[tuple[str, int, int, int, str]]:
+def device_slices(found: Overlay) -> list[tuple[str, int, int, int, str]]:
     columns, devices = found.timeline.columns, found.devices
     return [
         (
@@ -93,14 +93,14 @@ def test_backward_begins_and_ends_with_its_nodes() -> None:
         ("c: ReLU", 6203, 6450, 2, "backward"),
         ("a: Linear", 6704, 6903, 1, "backward"),
     )
-    found = laid(recording(*FORWARD, *recorded), *OPS, *NODES)
+    found = overlaid(recording(*FORWARD, *recorded), *OPS, *NODES)
     assert slices(found) == CUT
-    assert (found.nodes, found.nodes_placed) == (6, 6)
-    assert (found.cut_ops, found.worst_cut_ns) == (0, 0)
+    assert (found.nodes, found.attributed_nodes) == (6, 6)
+    assert (found.straddling_ops, found.max_straddle_ns) == (0, 0)
 
 
 def test_backward_is_made_from_the_nodes_where_none_was_recorded_and_is_linked() -> None:
-    found = laid(recording(*FORWARD), *OPS, *NODES)
+    found = overlaid(recording(*FORWARD), *OPS, *NODES)
     assert slices(found) == CUT
     columns = found.timeline.columns
     for name in range(len(NET)):
@@ -113,7 +113,7 @@ def test_backward_is_made_from_the_nodes_where_none_was_recorded_and_is_linked()
 def test_an_interleaved_call_is_several_slices() -> None:
     order = [(4, 6000), (3, 6200), (1, 6300), (2, 6400)]
     nodes = [evaluate(f"N{number}", start, start + 50, number) for number, start in order]
-    assert slices(laid(recording(*FORWARD), *OPS, *nodes))[1:] == [
+    assert slices(overlaid(recording(*FORWARD), *OPS, *nodes))[1:] == [
         ("b: Linear", 6200, 6250, 1, "backward"),
         ("c: ReLU", 6200, 6250, 2, "backward"),
         ("a: Linear", 6300, 6350, 1, "backward"),
@@ -123,14 +123,14 @@ def test_an_interleaved_call_is_several_slices() -> None:
 
 def test_recorded_backward_stays_where_the_trace_has_no_nodes() -> None:
     recorded = (("Net", 5500, 5700, 0, "backward"), ("a: Linear", 5600, 5650, 1, "backward"))
-    found = slices(laid(recording(*FORWARD, *recorded), *OPS, *NODES))
+    found = slices(overlaid(recording(*FORWARD, *recorded), *OPS, *NODES))
     assert found[:2] == [("Net", 5500, 5700, 0, "backward"), ("a: Linear", 5600, 5650, 1, "backward")]
     assert found[2:] == CUT
 
 
 def test_a_node_whose_forward_is_not_in_the_trace_goes_by_the_recorded_slice() -> None:
     recorded = (("Net", 5900, 7000, 0, "backward"), ("a: Linear", 6190, 6310, 1, "backward"))
-    found = laid(recording(*FORWARD, *recorded), evaluate("N", 6200, 6300, 77), evaluate("M", 6400, 6450, 76))
+    found = overlaid(recording(*FORWARD, *recorded), evaluate("N", 6200, 6300, 77), evaluate("M", 6400, 6450, 76))
     assert slices(found)[:2] == [("Net", 6200, 6450, 0, "backward"), ("a: Linear", 6200, 6300, 1, "backward")]
 
 
@@ -139,7 +139,7 @@ def test_recompute_lies_in_its_node_and_its_nodes_in_their_call() -> None:
     again = (("b: Linear", 6190, 6260, 0, "recompute"), ("c: ReLU", 6230, 6255, 1, "recompute"))
     timeline = recording(*FORWARD, *again)
     inner = [op(6240, 6250, 10), evaluate("N10", 6270, 6290, 10)]
-    found = laid(timeline, *OPS, *NODES, *inner)
+    found = overlaid(timeline, *OPS, *NODES, *inner)
     assert slices(found) == [
         ("Net", 6000, 6900, 0, "backward"),
         ("b: Linear", 6200, 6600, 1, "backward"),
@@ -148,7 +148,7 @@ def test_recompute_lies_in_its_node_and_its_nodes_in_their_call() -> None:
         ("c: ReLU", 6230, 6255, 4, "recompute"),
         ("a: Linear", 6700, 6900, 1, "backward"),
     ]
-    assert found.nodes_placed == 7
+    assert found.attributed_nodes == 7
 
 
 def test_sequence_numbers_of_two_threads_are_kept_apart_by_the_arrows() -> None:
@@ -180,7 +180,7 @@ def test_sequence_numbers_of_two_threads_are_kept_apart_by_the_arrows() -> None:
         for number, (where, begin, end) in enumerate([(TID, 2600, 6001), (other, 1200, 6201)])
         for ph, tid, ts in (("s", where, begin), ("f", backward, end))
     ]
-    found = laid(timeline, *OPS, op(1200, 1300, 2, tid=other), *nodes, *inner, *arrows)
+    found = overlaid(timeline, *OPS, op(1200, 1300, 2, tid=other), *nodes, *inner, *arrows)
     assert slices(found) == [
         ("Net", 6000, 6100, 0, "backward"),
         ("b: Linear", 6000, 6100, 1, "backward"),
@@ -209,7 +209,7 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         kernel(10_900, 10_907, 99, kind="gpu_memset"),
         kernel(10_320, 10_380, 3, stream=8),
     ]
-    found = laid(recording(*FORWARD), *OPS, *NODES, *launches, *work)
+    found = overlaid(recording(*FORWARD), *OPS, *NODES, *launches, *work)
     assert device_slices(found) == [
         ("Net", 10_000, 10_450, 0, "forward"),
         ("a: Linear", 10_000, 10_200, 1, "forward"),
@@ -222,7 +222,7 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         ("b: Linear", 10_320, 10_380, 1, "forward"),
         ("c: ReLU", 10_320, 10_380, 2, "forward"),
     ]
-    assert (found.work, found.work_placed) == (8, 6)
+    assert (found.work, found.attributed_work) == (8, 6)
     rows = {row.fqn: row for row in found.totals.rows}
     assert [
         (r.kernels, r.gpu_forward_ns, r.gpu_forward_self_ns, r.gpu_backward_ns, r.gpu_self_ns) for r in rows.values()
@@ -242,7 +242,7 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
 
 def test_kernels_of_a_recomputed_call_say_so() -> None:
     again = (("b: Linear", 6210, 6290, 0, "recompute"),)
-    found = laid(recording(*FORWARD, *again), *OPS, *NODES, launch(6250, 1), kernel(10_000, 10_100, 1))
+    found = overlaid(recording(*FORWARD, *again), *OPS, *NODES, launch(6250, 1), kernel(10_000, 10_100, 1))
     assert device_slices(found) == [
         ("Net", 10_000, 10_100, 0, "backward"),
         ("b: Linear", 10_000, 10_100, 1, "backward"),
@@ -260,27 +260,27 @@ def test_kernels_of_a_recomputed_call_say_so() -> None:
 
 def test_a_recording_of_another_time_is_refused() -> None:
     with pytest.raises(TraceError, match=r"no moment in common: they lie 3600\.000 s apart by wall clock"):
-        laid(recording(*FORWARD, base=BASE + 3600 * 10**9 + 6900 - 1000), *OPS, *NODES)
+        overlaid(recording(*FORWARD, base=BASE + 3600 * 10**9 + 6900 - 1000), *OPS, *NODES)
 
 
 def test_events_at_time_zero_are_not_the_beginning() -> None:
     zero = x("cpu_op", "zero", 0, 5)
-    found = laid(recording(*FORWARD), zero, *OPS, *NODES)
+    found = overlaid(recording(*FORWARD), zero, *OPS, *NODES)
     assert slices(found) == CUT
     assert found.notes == ["1 of the profiler's slices lie at time 0 and were left as they are"]
 
 
 def test_a_badly_aligned_recording_is_told_by_the_operations_it_cuts() -> None:
     late = tuple((label, start + 130, end + 130, depth) for label, start, end, depth in FORWARD)  # type: ignore[misc]
-    found = laid(recording(*late), *OPS, *NODES)
+    found = overlaid(recording(*late), *OPS, *NODES)
     # Operations 0, 2 and 3 begin 30 ns before their call, operation 4 within the one before it.
-    assert (found.cut_ops, found.worst_cut_ns) == (4, 30)
+    assert (found.straddling_ops, found.max_straddle_ns) == (4, 30)
 
 
 def test_another_pid_than_the_traces_is_laid_over_the_traces_process() -> None:
     timeline = recording(*FORWARD)
     tracks = tuple(track._replace(process=Process(4242)) for track in timeline.tracks)
-    found = laid(Timeline(timeline.columns, timeline.names, tracks), *OPS, *NODES)
+    found = overlaid(Timeline(timeline.columns, timeline.names, tracks), *OPS, *NODES)
     assert found.pid == PID
     assert {track.process.pid for track in found.timeline.tracks} == {PID}
 
@@ -299,7 +299,7 @@ MODULES = (
 
 def test_modules_are_reconstructed_from_the_trace_alone() -> None:
     steps = [x("user_annotation", "ProfilerStep#3", 1, 900)]
-    found = laid(None, *MODULES, *OPS, *NODES, *steps)
+    found = overlaid(None, *MODULES, *OPS, *NODES, *steps)
     assert slices(found, "forward") == [
         ("Net", 1000, 5000, 0, "forward"),
         ("Linear_0: Linear", 1100, 2000, 1, "forward"),
@@ -320,7 +320,7 @@ def test_modules_are_reconstructed_from_the_trace_alone() -> None:
 
 def test_reconstructed_recompute_repeats_its_call() -> None:
     again = (module("Linear_1", 6420, 6480, 1), module("ReLU_0", 6430, 6440))
-    found = laid(None, *MODULES, *again, *OPS, *NODES)
+    found = overlaid(None, *MODULES, *again, *OPS, *NODES)
     assert [s for s in slices(found) if s[4] == "recompute"] == [
         ("Linear_1: Linear", 6420, 6480, 2, "recompute"),
         ("ReLU_0: ReLU", 6430, 6440, 3, "recompute"),
@@ -330,7 +330,7 @@ def test_reconstructed_recompute_repeats_its_call() -> None:
 
 
 def test_without_module_slices_nothing_is_made_up() -> None:
-    found = laid(None, *OPS, *NODES, kernel(10_000, 10_100, 1))
+    found = overlaid(None, *OPS, *NODES, kernel(10_000, 10_100, 1))
     assert len(found.timeline.columns) == 0
     assert found.totals.kernel_ns == 100
     assert "profile with with_stack=True" in found.notes[0]
@@ -340,12 +340,12 @@ def test_a_sync_mark_moves_everything() -> None:
     mark = Mark(BASE + 1050, "sync", "modtrace.sync#0")
     shifted = tuple((label, start - 500_000, end - 500_000, depth) for label, start, end, depth in FORWARD)  # type: ignore[misc]
     timeline = recording(*shifted, marks=(mark._replace(time_ns=BASE + 1050 - 500_000),))
-    found = laid(timeline, x("cpu_op", "modtrace.sync#0", 1000, 1100), *OPS, *NODES)
+    found = overlaid(timeline, x("cpu_op", "modtrace.sync#0", 1000, 1100), *OPS, *NODES)
     assert slices(found, "forward") == [(*span, "forward") for span in FORWARD]
     assert slices(found) == CUT
 
 
 def test_data_path_is_named_in_errors() -> None:
     with pytest.raises(TraceError) as error:
-        laid(recording(*FORWARD, base=BASE + 10**12), *OPS)
+        overlaid(recording(*FORWARD, base=BASE + 10**12), *OPS)
     assert Path(error.value.path).name == "trace.json"
