@@ -1,4 +1,4 @@
-"""What reading a full ring file costs one core: to open it, to convert it, and to say where its process is."""
+"""What slots a full ring file costs one core: to open it, to convert it, and to say where its process is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fill(path: Path, engine: str, capacity: int) -> None:
             for _ in range(100):
                 model(tokens).sum().backward()
                 recording.step()
-            if recording._ring.image().reading.overwritten:  # type: ignore[union-attr]
+            if recording._ring.read().slots.overwritten:  # type: ignore[union-attr]
                 return
 
 

@@ -165,7 +165,7 @@ class Recording:
     def snapshot(self) -> Timeline:
         """Return the timeline of the last `capacity` events, while running or after."""
         ring = self._started()[1]
-        return build_timeline(ring.image())
+        return build_timeline(ring.read())
 
     def timeline(self) -> Timeline:
         """Return the timeline of a stopped recording.
@@ -182,7 +182,7 @@ class Recording:
 
     def where(self) -> list[ThreadStack]:
         """Return what is open now on each thread: its modules, outermost first."""
-        return open_stacks(self._started()[1].image())
+        return open_stacks(self._started()[1].read())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to `path`, of a running recording a snapshot; the suffix picks the format.

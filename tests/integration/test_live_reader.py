@@ -94,9 +94,9 @@ def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads
     with running(EVENTS, path, engine, capacity, threads):
         until = time.monotonic() + SECONDS / 3
         while time.monotonic() < until:
-            reading = read_ring(path).reading
-            events = reading.events
-            assert reading.recorded == reading.overwritten + len(events) + reading.torn
+            slots = read_ring(path).slots
+            events = slots.events
+            assert slots.recorded == slots.overwritten + len(events) + slots.torn
             assert (np.diff(events.serial) > 0).all()
             assert (events.kind == Kind.COUNTER).all()
             assert (events.name == events.value % 1000).all()
@@ -109,7 +109,7 @@ def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads
             if threads == 1:
                 assert (events.value == 2 * events.serial).all()
             seen += len(events)
-            laps.add(reading.recorded // capacity)
+            laps.add(slots.recorded // capacity)
     assert seen > capacity
     assert len(laps) > 3
 

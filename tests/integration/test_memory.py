@@ -57,14 +57,14 @@ with modtrace.record(engine=engine, capacity=capacity, ring=ring) as recording:
         if step > steps * 3 // 4:
             gc.collect()
             traced.append(tracemalloc.get_traced_memory()[0])
-reading = recording._ring.image().reading
+slots = recording._ring.read().slots
 print(json.dumps({
     "sizes": sizes,
     "traced": traced,
-    "recorded": reading.recorded,
-    "overwritten": reading.overwritten,
-    "torn": reading.torn,
-    "kept": len(reading.events),
+    "recorded": slots.recorded,
+    "overwritten": slots.overwritten,
+    "torn": slots.torn,
+    "kept": len(slots.events),
     "stats": dict(recording.timeline().stats),
     "steps": [mark.text for mark in recording.timeline().marks],
 }))

@@ -29,8 +29,8 @@ def recorded(run: Callable[[], object]) -> tuple[Timeline, set[str]]:
     """What a recording of `run` shows, and how the nodes got into it: "marked", "watched" or both."""
     with modtrace.record(engine="native") as recording:
         run()
-    kinds = set(recording._started()[1].image().reading.events.kind.tolist())
-    ways = {"marked": Kind.STRETCH, "watched": Kind.NODE_BEGIN}
+    kinds = set(recording._started()[1].read().slots.events.kind.tolist())
+    ways = {"marked": Kind.SEGMENT_BEGIN, "watched": Kind.NODE_BEGIN}
     return recording.timeline(), {way for way, kind in ways.items() if kind in kinds}
 
 
@@ -80,9 +80,9 @@ def test_stretches_take_one_event_each() -> None:
     with modtrace.record(engine="native") as recording:
         model(torch.ones(2)).sum().backward()
 
-    events = recording._started()[1].image().reading.events
+    events = recording._started()[1].read().slots.events
     # The sum, which is no module's; c; the cosine; b; a: and the end.
-    kinds = [Kind.STRETCH, Kind.STRETCH, Kind.STRETCH, Kind.STRETCH, Kind.STRETCH, Kind.BACKWARD_OVER]
+    kinds = [Kind.SEGMENT_BEGIN] * 5 + [Kind.BACKWARD_OVER]
     assert events.kind.tolist()[-6:] == kinds
     assert events.serial.tolist() == list(range(8 + 6))
 

@@ -87,16 +87,16 @@ def test_what_is_open_is_found_from_the_last_events_as_from_all(engine: EngineNa
             thread = threading.Thread(target=step)
             thread.start()
             thread.join()
-    image = recording._started()[1].image()
-    events = image.reading.events
+    snapshot = recording._started()[1].read()
+    events = snapshot.slots.events
     inside = 0
 
     for count in random.Random(0).sample(range(len(events)), 200):
-        cut = image.reading._replace(events=events.take(np.arange(count)))
-        found = open_stacks(image._replace(reading=cut))
+        cut = snapshot.slots._replace(events=events.take(np.arange(count)))
+        found = open_stacks(snapshot._replace(slots=cut))
 
         # Beside a torn slot all events are looked at.
-        assert found == open_stacks(image._replace(reading=cut._replace(torn=1)))
+        assert found == open_stacks(snapshot._replace(slots=cut._replace(torn=1)))
         inside += any(thread.calls for thread in found)
     assert inside > 150
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from modtrace.ring import Events, Kind, Ring, RingImage
+from modtrace.ring import Events, Kind, Ring, RingSnapshot
 from modtrace.ring.slot_format import (
-    ABANDONED,
-    KEY_BITS,
+    ABANDONED_BIT,
+    CALL_KEY_BITS,
+    FORWARD_THREAD_SHIFT,
     KIND_SHIFT,
     NO_NAME,
     RECOMPUTE_BIT,
@@ -29,12 +30,12 @@ class Script:
     def __init__(self, capacity: int = 64) -> None:
         self._ring = Ring(capacity)
         self._now = 0
-        self._write = self._ring.writer(lambda: self._now)
-        self._thread = self.add_thread("MainThread", tid=1, torch=1)
+        self._write = self._ring.make_writer(lambda: self._now)
+        self._thread = self.add_thread("MainThread", tid=1, torch_thread_id=1)
 
-    def add_thread(self, name: str, tid: int, torch: int = -1) -> int:
-        """Note a thread; `torch` is torch's number of it."""
-        return self._ring.names.thread(name, tid, torch)
+    def add_thread(self, name: str, tid: int, torch_thread_id: int = -1) -> int:
+        """Note a thread; `torch_thread_id` is torch's number of it."""
+        return self._ring.names.thread(name, tid, torch_thread_id)
 
     def on(self, thread: int) -> None:
         """Let what follows happen on this thread."""
@@ -63,25 +64,25 @@ class Script:
         self.end(end, sequence, task=task, origin=origin)
 
     def begin(self, at: int, sequence: int, *, task: int = 0, origin: int = 1) -> None:
-        self.event(at, Kind.NODE_BEGIN, origin << 8 | task, sequence)
+        self.event(at, Kind.NODE_BEGIN, origin << FORWARD_THREAD_SHIFT | task, sequence)
 
     def end(self, at: int, sequence: int, *, task: int = 0, origin: int = 1) -> None:
-        self.event(at, Kind.NODE_END, origin << 8 | task, sequence)
+        self.event(at, Kind.NODE_END, origin << FORWARD_THREAD_SHIFT | task, sequence)
 
     def accumulated(self, at: int, *, task: int = 0, origin: int = 0) -> None:
-        self.event(at, Kind.ACCUMULATED, origin << 8 | task, 0)
+        self.event(at, Kind.ACCUMULATE_END, origin << FORWARD_THREAD_SHIFT | task, 0)
 
     def sequence(self, at: int, sequence: int) -> None:
         """What a node that builds a graph notes beside its begin and end."""
-        self.event(at, Kind.NODE_SEQUENCE, NO_NAME, sequence)
+        self.event(at, Kind.GRAPH_BUILT, NO_NAME, sequence)
 
     def goes_on(self, at: int, name: int, number: int = 0, *, task: int = 0, again: bool = False) -> None:
         """From now on the nodes of this call run, says the portable engine."""
         key = number | RECOMPUTE_BIT if again else number
-        self.event(at, Kind.BACKWARD, name, task << KEY_BITS | key)
+        self.event(at, Kind.CALL_BACKWARD, name, task << CALL_KEY_BITS | key)
 
     def over(self, at: int, *, task: int = 0, abandoned: bool = False) -> None:
-        self.event(at, Kind.BACKWARD_OVER, NO_NAME, task | ABANDONED if abandoned else task)
+        self.event(at, Kind.BACKWARD_OVER, NO_NAME, task | ABANDONED_BIT if abandoned else task)
 
     def step(self, at: int, number: int) -> None:
         self.event(at, Kind.STEP, NO_NAME, number)
@@ -91,10 +92,10 @@ class Script:
 
     def events(self) -> Events:
         """What the ring holds."""
-        return self._ring.image().reading.events
+        return self._ring.read().slots.events
 
-    def image(self) -> RingImage:
+    def snapshot(self) -> RingSnapshot:
         """What the ring holds, with clocks that run alike from `WALL` on."""
-        image = self._ring.image()
-        records = [record for record in image.records if record["k"] != "anchor"]
-        return image._replace(records=[*records, {"k": "anchor", "monotonic": 0, "wall": WALL}])
+        snapshot = self._ring.read()
+        records = [record for record in snapshot.records if record["kind"] != "anchor"]
+        return snapshot._replace(records=[*records, {"kind": "anchor", "monotonic": 0, "wall": WALL}])

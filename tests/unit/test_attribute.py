@@ -50,7 +50,7 @@ def test_a_node_belongs_to_the_innermost_call_whose_range_holds_it() -> None:
 
 def test_threads_count_apart() -> None:
     script = Script()
-    worker = script.add_thread("worker", 2, torch=7)
+    worker = script.add_thread("worker", 2, torch_thread_id=7)
     a, b = script.name("A"), script.name("B")
     script.enter(1, a, sequence=0)
     script.on(worker)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.ring import Kind
-from modtrace.ring.slot_format import KEY_BITS, NO_NAME, SEQUENCE_BITS
+from modtrace.ring.slot_format import CALL_KEY_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline.build.call_tree import Brackets, find_brackets
 from tests.support.event_script import Script
 
@@ -331,7 +331,7 @@ def test_brackets_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data: 
         assert brackets.end[at] == places.get((number, False), len(window) - 1)
 
 
-VALUES = [0, 1, 1 << KEY_BITS, 1 << SEQUENCE_BITS]
+VALUES = [0, 1, 1 << CALL_KEY_BITS, 1 << SEQUENCE_BITS]
 
 
 @given(

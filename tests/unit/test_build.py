@@ -33,7 +33,7 @@ def two_calls(script: Script) -> tuple[int, int]:
 
 
 def test_an_empty_ring_is_an_empty_timeline() -> None:
-    timeline = build_timeline(Script().image())
+    timeline = build_timeline(Script().snapshot())
 
     assert len(timeline.spans) == 0
     assert timeline.tracks == []
@@ -48,7 +48,7 @@ def test_a_step_of_the_native_engine() -> None:
     script.accumulated(70)
     script.step(80, 0)
 
-    timeline = build_timeline(script.image())
+    timeline = build_timeline(script.snapshot())
 
     assert rows(timeline) == [
         ("A", "forward", 10, 30, 0, 0),
@@ -75,7 +75,7 @@ def test_a_step_of_the_portable_engine() -> None:
     script.goes_on(60, a, task=1)
     script.over(70, task=1)
 
-    assert rows(build_timeline(script.image())) == [
+    assert rows(build_timeline(script.snapshot())) == [
         ("A", "forward", 10, 30, 0, 0),
         ("A.b", "forward", 15, 20, 1, 0),
         ("A", "backward", 40, 70, 0, 0),
@@ -91,7 +91,7 @@ def test_spans_count_the_steps_that_had_ended() -> None:
         script.leave(10 * number + 5, a, number)
         script.step(10 * number + 6, number + 4)
 
-    timeline = build_timeline(script.image())
+    timeline = build_timeline(script.snapshot())
 
     # The first step that ended is the fifth: the recording had counted four before what the ring holds.
     assert [(span.call, span.step) for span in timeline.spans] == [(0, 4), (1, 5), (2, 6)]
@@ -103,7 +103,7 @@ def test_nodes_of_no_module_are_counted_and_not_shown() -> None:
     script.node(40, 41, 3)
     script.node(50, 51, 4)
 
-    timeline = build_timeline(script.image())
+    timeline = build_timeline(script.snapshot())
 
     assert timeline.stats.unattributed == 2
     assert [span.phase for span in timeline.spans] == ["forward", "forward"]
@@ -120,7 +120,7 @@ def test_a_node_that_is_a_part_of_another_is_not_shown_apart() -> None:
     script.end(55, 0, task=1)
 
     # The second one runs a backward of its own.
-    assert rows(build_timeline(script.image()))[2:] == [
+    assert rows(build_timeline(script.snapshot()))[2:] == [
         ("A", "backward", 40, 55, 0, 0),
         ("A.b", "backward", 40, 50, 1, 0),
         ("A", "backward", 52, 53, 1, 0),
@@ -136,7 +136,7 @@ def test_a_non_reentrant_recomputation_lies_inside_the_backward_that_asked_for_i
     script.end(50, 1)
     script.node(60, 65, 0)
 
-    timeline = build_timeline(script.image())
+    timeline = build_timeline(script.snapshot())
 
     assert rows(timeline)[2:] == [
         ("A", "backward", 40, 65, 0, 0),
@@ -165,7 +165,7 @@ def test_a_recomputation_has_the_number_of_the_call_that_it_repeats() -> None:
         script.node(at + 3, at + 4, 20 + again, task=2 + again)
         script.end(at + 5, sequence, task=1)
 
-    timeline = build_timeline(script.image())
+    timeline = build_timeline(script.snapshot())
 
     assert [(s.phase, s.call) for s in timeline.spans if s.fqn == "A.b" and s.phase != "forward"] == [
         ("recompute", 2),
@@ -185,7 +185,7 @@ def test_stats_of_a_ring_that_wrapped_are_exact() -> None:
         script.leave(10 * number + 5, a, number)
     script.enter(200, a, 20)
 
-    timeline = build_timeline(script.image())
+    timeline = build_timeline(script.snapshot())
 
     # Of 41 events the last 16 are kept: the exit of call 12, the calls 13 to 19, and the enter of call 20.
     assert dict(timeline.stats) == {
@@ -210,10 +210,10 @@ def test_times_follow_the_wall_clock_between_two_readings() -> None:
     a = script.name("A")
     script.enter(1_000_000, a)
     script.leave(9_000_000, a)
-    image = script.image()
-    late = {"k": "anchor", "monotonic": 10_000_000, "wall": WALL + 10_001_000}
+    snapshot = script.snapshot()
+    late = {"kind": "anchor", "monotonic": 10_000_000, "wall": WALL + 10_001_000}
 
-    timeline = build_timeline(image._replace(records=[*image.records, late]))
+    timeline = build_timeline(snapshot._replace(records=[*snapshot.records, late]))
 
     # The wall clock ran 100 ppm fast.
     assert [(row[2], row[3]) for row in rows(timeline)] == [(1_000_100, 9_000_900)]
@@ -224,7 +224,7 @@ def test_names_that_a_cut_file_lacks_get_a_stand_in() -> None:
     script.enter(1, 5)
     script.leave(2, 5)
 
-    assert [(span.fqn, span.module_class) for span in build_timeline(script.image()).spans] == [("#5", "?")]
+    assert [(span.fqn, span.module_class) for span in build_timeline(script.snapshot()).spans] == [("#5", "?")]
 
 
 @given(seed=st.integers(0, 1 << 30), calls=st.integers(1, 12), capacity=st.sampled_from([16, 24, 256]))
@@ -257,7 +257,7 @@ def test_any_recording_nests_whatever_the_ring_kept(seed: int, calls: int, capac
             script.begin(tick(), node, task=task)
             script.end(tick(), node, task=task)
 
-    timeline = build_timeline(script.image())
+    timeline = build_timeline(script.snapshot())
     columns = timeline.columns
 
     assert share_nested(timeline) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from modtrace import RingError
 from modtrace.ring import Kind, Ring, read_ring
-from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, WORDS
+from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, WORDS_PER_SLOT
 from modtrace.track.engine import EngineName, make_engine
 
 COUNT = Kind.COUNTER << KIND_SHIFT
@@ -20,24 +20,24 @@ def fail(error: BaseException) -> None:
 
 
 def slots(ring: Ring) -> np.ndarray:
-    return np.frombuffer(ring.buffer, np.int64, ring.capacity * WORDS, ring.offset).reshape(-1, WORDS)
+    return np.frombuffer(ring.buffer, np.int64, ring.capacity * WORDS_PER_SLOT, ring.offset).reshape(-1, WORDS_PER_SLOT)
 
 
 def written(capacity: int, count: int) -> Ring:
     """A ring into which `count` events with the values 0, 1, … were written, at the times 10, 11, …."""
     ring = Ring(capacity)
     times = iter(range(10, 10 + count))
-    write = ring.writer(lambda: next(times))
+    write = ring.make_writer(lambda: next(times))
     for value in range(count):
         write(COUNT, value)
     return ring
 
 
 def test_an_empty_ring_has_nothing() -> None:
-    reading = Ring(16).image().reading
+    slots = Ring(16).read().slots
 
-    assert len(reading.events) == 0
-    assert reading[1:] == (0, 0, 0)
+    assert len(slots.events) == 0
+    assert slots[1:] == (0, 0, 0)
 
 
 @pytest.mark.parametrize("seed", range(32))
@@ -55,8 +55,8 @@ def test_the_last_events_survive_wrapping(engine: EngineName, seed: int, tmp_pat
         running.event(Kind.COUNTER, texts[at % 10], value)
     running.stop()
 
-    for image in (ring.image(), read_ring(tmp_path / "ring.modtrace")):
-        events, recorded, overwritten, torn = image.reading
+    for snapshot in (ring.read(), read_ring(tmp_path / "ring.modtrace")):
+        events, recorded, overwritten, torn = snapshot.slots
         gone = max(0, count - capacity)
         assert (recorded, overwritten, torn) == (count, gone, 0)
         assert events.serial.tolist() == list(range(gone, count))
@@ -71,7 +71,7 @@ def test_a_slot_that_is_being_written_is_torn() -> None:
     # The 20 events end in slot 3; the writer of event 20 has stored its meta and no more.
     slots(ring)[4, 0] = 1 << LAP_SHIFT | COUNT
 
-    events, recorded, overwritten, torn = ring.image().reading
+    events, recorded, overwritten, torn = ring.read().slots
 
     assert (recorded, overwritten, torn) == (20, 4, 1)
     assert events.value.tolist() == [*range(5, 20)]
@@ -81,7 +81,7 @@ def test_a_slot_that_python_has_cleared_is_torn() -> None:
     ring = written(16, 12)
     slots(ring)[5] = 0
 
-    events, recorded, overwritten, torn = ring.image().reading
+    events, recorded, overwritten, torn = ring.read().slots
 
     assert (recorded, overwritten, torn) == (12, 0, 1)
     assert events.value.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
@@ -92,7 +92,7 @@ def test_a_slot_that_a_late_writer_took_back_is_lost() -> None:
     # Event 2 was taken out before it was written, and came after event 18.
     slots(ring)[2] = (COUNT, 12, 2, 3)
 
-    events, recorded, overwritten, torn = ring.image().reading
+    events, recorded, overwritten, torn = ring.read().slots
 
     assert (recorded, overwritten, torn) == (20, 4, 1)
     assert events.value.tolist() == [*range(4, 18), 19]
@@ -105,7 +105,7 @@ def test_one_damaged_stamp_does_not_make_all_else_look_overwritten(laps: int) ->
     slots(ring)[3, 3] += laps * 16
     slots(ring)[3, 0] += (laps & 0x7FFF) << LAP_SHIFT
 
-    events, recorded, overwritten, torn = ring.image().reading
+    events, recorded, overwritten, torn = ring.read().slots
 
     assert (recorded, overwritten, torn) == (40, 24, 1)
     assert events.value.tolist() == [*range(24, 35), *range(36, 40)]
@@ -113,12 +113,12 @@ def test_one_damaged_stamp_does_not_make_all_else_look_overwritten(laps: int) ->
 
 def test_laps_count_on_after_their_bits_are_spent() -> None:
     ring = Ring(16)
-    write = ring.writer(lambda: 1)
+    write = ring.make_writer(lambda: 1)
     count = (1 << 15) * 16 + 40
     for value in range(count):
         write(COUNT, value)
 
-    events, recorded, overwritten, torn = ring.image().reading
+    events, recorded, overwritten, torn = ring.read().slots
 
     assert (recorded, overwritten, torn) == (count, count - 16, 0)
     assert events.value.tolist() == [*range(count - 16, count)]
@@ -140,7 +140,7 @@ def test_each_event_of_many_threads_is_there_once(engine: EngineName) -> None:
     for thread in threads:
         thread.join()
     running.stop()
-    events, recorded, overwritten, torn = ring.image().reading
+    events, recorded, overwritten, torn = ring.read().slots
 
     assert (recorded, overwritten, torn) == (4000, 0, 0)
     assert sorted(events.value.tolist()) == [*range(4000)]

@@ -48,9 +48,9 @@ def good(engine: EngineName, tmp_path_factory: pytest.TempPathFactory) -> bytes:
             recording.step()
         recording.mark("a mark")
     data = path.read_bytes()
-    reading = read_ring(path).reading
-    assert reading.overwritten > 0
-    assert reading.torn == 0
+    slots = read_ring(path).slots
+    assert slots.overwritten > 0
+    assert slots.torn == 0
     return data[: len(data.rstrip(b"\0")) + 9]
 
 
@@ -82,7 +82,7 @@ def load(path: Path) -> None:
 def test_a_file_cut_anywhere_gives_the_events_before_the_cut(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cut.modtrace"
     path.write_bytes(good)
-    whole = sorted(rows(read_ring(path).reading.events), key=lambda row: row[0] % CAPACITY)
+    whole = sorted(rows(read_ring(path).slots.events), key=lambda row: row[0] % CAPACITY)
     metadata_end = len(good[:SLOTS_OFFSET].rstrip(b"\0"))
     every = random.Random(0).sample(range(len(good)), scaled(600, len(good)))
 
@@ -93,9 +93,9 @@ def test_a_file_cut_anywhere_gives_the_events_before_the_cut(good: bytes, tmp_pa
             with pytest.raises(ModtraceError):
                 modtrace.load(path)
             continue
-        reading = read_ring(path).reading
+        slots = read_ring(path).slots
         there = max(0, min(CAPACITY, (length - SLOTS_OFFSET) // SLOT_BYTES))
-        assert sorted(rows(reading.events), key=lambda row: row[0] % CAPACITY) == whole[:there]
+        assert sorted(rows(slots.events), key=lambda row: row[0] % CAPACITY) == whole[:there]
         load(path)
 
 
@@ -184,7 +184,7 @@ def test_what_is_left_of_a_damaged_file_is_a_trace_without_a_fault(
 def test_one_damaged_byte_costs_at_most_its_own_event(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "mutated.modtrace"
     path.write_bytes(good)
-    whole = rows(read_ring(path).reading.events)
+    whole = rows(read_ring(path).slots.events)
     chance = random.Random(2)
     for _ in range(scaled(300, 8192)):
         data = bytearray(good)
@@ -193,7 +193,7 @@ def test_one_damaged_byte_costs_at_most_its_own_event(good: bytes, tmp_path: Pat
         path.write_bytes(data)
         slot = (at - SLOTS_OFFSET) // SLOT_BYTES
 
-        left = {row for row in rows(read_ring(path).reading.events) if row[0] % CAPACITY != slot}
+        left = {row for row in rows(read_ring(path).slots.events) if row[0] % CAPACITY != slot}
 
         others = {row for row in whole if row[0] % CAPACITY != slot}
         assert left <= others

@@ -26,7 +26,7 @@ def make(path: Path, calls: int = 3) -> Ring:
     ring = Ring(CAPACITY, path, METADATA)
     start = ring.names.records[0]["monotonic"]
     times = iter(range(start, start + 100))
-    write = ring.writer(lambda: next(times))
+    write = ring.make_writer(lambda: next(times))
     name, thread = ring.names.name("Net", "Net", "Net"), ring.names.thread("main", 43)
     for number in range(calls):
         write(ENTER | thread << THREAD_SHIFT | name, number << SEQUENCE_BITS)
@@ -62,9 +62,9 @@ def test_a_file_is_read_beside_its_writer_and_after(tmp_path: Path) -> None:
     after = read_ring(path)
 
     assert beside.metadata == after.metadata == METADATA
-    assert [record["k"] for record in beside.records] == ["anchor", "name", "thread"]
-    assert [record["k"] for record in after.records] == ["anchor", "name", "thread", "anchor", "stop"]
-    assert beside.reading.events.value.tolist() == after.reading.events.value.tolist()
+    assert [record["kind"] for record in beside.records] == ["anchor", "name", "thread"]
+    assert [record["kind"] for record in after.records] == ["anchor", "name", "thread", "anchor", "stop"]
+    assert beside.slots.events.value.tolist() == after.slots.events.value.tolist()
     assert [span.call for span in modtrace.load(path).spans] == [0, 1, 2]
     track = modtrace.load(path).tracks[0]
     assert (track.thread, track.tid, track.process.pid, track.process.rank) == ("main", 43, 42, 3)
@@ -90,7 +90,7 @@ def test_the_log_grows_beyond_what_was_reserved(tmp_path: Path) -> None:
     for text in texts:
         ring.names.text(text)
 
-    assert [record["text"] for record in read_ring(path).records if record["k"] == "text"] == texts
+    assert [record["text"] for record in read_ring(path).records if record["kind"] == "text"] == texts
     ring.close()
 
 
@@ -120,7 +120,7 @@ def test_text_that_utf_8_cannot_hold_is_kept_readable(tmp_path: Path) -> None:
     ("at", "data", "says"),
     [
         (0, b"XXXX", "does not begin with MODTRACE"),
-        (8, struct.pack("<I", 9), "ring format 9; this modtrace reads 1"),
+        (8, struct.pack("<I", 9), "ring format 9; this modtrace reads 2"),
         (16, struct.pack("<Q", 0), "the header is damaged"),
         (16, struct.pack("<Q", 17), "the header is damaged"),
         (16, b"\xff" * 8, "the header is damaged"),
@@ -142,7 +142,7 @@ def test_a_damaged_header_is_an_error_that_names_the_file(tmp_path: Path, at: in
 
 
 @pytest.mark.parametrize("metadata", [[1, 2], "text", None])
-def test_metadata_that_are_no_object_are_damage(tmp_path: Path, metadata: object) -> None:
+def test_metadata_that_is_no_object_is_damage(tmp_path: Path, metadata: object) -> None:
     path = tmp_path / "run.modtrace"
     make(path).close()
     text = orjson.dumps(metadata)
@@ -158,10 +158,10 @@ def test_a_capacity_beyond_all_memory_reads_what_is_there(tmp_path: Path) -> Non
     huge = 1 << 58
     patch(path, 16, struct.pack("<QQQ", huge, SLOTS_OFFSET, SLOTS_OFFSET + huge * SLOT_BYTES))
 
-    image = read_ring(path)
+    snapshot = read_ring(path)
 
-    assert image.records[0]["label"] == "#0"
-    assert len(image.reading.events) == 6
+    assert snapshot.records[0]["label"] == "#0"
+    assert len(snapshot.slots.events) == 6
 
 
 def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_place_where_no_file_can_be_made_is_an_error(tmp_path: Path) -> None:
         Ring(16, tmp_path / "absent" / "run.modtrace")
 
 
-def test_metadata_that_do_not_fit_the_header_are_an_error(tmp_path: Path) -> None:
+def test_metadata_that_does_not_fit_the_header_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RingError, match="does not fit"):
         Ring(16, tmp_path / "run.modtrace", {"text": "x" * 4096})
     assert os.listdir(tmp_path) == []
@@ -191,30 +191,30 @@ def test_metadata_that_do_not_fit_the_header_are_an_error(tmp_path: Path) -> Non
         b"[1]",
         b"7",
         {},
-        {"k": 7},
-        {"k": ["name"]},
-        {"k": "a kind of the future"},
-        {"k": "name"},
-        {"k": "name", "id": 1, "label": "a", "fqn": "a"},
-        {"k": "name", "id": 1, "label": 1, "fqn": "a", "class": "a"},
-        {"k": "name", "id": 2, "label": "a", "fqn": "a", "class": "a"},
-        {"k": "name", "id": 1 << 60, "label": "a", "fqn": "a", "class": "a"},
-        {"k": "name", "id": -1, "label": "a", "fqn": "a", "class": "a"},
-        {"k": "name", "id": True, "label": "a", "fqn": "a", "class": "a"},
-        {"k": "text", "id": 0, "text": None},
-        {"k": "thread", "id": 1, "name": "a", "tid": 1 << 40, "torch": -1},
-        {"k": "thread", "id": 1, "name": "a", "tid": 7, "torch": "x"},
-        {"k": "anchor", "monotonic": 1.5, "wall": 1},
-        {"k": "anchor", "monotonic": 1, "wall": 1 << 63},
+        {"kind": 7},
+        {"kind": ["name"]},
+        {"kind": "a kind of the future"},
+        {"kind": "name"},
+        {"kind": "name", "id": 1, "label": "a", "fqn": "a"},
+        {"kind": "name", "id": 1, "label": 1, "fqn": "a", "class": "a"},
+        {"kind": "name", "id": 2, "label": "a", "fqn": "a", "class": "a"},
+        {"kind": "name", "id": 1 << 60, "label": "a", "fqn": "a", "class": "a"},
+        {"kind": "name", "id": -1, "label": "a", "fqn": "a", "class": "a"},
+        {"kind": "name", "id": True, "label": "a", "fqn": "a", "class": "a"},
+        {"kind": "text", "id": 0, "text": None},
+        {"kind": "thread", "id": 1, "name": "a", "tid": 1 << 40, "torch_thread_id": -1},
+        {"kind": "thread", "id": 1, "name": "a", "tid": 7, "torch_thread_id": "x"},
+        {"kind": "anchor", "monotonic": 1.5, "wall": 1},
+        {"kind": "anchor", "monotonic": 1, "wall": 1 << 63},
     ],
 )
 def test_a_record_that_makes_no_sense_is_left_out(tmp_path: Path, record: Any) -> None:
     path = tmp_path / "run.modtrace"
     ring = make(path)
     before = read_ring(path).records
-    append(path, record, {"k": "text", "id": 0, "text": "behind it"})
+    append(path, record, {"kind": "text", "id": 0, "text": "behind it"})
 
-    assert read_ring(path).records == [*before, {"k": "text", "id": 0, "text": "behind it"}]
+    assert read_ring(path).records == [*before, {"kind": "text", "id": 0, "text": "behind it"}]
     assert len(modtrace.load(path).spans) == 3
     ring.close()
 
@@ -232,7 +232,7 @@ def test_numbers_without_a_name_are_called_by_their_number(tmp_path: Path) -> No
     path = tmp_path / "run.modtrace"
     ring = make(path, calls=0)
     start = ring.names.records[0]["monotonic"]
-    write = ring.writer(lambda: start)
+    write = ring.make_writer(lambda: start)
     for kind in (ENTER, EXIT):
         write(kind | 65_000 << THREAD_SHIFT | (1 << 24) - 1, 0)
         write(kind | 65_000 << THREAD_SHIFT | 16_000_000, 0)

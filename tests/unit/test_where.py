@@ -16,7 +16,14 @@ from click.testing import CliRunner, Result
 from modtrace import RingError
 from modtrace.cli._group import group as commands
 from modtrace.ring import Kind, Ring
-from modtrace.ring.slot_format import KEY_BITS, KIND_SHIFT, NO_NAME, SEQUENCE_BITS, THREAD_SHIFT
+from modtrace.ring.slot_format import (
+    CALL_KEY_BITS,
+    FORWARD_THREAD_SHIFT,
+    KIND_SHIFT,
+    NO_NAME,
+    SEQUENCE_BITS,
+    THREAD_SHIFT,
+)
 from modtrace.timeline.open_calls import OpenCall, ThreadStack
 from modtrace.where import RankState, group, headline, look
 from modtrace.where.process_status import is_alive
@@ -35,7 +42,7 @@ class Writer:
         self.ring = Ring(64, file, {key: value for key, value in (known | metadata).items() if value is not None})
         self.start = self.ring.names.records[0]["monotonic"]
         self.now = 0
-        self.write = self.ring.writer(lambda: self.start + self.now)
+        self.write = self.ring.make_writer(lambda: self.start + self.now)
         self.thread = self.ring.names.thread("MainThread", 7, 1)
 
     def event(self, at: float, kind: Kind, name: int, value: int) -> None:
@@ -86,7 +93,7 @@ def test_the_open_calls_of_a_native_backward(tmp_path: Path) -> None:
         (4, Kind.FORWARD_EXIT, net, 18),
     ]:
         writer.event(at, kind, name, sequence)
-    origin = 1 << 8
+    origin = 1 << FORWARD_THREAD_SHIFT
     writer.event(5, Kind.NODE_BEGIN, origin, 16)
     writer.event(6, Kind.NODE_END, origin, 16)
     writer.event(7, Kind.NODE_BEGIN, origin, 13)
@@ -99,7 +106,7 @@ def test_a_recomputation_inside_backward(tmp_path: Path) -> None:
     writer.enter(1, "Net")
     writer.leave(2, "Net")
     net = writer.ring.names.name("Net", "Net", "M")
-    writer.event(3, Kind.BACKWARD, net, 5 << KEY_BITS)
+    writer.event(3, Kind.CALL_BACKWARD, net, 5 << CALL_KEY_BITS)
     writer.call(4, Kind.RECOMPUTE_ENTER, "Net")
 
     assert seen(look(tmp_path / "run.modtrace")) == [("Net", "backward", 1.0), ("Net", "recompute", 0.0)]
@@ -110,7 +117,7 @@ def test_a_portable_backward_that_is_over_is_not_open(tmp_path: Path) -> None:
     writer.enter(1, "Net")
     writer.leave(2, "Net")
     net = writer.ring.names.name("Net", "Net", "M")
-    writer.event(3, Kind.BACKWARD, net, 5 << KEY_BITS)
+    writer.event(3, Kind.CALL_BACKWARD, net, 5 << CALL_KEY_BITS)
     writer.event(4, Kind.BACKWARD_OVER, NO_NAME, 5)
 
     assert seen(look(tmp_path / "run.modtrace")) == []

@@ -26,20 +26,20 @@ import orjson
 
 from .._errors import RingError
 from .name_table import Record
-from .slot_format import SLOT_BYTES, WORDS
-from .slots import Reading, read_slots, touch
-from .validate import sound
+from .slot_format import SLOT_BYTES, WORDS_PER_SLOT
+from .slots import SlotSnapshot, prefault, read_slots
+from .validate import validate
 
-__all__ = ["MAGIC", "SLOTS_OFFSET", "VERSION", "RingFile", "RingImage", "read_ring"]
+__all__ = ["MAGIC", "SLOTS_OFFSET", "VERSION", "RingFile", "RingSnapshot", "read_ring"]
 
 MAGIC = b"MODTRACE"
-VERSION = 1
+VERSION = 2
 SLOTS_OFFSET = 4096
 _HEADER = struct.Struct("<8sIIQQQII")
 _RECORD = struct.Struct("<II")
-_LOG_CHUNK = 1 << 20
-_LONGEST_RECORD = 1 << 20
-_ATTEMPTS = 20
+_LOG_CHUNK_BYTES = 1 << 20
+_MAX_RECORD_BYTES = 1 << 20
+_MAX_REREADS = 20
 
 
 class RingFile:
@@ -48,10 +48,13 @@ class RingFile:
     Args:
         path: where; a file that is there already is replaced.
         capacity: slots in the ring.
-        metadata: what is known of the recording, JSON values; together at most about 4,000 bytes.
+        metadata: about the recording, JSON values; together at most about 4,000 bytes.
+
+    Attributes:
+        buffer: the mapping of header and slots; the first slot begins at byte `SLOTS_OFFSET`.
 
     Raises:
-        RingError: the file cannot be made, or its space cannot be reserved.
+        RingError: the file cannot be made, its space cannot be reserved, or the metadata does not fit the header.
     """
 
     def __init__(self, path: str | os.PathLike[str], capacity: int, metadata: Mapping[str, object]) -> None:
@@ -59,7 +62,7 @@ class RingFile:
         self.capacity = capacity
         self._log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
         self._log_end = self._log_start
-        self._reserved = self._log_start + _LOG_CHUNK
+        self._reserved = self._log_start + _LOG_CHUNK_BYTES
         text = orjson.dumps(dict(metadata))
         head = _HEADER.pack(MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, self._log_start, len(text), zlib.crc32(text))
         if len(head) + len(text) > SLOTS_OFFSET:
@@ -72,7 +75,7 @@ class RingFile:
                 os.posix_fallocate(self._fd, 0, self._reserved)
                 os.pwrite(self._fd, head + text, 0)
                 self.buffer = mmap.mmap(self._fd, self._log_start)
-                touch(self.buffer)
+                prefault(self.buffer)
                 os.replace(partial, self.path)
             except BaseException:
                 os.close(self._fd)
@@ -95,8 +98,8 @@ class RingFile:
         text = orjson.dumps(dict(record))
         framed = _RECORD.pack(len(text), zlib.crc32(text)) + text
         if self._log_end + len(framed) + _RECORD.size > self._reserved:
-            os.posix_fallocate(self._fd, self._reserved, _LOG_CHUNK)
-            self._reserved += _LOG_CHUNK
+            os.posix_fallocate(self._fd, self._reserved, _LOG_CHUNK_BYTES)
+            self._reserved += _LOG_CHUNK_BYTES
         os.pwrite(self._fd, framed, self._log_end)
         self._log_end += len(framed)
 
@@ -105,21 +108,21 @@ class RingFile:
         os.close(self._fd)
 
 
-class RingImage(NamedTuple):
+class RingSnapshot(NamedTuple):
     """What a ring held when it was read.
 
     Attributes:
-        reading: the events and what was lost.
-        records: the name table.
-        metadata: from the header.
+        slots: the events, and how many were lost.
+        records: the name table's records, in the order in which they were noted.
+        metadata: about the recording, from the header.
     """
 
-    reading: Reading
+    slots: SlotSnapshot
     records: list[Record]
     metadata: Mapping[str, object]
 
 
-def read_ring(path: str | os.PathLike[str]) -> RingImage:
+def read_ring(path: str | os.PathLike[str]) -> RingSnapshot:
     """Read a ring file: of a running, a stopped or a killed process, or a part of one.
 
     A file that was cut gives the events of the slots that are there. What is damaged is left out; a name that is lost
@@ -133,15 +136,15 @@ def read_ring(path: str | os.PathLike[str]) -> RingImage:
         with open(name, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             header = _read_header(name, file.read(SLOTS_OFFSET))
-            reading = _read_slots(file.fileno(), size, header.capacity)
-            # After the slots: a name is noted before its number is used.
+            slots = _read_slots(file.fileno(), size, header.capacity)
+            # The log is read after the slots: a name is noted before its number is used.
             log = b""
             if size > header.log_start:
                 file.seek(header.log_start)
                 log = file.read()
     except OSError as error:
         raise RingError(f"{name}: cannot be read: {error.strerror}") from error
-    return RingImage(*sound(reading, _read_log(log), header.metadata))
+    return RingSnapshot(*validate(slots, _read_log(log), header.metadata))
 
 
 class _Header(NamedTuple):
@@ -159,7 +162,7 @@ def _read_header(name: str, head: bytes) -> _Header:
             f"{name}: ring format {version}; this modtrace reads {VERSION}. Read it with the version that wrote it."
         )
     text = head[_HEADER.size : _HEADER.size + length]
-    metadata = _object(text) if len(text) == length and zlib.crc32(text) == crc else None
+    metadata = _parse_object(text) if len(text) == length and zlib.crc32(text) == crc else None
     if (
         metadata is None
         or slots_offset != SLOTS_OFFSET
@@ -170,45 +173,45 @@ def _read_header(name: str, head: bytes) -> _Header:
     return _Header(capacity, log_start, metadata)
 
 
-def _read_slots(descriptor: int, size: int, capacity: int) -> Reading:
-    there = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
-    if not there:
-        return read_slots(np.zeros((0, WORDS), np.int64), capacity)
+def _read_slots(descriptor: int, size: int, capacity: int) -> SlotSnapshot:
+    count = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
+    if not count:
+        return read_slots(np.zeros((0, WORDS_PER_SLOT), np.int64), capacity)
     # A mapping, not a read: beside a live writer the order in which the words are copied matters.
-    with mmap.mmap(descriptor, SLOTS_OFFSET + there * SLOT_BYTES, access=mmap.ACCESS_READ) as mapping:
-        view = np.frombuffer(mapping, np.int64, there * WORDS, SLOTS_OFFSET).reshape(-1, WORDS)
+    with mmap.mmap(descriptor, SLOTS_OFFSET + count * SLOT_BYTES, access=mmap.ACCESS_READ) as mapping:
+        view = np.frombuffer(mapping, np.int64, count * WORDS_PER_SLOT, SLOTS_OFFSET).reshape(-1, WORDS_PER_SLOT)
         try:
-            reading = read_slots(view, capacity)
-            for _ in range(_ATTEMPTS):
-                # A reader that had to pause while the writer overtook it has a hole in its midst, and reads again. A
-                # hole that is still there when nothing was written since belongs to the file.
-                before = reading.recorded
-                if not len(reading.events) or np.all(np.diff(reading.events.serial) == 1):
+            slots = read_slots(view, capacity)
+            for _ in range(_MAX_REREADS):
+                # Read again where serials are missing: the writer overtook a reader that had to pause. What is missing
+                # still when nothing was written since is missing in the file.
+                recorded = slots.recorded
+                if not len(slots.events) or np.all(np.diff(slots.events.serial) == 1):
                     break
-                reading = read_slots(view, capacity)
-                if reading.recorded == before:
+                slots = read_slots(view, capacity)
+                if slots.recorded == recorded:
                     break
-            return reading
+            return slots
         finally:
             del view
 
 
 def _read_log(log: bytes) -> list[Record]:
     records: list[Record] = []
-    at = 0
-    while at + _RECORD.size <= len(log):
-        length, crc = _RECORD.unpack_from(log, at)
-        text = log[at + _RECORD.size : at + _RECORD.size + length]
-        if not 0 < length <= _LONGEST_RECORD or len(text) != length or zlib.crc32(text) != crc:
+    offset = 0
+    while offset + _RECORD.size <= len(log):
+        length, crc = _RECORD.unpack_from(log, offset)
+        text = log[offset + _RECORD.size : offset + _RECORD.size + length]
+        if not 0 < length <= _MAX_RECORD_BYTES or len(text) != length or zlib.crc32(text) != crc:
             break
-        record = _object(text)
+        record = _parse_object(text)
         if record is not None:
             records.append(record)
-        at += _RECORD.size + length
+        offset += _RECORD.size + length
     return records
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
+def _parse_object(text: bytes) -> dict[str, Any] | None:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,13 +1,14 @@
 """The name table: what the numbers in the slots stand for. Append-only, and outside the ring.
 
-A record is one JSON object with its kind under "k":
+A record is one JSON object. Its "kind" says what it is; beside that it has
 
-- `{"k": "name", "id", "label", "fqn", "class"}`
-- `{"k": "text", "id", "text"}`
-- `{"k": "thread", "id", "name", "tid", "torch"}` (torch's own number of the thread; -1 where it is not known)
-- `{"k": "anchor", "monotonic", "wall"}` nanoseconds, read together
-- `{"k": "stop"}` the recording was stopped in good order
-- `{"k": "metadata", …}` metadata that became known after the start
+| kind     | fields                                                                                                   |
+|----------|----------------------------------------------------------------------------------------------------------|
+| `name`   | `id`, `label`, `fqn`, `class`: of a module                                                               |
+| `text`   | `id`, `text`: of a mark, a counter, or the shapes of a call's inputs                                     |
+| `thread` | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 where not known)     |
+| `anchor` | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                      |
+| `stop`   | nothing: the recording was stopped in good order                                                         |
 """
 
 from __future__ import annotations
@@ -17,28 +18,32 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .slot_format import NO_NAME, THREAD_BITS
+from .slot_format import NO_NAME, THREAD_MASK
 
 __all__ = ["NameTable", "Record", "clean"]
 
 Record = Mapping[str, Any]
 
-_LONGEST = 1 << 14
+_MAX_TEXT_CHARS = 1 << 14
 
 
 def clean(text: str) -> str:
     """Make any Python string one that UTF-8 can hold and that stays small; lone surrogates become escapes."""
-    if len(text) > _LONGEST:
-        text = text[:_LONGEST] + "…"
+    if len(text) > _MAX_TEXT_CHARS:
+        text = text[:_MAX_TEXT_CHARS] + "…"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class NameTable:
-    """Gives out small numbers for names, texts and threads, and notes each once.
+    """Gives ids (small numbers, from 0 on) to names, texts and threads, and notes a record for each once. Thread-safe.
 
     Args:
-        sink: called with each new record, before its number is used in the ring.
+        sink: called with each new record, before its id is used in the ring. What it raises (OSError: the disk is
+            full) comes out of the method that noted the record, and the record is not noted.
         records: what is there already, as read back from a file.
+
+    Attributes:
+        records: all records so far, in order.
     """
 
     def __init__(self, sink: Callable[[Record], None] | None = None, records: Iterable[Record] = ()) -> None:
@@ -46,59 +51,57 @@ class NameTable:
         self._sink = sink
         self._names: dict[tuple[str, str, str], int] = {}
         self._texts: dict[str, int] = {}
-        self._threads = 0
+        self._thread_count = 0
         self._lock = threading.RLock()
 
     def name(self, label: str, fqn: str, module_class: str) -> int:
-        """Return the number of a module's name; the table is full at `NO_NAME`, which it then returns."""
+        """Return the id of a module's name, or `NO_NAME` where the table is full."""
         key = (clean(label), clean(fqn), clean(module_class))
         with self._lock:
-            number = self._names.get(key)
-            if number is None:
-                number = len(self._names)
-                if number >= NO_NAME:
+            name_id = self._names.get(key)
+            if name_id is None:
+                name_id = len(self._names)
+                if name_id >= NO_NAME:
                     return NO_NAME
-                self._note({"k": "name", "id": number, "label": key[0], "fqn": key[1], "class": key[2]})
-                self._names[key] = number
-            return number
+                self._append({"kind": "name", "id": name_id, "label": key[0], "fqn": key[1], "class": key[2]})
+                self._names[key] = name_id
+            return name_id
 
     def text(self, text: str) -> int:
-        """Return the number of a text (a mark, a counter's name, the shapes of a call)."""
+        """Return the id of a text (a mark, a counter's name, the shapes of a call), or `NO_NAME` as `name` does."""
         text = clean(text)
         with self._lock:
-            number = self._texts.get(text)
-            if number is None:
-                number = len(self._texts)
-                if number >= NO_NAME:
+            text_id = self._texts.get(text)
+            if text_id is None:
+                text_id = len(self._texts)
+                if text_id >= NO_NAME:
                     return NO_NAME
-                self._note({"k": "text", "id": number, "text": text})
-                self._texts[text] = number
-            return number
+                self._append({"kind": "text", "id": text_id, "text": text})
+                self._texts[text] = text_id
+            return text_id
 
-    def thread(self, name: str, tid: int, torch_thread: int = -1) -> int:
-        """Note a thread and return its number; the last number is shared by all threads beyond it."""
+    def thread(self, name: str, tid: int, torch_thread_id: int = -1) -> int:
+        """Note a thread and return its id; all threads for which there is no id left share the last one."""
         with self._lock:
-            number = min(self._threads, (1 << THREAD_BITS) - 1)
-            self._threads += 1
-            self._note({"k": "thread", "id": number, "name": clean(name), "tid": tid, "torch": torch_thread})
-            return number
+            thread_id = min(self._thread_count, THREAD_MASK)
+            self._thread_count += 1
+            self._append(
+                {"kind": "thread", "id": thread_id, "name": clean(name), "tid": tid, "torch_thread_id": torch_thread_id}
+            )
+            return thread_id
 
     def anchor(self) -> None:
-        """Note what the monotonic and the wall clock say at one moment."""
+        """Note what the monotonic and the wall clock show at one moment."""
         before = time.monotonic_ns()
         wall = time.time_ns()
-        self._note({"k": "anchor", "monotonic": (before + time.monotonic_ns()) // 2, "wall": wall})
-
-    def metadata(self, metadata: Mapping[str, object]) -> None:
-        """Add metadata of the recording that became known after its start."""
-        self._note({"k": "metadata", **metadata})
+        self._append({"kind": "anchor", "monotonic": (before + time.monotonic_ns()) // 2, "wall": wall})
 
     def stop(self) -> None:
         """Note that the recording ends in good order."""
         self.anchor()
-        self._note({"k": "stop"})
+        self._append({"kind": "stop"})
 
-    def _note(self, record: Record) -> None:
+    def _append(self, record: Record) -> None:
         with self._lock:
             if self._sink is not None:
                 self._sink(record)

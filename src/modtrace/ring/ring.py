@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from .._errors import RingError
-from .file import SLOTS_OFFSET, RingFile, RingImage
+from .file import SLOTS_OFFSET, RingFile, RingSnapshot
 from .name_table import NameTable
-from .slot_format import SLOT_BYTES, WORDS
-from .slots import Write, memory, read_slots, writer
+from .slot_format import SLOT_BYTES, WORDS_PER_SLOT
+from .slots import WriteSlot, allocate, make_writer, read_slots
 
 __all__ = ["Ring"]
 
-_SMALLEST, _LARGEST = 16, 1 << 34
+_MIN_CAPACITY, _MAX_CAPACITY = 16, 1 << 34
 
 
 class Ring:
@@ -25,22 +25,27 @@ class Ring:
     Args:
         capacity: events kept; the oldest are overwritten.
         path: a file behind the ring, which then survives the process; None keeps it in memory.
-        metadata: what is known of the recording, JSON values.
+        metadata: about the recording (versions, pid, rank), JSON values; in the file's header.
+
+    Attributes:
+        buffer: the mapping that holds the slots.
+        offset: bytes before the first slot.
+        names: the name table.
 
     Raises:
-        RingError: the capacity makes no sense, or the file cannot be made.
+        RingError: the capacity is out of range, or the file cannot be made.
     """
 
     def __init__(
         self, capacity: int, path: str | os.PathLike[str] | None = None, metadata: Mapping[str, object] | None = None
     ) -> None:
-        if not _SMALLEST <= capacity <= _LARGEST:
-            raise RingError(f"capacity is {capacity}; it must lie between {_SMALLEST} and {_LARGEST:,} events")
+        if not _MIN_CAPACITY <= capacity <= _MAX_CAPACITY:
+            raise RingError(f"capacity is {capacity}; it must lie between {_MIN_CAPACITY} and {_MAX_CAPACITY:,} events")
         self.capacity = capacity
         self.metadata = dict(metadata or {})
         self._file: RingFile | None = None
         if path is None:
-            self.buffer = memory(capacity)
+            self.buffer = allocate(capacity)
             self.offset = 0
             self.names = NameTable()
         else:
@@ -50,17 +55,26 @@ class Ring:
             self.names = NameTable(self._file.append)
         self.names.anchor()
 
-    def writer(self, clock: Callable[[], int] = time.monotonic_ns) -> Write:
-        """Return the function that writes one event from Python; one per ring, since it counts the serials."""
-        return writer(self.buffer, self.offset, self.capacity, clock)
+    def make_writer(self, clock: Callable[[], int] = time.monotonic_ns) -> WriteSlot:
+        """Return the function that writes one event from Python; make one per ring, since it counts the serials.
 
-    def image(self) -> RingImage:
+        Args:
+            clock: returns monotonic nanoseconds.
+        """
+        return make_writer(self.buffer, self.offset, self.capacity, clock)
+
+    def read(self) -> RingSnapshot:
         """Read what the ring holds now; other threads may go on writing."""
-        view = np.frombuffer(self.buffer, np.int64, self.capacity * WORDS, self.offset).reshape(-1, WORDS)
-        return RingImage(read_slots(view, self.capacity), list(self.names.records), self.metadata)
+        words = np.frombuffer(self.buffer, np.int64, self.capacity * WORDS_PER_SLOT, self.offset)
+        view = words.reshape(-1, WORDS_PER_SLOT)
+        return RingSnapshot(read_slots(view, self.capacity), list(self.names.records), self.metadata)
 
     def close(self) -> None:
-        """Note that the recording ended in good order; the ring stays readable."""
+        """Note that the recording ended in good order, and close the file; the ring stays readable.
+
+        Raises:
+            OSError: the disk is full.
+        """
         self.names.stop()
         if self._file is not None:
             self._file.close()

@@ -1,14 +1,15 @@
-"""What one event is: four 64-bit integers, the same for both engines.
+"""The format of one event: a slot of four 64-bit integers, the same for both engines.
 
-A slot is `meta · time · value · stamp`:
+- meta: `lap << LAP_SHIFT | kind << KIND_SHIFT | thread << THREAD_SHIFT | name`
+- time: monotonic nanoseconds
+- value: by kind, see `Kind`
+- stamp: the event's serial number plus one; 0 in a slot that was never written
 
-- meta: `lap << 48 | kind << 40 | thread << 24 | name`; the lap is how often the ring had been filled, modulo 2**15.
-- time: monotonic nanoseconds.
-- value: by kind, see `Kind`.
-- stamp: the event's serial number plus one; 0 in a slot that was never written.
+The lap is how often the ring had been filled before, modulo `1 << LAP_BITS`. Meta is written first and the stamp last;
+a reader copies the stamp first and meta last. A slot is whole where the lap in meta is the lap of the stamp, so torn
+and overwritten slots are told apart without a lock.
 
-Meta is written first and the stamp last. A reader copies the stamp first and meta last; a slot is whole where the
-lap in meta is the lap of the stamp. So torn and overwritten slots are told apart without a lock.
+`track/native/slot_format.h` is the same in C++; a test compares the two.
 """
 
 from __future__ import annotations
@@ -19,71 +20,124 @@ from enum import IntEnum
 from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
 
 __all__ = [
-    "ABANDONED",
-    "CALLS_IN",
-    "CALLS_OUT",
-    "KEY_BITS",
+    "ABANDONED_BIT",
+    "BACKWARD_PASS_BITS",
+    "CALL_ENTER_KINDS",
+    "CALL_EXIT_KINDS",
+    "CALL_INDEX_BITS",
+    "CALL_INDEX_MASK",
+    "CALL_KEY_BITS",
+    "CALL_KEY_MASK",
+    "FORWARD_THREAD_BITS",
+    "FORWARD_THREAD_MASK",
+    "FORWARD_THREAD_SHIFT",
+    "GRAPH_TASK_BITS",
+    "GRAPH_TASK_MASK",
+    "KIND_BITS",
+    "KIND_MASK",
     "KIND_SHIFT",
+    "LAP_BITS",
     "LAP_MASK",
     "LAP_SHIFT",
     "NAME_BITS",
+    "NAME_MASK",
     "NO_NAME",
-    "NUMBER_BITS",
     "RECOMPUTE_BIT",
     "SEQUENCE_BITS",
+    "SEQUENCE_MASK",
     "SLOT_BYTES",
     "THREAD_BITS",
+    "THREAD_MASK",
     "THREAD_SHIFT",
-    "WORDS",
+    "WORDS_PER_SLOT",
     "Events",
     "Kind",
 ]
 
-WORDS = 4
-SLOT_BYTES = 8 * WORDS
+WORDS_PER_SLOT = 4
+SLOT_BYTES = 8 * WORDS_PER_SLOT
 
+# The fields of meta, from the lowest bit up. The topmost bit stays 0, so that meta is never negative.
 NAME_BITS = 24
+NAME_MASK = (1 << NAME_BITS) - 1
 THREAD_BITS = 16
+THREAD_MASK = (1 << THREAD_BITS) - 1
 THREAD_SHIFT = NAME_BITS
+KIND_BITS = 8
+KIND_MASK = (1 << KIND_BITS) - 1
 KIND_SHIFT = THREAD_SHIFT + THREAD_BITS
-LAP_SHIFT = 48
-LAP_MASK = (1 << 15) - 1
+LAP_BITS = 15
+LAP_MASK = (1 << LAP_BITS) - 1
+LAP_SHIFT = KIND_SHIFT + KIND_BITS
 
-NO_NAME = (1 << NAME_BITS) - 1
+NO_NAME = NAME_MASK
 """The name of what belongs to no module."""
 
+# The name field of a node's event: the graph task that runs it, and above that the thread that made the node, as torch
+# numbers it. Both wrap at their width.
+GRAPH_TASK_BITS = 8
+GRAPH_TASK_MASK = (1 << GRAPH_TASK_BITS) - 1
+FORWARD_THREAD_SHIFT = GRAPH_TASK_BITS
+FORWARD_THREAD_BITS = 16
+FORWARD_THREAD_MASK = (1 << FORWARD_THREAD_BITS) - 1
+
+# The value of a call's event: the autograd sequence number of its thread, and above that the call's index among the
+# calls of its name. Both wrap at their width.
 SEQUENCE_BITS = 38
-NUMBER_BITS = 25
-"""A call's value holds `number << SEQUENCE_BITS | sequence number`; both wrap at their width."""
-RECOMPUTE_BIT = 1 << NUMBER_BITS
-KEY_BITS = NUMBER_BITS + 1
-"""A call is known by its name and its key: its number, and `RECOMPUTE_BIT` where it ran inside backward."""
-ABANDONED = 1 << 62
+SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
+CALL_INDEX_BITS = 25
+CALL_INDEX_MASK = (1 << CALL_INDEX_BITS) - 1
+
+# The value of a `CALL_BACKWARD`: the key of the call, and above that the graph task. A name and a key tell a call: the
+# key is its index, and RECOMPUTE_BIT where it ran inside backward.
+RECOMPUTE_BIT = 1 << CALL_INDEX_BITS
+CALL_KEY_BITS = CALL_INDEX_BITS + 1
+CALL_KEY_MASK = (1 << CALL_KEY_BITS) - 1
+
+# The value of a `SEGMENT_BEGIN`: a sequence number, and above that the backward pass, which wraps at its width.
+BACKWARD_PASS_BITS = 25
+
+ABANDONED_BIT = 1 << 62
 """In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
 
 
 class Kind(IntEnum):
-    """The kinds of event; the value's meaning stands beside each."""
+    """The kind of an event, with what its value holds, and its name where that is not a module's."""
 
-    FORWARD_ENTER = 1  # call number · the thread's sequence number
-    FORWARD_EXIT = 2  # the same
-    RECOMPUTE_ENTER = 3  # a forward inside backward: number among the recomputations · sequence number
-    RECOMPUTE_EXIT = 4  # the same
-    NODE_BEGIN = 5  # sequence number; name: low byte the graph task, above it the forward thread
-    NODE_END = 6  # the same
-    NODE_SEQUENCE = 7  # the thread's sequence number just before and just after a node that builds a graph
-    BACKWARD = 8  # graph task << KEY_BITS | key of the call whose nodes run from now on (NO_NAME: no module's)
-    BACKWARD_OVER = 9  # graph task, or pass
-    STEP = 10  # the number of the step that ended
-    MARK = 11  # name: a text; value free
-    COUNTER = 12  # name: a text; the sampled value
-    SHAPES = 13  # name: a text; the call entered just before on this thread has these inputs
-    ACCUMULATED = 14  # the end of an AccumulateGrad, which counts to the node before it; name: as of a node
-    STRETCH = 15  # pass << SEQUENCE_BITS | number of the first node of those that run from now on; name: as of a node
+    FORWARD_ENTER = 1
+    """A call begins. Value: call index · sequence number of the thread."""
+    FORWARD_EXIT = 2
+    """It ends. Value: the same."""
+    RECOMPUTE_ENTER = 3
+    """A forward call inside backward begins. Value: index among the recomputations of its name · sequence number."""
+    RECOMPUTE_EXIT = 4
+    """It ends. Value: the same."""
+    NODE_BEGIN = 5
+    """An autograd node begins to run. Value: its sequence number; name: forward thread · graph task."""
+    NODE_END = 6
+    """It ends. Value and name: the same."""
+    GRAPH_BUILT = 7
+    """Beside the begin and the end of a node that builds a graph. Value: sequence number of the thread; no name."""
+    CALL_BACKWARD = 8
+    """The nodes of a call run from now on (portable engine). Value: graph task · call key; no name: no module's."""
+    BACKWARD_OVER = 9
+    """A backward is over. Value: graph task or backward pass, perhaps with ABANDONED_BIT; no name."""
+    STEP = 10
+    """A training step ended. Value: its number; no name."""
+    MARK = 11
+    """A mark of the user's or a sync mark. Name: a text."""
+    COUNTER = 12
+    """A counter was sampled. Value: the sample; name: a text."""
+    SHAPES = 13
+    """The call entered just before on this thread has these inputs. Name: a text."""
+    ACCUMULATE_END = 14
+    """An AccumulateGrad ended, which counts to the node before it. Name: as of a node."""
+    SEGMENT_BEGIN = 15
+    """The nodes of a segment run from now on (native engine). Value: backward pass · sequence number of the first."""
 
 
-CALLS_IN = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
-CALLS_OUT = (Kind.FORWARD_EXIT, Kind.RECOMPUTE_EXIT)
+CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
+CALL_EXIT_KINDS = (Kind.FORWARD_EXIT, Kind.RECOMPUTE_EXIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +149,7 @@ class Events:
         time: int64, monotonic nanoseconds.
         kind: int8, a `Kind`.
         thread: int32, index into the threads of the name table.
-        name: int32, index into its names.
+        name: int32, index into its names or texts, by kind.
         value: int64, by kind.
     """
 

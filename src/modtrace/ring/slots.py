@@ -1,4 +1,4 @@
-"""The ring's slots in memory: writing one event, and reading back all that are whole."""
+"""The ring's slots in memory: writing one event, and reading back all that are whole, beside a live writer too."""
 
 from __future__ import annotations
 
@@ -13,51 +13,57 @@ import numpy as np
 
 from .._typing import Int64Array
 from .slot_format import (
+    KIND_MASK,
     KIND_SHIFT,
     LAP_MASK,
     LAP_SHIFT,
-    NO_NAME,
+    NAME_MASK,
     SLOT_BYTES,
-    THREAD_BITS,
+    THREAD_MASK,
     THREAD_SHIFT,
-    WORDS,
+    WORDS_PER_SLOT,
     Events,
     Kind,
 )
 
-__all__ = ["Reading", "Write", "memory", "read_slots", "touch", "writer"]
+__all__ = ["SlotSnapshot", "WriteSlot", "allocate", "make_writer", "prefault", "read_slots"]
 
-_MOST_TOUCHED = 1 << 28
-_KINDS = np.array(list(Kind), np.int64)
+_MAX_PREFAULT_BYTES = 1 << 28
+_KNOWN_KINDS = np.array(list(Kind), np.int64)
 
-Write = Callable[[int, int], None]
+WriteSlot = Callable[[int, int], None]
 """`write(meta, value)`: meta is kind, thread and name packed; the clock is read and the serial number taken inside."""
 
 
-def memory(capacity: int) -> mmap.mmap:
+def allocate(capacity: int) -> mmap.mmap:
     """Reserve a ring of `capacity` events that belongs to this process alone (a fork gets a copy)."""
     buffer = mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    touch(buffer)
+    prefault(buffer)
     return buffer
 
 
-def touch(buffer: mmap.mmap) -> None:
-    """Map every page of a new buffer: its first touch costs as much as many events, and the training must not pay."""
-    if len(buffer) <= _MOST_TOUCHED:
+def prefault(buffer: mmap.mmap) -> None:
+    """Map every page of a new buffer, up to 256 MiB.
+
+    The first touch of a page costs as much as many events, and the training must not pay for it.
+    """
+    if len(buffer) <= _MAX_PREFAULT_BYTES:
         np.frombuffer(buffer, np.uint8)[:: mmap.PAGESIZE] |= 0
 
 
-def writer(buffer: mmap.mmap, offset: int, capacity: int, clock: Callable[[], int] = time.monotonic_ns) -> Write:
+def make_writer(
+    buffer: mmap.mmap, offset: int, capacity: int, clock: Callable[[], int] = time.monotonic_ns
+) -> WriteSlot:
     """Return the function that writes one event; safe from any thread that holds the interpreter.
 
     Args:
         buffer: the mapping.
         offset: bytes before the first slot.
         capacity: slots in the ring.
-        clock: monotonic nanoseconds.
+        clock: returns monotonic nanoseconds.
     """
     serials = itertools.count().__next__
-    pack = struct.Struct(f"{WORDS}q").pack_into
+    pack = struct.Struct(f"{WORDS_PER_SLOT}q").pack_into
 
     def write(meta: int, value: int) -> None:
         serial = serials()
@@ -68,14 +74,14 @@ def writer(buffer: mmap.mmap, offset: int, capacity: int, clock: Callable[[], in
     return write
 
 
-class Reading(NamedTuple):
-    """What a ring held when it was read.
+class SlotSnapshot(NamedTuple):
+    """The slots that a ring held when it was read, and how many it had lost.
 
     Attributes:
         events: the whole events, in serial order.
-        recorded: events written since the ring was made.
+        recorded: number of events written since the ring was made.
         overwritten: of these, those whose slots were used again.
-        torn: those whose slots were half written.
+        torn: of these, those whose slots were half written, or damaged.
     """
 
     events: Events
@@ -84,12 +90,12 @@ class Reading(NamedTuple):
     torn: int
 
 
-def read_slots(slots: Int64Array, capacity: int) -> Reading:
+def read_slots(slots: Int64Array, capacity: int) -> SlotSnapshot:
     """Read the whole events of a ring, dead or alive.
 
     Args:
         slots: int64[n, 4], a view of the mapping; it may be written to meanwhile.
-        capacity: slots in the ring; more than n where the file was cut.
+        capacity: slots in the ring; more than n where the file was cut short.
     """
     # The order matters beside a live writer: the stamp is written last and so copied first, meta the other way round.
     stamp = slots[:, 3].copy()
@@ -101,7 +107,7 @@ def read_slots(slots: Int64Array, capacity: int) -> Reading:
     serial = stamp - 1
     whole &= (stamp > 0) & (serial % capacity == np.arange(len(slots)))
     whole &= (serial // capacity & LAP_MASK) == meta >> LAP_SHIFT
-    whole &= np.isin(meta >> KIND_SHIFT & 0xFF, _KINDS)
+    whole &= np.isin(meta >> KIND_SHIFT & KIND_MASK, _KNOWN_KINDS)
     recorded = int(serial[whole].max()) + 1 if whole.any() else 0
     if recorded > capacity:
         # All serials of a ring lie within one capacity. One that is damaged must not make all others look overwritten.
@@ -117,10 +123,10 @@ def read_slots(slots: Int64Array, capacity: int) -> Reading:
     events = Events(
         serial=serial[order],
         time=time_ns[order],
-        kind=(meta >> KIND_SHIFT & 0xFF).astype(np.int8),
-        thread=(meta >> THREAD_SHIFT & (1 << THREAD_BITS) - 1).astype(np.int32),
-        name=(meta & NO_NAME).astype(np.int32),
+        kind=(meta >> KIND_SHIFT & KIND_MASK).astype(np.int8),
+        thread=(meta >> THREAD_SHIFT & THREAD_MASK).astype(np.int32),
+        name=(meta & NAME_MASK).astype(np.int32),
         value=value[order],
     )
     kept = len(events)
-    return Reading(events, recorded, oldest, recorded - oldest - kept)
+    return SlotSnapshot(events, recorded, oldest, recorded - oldest - kept)

@@ -1,4 +1,8 @@
-"""What was read from a file → what all else may rely on: no number without a name, no record that lacks a field."""
+"""Validate ring contents: drop malformed records and impossible times, and invent names for lost ids.
+
+What comes out of here can be relied on: each id that an event uses has a record, each record has all its fields, and
+the times of a thread never go back.
+"""
 
 from __future__ import annotations
 
@@ -10,126 +14,139 @@ import numpy as np
 
 from .._typing import BoolArray, Int32Array
 from .name_table import Record
-from .slot_format import CALLS_IN, CALLS_OUT, NO_NAME, Events, Kind
-from .slots import Reading
+from .slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, NO_NAME, Events, Kind
+from .slots import SlotSnapshot
 
-__all__ = ["sound"]
+__all__ = ["validate"]
 
-_CALLS = (*CALLS_IN, *CALLS_OUT)
-_WORDED = (Kind.MARK, Kind.COUNTER, Kind.SHAPES)
+_CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
+_TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES)
 
-_LATEST = 1 << 61
-"""Nanoseconds beyond which a time is damage: sums of a few must fit 64 bits."""
-_PID = range(1 << 31)
-_TIME = range(_LATEST)
+_MAX_TIME_NS = 1 << 61
+"""Times from here on are damage: sums of a few must fit 64 bits."""
+_PIDS = range(1 << 31)
+_TIMES_NS = range(_MAX_TIME_NS)
 _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
     "name": {"label": str, "fqn": str, "class": str},
     "text": {"text": str},
-    "thread": {"name": str, "tid": _PID, "torch": range(-1, 1 << 63)},
-    "anchor": {"monotonic": _TIME, "wall": _TIME},
+    "thread": {"name": str, "tid": _PIDS, "torch_thread_id": range(-1, 1 << 63)},
+    "anchor": {"monotonic": _TIMES_NS, "wall": _TIMES_NS},
     "stop": {},
-    "metadata": {},
 }
-_NUMBERED = ("name", "text", "thread")
+"""The fields of each kind of record, and what each may be: a text, or an integer in a range."""
+_KINDS_WITH_ID = ("name", "text", "thread")
 
 
-def sound(
-    reading: Reading, found: Sequence[Record], metadata: Mapping[str, object]
-) -> tuple[Reading, list[Record], Mapping[str, object]]:
-    """Leave out what is damaged, and let what a lost part of the name table had named be called by its number."""
-    records, counts = _records(found)
-    reading = _in_time(reading, records)
-    events = reading.events
-    named = np.isin(events.kind, _CALLS) | (events.kind == Kind.BACKWARD) & (events.name != NO_NAME)
-    name, lost = _renumbered(events.name, named, counts["name"])
-    records += [
-        {"k": "name", "id": counts["name"] + at, "label": f"#{number}", "fqn": f"#{number}", "class": "?"}
-        for at, number in enumerate(lost)
+def validate(
+    slots: SlotSnapshot, records: Sequence[Record], metadata: Mapping[str, object]
+) -> tuple[SlotSnapshot, list[Record], Mapping[str, object]]:
+    """Return the slots, the records and the metadata of a ring without what is damaged.
+
+    An id whose record is lost becomes the name "#id".
+    """
+    valid_records, id_counts = _valid_records(records)
+    slots = _drop_impossible_times(slots, valid_records)
+    events = slots.events
+    has_name = np.isin(events.kind, _CALL_KINDS) | (events.kind == Kind.CALL_BACKWARD) & (events.name != NO_NAME)
+    name, lost = _renumber_unknown(events.name, has_name, id_counts["name"])
+    valid_records += [
+        {"kind": "name", "id": new_id, "label": f"#{old_id}", "fqn": f"#{old_id}", "class": "?"}
+        for new_id, old_id in enumerate(lost, id_counts["name"])
     ]
-    name, lost = _renumbered(name, np.isin(events.kind, _WORDED), counts["text"])
-    records += [{"k": "text", "id": counts["text"] + at, "text": f"#{number}"} for at, number in enumerate(lost)]
-    thread, lost = _renumbered(events.thread, np.ones(len(events), np.bool_), counts["thread"])
-    records += [
-        {"k": "thread", "id": counts["thread"] + at, "name": f"thread #{number}", "tid": number, "torch": -1}
-        for at, number in enumerate(lost)
+    name, lost = _renumber_unknown(name, np.isin(events.kind, _TEXT_KINDS), id_counts["text"])
+    valid_records += [
+        {"kind": "text", "id": new_id, "text": f"#{old_id}"} for new_id, old_id in enumerate(lost, id_counts["text"])
+    ]
+    thread, lost = _renumber_unknown(events.thread, np.ones(len(events), np.bool_), id_counts["thread"])
+    valid_records += [
+        {"kind": "thread", "id": new_id, "name": f"thread #{old_id}", "tid": old_id, "torch_thread_id": -1}
+        for new_id, old_id in enumerate(lost, id_counts["thread"])
     ]
     events = Events(events.serial, events.time, events.kind, thread, name, events.value)
-    return reading._replace(events=events), records, _metadata(metadata)
+    return slots._replace(events=events), valid_records, _valid_metadata(metadata)
 
 
-def _records(found: Sequence[Record]) -> tuple[list[Record], dict[str, int]]:
-    """Return the records that have all their fields, and how many numbers each kind has."""
-    counts = dict.fromkeys(_NUMBERED, 0)
-    records = []
-    for record in found:
-        kind = record.get("k")
+def _valid_records(records: Sequence[Record]) -> tuple[list[Record], dict[str, int]]:
+    """Return the records that have all their fields, and how many ids each kind has."""
+    id_counts = dict.fromkeys(_KINDS_WITH_ID, 0)
+    valid = []
+    for record in records:
+        kind = record.get("kind")
         fields = _FIELDS.get(kind) if isinstance(kind, str) else None
-        if fields is None or not all(_fits(record.get(field), allowed) for field, allowed in fields.items()):
+        if fields is None or not all(_is_allowed(record.get(field), allowed) for field, allowed in fields.items()):
             continue
-        if kind in counts:
-            # Numbers are given in order; only the last one of the threads comes again.
-            if not _fits(record.get("id"), range(counts[kind] + 1)):
+        if kind in id_counts:
+            # Ids are given in order; only the last one of the threads comes again.
+            if not _is_allowed(record.get("id"), range(id_counts[kind] + 1)):
                 continue
-            counts[kind] = max(counts[kind], record["id"] + 1)
-        records.append(record)
-    return records, counts
+            id_counts[kind] = max(id_counts[kind], record["id"] + 1)
+        valid.append(record)
+    return valid, id_counts
 
 
-def _fits(value: Any, allowed: type[str] | range) -> bool:
+def _is_allowed(value: Any, allowed: type[str] | range) -> bool:
     return type(value) is int and value in allowed if isinstance(allowed, range) else isinstance(value, allowed)
 
 
-def _in_time(reading: Reading, records: Sequence[Record]) -> Reading:
+def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> SlotSnapshot:
     """Count events with an impossible time as torn: before the recording, beyond all time, or back on their thread."""
-    begin = next((record["monotonic"] for record in records if record["k"] == "anchor"), 0)
-    events = reading.events
-    possible = (events.time >= begin) & (events.time < _LATEST)
-    at = np.flatnonzero(possible)
-    at = at[np.argsort(events.thread[at], kind="stable")]
-    back = (np.diff(events.time[at]) < 0) & (np.diff(events.thread[at]) == 0)
-    for thread in np.unique(events.thread[at[1:][back]]).tolist():
-        own = at[events.thread[at] == thread]
-        rising = np.zeros(len(own), np.bool_)
-        rising[_longest_rise(events.time[own].tolist())] = True
-        possible[own[~rising]] = False
+    begin = next((record["monotonic"] for record in records if record["kind"] == "anchor"), 0)
+    events = slots.events
+    possible = (events.time >= begin) & (events.time < _MAX_TIME_NS)
+    index = np.flatnonzero(possible)
+    index = index[np.argsort(events.thread[index], kind="stable")]
+    goes_back = (np.diff(events.time[index]) < 0) & (np.diff(events.thread[index]) == 0)
+    for thread in np.unique(events.thread[index[1:][goes_back]]).tolist():
+        of_thread = index[events.thread[index] == thread]
+        in_order = np.zeros(len(of_thread), np.bool_)
+        in_order[_longest_nondecreasing(events.time[of_thread].tolist())] = True
+        possible[of_thread[~in_order]] = False
     if possible.all():
-        return reading
-    lost = int(np.count_nonzero(~possible))
-    return reading._replace(events=events.take(possible), torn=reading.torn + lost)
+        return slots
+    dropped = int(np.count_nonzero(~possible))
+    return slots._replace(events=events.take(possible), torn=slots.torn + dropped)
 
 
-def _longest_rise(times: Sequence[int]) -> list[int]:
-    """Return the positions of the most numbers that stand in order: what is left of the others is damage."""
-    ends: list[int] = []  # the least number in which a rise of each length can end
-    places: list[int] = []
-    before = [-1] * len(times)
-    for at, time in enumerate(times):
-        length = bisect.bisect_right(ends, time)
-        if length == len(ends):
-            ends.append(time)
-            places.append(at)
+def _longest_nondecreasing(times: Sequence[int]) -> list[int]:
+    """Return the positions of the longest nondecreasing subsequence, last first: all other times are damage."""
+    smallest_end: list[int] = []  # by length - 1: the smallest time in which a subsequence of this length can end
+    end_position: list[int] = []
+    previous = [-1] * len(times)
+    for position, time in enumerate(times):
+        length = bisect.bisect_right(smallest_end, time)
+        if length == len(smallest_end):
+            smallest_end.append(time)
+            end_position.append(position)
         else:
-            ends[length], places[length] = time, at
-        before[at] = places[length - 1] if length else -1
+            smallest_end[length], end_position[length] = time, position
+        previous[position] = end_position[length - 1] if length else -1
     found = []
-    at = places[-1] if places else -1
-    while at >= 0:
-        found.append(at)
-        at = before[at]
+    position = end_position[-1] if end_position else -1
+    while position >= 0:
+        found.append(position)
+        position = previous[position]
     return found
 
 
-def _renumbered(numbers: Int32Array, used: BoolArray, known: int) -> tuple[Int32Array, list[int]]:
-    """Let the numbers that nothing is known of follow those that are known, without gaps."""
-    unknown = used & (numbers >= known)
-    lost = np.unique(numbers[unknown])
+def _renumber_unknown(ids: Int32Array, used: BoolArray, known_count: int) -> tuple[Int32Array, list[int]]:
+    """Give the used ids that no record names new ones, which follow the known ones without gaps.
+
+    Returns:
+        All ids, and the old ones of those that are new, in the new ones' order.
+    """
+    unknown = used & (ids >= known_count)
+    lost = np.unique(ids[unknown])
     if not len(lost):
-        return numbers, []
-    numbers = numbers.copy()
-    numbers[unknown] = known + np.searchsorted(lost, numbers[unknown])
-    return numbers, lost.tolist()
+        return ids, []
+    ids = ids.copy()
+    ids[unknown] = known_count + np.searchsorted(lost, ids[unknown])
+    return ids, lost.tolist()
 
 
-def _metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
-    wanted: Mapping[str, type[str] | range] = {"pid": _PID, "rank": _PID, "program": str}
-    return {key: value for key, value in metadata.items() if key not in wanted or _fits(value, wanted[key])}
+def _valid_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
+    known_fields: Mapping[str, type[str] | range] = {"pid": _PIDS, "rank": _PIDS, "program": str}
+    return {
+        key: value
+        for key, value in metadata.items()
+        if key not in known_fields or _is_allowed(value, known_fields[key])
+    }

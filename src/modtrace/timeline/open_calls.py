@@ -8,8 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Int64Array, SignedIntArray
-from ..ring import Events, Kind, RingImage
-from ..ring.slot_format import ABANDONED, CALLS_IN, CALLS_OUT, SEQUENCE_BITS
+from ..ring import Events, Kind, RingSnapshot
+from ..ring.slot_format import (
+    ABANDONED_BIT,
+    CALL_ENTER_KINDS,
+    CALL_EXIT_KINDS,
+    CALL_INDEX_MASK,
+    FORWARD_THREAD_MASK,
+    SEQUENCE_BITS,
+    SEQUENCE_MASK,
+)
 from .build import Tables
 from .build.attribution import attribute
 from .build.call_tree import Brackets, find_brackets
@@ -42,12 +50,12 @@ class ThreadStack(NamedTuple):
     last_ns: int
 
 
-def open_stacks(image: RingImage) -> list[ThreadStack]:
+def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
     """Return the stack of each thread that has noted anything, in the order in which they came."""
-    everything = image.reading.events
-    tables = Tables(image.records, everything)
+    everything = snapshot.slots.events
+    tables = Tables(snapshot.records, everything)
     # A torn slot can have held the end of anything; then only the whole story tells what is open.
-    for events, first in [(everything, 0)] if image.reading.torn else _enough(everything):
+    for events, first in [(everything, 0)] if snapshot.slots.torn else _enough(everything):
         brackets = find_brackets(events)
         call = attribute(brackets, events, tables.torch_threads)
         # What was clipped has lost its end, but is not open.
@@ -94,11 +102,11 @@ def _oldest_sequence(events: Events, first: int, torch_threads: Int64Array) -> d
         first: the serial number from which on all calls were taken.
         torch_threads: torch's number of each thread.
     """
-    call = np.isin(events.kind, (*CALLS_IN, *CALLS_OUT)) & (events.serial >= first)
-    sequence, thread = events.value[call] & (1 << SEQUENCE_BITS) - 1, events.thread[call]
+    call = np.isin(events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)) & (events.serial >= first)
+    sequence, thread = events.value[call] & SEQUENCE_MASK, events.thread[call]
     oldest: dict[int, int] = {}
     for number in np.flatnonzero(np.bincount(thread)).tolist():
-        torch = int(torch_threads[number]) & 0xFFFF
+        torch = int(torch_threads[number]) & FORWARD_THREAD_MASK
         oldest[torch] = max(oldest.get(torch, 0), int(sequence[thread == number].min()))
     return oldest
 
@@ -108,7 +116,7 @@ def _enough(events: Events) -> Iterator[tuple[Events, int]]:
 
     Beside each stands the serial number from which on all calls are among them.
     """
-    enters, exits = np.isin(events.kind, CALLS_IN), np.isin(events.kind, CALLS_OUT)
+    enters, exits = np.isin(events.kind, CALL_ENTER_KINDS), np.isin(events.kind, CALL_EXIT_KINDS)
     needed = _unclosed(events, enters, exits)
     unclosed = np.flatnonzero(needed)
     # One that was interrupted has no exit, and then looks as if those around it had none.
@@ -117,14 +125,14 @@ def _enough(events: Events) -> Iterator[tuple[Events, int]]:
     wanted = _identity(events, unclosed)
     needed[unclosed[np.isin(wanted, left[np.isin(left, wanted)])]] = False
     needed |= _unclosed(events, events.kind == Kind.NODE_BEGIN, events.kind == Kind.NODE_END)
-    stretches = np.flatnonzero((events.kind == Kind.BACKWARD) | (events.kind == Kind.STRETCH))
-    ended = np.sort(events.value[events.kind == Kind.BACKWARD_OVER] & ~ABANDONED)
+    stretches = np.flatnonzero((events.kind == Kind.CALL_BACKWARD) | (events.kind == Kind.SEGMENT_BEGIN))
+    ended = np.sort(events.value[events.kind == Kind.BACKWARD_OVER] & ~ABANDONED_BIT)
     task = stretch_task(events.take(stretches))
     needed[stretches[np.searchsorted(ended, task, "left") == np.searchsorted(ended, task, "right")]] = True
     if not np.any(needed & ~enters):
         yield events.take(needed), 0
         return
-    if np.any(events.kind == Kind.NODE_SEQUENCE):
+    if np.any(events.kind == Kind.GRAPH_BUILT):
         yield events, 0
         return
     # Whose backward runs follows from calls that are over, mostly from some of the last.
@@ -141,7 +149,7 @@ def _enough(events: Events) -> Iterator[tuple[Events, int]]:
 def _identity(events: Events, index: SignedIntArray) -> Int64Array:
     """Return a number for the call that each enter or exit belongs to."""
     again = np.isin(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
-    number = events.value[index] >> SEQUENCE_BITS & (1 << 31) - 1
+    number = events.value[index] >> SEQUENCE_BITS & CALL_INDEX_MASK
     return np.asarray((events.name[index].astype(np.int64) << 32 | number) * 2 + again, np.int64)
 
 

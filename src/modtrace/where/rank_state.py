@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ring import Kind, RingImage, read_ring
+from ..ring import Kind, RingSnapshot, read_ring
 from ..timeline.build.clock import Clock
 from ..timeline.open_calls import ThreadStack, open_stacks
 from .process_status import is_alive, is_this_host
@@ -86,12 +86,12 @@ def look(path: str | os.PathLike[str]) -> RankState:
     Raises:
         RingError: it cannot be read, or is no ring file.
     """
-    image = read_ring(path)
-    events, metadata = image.reading.events, image.metadata
-    threads = tuple(open_stacks(image))
+    snapshot = read_ring(path)
+    events, metadata = snapshot.slots.events, snapshot.metadata
+    threads = tuple(open_stacks(snapshot))
     steps = events.value[events.kind == Kind.STEP]
-    anchors = [record for record in image.records if record["k"] == "anchor"]
-    state = _state(image, anchors)
+    anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
+    state = _state(snapshot, anchors)
     last = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
     now = last
     if state == "running":
@@ -108,17 +108,17 @@ def look(path: str | os.PathLike[str]) -> RankState:
         step=int(np.max(steps)) if len(steps) else None,
         threads=threads,
         now_ns=max(now, last),
-        last_wall_ns=int(Clock(image.records).wall(np.array([last]))[0]),
+        last_wall_ns=int(Clock(snapshot.records).wall(np.array([last]))[0]),
     )
 
 
-def _state(image: RingImage, anchors: list[Mapping[str, Any]]) -> str:
-    if any(record["k"] == "stop" for record in image.records):
+def _state(snapshot: RingSnapshot, anchors: list[Mapping[str, Any]]) -> str:
+    if any(record["kind"] == "stop" for record in snapshot.records):
         return "stopped"
-    if not is_this_host(image.metadata):
+    if not is_this_host(snapshot.metadata):
         return "unknown"
     began = int(anchors[0]["wall"]) if anchors else 0
-    return "running" if is_alive(_number(image.metadata, "pid") or 0, began) else "dead"
+    return "running" if is_alive(_number(snapshot.metadata, "pid") or 0, began) else "dead"
 
 
 def _number(metadata: Mapping[str, object], key: str) -> int | None:

@@ -1,4 +1,4 @@
-"""A ring's image → a timeline."""
+"""A ring's snapshot → a timeline."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..._typing import AnyArray, Int32Array, Int64Array
-from ...ring import Events, Kind, Record, RingImage
-from ...ring.slot_format import CALLS_IN, CALLS_OUT, NUMBER_BITS
+from ...ring import Events, Kind, Record, RingSnapshot
+from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, CALL_INDEX_MASK
 from ..columns import BACKWARD, FORWARD, RECOMPUTE, Columns
 from ..timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from .attribution import attribute
@@ -22,20 +22,19 @@ __all__ = ["build_timeline"]
 
 Rows = dict[str, AnyArray]
 
-_NUMBER_MASK = (1 << NUMBER_BITS) - 1
 _SYNC = "modtrace.sync"
 
 
-def build_timeline(image: RingImage) -> Timeline:
+def build_timeline(snapshot: RingSnapshot) -> Timeline:
     """Build the timeline of what a ring held."""
-    events = image.reading.events
-    tables = Tables(image.records, events)
-    clock = Clock(image.records)
-    rank = image.metadata.get("rank")
+    events = snapshot.slots.events
+    tables = Tables(snapshot.records, events)
+    clock = Clock(snapshot.records)
+    rank = snapshot.metadata.get("rank")
     process = Process(
-        int(str(image.metadata.get("pid", 0))),
+        int(str(snapshot.metadata.get("pid", 0))),
         rank if isinstance(rank, int) else None,
-        str(image.metadata.get("program", "python")),
+        str(snapshot.metadata.get("program", "python")),
     )
     brackets = find_brackets(events)
     call = attribute(brackets, events, tables.torch_threads)
@@ -59,9 +58,9 @@ def build_timeline(image: RingImage) -> Timeline:
         names=tables.names,
         tracks=tracks,
         stats=Stats(
-            recorded=image.reading.recorded,
-            overwritten=image.reading.overwritten,
-            torn=image.reading.torn,
+            recorded=snapshot.slots.recorded,
+            overwritten=snapshot.slots.overwritten,
+            torn=snapshot.slots.torn,
             unfinished=int(np.count_nonzero(~rows["finished"])),
             unstarted=int(np.count_nonzero(~rows["started"])),
             unattributed=int(np.count_nonzero(unattributed)),
@@ -69,7 +68,7 @@ def build_timeline(image: RingImage) -> Timeline:
         marks=_marks(events, tables.texts, clock),
         counters=_counters(events, tables.texts, clock, process),
         # Which host it was matters to those who watch the ring, not to those who get the trace.
-        metadata={key: value for key, value in image.metadata.items() if key != "host"} | tables.metadata,
+        metadata={key: value for key, value in snapshot.metadata.items() if key != "host"},
         span_args=_shapes(events, tables.texts, opened, rows["phase"]),
     )
 
@@ -82,7 +81,6 @@ class Tables:
         texts: of marks, counters and shapes.
         threads: (name, tid).
         torch_threads: int64, torch's number of each thread, or -1.
-        metadata: what became known after the start.
     """
 
     def __init__(self, records: Sequence[Record], events: Events) -> None:
@@ -90,19 +88,16 @@ class Tables:
         texts: dict[int, str] = {}
         threads: dict[int, tuple[str, int]] = {}
         torch_threads: dict[int, int] = {}
-        self.metadata: dict[str, object] = {}
         for record in records:
-            kind = record["k"]
+            kind = record["kind"]
             if kind == "name":
                 names[record["id"]] = Name(record["label"], record["fqn"], record["class"])
             elif kind == "text":
                 texts[record["id"]] = record["text"]
             elif kind == "thread":
                 threads[record["id"]] = (record["name"], record["tid"])
-                torch_threads[record["id"]] = record["torch"]
-            elif kind == "metadata":
-                self.metadata |= {key: value for key, value in record.items() if key != "k"}
-        spans = np.isin(events.kind, (*CALLS_IN, *CALLS_OUT))
+                torch_threads[record["id"]] = record["torch_thread_id"]
+        spans = np.isin(events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))
         worded = np.isin(events.kind, (Kind.MARK, Kind.COUNTER, Kind.SHAPES))
         self.names: Sequence[Name] = _filled(names, events.name[spans], lambda n: Name(f"#{n}", f"#{n}", "?"))
         self.texts: Sequence[str] = _filled(texts, events.name[worded], lambda n: f"#{n}")
@@ -177,7 +172,7 @@ def _rows(brackets: Brackets, slices: Slices, original: Int64Array, inner: Int64
         "depth": both(
             np.where(again, around[calls], _forward_depths(brackets)[calls]), around[slices.first] + slices.level
         ),
-        "call": both(brackets.key[original[calls]], brackets.key[known]) & _NUMBER_MASK,
+        "call": both(brackets.key[original[calls]], brackets.key[known]) & CALL_INDEX_MASK,
         "link": both(np.where(again, -1, link[calls]), link[known]),
         "started": both(brackets.started[calls], brackets.started[slices.first]),
         "finished": both(brackets.finished[calls], brackets.finished[slices.last]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..._typing import AnyArray, BoolArray, Int64Array
-from ...ring.slot_format import NO_NAME, SEQUENCE_BITS, Events, Kind
+from ...ring.slot_format import FORWARD_THREAD_MASK, NO_NAME, SEQUENCE_MASK, Events, Kind
 from .call_tree import Brackets
 
 __all__ = ["attribute", "enclosing_call"]
@@ -66,7 +66,7 @@ def _by_sequence(
     nodes = np.flatnonzero(native)
     origin = brackets.origin[nodes]
     steps = [
-        (nodes[origin == torch & 0xFFFF], *_steps(brackets, around, thread, builds))
+        (nodes[origin == torch & FORWARD_THREAD_MASK], *_steps(brackets, around, thread, builds))
         for thread, torch in enumerate(torch_threads.tolist())
         if torch >= 0
     ]
@@ -114,7 +114,7 @@ def _ends(brackets: Brackets, index: Int64Array) -> list[AnyArray]:
 
 def _graph_builders(brackets: Brackets, events: Events) -> dict[int, tuple[int, int]]:
     """Return the nodes that ran with create_graph, with the thread's sequence numbers before and after each."""
-    notes = np.flatnonzero(events.kind == Kind.NODE_SEQUENCE)
+    notes = np.flatnonzero(events.kind == Kind.GRAPH_BUILT)
     if not len(notes):
         return {}
     nodes = np.flatnonzero(brackets.node & (brackets.origin >= 0))
@@ -123,15 +123,15 @@ def _graph_builders(brackets: Brackets, events: Events) -> dict[int, tuple[int, 
     previous: dict[int, int] = {}
     before: dict[int, int] = {}
     ranges: dict[int, tuple[int, int]] = {}
-    mask = (1 << SEQUENCE_BITS) - 1
+    mask = SEQUENCE_MASK
     # A note follows its node's begin and comes just before its end, on the same thread.
-    for at in np.flatnonzero(np.isin(events.kind, (Kind.NODE_SEQUENCE, Kind.NODE_BEGIN, Kind.NODE_END))).tolist():
+    for at in np.flatnonzero(np.isin(events.kind, (Kind.GRAPH_BUILT, Kind.NODE_BEGIN, Kind.NODE_END))).tolist():
         thread = int(events.thread[at])
         kind = events.kind[at]
         last = previous.get(thread)
-        if kind == Kind.NODE_SEQUENCE and last in by_open:
+        if kind == Kind.GRAPH_BUILT and last in by_open:
             before[by_open[last]] = int(events.value[at]) & mask
-        elif kind == Kind.NODE_END and last is not None and events.kind[last] == Kind.NODE_SEQUENCE:
+        elif kind == Kind.NODE_END and last is not None and events.kind[last] == Kind.GRAPH_BUILT:
             node = by_close.get(at)
             if node is not None and node in before:
                 ranges[node] = (before[node], int(events.value[last]) & mask)

@@ -24,7 +24,7 @@ class Clock:
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
-        anchors = [record for record in records if record["k"] == "anchor"]
+        anchors = [record for record in records if record["kind"] == "anchor"]
         self._monotonic, self._wall, self._slope = 0, 0, 0.0
         if anchors:
             first, last = anchors[0], anchors[-1]

@@ -8,14 +8,19 @@ import numpy as np
 
 from ..._typing import AnyArray, BoolArray, Int32Array, Int64Array
 from ...ring.slot_format import (
-    ABANDONED,
-    CALLS_IN,
-    CALLS_OUT,
-    KEY_BITS,
+    ABANDONED_BIT,
+    CALL_ENTER_KINDS,
+    CALL_EXIT_KINDS,
+    CALL_INDEX_BITS,
+    CALL_INDEX_MASK,
+    CALL_KEY_BITS,
+    CALL_KEY_MASK,
+    FORWARD_THREAD_SHIFT,
+    GRAPH_TASK_MASK,
     NO_NAME,
-    NUMBER_BITS,
     RECOMPUTE_BIT,
     SEQUENCE_BITS,
+    SEQUENCE_MASK,
     Events,
     Kind,
 )
@@ -38,8 +43,8 @@ def _part(count: int, **columns: AnyArray | int | bool) -> Pairs:
 
 def calls(events: Events) -> Pairs:
     """Pair enters and exits by name and key."""
-    enter = np.flatnonzero(np.isin(events.kind, CALLS_IN))
-    leave = np.flatnonzero(np.isin(events.kind, CALLS_OUT))
+    enter = np.flatnonzero(np.isin(events.kind, CALL_ENTER_KINDS))
+    leave = np.flatnonzero(np.isin(events.kind, CALL_EXIT_KINDS))
     enter_identity, leave_identity = _identity(events, enter), _identity(events, leave)
     by_identity = np.argsort(enter_identity, kind="stable")
     place = np.searchsorted(enter_identity[by_identity], leave_identity)
@@ -53,8 +58,8 @@ def calls(events: Events) -> Pairs:
     last = np.concatenate([exit_of, alone])
     known = np.where(first >= 0, first, last)
     recompute = np.isin(events.kind[known], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
-    number = events.value[known] >> SEQUENCE_BITS & (1 << NUMBER_BITS) - 1
-    sequence = events.value & (1 << SEQUENCE_BITS) - 1
+    number = events.value[known] >> SEQUENCE_BITS & CALL_INDEX_MASK
+    sequence = events.value & SEQUENCE_MASK
     return _part(
         len(known),
         thread=events.thread[known].astype(np.int64),
@@ -71,9 +76,9 @@ def calls(events: Events) -> Pairs:
 
 
 def _identity(events: Events, index: Int64Array) -> Int64Array:
-    number = events.value[index] >> SEQUENCE_BITS & (1 << NUMBER_BITS) - 1
+    number = events.value[index] >> SEQUENCE_BITS & CALL_INDEX_MASK
     recompute = np.isin(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
-    return events.name[index].astype(np.int64) << KEY_BITS | recompute.astype(np.int64) << NUMBER_BITS | number
+    return events.name[index].astype(np.int64) << CALL_KEY_BITS | recompute.astype(np.int64) << CALL_INDEX_BITS | number
 
 
 def nodes(events: Events) -> Pairs:
@@ -114,8 +119,8 @@ def nodes(events: Events) -> Pairs:
         name=NO_NAME,
         key=-1,
         sequence=value[known],
-        origin=name[known].astype(np.int64) >> 8,
-        task=name[known].astype(np.int64) & 0xFF,
+        origin=name[known].astype(np.int64) >> FORWARD_THREAD_SHIFT,
+        task=name[known].astype(np.int64) & GRAPH_TASK_MASK,
     )
 
 
@@ -126,10 +131,10 @@ def _lengthen(events: Events, ends: Int64Array, known: BoolArray, end: Int64Arra
     the last node of a task, only what is accumulated is known; and while another thread runs nodes of the task, the
     time between two nodes may be waiting for those.
     """
-    kinds = (Kind.NODE_SEQUENCE, Kind.STEP, Kind.MARK, Kind.COUNTER, Kind.SHAPES)
+    kinds = (Kind.GRAPH_BUILT, Kind.STEP, Kind.MARK, Kind.COUNTER, Kind.SHAPES)
     index = np.flatnonzero(~np.isin(events.kind, kinds))
     index = index[np.lexsort((index, events.thread[index]))]
-    accumulated = events.kind[index] == Kind.ACCUMULATED
+    accumulated = events.kind[index] == Kind.ACCUMULATE_END
     # Each takes the last other event before it on its thread, and gives its time to that where it is an end.
     before = np.maximum.accumulate(np.where(accumulated, -1, np.arange(len(index))))
     before[~accumulated] = np.roll(before, 1)[~accumulated]
@@ -139,7 +144,7 @@ def _lengthen(events: Events, ends: Int64Array, known: BoolArray, end: Int64Arra
         (before[gives] >= 0)
         & (events.kind[target] == Kind.NODE_END)
         & (events.thread[target] == events.thread[source])
-        & (events.name[target] & 0xFF == events.name[source] & 0xFF)
+        & (events.name[target] & GRAPH_TASK_MASK == events.name[source] & GRAPH_TASK_MASK)
     )
     begins = events.kind[source] == Kind.NODE_BEGIN
     fits[begins] &= ~_shared(events, target[begins], source[begins])
@@ -156,7 +161,7 @@ def _shared(events: Events, ended: Int64Array, begun: Int64Array) -> BoolArray:
         ended: index of the end before each gap.
         begun: index of the begin behind it.
     """
-    task = events.name.astype(np.int64) & 0xFF
+    task = events.name.astype(np.int64) & GRAPH_TASK_MASK
     of_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread
     elsewhere = _running(events, task, ended, begun) - _running(events, of_thread, ended, begun)
     return np.asarray(elsewhere > 0, np.bool_)
@@ -202,7 +207,7 @@ def _pair_by_stack(
 
 def stretches(events: Events) -> Pairs:
     """Take each stretch, from one "backward goes on" to the next, as a node."""
-    index = np.flatnonzero((events.kind == Kind.BACKWARD) | (events.kind == Kind.STRETCH))
+    index = np.flatnonzero((events.kind == Kind.CALL_BACKWARD) | (events.kind == Kind.SEGMENT_BEGIN))
     thread = events.thread[index].astype(np.int64)
     task = stretch_task(events)[index]
     order = np.lexsort((index, thread, task))
@@ -210,7 +215,7 @@ def stretches(events: Events) -> Pairs:
     follows = np.zeros(len(index), np.bool_)
     follows[:-1] = (np.diff(task) == 0) & (np.diff(thread) == 0)
     over = np.flatnonzero(events.kind == Kind.BACKWARD_OVER)
-    over_task = events.value[over] & ~ABANDONED
+    over_task = events.value[over] & ~ABANDONED_BIT
     by_task = np.argsort(over_task, kind="stable")
     over, over_task = over[by_task], over_task[by_task]
     place = np.minimum(np.searchsorted(over_task, task), max(len(over) - 1, 0))
@@ -219,9 +224,11 @@ def stretches(events: Events) -> Pairs:
     following = np.roll(index, -1)
     closed = np.where(follows, 2 * following, np.where(ended, 2 * ending + 1, -1))
     end = np.where(follows, events.time[following], events.time[ending])
-    numbered = events.kind[index] == Kind.STRETCH
+    numbered = events.kind[index] == Kind.SEGMENT_BEGIN
     name, value = events.name[index].astype(np.int64), events.value[index]
-    cut = ended & ~follows & (events.value[ending] & ABANDONED != 0) if len(over) else np.zeros(len(index), np.bool_)
+    cut = (
+        ended & ~follows & (events.value[ending] & ABANDONED_BIT != 0) if len(over) else np.zeros(len(index), np.bool_)
+    )
     for at in np.flatnonzero(cut):
         # Nothing says when the task failed; it ran at least until the last event of this thread before that was seen.
         before = np.flatnonzero(events.thread[: ending[at]] == thread[at])[-1]
@@ -236,9 +243,9 @@ def stretches(events: Events) -> Pairs:
         end=end,
         node=True,
         name=np.where(numbered, NO_NAME, name),
-        key=np.where(numbered, -1, value & (1 << KEY_BITS) - 1),
-        sequence=np.where(numbered, value & (1 << SEQUENCE_BITS) - 1, -1),
-        origin=np.where(numbered, name >> 8, -1),
+        key=np.where(numbered, -1, value & CALL_KEY_MASK),
+        sequence=np.where(numbered, value & SEQUENCE_MASK, -1),
+        origin=np.where(numbered, name >> FORWARD_THREAD_SHIFT, -1),
         # Passes and graph tasks are numbered apart.
         task=np.where(numbered, -2 - task, task),
     )
@@ -246,4 +253,6 @@ def stretches(events: Events) -> Pairs:
 
 def stretch_task(events: Events) -> Int64Array:
     """Return of each event that begins a stretch the graph task or pass, as a `BACKWARD_OVER` names it."""
-    return np.asarray(events.value >> np.where(events.kind == Kind.STRETCH, SEQUENCE_BITS, KEY_BITS), np.int64)
+    return np.asarray(
+        events.value >> np.where(events.kind == Kind.SEGMENT_BEGIN, SEQUENCE_BITS, CALL_KEY_BITS), np.int64
+    )

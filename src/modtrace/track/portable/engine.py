@@ -23,16 +23,18 @@ from torch.compiler import is_dynamo_compiling
 
 from ...ring import Kind, Ring
 from ...ring.slot_format import (
-    ABANDONED,
-    KEY_BITS,
+    ABANDONED_BIT,
+    CALL_INDEX_MASK,
+    CALL_KEY_BITS,
+    CALL_KEY_MASK,
     KIND_SHIFT,
     LAP_SHIFT,
     NO_NAME,
-    NUMBER_BITS,
     RECOMPUTE_BIT,
     SEQUENCE_BITS,
+    SEQUENCE_MASK,
     THREAD_SHIFT,
-    WORDS,
+    WORDS_PER_SLOT,
 )
 from ..call_patch import Layer
 from ..module_names import ModuleNames, Open
@@ -47,15 +49,12 @@ _current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
-_NUMBER_MASK = (1 << NUMBER_BITS) - 1
-_SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
-_OUTSIDE = NO_NAME << KEY_BITS
-_KEY_MASK = (1 << KEY_BITS) - 1
+_OUTSIDE = NO_NAME << CALL_KEY_BITS
 _NO_TASK = -1
 
 _ENTER, _EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
 _AGAIN_ENTER, _AGAIN_EXIT = Kind.RECOMPUTE_ENTER << KIND_SHIFT, Kind.RECOMPUTE_EXIT << KIND_SHIFT
-_BACKWARD, _OVER = Kind.BACKWARD << KIND_SHIFT, Kind.BACKWARD_OVER << KIND_SHIFT
+_BACKWARD, _OVER = Kind.CALL_BACKWARD << KIND_SHIFT, Kind.BACKWARD_OVER << KIND_SHIFT
 
 
 class Frame(StretchFrame):
@@ -125,7 +124,7 @@ class PortableEngine(StretchHooks):
     kind = "python"
 
     def __init__(self, ring: Ring, model: nn.Module | None, fail: Callable[[BaseException], None]) -> None:
-        self._write = ring.writer()
+        self._write = ring.make_writer()
         self._ring = ring
         self._table = ring.names
         self._fail = fail
@@ -183,10 +182,10 @@ class PortableEngine(StretchHooks):
             if _current_graph_task() == _NO_TASK:
                 if thread.tasks:
                     self._end_tasks(thread)
-                number = count() & _NUMBER_MASK
+                number = count() & CALL_INDEX_MASK
                 key, enter_kind, exit_kind = number, _ENTER, _EXIT
             else:
-                number = count_again() & _NUMBER_MASK
+                number = count_again() & CALL_INDEX_MASK
                 key, enter_kind, exit_kind = number | RECOMPUTE_BIT, _AGAIN_ENTER, _AGAIN_EXIT
             height += 1
             try:
@@ -197,15 +196,15 @@ class PortableEngine(StretchHooks):
             bits = thread.bits | name
             frame.module = module
             frame.name = name
-            frame.code = name << KEY_BITS | key
+            frame.code = name << CALL_KEY_BITS | key
             frame.exit_meta = exit_kind | bits
             frame.value = value = number << SEQUENCE_BITS
             frame.first = frame.segment = sequence
             try:
                 thread.height = height
-                self._write(enter_kind | bits, value | sequence & _SEQUENCE_MASK)
+                self._write(enter_kind | bits, value | sequence & SEQUENCE_MASK)
             except BaseException:
-                self._take_back(frame, enter_kind | bits, value | sequence & _SEQUENCE_MASK)
+                self._take_back(frame, enter_kind | bits, value | sequence & SEQUENCE_MASK)
                 raise
         except Exception as error:
             self._fail(error)
@@ -218,7 +217,7 @@ class PortableEngine(StretchHooks):
             return
         try:
             sequence = _sequence()
-            self._write(frame.exit_meta, frame.value | sequence & _SEQUENCE_MASK)
+            self._write(frame.exit_meta, frame.value | sequence & SEQUENCE_MASK)
             thread = frame.thread
             # An interrupt between an inner call's enter and its try can have left inner frames behind.
             thread.height = height = frame.height - 1
@@ -237,8 +236,8 @@ class PortableEngine(StretchHooks):
     def _take_back(self, frame: Frame, meta: int, value: int) -> None:
         """Leave a call that an interrupt kept from being made, as far as it was entered."""
         frame.thread.height = frame.height - 1
-        slots = np.frombuffer(self._ring.buffer, np.int64, self._ring.capacity * WORDS, self._ring.offset)
-        slots = slots.reshape(-1, WORDS)
+        slots = np.frombuffer(self._ring.buffer, np.int64, self._ring.capacity * WORDS_PER_SLOT, self._ring.offset)
+        slots = slots.reshape(-1, WORDS_PER_SLOT)
         if np.any((slots[:, 0] & (1 << LAP_SHIFT) - 1 == meta) & (slots[:, 2] == value)):
             self.leave(frame, None)
 
@@ -287,7 +286,7 @@ class PortableEngine(StretchHooks):
                 current = tasks[-1]
                 if current[1] != code:
                     current[1] = code
-                    write(_BACKWARD | thread.bits | code >> KEY_BITS, task << KEY_BITS | code & _KEY_MASK)
+                    write(_BACKWARD | thread.bits | code >> CALL_KEY_BITS, task << CALL_KEY_BITS | code & CALL_KEY_MASK)
             except Exception as error:
                 self._fail(error)
 
@@ -312,7 +311,7 @@ class PortableEngine(StretchHooks):
         """Note the end of a graph task that ended by an exception: for these the engine calls nobody."""
         if task in self._running:
             self._running.discard(task)
-            self._write(_OVER | thread.bits | NO_NAME, task | ABANDONED)
+            self._write(_OVER | thread.bits | NO_NAME, task | ABANDONED_BIT)
 
     def _over(self, task: int) -> None:
         self._running.discard(task)
