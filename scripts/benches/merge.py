@@ -52,7 +52,7 @@ def recording(path: Path) -> None:
         for chunk in stream.chunks():
             collector.add(chunk.events)
     events = collector.events()
-    pid, tid = events.tracks[int(events.ops.track[0])]
+    pid, tid = (int(number) for number in events.tracks[int(events.ops.track[0])])
     base = stream.keys["baseTimeNanoseconds"]
     edges = np.linspace(events.first, events.last, 100 * 20 + 1).astype(np.int64) + base
     count = len(edges) - 1

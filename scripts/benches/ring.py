@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,6 +42,10 @@ def seconds(work: Callable[[], object], rounds: int) -> float:
     return sorted(found)[len(found) // 2]
 
 
+def convert(path: Path, out: Path) -> None:
+    modtrace.load(path).save(out)
+
+
 def peak(code: str, path: Path) -> int:
     """Return the bytes by which a fresh process grows while it runs `code`."""
     script = (
@@ -69,10 +74,10 @@ def main() -> None:
                 print(f"no native engine: {error}", file=sys.stderr)
                 continue
             figures = [
-                seconds(lambda path=path: modtrace.load(path), options.rounds),
-                seconds(lambda path=path: modtrace.load(path).save(folder / "trace.pftrace"), options.rounds),
-                seconds(lambda path=path: modtrace.load(path).save(folder / "trace.json"), options.rounds),
-                seconds(lambda path=path: look(path), options.rounds),
+                seconds(partial(modtrace.load, path), options.rounds),
+                seconds(partial(convert, path, folder / "trace.pftrace"), options.rounds),
+                seconds(partial(convert, path, folder / "trace.json"), options.rounds),
+                seconds(partial(look, path), options.rounds),
             ]
             grown = peak("modtrace.load(sys.argv[1])", path) / path.stat().st_size
             shown = " | ".join(f"{figure:.2f} s" for figure in figures)

@@ -97,7 +97,7 @@ def a_graph_break() -> Step:
     torch._dynamo.reset()
 
     class Broken(nn.Module):
-        @torch.compiler.disable
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def forward(self, x: Tensor) -> Tensor:
             return x.exp()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,10 @@ class Net(nn.Module):
         self._body = [body]
         for name, module in inner.items():
             self.add_module(name, module)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._body[0](self, *args, **kwargs)

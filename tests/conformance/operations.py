@@ -158,7 +158,7 @@ def a_custom_function() -> Step:
             return x * 2
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
             return gradient * 2
 
     net = Net(lambda self, x: self.a(x), a=Net(lambda self, x: Double.apply(x)))

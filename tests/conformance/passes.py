@@ -263,7 +263,7 @@ def backward_inside_backward() -> Step:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
             kept.pop().backward()
             return gradient
 
@@ -293,14 +293,14 @@ def a_graph_of_its_own_backward() -> Step:
 
     class Implicit(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
+        def forward(ctx: Any, x: Tensor) -> Any:
             with torch.enable_grad():
                 ctx.x = x.detach().requires_grad_()
                 ctx.y = ctx.x.exp()
             return ctx.y.detach()
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        def backward(ctx: Any, gradient: Tensor) -> Any:
             return torch.autograd.grad(ctx.y, ctx.x, gradient)[0]
 
     net = Net(lambda self, x: self.a(x), a=Net(lambda self, x: Implicit.apply(x)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from .case import Case
 from .families import all_cases
@@ -10,7 +11,7 @@ from .notation import Node, parse, project, render, variants
 from .subjects import OURS, answer
 
 
-def _asked() -> list[object]:
+def _asked() -> list[ParameterSet]:
     asked = []
     for case in all_cases():
         for subject in OURS:

@@ -139,7 +139,7 @@ def test_a_backward_of_a_backward(engine: EngineName) -> None:
     def run() -> None:
         out = model(x)
         (gradient,) = torch.autograd.grad((out**2).sum(), [x], create_graph=True)
-        gradient.sum().backward()  # type: ignore[no-untyped-call]
+        gradient.sum().backward()
 
     timeline = recorded(engine, run)
 
@@ -178,7 +178,7 @@ class Checkpointing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             if self.kind == "own":
-                x = InnerBackward.apply(x, block)  # type: ignore[no-untyped-call]
+                x = InnerBackward.apply(x, block)
             else:
                 x = checkpoint(block, x, use_reentrant=self.kind == "reentrant")
         return x
@@ -255,7 +255,7 @@ def test_a_module_deleted_before_its_backward(engine: EngineName) -> None:
         loss, alive = forward()
         gc.collect()
         assert alive() is None
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     assert backward(recorded(engine, run)) == [("Pair", 0, 0), ("Pair.b", 0, 1), ("Pair.a", 0, 1)]
 
@@ -365,7 +365,7 @@ def test_a_backward_that_fails_ends(engine: EngineName) -> None:
 
     class Inner(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = Bad.apply(x)  # type: ignore[no-untyped-call]
+            out: Tensor = Bad.apply(x)
             return out
 
     model = nn.Sequential(Scale(), Inner(), Scale())

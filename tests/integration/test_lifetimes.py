@@ -70,7 +70,7 @@ class Carries(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         payload = Payload()
         self.payload = weakref.ref(payload)
-        out: Tensor = Carry.apply(x, payload)  # type: ignore[no-untyped-call]
+        out: Tensor = Carry.apply(x, payload)
         return out
 
 
@@ -204,7 +204,7 @@ def test_memory_is_flat(engine: EngineName, tmp_path: Path) -> None:
 
     def step() -> None:
         model.zero_grad()
-        loss().backward()  # type: ignore[no-untyped-call]
+        loss().backward()
         other(x).sum().backward()
         recording.step()
 

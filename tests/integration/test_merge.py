@@ -32,7 +32,7 @@ GPU = {"kernel": "kernel_ns", "gpu_memcpy": "memcpy_ns", "gpu_memset": "memset_n
 NODE = "autograd::engine::evaluate_function: "
 
 
-def each_trace(test: Callable[..., None]) -> Callable[..., None]:
+def each_trace(test: Callable[..., None]) -> Any:
     """Run a test on each trace from a GPU machine, where they are."""
     each = pytest.mark.parametrize("path", GPU_TRACES, ids=lambda path: path.name)
     return pytest.mark.usefixtures("gpu_traces")(each(test))

@@ -68,7 +68,7 @@ def test_a_marked_pass_comes_out_as_a_watched_one(spec: Spec) -> None:
             out = out["out"] if isinstance(out, dict) else out[0]
         return out.sum() + x.sum()
 
-    marked, how = recorded(lambda: loss().backward())  # type: ignore[no-untyped-call]
+    marked, how = recorded(lambda: loss().backward())
     watched, how_else = recorded(lambda: torch.autograd.backward(loss(), inputs=inputs))
 
     assert (how, how_else) == ({"marked"}, {"watched"})
@@ -122,7 +122,7 @@ def test_a_pass_that_builds_a_graph_is_watched_and_its_graph_is_marked() -> None
 
     def run() -> None:
         (gradient,) = torch.autograd.grad((model(x) ** 2).sum(), [x], create_graph=True)
-        gradient.sum().backward()  # type: ignore[no-untyped-call]
+        gradient.sum().backward()
 
     timeline, how = recorded(run)
 
@@ -188,9 +188,7 @@ def test_the_work_after_a_pass_is_no_modules() -> None:
         out = model(x)
         engine = torch.autograd.Variable._execution_engine
         # As DDP and FSDP do: at the end of the pass, wait for what other ranks still send.
-        x.register_hook(  # type: ignore[no-untyped-call]
-            lambda _: engine.queue_callback(lambda: recording.mark("final"))
-        )
+        x.register_hook(lambda _: engine.queue_callback(lambda: recording.mark("final")))
         out.sum().backward()
 
     timeline = recording.timeline()
@@ -203,7 +201,7 @@ def test_a_pass_that_fails_is_over() -> None:
 
     def run() -> None:
         with pytest.raises(ValueError, match="on purpose"):
-            model.c(Failing.apply(model.b(torch.ones(2, requires_grad=True)))).sum().backward()  # type: ignore[no-untyped-call]
+            model.c(Failing.apply(model.b(torch.ones(2, requires_grad=True)))).sum().backward()
         model(torch.ones(2)).sum().backward()
 
     timeline, how = recorded(run)
@@ -302,6 +300,6 @@ def test_torch_is_left_as_it_was(torch_homes: list[ModuleType]) -> None:
 
 def test_an_error_of_a_pass_shows_no_frame_of_ours() -> None:
     with modtrace.record(engine="native"), pytest.raises(RuntimeError, match="does not require grad") as caught:
-        torch.ones(()).backward()  # type: ignore[no-untyped-call]
+        torch.ones(()).backward()
 
     assert [Path(entry.path).parent.name for entry in caught.traceback[1:]] == ["torch", "autograd", "autograd"]

@@ -49,7 +49,7 @@ def test_slices_are_the_tree_of_calls(
     path = tmp_path_factory.mktemp("tree") / f"trace{suffix}"
     model = Tree(spec)
     with modtrace.record(path, engine=engine):
-        model.loss().backward()  # type: ignore[no-untyped-call]
+        model.loss().backward()
 
     assert check(path) == []
     trace = trace_processor.open(path)

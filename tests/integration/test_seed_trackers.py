@@ -20,8 +20,8 @@ from modtrace import ModTracker, ModuleTracker
 
 class TestModuleTracker(TestCase):
     def test_module_hierarchy(self) -> None:
-        seen_fw = []
-        seen_bw = []
+        seen_fw: list[Any] = []
+        seen_bw: list[Any] = []
 
         class Foo(nn.Module):
             def forward(self, x: Any) -> Any:
@@ -111,8 +111,8 @@ class TestModuleTracker(TestCase):
 
 class TestModTracker(TestCase):
     def test_module_hierarchy(self) -> None:
-        seen_fw = []
-        seen_bw = []
+        seen_fw: list[Any] = []
+        seen_bw: list[Any] = []
 
         class Foo(torch.nn.Module):
             def forward(self, x: Any) -> Any:
@@ -196,7 +196,7 @@ class TestModTracker(TestCase):
         )
         with mt:
             mod(torch.rand(10, 10, requires_grad=True)).sum().backward()
-        expected_op = [
+        expected_op: list[Any] = [
             ("pre_fw", "Bar", True, False),
             ("pre_fw", "Bar.foo", True, False),
             ("post_fw", "Bar.foo", True, False),

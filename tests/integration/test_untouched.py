@@ -24,7 +24,7 @@ def gradients(name: str) -> tuple[list[Tensor], dict[str, Tensor]]:
     losses = []
     for _ in range(2):
         losses.append(loss())
-        losses[-1].backward()  # type: ignore[no-untyped-call]
+        losses[-1].backward()
     return losses, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -158,7 +158,7 @@ def test_hooks_of_the_user_run_as_ever(engine: EngineName) -> None:
         model.register_forward_pre_hook(lambda *_: seen.append("before"))
         model.register_forward_hook(lambda *_: seen.append("after"))
         inner.register_full_backward_hook(lambda *_: seen.append("backward"))
-        inner.weight.register_hook(lambda _: seen.append("gradient"))  # type: ignore[no-untyped-call]
+        inner.weight.register_hook(lambda _: seen.append("gradient"))
         model(torch.ones(1, 2, requires_grad=True)).sum().backward()
         return seen
 
@@ -185,7 +185,7 @@ def test_scripted_and_traced_modules(engine: EngineName, kind: str, when: str) -
         # They are deprecated, and used.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.jit.script(model) if kind == "script" else torch.jit.trace(model, torch.ones(2))  # type: ignore[no-untyped-call]
+            return torch.jit.script(model) if kind == "script" else torch.jit.trace(model, torch.ones(2))
 
     model, x = Plain(), torch.ones(2)
     expected = model(x)

@@ -148,14 +148,14 @@ class Makers:
 def measure(engine: EngineName, workload: Workload, steps: int) -> Truth:
     """Run some steps of a workload under the profiler and a recording, and compare them."""
     makers = Makers(workload.model)
-    workload.loss().backward()  # type: ignore[no-untyped-call]
+    workload.loss().backward()
     makers.reset()
     with modtrace.record(engine=engine) as recording, profile(activities=[ProfilerActivity.CPU]) as profiler:
         for step in range(steps):
             probe(recording, f"{step}.0")
             loss = workload.loss()
             probe(recording, f"{step}.1")
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             probe(recording, f"{step}.2")
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -43,18 +45,18 @@ def gpt2_timeline(spans: int, layers: int = 12, seed: int = 0) -> Timeline:
     repeat = len(parts)
     offset = np.repeat(np.arange(repeat), modules) * modules
     parent = np.tile(np.array(parents), repeat)
-    step = np.repeat([part[3] for part in parts], modules)
-    phase = np.repeat([part[2] for part in parts], modules)
+    steps_of_spans = np.repeat([part[3] for part in parts], modules)
+    phases = np.repeat([part[2] for part in parts], modules)
     columns = Columns.of(
         start=np.concatenate([part[0] for part in parts]),
         end=np.concatenate([part[1] for part in parts]),
         name=np.tile(np.arange(modules), repeat),
-        phase=phase,
+        phase=phases,
         track=phase == BACKWARD,
         depth=np.tile(depth, repeat),
         parent=np.where(parent < 0, -1, parent + offset),
         call=step,
-        step=step,
+        step=steps_of_spans,
         link=step * modules + np.tile(np.arange(modules), repeat),
         complete=np.ones(repeat * modules, bool),
     )
@@ -159,7 +161,7 @@ def timeline_of(
     track: int = 0,
     kinds: tuple[str, ...] = ("forward", "backward"),
     base: int = EPOCH,
-    **fields: object,
+    **fields: Any,
 ) -> Timeline:
     """A timeline of (start, end, label) in nanoseconds after `base`, on one track; `fields` are columns."""
     names = [Name(label, f"Net.{label}", "Layer") for label in dict.fromkeys(label for _, _, label in rows)]

@@ -20,7 +20,7 @@ class RunsAnother(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         with torch.enable_grad():
             inner = ctx.inner().sum()
         inner.backward()
@@ -35,7 +35,7 @@ def test_passes_are_counted_on_the_thread_that_calls_them() -> None:
         y.register_hook(lambda _: counts.append(passes_around()))
         return y
 
-    y = RunsAnother.apply(noted(1), lambda: RunsAnother.apply(noted(2), lambda: noted(3)))  # type: ignore[no-untyped-call]
+    y = RunsAnother.apply(noted(1), lambda: RunsAnother.apply(noted(2), lambda: noted(3)))
     assert passes_around() == 0
     y.sum().backward()
     assert passes_around() == 0

@@ -5,6 +5,7 @@ import io
 import json
 import unicodedata
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ NAMES = (Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear"), Name("
 Slice = tuple[int, int, int, int, int, int]
 
 
-def timeline(*slices: Slice, names: tuple[Name, ...] = NAMES, **more: object) -> Timeline:
+def timeline(*slices: Slice, names: tuple[Name, ...] = NAMES, **more: Any) -> Timeline:
     """Slices as (name, phase, start, end, parent, complete), each phase but forward on the backward track."""
     name, phase, start, end, parent, complete = zip(*slices, strict=True) if slices else ((),) * 6
     depth: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ def chrome(*events: dict[str, object]) -> bytes:
     return json.dumps({"traceEvents": [{"pid": 1, "tid": 2, "ph": "X", **event} for event in events]}).encode()
 
 
-def test_reads_slices_of_a_file(trace_processor: Opener, tmp_path) -> None:
+def test_reads_slices_of_a_file(trace_processor: Opener, tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(chrome({"ts": 1.001, "dur": 2, "name": "outer"}, {"ts": 2, "dur": 1, "name": None})))
     opened = trace_processor.open(path)

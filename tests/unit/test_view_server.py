@@ -210,7 +210,7 @@ def test_it_ends_after_a_time_without_a_visitor(server: TraceServer) -> None:
 def test_it_listens_to_this_machine_only(server: TraceServer) -> None:
     addresses = {address[4][0] for address in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
     for address in addresses - {"127.0.0.1"}:
-        with pytest.raises(OSError), socket.create_connection((address, server.port), timeout=5):  # noqa: PT011
+        with pytest.raises(OSError), socket.create_connection((str(address), server.port), timeout=5):  # noqa: PT011
             pass
     assert server._server.server_address == ("127.0.0.1", server.port)
 

@@ -147,7 +147,7 @@ def test_a_call_whose_exit_was_torn_is_not_open(tmp_path: Path) -> None:
         ({"pid": 0}, False, "dead"),
     ],
 )
-def test_states(tmp_path: Path, metadata: dict[str, object], stopped: bool, state: str) -> None:
+def test_states(tmp_path: Path, metadata: dict[str, Any], stopped: bool, state: str) -> None:
     writer = Writer(tmp_path / "run.modtrace", **metadata)
     writer.enter(0, "Net")
     if stopped:
@@ -180,7 +180,7 @@ def test_a_number_that_was_given_again_is_another_process() -> None:
 def state(rank: int | None, *stack: tuple[str, str], step: int | None = 5, **fields: Any) -> RankState:
     calls = tuple(OpenCall(fqn, phase, 100 * SECOND) for fqn, phase in stack)
     threads = (ThreadStack("MainThread", 1, calls, 101 * SECOND), ThreadStack("other", 2, (), 0))
-    known = {"path": f"run-{rank}.modtrace", "pid": 1, "engine": "native", "state": "running"}
+    known: dict[str, Any] = {"path": f"run-{rank}.modtrace", "pid": 1, "engine": "native", "state": "running"}
     return RankState(
         **(known | {"now_ns": 112 * SECOND, "last_wall_ns": 0} | fields), rank=rank, step=step, threads=threads
     )

@@ -159,7 +159,7 @@ def test_a_block_of_events_stands_alone() -> None:
 
 def test_far_apart_calls_steps_and_links_are_written_too(tmp_path: Path) -> None:
     far = 2**62 - 1
-    columns = {"phase": [FORWARD, BACKWARD], "call": [-1, far], "step": [0, far], "link": [far, far]}
+    columns: dict[str, Any] = {"phase": [FORWARD, BACKWARD], "call": [-1, far], "step": [0, far], "link": [far, far]}
     events = saved(timeline_of((0, 1, "a"), (2, 3, "a"), **columns), tmp_path)["traceEvents"]
     spans = [event["args"] for event in events if event["ph"] == "X"]
     assert [(args["call"], args["step"]) for args in spans] == [(-1, 0), (far, far)]

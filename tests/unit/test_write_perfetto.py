@@ -56,7 +56,8 @@ class Decoded:
                 )
 
     def args(self, event: Any) -> dict[int, int]:
-        (own,) = (field for field in UnknownFieldSet(event) if field.field_number == self.number)
+        unknown: Any = UnknownFieldSet(event)  # types-protobuf does not know that it is iterable
+        (own,) = (field for field in unknown if field.field_number == self.number)
         return (
             {field.field_number: field.data for field in own.data}
             if not isinstance(own.data, bytes)
