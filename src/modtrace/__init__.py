@@ -72,4 +72,4 @@ def __dir__() -> list[str]:
 
 
 if os.environ.get("MODTRACE"):
-    importlib.import_module(".environment", __name__).arm()
+    importlib.import_module(".autorecord", __name__).start_from_variable()

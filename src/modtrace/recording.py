@@ -14,11 +14,12 @@ from torch import nn
 
 from ._errors import ModtraceError, RecordingError
 from .on_signal import SignalDump, raised_by_handler
+from .record_options import DEFAULT_CAPACITY, ENGINES, EngineName
 from .ring import Kind, NameTable, Ring
 from .ring.slot_format import NO_NAME
 from .timeline import Timeline, build_timeline
 from .timeline.open_calls import ThreadStack, open_stacks
-from .track.engine import Engine, EngineName, choose_engine, make_engine
+from .track.engine import Engine, choose_engine, make_engine
 from .track.recording_metadata import recording_metadata
 from .track.sampling import Samples
 from .write import check_path
@@ -40,13 +41,16 @@ class Recording:
         engine: EngineName,
         capacity: int,
         ring: str | os.PathLike[str] | None,
-        model: nn.Module | None,
+        model: nn.Module | str | None,
+        max_steps: int | None,
         samples: Samples,
         on_signal: int | None,
         host_name: bool,
     ) -> None:
-        if engine not in ("auto", "native", "python"):
+        if engine not in ENGINES:
             raise RecordingError(f"engine is {engine!r}; it must be 'auto', 'native' or 'python'")
+        if max_steps is not None and max_steps < 1:
+            raise RecordingError(f"max_steps is {max_steps}; it must be 1 or more, or None")
         if on_signal is not None and path is None:
             raise RecordingError("on_signal needs a path to save to")
         if path is not None:
@@ -55,7 +59,8 @@ class Recording:
         self._wanted = engine
         self._capacity = capacity
         self._ring_path = ring
-        self._model = None if model is None else weakref.ref(model)
+        self._model = weakref.ref(model) if isinstance(model, nn.Module) else model
+        self._max_steps = max_steps
         self._host_name = host_name
         self._samples = samples
         self._signal = None if on_signal is None else SignalDump(on_signal, self._dump)
@@ -64,8 +69,10 @@ class Recording:
         self._timeline: Timeline | None = None
         self._steps = 0
         self._failed = False
-        self.gives_way = False
-        """Whether it ends where another one is started, as that of the environment does."""
+        self.saved = False
+        """Whether `stop` has saved it."""
+        self.replaceable = False
+        """True for recordings that nobody wrote a line for: an explicit `record()` stops and replaces them."""
 
     def __enter__(self) -> Recording:
         self.start()
@@ -121,7 +128,7 @@ class Recording:
     def _start(self) -> None:
         global _running
         with _lock:
-            if _running is not None and _running.gives_way:
+            if _running is not None and _running.replaceable:
                 _running._at_exit()
             if _running is not None:
                 raise RecordingError("a recording is running in this process; stop it before starting another")
@@ -130,7 +137,7 @@ class Recording:
             kind = choose_engine(self._wanted)
             metadata = recording_metadata(kind, self._capacity, self._host_name)
             self._ring = Ring(self._capacity, self._ring_path, metadata)
-            model = None if self._model is None else self._model()
+            model = self._model() if isinstance(self._model, weakref.ref) else self._model
             self._engine = make_engine(kind, self._ring, model, self._fail)
             self._samples.start(self._engine, self._ring.names, self._fail)
             self._engine.start()
@@ -144,11 +151,14 @@ class Recording:
         """
         if self._end() and self._path is not None:
             self.save(self._path)
+            self.saved = True
 
     def step(self) -> None:
-        """Mark the end of a training step."""
+        """Mark the end of a training step; after `max_steps` of them the recording stops, and saves."""
         self._note(Kind.STEP, lambda _: NO_NAME, self._steps)
         self._steps += 1
+        if self._steps == self._max_steps:
+            self._stop_and_log("after max_steps")
 
     def mark(self, text: str) -> None:
         """Note a moment, which traces show under this text."""
@@ -243,10 +253,14 @@ class Recording:
             _log.error("the recording could not be saved on the signal: %s", error)
 
     def _at_exit(self) -> None:
+        self._stop_and_log("at exit")
+
+    def _stop_and_log(self, when: str) -> None:
+        """Stop where nobody could handle an error of saving."""
         try:
             self.stop()
         except ModtraceError as error:
-            _log.error("the recording could not be saved at exit: %s", error)
+            _log.error("the recording could not be saved %s: %s", when, error)
 
     def _after_fork(self) -> None:
         """In a forked child: the ring, its file and the path to save to are the parent's."""
@@ -268,9 +282,10 @@ def record(
     path: str | os.PathLike[str] | None = None,
     *,
     engine: EngineName = "auto",
-    capacity: int = 1 << 20,
+    capacity: int = DEFAULT_CAPACITY,
     ring: str | os.PathLike[str] | None = None,
-    model: nn.Module | None = None,
+    model: nn.Module | str | None = None,
+    max_steps: int | None = None,
     shapes: bool = False,
     memory_interval: float | None = None,
     on_signal: int | None = None,
@@ -287,7 +302,9 @@ def record(
         engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
         capacity: events kept, 32 bytes each; the oldest are overwritten.
         ring: a file behind the ring: it survives SIGKILL, and another process can read it.
-        model: names start at this module; None starts them at each outermost called one.
+        model: names start at this module, or at the first one found whose class has this name; None starts them at
+            each outermost called module.
+        max_steps: stop, and save where a path is given, after so many calls of `step`.
         shapes: also note shapes and dtypes of the tensors that go into each call.
         memory_interval: also sample memory at module boundaries, at most once in so many seconds.
         on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
@@ -308,6 +325,7 @@ def record(
         capacity=capacity,
         ring=ring,
         model=model,
+        max_steps=max_steps,
         samples=Samples(shapes, memory_interval),
         on_signal=on_signal,
         host_name=host_name,

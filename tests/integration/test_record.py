@@ -457,3 +457,35 @@ def test_a_full_disk_is_an_error_that_names_the_path_and_keeps_the_old_file(
     assert int(spans) == 20 * 101 * 2
     assert path.read_text() == "what was there before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_after_max_steps_it_stops_and_saves(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    with modtrace.record(tmp_path / "trace.json", engine="python", max_steps=2) as recording:
+        for _ in range(3):
+            model(torch.ones(1, 1))
+            recording.step()
+
+        assert not recording.running
+        assert [span.step for span in modtrace.load(tmp_path / "trace.json").spans] == [0, 1]
+        (tmp_path / "trace.json").unlink()
+    assert not (tmp_path / "trace.json").exists()
+
+
+def test_max_steps_of_nothing_makes_no_sense() -> None:
+    with pytest.raises(modtrace.RecordingError, match="max_steps is 0; it must be 1 or more"):
+        modtrace.record(max_steps=0)
+
+
+def test_a_trace_that_cannot_be_saved_after_max_steps_is_logged_and_the_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with modtrace.record(folder / "trace.json", engine="python", max_steps=1) as recording:
+        folder.rmdir()
+        recording.step()
+
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "the recording could not be saved after max_steps"
+    ]

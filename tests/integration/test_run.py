@@ -166,11 +166,23 @@ def test_only_the_first_steps(tmp_path: Path) -> None:
     script = TRAIN + "train(5)\nimport os; print(os.path.exists('train.pftrace'))\ntrain(1)"
     (tmp_path / "train.py").write_text(script)
 
-    done = run("-m", "modtrace", "run", "--steps", "2", "train.py", cwd=tmp_path)
+    done = run("-m", "modtrace", "run", "--max-steps", "2", "train.py", cwd=tmp_path)
 
     assert done.stdout == "True\n"
     assert ours(done.stderr)[-1] == "modtrace: 8 slices of 2 steps are in train.pftrace"
     assert {span.step for span in modtrace.load(tmp_path / "train.pftrace").spans} == {0, 1}
+
+
+def test_a_script_that_records_itself_replaces_the_commands_recording(tmp_path: Path) -> None:
+    own = "train(1)\nimport modtrace\nwith modtrace.record('own.json'):\n    train(2)"
+    (tmp_path / "train.py").write_text(TRAIN + own)
+
+    done = run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert ours(done.stderr)[-1] == "modtrace: 4 slices of 1 steps are in train.pftrace"
+    assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4
+    assert len(modtrace.load(tmp_path / "own.json").spans) == 8
 
 
 def test_what_torch_reads_at_its_import_is_the_scripts_to_set(tmp_path: Path) -> None:
@@ -235,7 +247,7 @@ def test_a_script_without_torch(tmp_path: Path) -> None:
         (["absent.py"], 2, "Error: There is no script 'absent.py'."),
         (["-m", "absent"], 2, "Error: No module named 'absent'."),
         (["-m", "absent.part"], 2, "Error: No module named 'absent'."),
-        (["--steps", "0", "script.py"], 2, "Error: Invalid value for '--steps': 0 is not in the range x>=1."),
+        (["--max-steps", "0", "script.py"], 2, "Error: Invalid value for '--max-steps': 0 is not in the range x>=1."),
         (["-o", "trace.txt", "script.py"], 1, "modtrace: trace.txt: the suffix must be one of"),
         (["-o", "absent/trace.json", "script.py"], 1, "modtrace: absent/trace.json: there is no directory absent"),
         (["--ring", "absent/ring", "script.py"], 1, "modtrace: "),

@@ -31,7 +31,7 @@ class Net(nn.Module):
 class Names:
     """`ModuleNames`, asked by the modules that are open."""
 
-    def __init__(self, model: nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module | str | None = None) -> None:
         self.table = NameTable()
         self.forgotten: list[int] = []
         self.names = ModuleNames(self.table, model, self.forgotten.append)
@@ -41,7 +41,7 @@ class Names:
         open_calls: list[tuple[nn.Module, int]] = []
         number = -1
         for module in path:
-            number = self.names.find(module, open_calls)
+            number = self.names.resolve(module, open_calls)
             open_calls.insert(0, (module, number))
         return number
 
@@ -92,6 +92,25 @@ def test_with_a_model_names_begin_there() -> None:
     assert Names(net)(Block()) == ("Block", "Block", "Block")
     # What calls it need not be part of it.
     assert Names(net)(nn.ReLU(), net.h[0]) == ("h.0: Block", "Net.h.0", "Block")
+
+
+def test_with_the_name_of_a_class_names_begin_at_the_module_of_that_class_that_holds_the_called_one() -> None:
+    net, other = Net(), Net()
+
+    assert Names("Net")(net.h[1]) == ("h.1: Block", "Net.h.1", "Block")
+    assert Names("Net")(other.h[0], other.fc(0)) == ("fc: Linear", "Net.h.0.fc", "Linear")
+    assert Names("Net")(net) == ("Net", "Net", "Net")
+    assert Names("Net")(Block()) == ("Block", "Block", "Block")
+    assert Names("Absent")(net.h[1]) == ("Block", "Block", "Block")
+
+
+def test_a_model_of_the_named_class_that_is_made_later_is_found() -> None:
+    names = Names("Net")
+    first = Net()
+    assert names(first.h[0])[1] == "Net.h.0"
+    second = Net()
+
+    assert names(second.h[1])[1] == "Net.h.1"
 
 
 def test_a_stranger_inside_a_call_is_a_root() -> None:

@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .._errors import ModtraceError
+from ..record_options import OPTIONS, Option
 from ._group import ScriptEnded
 
+if TYPE_CHECKING:
+    from ..autorecord import AutoRecording
+
 __all__ = ["command"]
+
+
+def _parser(option: Option) -> Callable[[str], Any]:
+    """Return the parser of an option that all ways to give it share, with its errors as the shell shows them."""
+
+    def parse(text: str) -> Any:
+        try:
+            return option.parse(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.") from None
+
+    return parse
+
+
+def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(OPTIONS):
+        flag = f"--{option.name.replace('_', '-')}"
+        if option.metavar is None:
+            add = click.option(flag, option.name, is_flag=True, help=option.help)
+        else:
+            add = click.option(
+                flag,
+                option.name,
+                type=_parser(option),
+                default=None if option.default is None else str(option.default),
+                show_default=True,
+                metavar=option.metavar,
+                help=option.help,
+            )
+        function = add(function)
+    return function
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -19,63 +55,56 @@ __all__ = ["command"]
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option("-o", "--output", metavar="OUT", help="Trace to write; the suffix picks the format. [SCRIPT.pftrace]")
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Stop recording after N optimizer steps.")
-@click.option("--engine", type=click.Choice(["auto", "native", "python"]), default="auto", show_default=True)
-@click.option(
-    "--capacity",
-    type=click.IntRange(1),
-    default=1 << 20,
-    show_default=True,
-    metavar="N",
-    help="Events kept; the oldest are overwritten.",
-)
-@click.option("--ring", metavar="FILE", help="A file behind the ring: it survives SIGKILL.")
-def command(
-    script: str,
-    arguments: tuple[str, ...],
-    as_module: bool,
-    output: str | None,
-    steps: int | None,
-    engine: Literal["auto", "native", "python"],
-    capacity: int,
-    ring: str | None,
-) -> None:
+@_recording_options
+def command(script: str, arguments: tuple[str, ...], as_module: bool, output: str | None, **options: Any) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record its modules.
 
-    The script sees what it would see under python: sys.argv, sys.path, __main__, exit code and traceback. Under
-    torchrun each rank writes its own files (OUT.rank3.pftrace).
+    The script sees what it would see under python: sys.argv, sys.path, __main__, exit code and traceback. In OUT and
+    FILE, %r is the rank and %p the process id; under torchrun, without them, each rank writes OUT.rank3.pftrace.
     """
+    from ..autorecord import AutoRecording, expand_path
     from ..write import check_path
-    from ._recorded import Recorded
     from ._script import run_file, run_module
 
     if not as_module and not os.path.isfile(script):
         raise click.UsageError(f"There is no script {script!r}.")
-    trace = _of_rank(output or _trace_name(script, as_module))
+    trace = expand_path(output or _trace_name(script, as_module), os.environ)
     check_path(trace)
-    recorded = Recorded(trace, engine, capacity, ring and _of_rank(ring), steps)
+    for option in OPTIONS:
+        if option.is_path and options[option.name] is not None:
+            # The script may change its directory.
+            options[option.name] = os.path.abspath(expand_path(options[option.name], os.environ))
+    auto = AutoRecording({"path": os.path.abspath(trace), **options}, log_errors=False)
     try:
         (run_module if as_module else run_file)(script, arguments)
     except ScriptEnded as ended:
-        if recorded.failure is not None and ended.error is recorded.failure:
-            raise recorded.failure from None
+        if isinstance(auto.error, ModtraceError) and ended.error is auto.error:
+            raise auto.error from None
         try:
-            recorded.finish()
+            _finish(auto, trace)
         except ModtraceError as error:
             click.echo(f"modtrace: {error}", err=True)  # what the script raised is what its user has to see
         raise
-    recorded.finish()
+    _finish(auto, trace)
+
+
+def _finish(auto: AutoRecording, trace: str) -> None:
+    """Stop and save, and say where on stderr.
+
+    Raises:
+        WriteError: the trace cannot be saved.
+        ModtraceError: the recording could not be started, and the script did not let that stop it.
+    """
+    if not auto.in_starting_process:
+        return
+    auto.finish()
+    if auto.recording is None:
+        click.echo("modtrace: torch was never imported; nothing is recorded", err=True)
+    else:
+        spans = len(auto.recording.timeline().columns)
+        click.echo(f"modtrace: {spans} slices of {auto.steps} steps are in {trace}", err=True)
 
 
 def _trace_name(script: str, as_module: bool) -> str:
     stem = script.removesuffix(".__main__").rpartition(".")[2] if as_module else Path(script).stem
-    return f"{stem}.pftrace"
-
-
-def _of_rank(path: str) -> str:
-    """Give each of several ranks a file of its own."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return path
-    whole = Path(path)
-    stem, dot, suffixes = whole.name.partition(".")
-    return str(whole.with_name(f"{stem}.rank{os.environ.get('RANK', '0')}{dot}{suffixes}"))
+    return f"{stem}.pftrace".replace("%", "%%")

@@ -8,11 +8,15 @@ import tempfile
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from .._rank import rank_in
 from .write.json_merge import merge
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..record_options import RecordOptions
     from ..recording import Recording
 
 __all__ = ["TraceHandler", "on_trace_ready"]
@@ -31,7 +35,7 @@ class TraceHandler:
         paths: the traces written so far.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], worker_name: str | None, options: dict[str, Any]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], worker_name: str | None, options: RecordOptions) -> None:
         from .. import recording  # imports torch
 
         self._folder = Path(folder)
@@ -78,7 +82,9 @@ class TraceHandler:
         self.close()
 
 
-def on_trace_ready(folder: str | os.PathLike[str], *, worker_name: str | None = None, **options: Any) -> TraceHandler:
+def on_trace_ready(
+    folder: str | os.PathLike[str], *, worker_name: str | None = None, **options: Unpack[RecordOptions]
+) -> TraceHandler:
     """Return a handler that writes each trace of a profiler, merged with a recording, to a folder.
 
     The recording begins now, so make the handler where the profiler is made. It ends with the handler (`close`, the
@@ -87,7 +93,7 @@ def on_trace_ready(folder: str | os.PathLike[str], *, worker_name: str | None = 
     Args:
         folder: where `<worker>.<number>.json.gz` go; made where it does not exist.
         worker_name: the beginning of the files' names; None takes the rank, or the process id.
-        options: of `modtrace.record`: `engine`, `capacity`, `model`, `shapes`.
+        options: the keyword arguments of `modtrace.record` (`engine`, `capacity`, `model`, `shapes`, …).
 
     Raises:
         RecordingError: the options make no sense.
@@ -100,5 +106,5 @@ def on_trace_ready(folder: str | os.PathLike[str], *, worker_name: str | None = 
 
 
 def _worker() -> str:
-    rank = os.environ.get("RANK")
-    return f"rank{rank}" if rank is not None and rank.isdigit() else f"pid{os.getpid()}"
+    rank = rank_in(os.environ)
+    return f"pid{os.getpid()}" if rank is None else f"rank{rank}"

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from torch import nn
 
+from ..record_options import EngineName
 from ..ring import Kind, Ring
 from .native.engine import NativeEngine
 from .native.library import is_built, native_path
@@ -16,7 +17,6 @@ from .portable.engine import PortableEngine
 
 __all__ = ["Engine", "EngineName", "Fail", "choose_engine", "make_engine"]
 
-EngineName = Literal["auto", "native", "python"]
 Fail = Callable[[BaseException], None]
 
 
@@ -52,7 +52,7 @@ def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
     return "python"
 
 
-def make_engine(kind: Literal["native", "python"], ring: Ring, model: nn.Module | None, fail: Fail) -> Engine:
+def make_engine(kind: Literal["native", "python"], ring: Ring, model: nn.Module | str | None, fail: Fail) -> Engine:
     """Return the engine.
 
     Raises:

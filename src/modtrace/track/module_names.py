@@ -1,15 +1,15 @@
-"""Which name a module has where it is called.
+"""Module names: the path below the nearest open call that contains the module.
 
-A name is the path below the nearest open call that contains the module, so a module shared under two parents has two
-names, each by the path it was called by. Nothing here keeps a module alive.
+A module shared under two parents has two names, one for each path it is called by. Nothing here keeps a module alive.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -18,87 +18,88 @@ from torch.fx import GraphModule
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
 
-__all__ = ["ModuleNames", "Open"]
+__all__ = ["ModuleNames", "OpenCall"]
 
-Open = tuple[nn.Module, int]
-"""An open call: its module and the number of its name."""
+OpenCall = tuple[nn.Module, int]
+"""A call that was entered and not exited yet: its module and the id of its name."""
 
 
 class ModuleNames:
-    """Finds the number of a module's name; asked once per module and place, since the engines keep the answer.
+    """Finds the id of a module's name; asked once per module and place, since the engines keep the answer.
 
     Args:
-        table: gives the numbers.
-        model: names start at this module; None starts them at each outermost called one.
+        table: gives out the ids.
+        model: names start at this module, or at one whose class has this name; None starts them at each outermost
+            called module.
         forget: called with `id(module)` when a module that was asked for dies.
     """
 
-    def __init__(self, table: NameTable, model: nn.Module | None, forget: Callable[[int], object]) -> None:
+    def __init__(self, table: NameTable, model: nn.Module | str | None, forget: Callable[[int], object]) -> None:
         self._table = table
         self._forget = forget
-        self._model = None if model is None else weakref.ref(model)
+        self._models = _Models(model)
         self._fqns: dict[int, str] = {}
-        self._last: dict[int, int] = {}
-        self._watched: dict[int, weakref.ref[nn.Module]] = {}
+        self._last_name_ids: dict[int, int] = {}
+        self._death_watches: dict[int, weakref.ref[nn.Module]] = {}
         self._paths: weakref.WeakKeyDictionary[nn.Module, _Paths] = weakref.WeakKeyDictionary()
 
-    def find(self, module: nn.Module, open_calls: Iterable[Open]) -> int:
-        """Return the number of `module`'s name when it is called inside `open_calls` (innermost first).
+    def resolve(self, module: nn.Module, open_calls: Iterable[OpenCall]) -> int:
+        """Return the id of `module`'s name when it is called inside `open_calls` (innermost first).
 
         `NO_NAME` where it is not to be shown: what torch.compile runs in place of a module.
         """
         open_calls = list(open_calls)
-        if open_calls and _stands_for(open_calls[0][0], module):
+        if open_calls and _is_wrapper_of(open_calls[0][0], module):
             return NO_NAME
-        number = self._below(module, open_calls)
-        if number is None and isinstance(module, GraphModule) and open_calls and _is_compiled(open_calls[0][0]):
+        name_id = self._relative_to(open_calls, module)
+        if name_id is None and isinstance(module, GraphModule) and open_calls and _is_compiled(open_calls[0][0]):
             return NO_NAME
-        if number is None:
-            number = self._last.get(id(module))
-        if number is None:
-            number = self._from_model(module)
-        if number is None:
-            name = type(module).__name__
-            number = self._number(name, name, name)
-        if id(module) not in self._watched:
-            self._watched[id(module)] = weakref.ref(module, self._died(id(module)))
-        self._last[id(module)] = number
-        return number
+        if name_id is None:
+            name_id = self._last_name_ids.get(id(module))
+        if name_id is None:
+            name_id = self._relative_to_model(module)
+        if name_id is None:
+            class_name = type(module).__name__
+            name_id = self._add(class_name, class_name, class_name)
+        if id(module) not in self._death_watches:
+            self._death_watches[id(module)] = weakref.ref(module, self._on_death(id(module)))
+        self._last_name_ids[id(module)] = name_id
+        return name_id
 
     def last(self, module: nn.Module) -> str | None:
         """Return the fully qualified name under which `module` was called last, None where it was not."""
-        number = self._last.get(id(module))
-        return None if number is None else self._fqns[number]
+        name_id = self._last_name_ids.get(id(module))
+        return None if name_id is None else self._fqns[name_id]
 
-    def fqn(self, number: int) -> str:
-        """Return the fully qualified name behind a number."""
-        return self._fqns[number]
+    def fqn(self, name_id: int) -> str:
+        """Return the fully qualified name behind an id."""
+        return self._fqns[name_id]
 
-    def _below(self, module: nn.Module, open_calls: Iterable[Open]) -> int | None:
-        for parent, parent_number in open_calls:
+    def _relative_to(self, open_calls: Iterable[OpenCall], module: nn.Module) -> int | None:
+        for parent, parent_name_id in open_calls:
             if parent is module:
                 # A module that calls itself keeps its name.
-                return parent_number
+                return parent_name_id
             path = self._path(parent, module)
             if path is not None:
-                name = type(module).__name__
-                return self._number(f"{path}: {name}", f"{self._fqns[parent_number]}.{path}", name)
+                return self._add_below(self._fqns[parent_name_id], path, module)
         return None
 
-    def _from_model(self, module: nn.Module) -> int | None:
-        model = None if self._model is None else self._model()
-        if model is None or model is module:
-            return None
-        path = self._path(model, module)
-        if path is None:
-            return None
-        name = type(module).__name__
-        return self._number(f"{path}: {name}", f"{type(model).__name__}.{path}", name)
+    def _relative_to_model(self, module: nn.Module) -> int | None:
+        for model in self._models.candidates(module):
+            path = self._path(model, module)
+            if path is not None:
+                return self._add_below(type(model).__name__, path, module)
+        return None
 
-    def _number(self, label: str, fqn: str, module_class: str) -> int:
-        number = self._table.name(label, fqn, module_class)
-        self._fqns[number] = fqn
-        return number
+    def _add_below(self, parent_fqn: str, path: str, module: nn.Module) -> int:
+        class_name = type(module).__name__
+        return self._add(f"{path}: {class_name}", f"{parent_fqn}.{path}", class_name)
+
+    def _add(self, label: str, fqn: str, module_class: str) -> int:
+        name_id = self._table.name(label, fqn, module_class)
+        self._fqns[name_id] = fqn
+        return name_id
 
     def _path(self, parent: nn.Module, module: nn.Module) -> str | None:
         paths = self._paths.get(parent)
@@ -106,20 +107,20 @@ class ModuleNames:
             paths = self._paths.setdefault(parent, _Paths())
         return paths.find(parent, module)
 
-    def _died(self, identity: int) -> Callable[[Any], None]:
-        def died(_: Any) -> None:
-            self._watched.pop(identity, None)
-            self._last.pop(identity, None)
-            self._forget(identity)
+    def _on_death(self, module_id: int) -> Callable[[Any], None]:
+        def on_death(_: Any) -> None:
+            self._death_watches.pop(module_id, None)
+            self._last_name_ids.pop(module_id, None)
+            self._forget(module_id)
 
-        return died
+        return on_death
 
 
 def _is_compiled(module: nn.Module) -> bool:
     return _is_optimized(module) or module._compiled_call_impl is not None
 
 
-def _stands_for(module: nn.Module, inner: nn.Module) -> bool:
+def _is_wrapper_of(module: nn.Module, inner: nn.Module) -> bool:
     return _is_optimized(module) and getattr(module, "_orig_mod", None) is inner
 
 
@@ -129,29 +130,67 @@ def _is_optimized(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
+class _Models:
+    """The modules at which names may start: the one that is given, or those whose class has the name that is given."""
+
+    def __init__(self, model: nn.Module | str | None) -> None:
+        self._class_name = model if isinstance(model, str) else None
+        self._models = [weakref.ref(model)] if isinstance(model, nn.Module) else []
+        self._searches = _Backoff()
+
+    def candidates(self, module: nn.Module) -> Iterator[nn.Module]:
+        """Yield the models below which `module` may lie; those of a class are looked for when they are needed."""
+        if type(module).__name__ == self._class_name:
+            return
+        yield from self._alive(module)
+        if self._class_name is not None and self._searches.is_due():
+            # The recording may have started before the model was made, so the class's name is all there is.
+            self._models = [
+                weakref.ref(value)
+                for value in gc.get_objects()
+                if issubclass(type(value), nn.Module) and type(value).__name__ == self._class_name
+            ]
+            yield from self._alive(module)
+
+    def _alive(self, module: nn.Module) -> Iterator[nn.Module]:
+        for ref in self._models:
+            model = ref()
+            if model is not None and model is not module:
+                yield model
+
+
+class _Backoff:
+    """Says when something costly that failed is due again: at the 1st, 2nd, 4th, 8th … time of asking."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def is_due(self) -> bool:
+        self._asked += 1
+        return self._asked & (self._asked - 1) == 0
+
+
 class _Paths:
-    """Where each module lies below one parent, by identity, checked against the module itself."""
+    """The path of each module below one parent: by `id(module)`, checked against the module itself."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
-        self._misses = 0
+        # Modules can be added later; one made anew in every call must not cost a walk in every call.
+        self._walks = _Backoff()
         self._lock = threading.RLock()
 
     def find(self, parent: nn.Module, module: nn.Module) -> str | None:
-        path = self._look(module)
+        path = self._known(module)
         if path is None:
             # A thread that misses what another is about to find waits for it.
             with self._lock:
-                path = self._look(module)
-                if path is None:
-                    self._misses += 1
-                    # Modules can be added later; one made anew in every call must not cost a walk in every call.
-                    if self._misses & (self._misses - 1) == 0:
-                        self._walk(parent)
-                        path = self._look(module)
+                path = self._known(module)
+                if path is None and self._walks.is_due():
+                    self._walk(parent)
+                    path = self._known(module)
         return path
 
-    def _look(self, module: nn.Module) -> str | None:
+    def _known(self, module: nn.Module) -> str | None:
         entry = self._by_id.get(id(module))
         return entry[1] if entry is not None and entry[0]() is module else None
 

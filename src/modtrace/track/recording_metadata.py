@@ -9,6 +9,7 @@ import socket
 
 import torch
 
+from .._rank import rank_in
 from .._version import __version__
 
 __all__ = ["recording_metadata"]
@@ -39,5 +40,4 @@ def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str,
 def _rank() -> int | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank()
-    rank = os.environ.get("RANK", "")
-    return int(rank) if rank.isdecimal() else None
+    return rank_in(os.environ)

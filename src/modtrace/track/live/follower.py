@@ -20,7 +20,7 @@ from torch.compiler import is_dynamo_compiling
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Layer
-from ..module_names import ModuleNames, Open
+from ..module_names import ModuleNames, OpenCall
 from ..portable.backward_hooks import StretchHooks
 from ..portable.pass_depth import passes_around
 from .input_hooks import InputHooks
@@ -180,8 +180,8 @@ class Follower(StretchHooks):
 
     def _find(self, module: nn.Module, parent: int, thread: Thread) -> Place:
         frames = thread.frames[1 : thread.height + 1]
-        open_calls: Iterable[Open] = ((f.module, f.name) for f in reversed(frames) if f.module is not None)
-        number = self._names.find(module, open_calls)
+        open_calls: Iterable[OpenCall] = ((f.module, f.name) for f in reversed(frames) if f.module is not None)
+        number = self._names.resolve(module, open_calls)
         name = "" if number == NO_NAME else self._names.fqn(number)
         place = (number, name, weakref.ref(module))
         self._places.setdefault(id(module), {})[parent] = place

@@ -34,7 +34,7 @@ class NativeEngine:
 
     kind = "native"
 
-    def __init__(self, ring: Ring, model: nn.Module | None, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, ring: Ring, model: nn.Module | str | None, fail: Callable[[BaseException], None]) -> None:
         self._native: ModuleType = load()
         self._ring = ring
         self._fail = fail
@@ -45,7 +45,7 @@ class NativeEngine:
         """Begin to note."""
         ring = self._ring
         self._native.start(
-            ring.buffer, ring.offset, ring.capacity, self.module_names.find, self._add_thread, self._sync, self._fail
+            ring.buffer, ring.offset, ring.capacity, self.module_names.resolve, self._add_thread, self._sync, self._fail
         )
         for layer in _layers(self._native):
             layer.put_on()

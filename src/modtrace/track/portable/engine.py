@@ -37,7 +37,7 @@ from ...ring.slot_format import (
     WORDS_PER_SLOT,
 )
 from ..call_patch import Layer
-from ..module_names import ModuleNames, Open
+from ..module_names import ModuleNames, OpenCall
 from ..sync_marks import SyncMarks
 from ..threads import describe_thread
 from .backward_hooks import StretchFrame, StretchHooks
@@ -123,7 +123,7 @@ class PortableEngine(StretchHooks):
 
     kind = "python"
 
-    def __init__(self, ring: Ring, model: nn.Module | None, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, ring: Ring, model: nn.Module | str | None, fail: Callable[[BaseException], None]) -> None:
         self._write = ring.make_writer()
         self._ring = ring
         self._table = ring.names
@@ -254,10 +254,10 @@ class PortableEngine(StretchHooks):
         return thread
 
     def _find(self, module: nn.Module, parent: int, thread: _Thread) -> Place:
-        open_calls: Iterable[Open] = (
+        open_calls: Iterable[OpenCall] = (
             (frame.module, frame.name) for frame in reversed(thread.open_frames()) if frame.module is not None
         )
-        name = self.module_names.find(module, open_calls)
+        name = self.module_names.resolve(module, open_calls)
         counters = self._counters.get(name)
         if counters is None:
             counters = self._counters.setdefault(name, (itertools.count().__next__, itertools.count().__next__))

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from modtrace import RecordingError
-from modtrace.environment import arguments
+from modtrace.autorecord import parse_variable
 
 HERE = os.getcwd()
 
@@ -30,7 +30,7 @@ HERE = os.getcwd()
     ],
 )
 def test_values(text: str, expected: dict[str, object]) -> None:
-    assert arguments(text, {}) == expected
+    assert parse_variable(text, {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_values(text: str, expected: dict[str, object]) -> None:
 def test_several_ranks_have_files_of_their_own(text: str, expected: str) -> None:
     environment = {"RANK": "3", "WORLD_SIZE": "4"}
 
-    assert arguments(f"path={text}", environment) == {"path": expected.format(pid=os.getpid())}
+    assert parse_variable(f"path={text}", environment) == {"path": expected.format(pid=os.getpid())}
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_several_ranks_have_files_of_their_own(text: str, expected: str) -> None
 )
 def test_what_makes_no_sense_is_said(text: str) -> None:
     with pytest.raises(RecordingError, match="MODTRACE: '"):
-        arguments(text, {})
+        parse_variable(text, {})

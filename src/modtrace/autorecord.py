@@ -1,0 +1,215 @@
+"""Recordings that nobody wrote a line for: by the variable `MODTRACE`, or by `modtrace run`.
+
+`MODTRACE=trace.pftrace python train.py` records a script that imports modtrace and saves at its end;
+`MODTRACE=run-%r.modtrace` keeps a ring file. Or give `path` and the options of `modtrace.record` by name, as text:
+`MODTRACE="ring=run-%r.modtrace,path=run-%r.pftrace,capacity=4000000,on_signal=SIGUSR1,shapes=true"`.
+`modtrace run` has the same options with dashes (`--on-signal SIGUSR1`), and `-o` for the path.
+
+In a path `%r` is the rank, `%p` the process id, and `%%` a percent sign. Where several ranks run, a path without `%r`
+and `%p` gets the rank before its suffixes: `trace.json.gz` → `trace.rank3.json.gz`.
+
+The recording starts when torch is imported, and marks a step after each optimizer step. What the script records itself
+stops it and goes on in its place. A child process inherits the variable only where `%p` tells the files apart.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ._errors import RecordingError
+from ._rank import rank_in, world_size_in
+from .record_options import OPTIONS
+
+if TYPE_CHECKING:
+    from .recording import Recording
+
+__all__ = ["AutoRecording", "expand_path", "parse_variable", "start_from_variable"]
+
+_VARIABLE = "MODTRACE"
+_RING_SUFFIX = ".modtrace"
+_EXAMPLES = "MODTRACE=trace.pftrace, or MODTRACE=ring=run-%r.modtrace,path=run-%r.pftrace"
+_PARSERS: Mapping[str, Callable[[str], Any]] = {"path": str, **{option.name: option.parse for option in OPTIONS}}
+_PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
+_log = logging.getLogger("modtrace")
+
+
+class AutoRecording:
+    """A recording that starts once torch is imported, and marks a step after each optimizer step.
+
+    It waits for torch because a script may set what torch reads when it is imported, `OMP_NUM_THREADS` and the like.
+
+    Args:
+        arguments: of `modtrace.record`, `path` included.
+        log_errors: log what keeps it from starting; False lets it leave the script's import of torch.
+
+    Attributes:
+        recording: None until torch is imported.
+        steps: optimizer steps recorded so far.
+        error: what kept it from starting.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], *, log_errors: bool) -> None:
+        self._arguments = arguments
+        self._log_errors = log_errors
+        self._process = os.getpid()
+        self.recording: Recording | None = None
+        self.steps = 0
+        self.error: Exception | None = None
+        _call_after_import("torch", self._start)
+
+    @property
+    def in_starting_process(self) -> bool:
+        """False in a forked child: the recording is its parent's."""
+        return os.getpid() == self._process
+
+    def finish(self) -> None:
+        """Stop the recording, and save it where it stopped before and could not be saved then.
+
+        Raises:
+            WriteError: the trace cannot be saved.
+            Exception: `error`, where there is one.
+        """
+        if self.error is not None:
+            raise self.error
+        if self.recording is not None:
+            self.recording.stop()
+            if not self.recording.saved:
+                self.recording.save(self._arguments["path"])
+
+    def _start(self) -> None:
+        try:
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+
+            from .recording import record
+
+            recording = record(**self._arguments)
+            recording.replaceable = True
+            recording.start()
+            register_optimizer_step_post_hook(self._after_step)
+            self.recording = recording
+        except Exception as error:
+            self.error = error
+            if not self._log_errors:
+                raise
+            _log.error("%s: %s; nothing is recorded", _VARIABLE, error)
+
+    def _after_step(self, *_: object) -> None:
+        if self.recording is not None and self.recording.running:
+            self.steps += 1
+            self.recording.step()
+
+
+def start_from_variable() -> None:
+    """Record as the variable `MODTRACE` says, once torch is there; what is wrong with it is logged, never raised."""
+    text = os.environ[_VARIABLE]
+    try:
+        arguments = parse_variable(text, os.environ)
+    except RecordingError as error:
+        _log.error("%s; nothing is recorded", error)
+        return
+    if not all("%p" in value for key, value in _split(text) if key in _PATHS):
+        # A child that imports modtrace too would replace the parent's files by its own.
+        del os.environ[_VARIABLE]
+    _call_after_import("torch", lambda: _start_unless_command(arguments))
+
+
+def _start_unless_command(arguments: Mapping[str, Any]) -> None:
+    if "modtrace.cli" not in sys.modules:  # `modtrace run` has options for all this
+        AutoRecording(arguments, log_errors=True)
+
+
+def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `modtrace.record` that a value of the variable stands for.
+
+    Args:
+        text: the value: a path, or `name=value` joined by commas.
+        environment: where `RANK` and `WORLD_SIZE` are looked up.
+
+    Raises:
+        RecordingError: it cannot be understood; the message says why.
+    """
+    arguments: dict[str, Any] = {}
+    for key, value in _split(text):
+        if key not in _PARSERS or not value:
+            known = ", ".join(f"{name}=…" for name in _PARSERS)
+            raise RecordingError(f"{_VARIABLE}: {f'{key}={value}'!r} is none of {known} ({_EXAMPLES})")
+        try:
+            parsed = _PARSERS[key](value)
+            # The script may change its directory.
+            arguments[key] = os.path.abspath(expand_path(parsed, environment)) if key in _PATHS else parsed
+        except ValueError as error:
+            raise RecordingError(f"{_VARIABLE}: {f'{key}={value}'!r} cannot be understood: {error}") from error
+    return arguments
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    if "=" not in text:
+        return [("ring" if text.endswith(_RING_SUFFIX) else "path", text)]
+    pairs = [part.partition("=") for part in text.split(",")]
+    return [(key.strip(), value.strip()) for key, _, value in pairs]
+
+
+def expand_path(path: str, environment: Mapping[str, str]) -> str:
+    """Return `path` with the rank and the process id filled in: the one rule of all automatic recordings.
+
+    Args:
+        path: may hold `%r` (rank), `%p` (process id) and `%%`; where several ranks run and it holds neither of the
+            first two, `.rank<number>` goes before its suffixes.
+        environment: where `RANK` and `WORLD_SIZE` are looked up.
+
+    Example:
+        >>> expand_path("a.json.gz", {"RANK": "3", "WORLD_SIZE": "4"})
+        'a.rank3.json.gz'
+    """
+    if world_size_in(environment) > 1 and not re.search("%[rp]", path.replace("%%", "")):
+        folder, name = os.path.split(path)
+        stem, dot, suffixes = name.partition(".")
+        path = os.path.join(folder, f"{stem}.rank%r{dot}{suffixes}")
+    values = {"%r": str(rank_in(environment) or 0), "%p": str(os.getpid()), "%%": "%"}
+    return re.sub("%[rp%]", lambda match: values[match[0]], path)
+
+
+def _call_after_import(name: str, function: Callable[[], None]) -> None:
+    """Call `function` once `name` is imported, at once where it already is; what it raises leaves the import."""
+    if name in sys.modules:
+        function()
+    else:
+        sys.meta_path.insert(0, _ImportHook(name, function))
+
+
+class _ImportHook(MetaPathFinder):
+    """Finds one module as all other finders do, and adds a call to the end of its execution; used once."""
+
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        self._name = name
+        self._function = function
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002 (the protocol's signature)
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_then_call(module: ModuleType) -> None:
+            execute(module)
+            self._function()
+
+        spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
+        return spec

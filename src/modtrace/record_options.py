@@ -1,0 +1,110 @@
+"""The options of a recording: one table for `modtrace.record`, the command line and `MODTRACE=`.
+
+It imports no torch: `modtrace run --help` and `modtrace.on_trace_ready` read it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["DEFAULT_CAPACITY", "ENGINES", "OPTIONS", "EngineName", "Option", "RecordOptions"]
+
+EngineName = Literal["auto", "native", "python"]
+ENGINES: tuple[EngineName, ...] = ("auto", "native", "python")
+DEFAULT_CAPACITY = 1 << 20
+
+
+class RecordOptions(TypedDict, total=False):
+    """The keyword arguments of `modtrace.record`, which documents them; for typing functions that pass them on."""
+
+    engine: EngineName
+    capacity: int
+    ring: str | os.PathLike[str] | None
+    model: nn.Module | str | None
+    max_steps: int | None
+    shapes: bool
+    memory_interval: float | None
+    on_signal: int | None
+    host_name: bool
+
+
+@dataclass(frozen=True)
+class Option:
+    """How one option of `RecordOptions` is given as text.
+
+    Attributes:
+        name: the argument of `record` and the key in `MODTRACE=`; on the command line with dashes.
+        parse: text → value; raises ValueError, whose text says what is wrong.
+        help: one line for the command line.
+        metavar: stands for the value in the help; None where the option is a flag.
+        default: as of `record`.
+        is_path: the text is a path, in which `%r` and `%p` are filled in.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    help: str
+    metavar: str | None
+    default: Any = None
+    is_path: bool = False
+
+
+def _engine(text: str) -> str:
+    if text not in ENGINES:
+        raise ValueError(f"engine is {text!r}; it must be 'auto', 'native' or 'python'")
+    return text
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+    if number < 1:
+        raise ValueError(f"{number} is not in the range x>=1")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise ValueError(f"{text!r} is not a number of seconds, 0 or more")
+    return seconds
+
+
+def _signal(text: str) -> signal.Signals:
+    try:
+        return signal.Signals[text]
+    except KeyError:
+        raise ValueError(f"{text!r} is not the name of a signal, as SIGUSR1") from None
+
+
+def _flag(text: str) -> bool:
+    try:
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    except KeyError:
+        raise ValueError(f"{text!r} is neither true nor false") from None
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("ring", str, "A file behind the ring: it survives SIGKILL.", "FILE", is_path=True),
+    Option("engine", _engine, "Which engine records.", f"[{'|'.join(ENGINES)}]", "auto"),
+    Option("capacity", _positive, "Events kept; the oldest are overwritten.", "N", DEFAULT_CAPACITY),
+    Option("model", str, "Names start at the module of this class; else at each outermost called one.", "CLASS"),
+    Option("max_steps", _positive, "Stop recording after N optimizer steps.", "N"),
+    Option("shapes", _flag, "Note shapes and dtypes of each call's input tensors.", None, False),
+    Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
+    Option("on_signal", _signal, "Save whenever this signal comes (SIGUSR1), and go on.", "SIGNAL"),
+    Option("host_name", _flag, "Note the host's name instead of a hash of it.", None, False),
+)
+"""All of `RecordOptions`."""

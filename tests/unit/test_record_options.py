@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import inspect
+import signal
+from typing import Any, get_args
+
+import click
+import pytest
+
+import modtrace
+from modtrace.autorecord import parse_variable
+from modtrace.cli.run import command
+from modtrace.record_options import ENGINES, OPTIONS, EngineName, RecordOptions
+from modtrace.recording import record
+
+PARAMETERS = {name: value for name, value in inspect.signature(record).parameters.items() if name != "path"}
+TEXTS: dict[str, tuple[str, Any]] = {
+    "engine": ("python", "python"),
+    "capacity": ("4096", 4096),
+    "ring": ("/a/b.modtrace", "/a/b.modtrace"),
+    "model": ("GPT", "GPT"),
+    "max_steps": ("3", 3),
+    "shapes": ("true", True),
+    "memory_interval": ("0.5", 0.5),
+    "on_signal": ("SIGUSR1", signal.SIGUSR1),
+    "host_name": ("1", True),
+}
+
+
+def test_record_options_table_and_signature_have_the_same_names_and_defaults() -> None:
+    assert {option.name: option.default for option in OPTIONS} == {
+        name: parameter.default for name, parameter in PARAMETERS.items()
+    }
+    assert set(RecordOptions.__annotations__) == set(PARAMETERS)
+    assert get_args(EngineName) == ENGINES
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_option_can_be_given_in_the_variable_and_on_the_command_line(name: str) -> None:
+    text, value = TEXTS[name]
+    (option,) = (option for option in OPTIONS if option.name == name)
+    flag = f"--{name.replace('_', '-')}"
+
+    context = command.make_context("run", [flag, *([] if option.metavar is None else [text]), "script.py"])
+
+    assert context.params[name] == value
+    assert parse_variable(f"{name}={text}", {}) == {name: value}
+
+
+def test_options_that_are_not_given_are_as_of_record() -> None:
+    params = command.make_context("run", ["script.py"]).params
+
+    assert {name: params[name] for name in PARAMETERS} == {
+        name: parameter.default for name, parameter in PARAMETERS.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("engine", "fast", "engine is 'fast'; it must be 'auto', 'native' or 'python'"),
+        ("capacity", "many", "'many' is not a whole number"),
+        ("max_steps", "0", "0 is not in the range x>=1"),
+        ("memory_interval", "-1", "'-1' is not a number of seconds, 0 or more"),
+        ("memory_interval", "nan", "'nan' is not a number of seconds, 0 or more"),
+        ("on_signal", "10", "'10' is not the name of a signal, as SIGUSR1"),
+    ],
+)
+def test_a_text_that_is_no_value_is_refused_with_the_reason(name: str, text: str, fault: str) -> None:
+    with pytest.raises(modtrace.RecordingError, match=f"'{name}={text}' cannot be understood: {fault}"):
+        parse_variable(f"{name}={text}", {})
+    with pytest.raises(click.BadParameter) as raised:
+        command.make_context("run", [f"--{name.replace('_', '-')}", text, "script.py"])
+    assert raised.value.message == f"{fault}."
+
+
+def test_a_flag_in_the_variable_is_true_or_false() -> None:
+    assert parse_variable("shapes=False,host_name=0", {}) == {"shapes": False, "host_name": False}
+    with pytest.raises(modtrace.RecordingError, match="'yes' is neither true nor false"):
+        parse_variable("shapes=yes", {})
