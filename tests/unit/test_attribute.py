@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline.build.attribution import attribute, enclosing_call
-from modtrace.timeline.build.call_tree import Brackets, find_brackets
+from modtrace.timeline.build.attribution import attribute_nodes, enclosing_call
+from modtrace.timeline.build.call_tree import Intervals, build_intervals
 from tests.support.event_script import Script
 
 ONE_THREAD = np.array([1])
@@ -15,15 +15,17 @@ ONE_THREAD = np.array([1])
 
 def owners(
     script: Script, torch_threads: list[int] | None = None
-) -> tuple[Brackets, dict[tuple[int, int], int | None]]:
-    """Return the brackets, and of each node (origin or -1, sequence) the name of the call that it belongs to."""
+) -> tuple[Intervals, dict[tuple[int, int], int | None]]:
+    """Return the intervals, and of each node (origin or -1, sequence) the name of the call that it belongs to."""
     events = script.events()
-    brackets = find_brackets(events)
-    call = attribute(brackets, events, np.array(torch_threads or [1]))
-    nodes = np.flatnonzero(brackets.node).tolist()
-    assert all(call[at] == -1 for at in range(len(brackets)) if at not in nodes)
-    return brackets, {
-        (int(brackets.origin[at]), int(brackets.sequence[at])): None if call[at] < 0 else int(brackets.name[call[at]])
+    intervals = build_intervals(events)
+    call = attribute_nodes(intervals, events, np.array(torch_threads or [1]))
+    nodes = np.flatnonzero(intervals.is_node).tolist()
+    assert all(call[at] == -1 for at in range(len(intervals)) if at not in nodes)
+    return intervals, {
+        (int(intervals.forward_thread[at]), int(intervals.sequence[at])): None
+        if call[at] < 0
+        else int(intervals.name[call[at]])
         for at in nodes
     }
 
@@ -102,12 +104,12 @@ def test_a_recomputation_has_a_range_of_its_own() -> None:
     script.node(13, 14, 6, task=2)
     script.end(15, 1, task=1)
 
-    brackets, found = owners(script)
-    call = attribute(brackets, script.events(), ONE_THREAD)
-    node = int(np.flatnonzero(brackets.sequence == 6)[0])
+    intervals, found = owners(script)
+    call = attribute_nodes(intervals, script.events(), ONE_THREAD)
+    node = int(np.flatnonzero(intervals.sequence == 6)[0])
 
     assert found == {(1, 1): a, (1, 6): a}
-    assert brackets.recompute[call[node]]
+    assert intervals.is_recompute[call[node]]
 
 
 def test_the_portable_engine_says_the_call_itself() -> None:
@@ -122,11 +124,11 @@ def test_the_portable_engine_says_the_call_itself() -> None:
     script.over(13, task=1)
 
     events = script.events()
-    brackets = find_brackets(events)
-    call = attribute(brackets, events, ONE_THREAD)
-    nodes = np.flatnonzero(brackets.node)
+    intervals = build_intervals(events)
+    call = attribute_nodes(intervals, events, ONE_THREAD)
+    nodes = np.flatnonzero(intervals.is_node)
 
-    assert [int(brackets.key[call[at]]) if call[at] >= 0 else None for at in nodes.tolist()] == [1, 0, None]
+    assert [int(intervals.call_key[call[at]]) if call[at] >= 0 else None for at in nodes.tolist()] == [1, 0, None]
 
 
 def test_the_enclosing_call_is_found_through_nodes() -> None:
@@ -141,10 +143,10 @@ def test_the_enclosing_call_is_found_through_nodes() -> None:
     script.end(7, 0, task=1)
     script.leave(8, a)
 
-    brackets = find_brackets(script.events())
+    intervals = build_intervals(script.events())
 
-    assert brackets.depth.tolist() == [0, 1, 2, 3]
-    assert enclosing_call(brackets).tolist() == [-1, 0, 0, 0]
+    assert intervals.depth.tolist() == [0, 1, 2, 3]
+    assert enclosing_call(intervals).tolist() == [-1, 0, 0, 0]
 
 
 @given(seed=st.integers(0, 1 << 30), calls=st.integers(1, 15))

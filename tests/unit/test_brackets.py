@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import CALL_KEY_BITS, NO_NAME, SEQUENCE_BITS
-from modtrace.timeline.build.call_tree import Brackets, find_brackets
+from modtrace.timeline.build.call_tree import Intervals, build_intervals
 from tests.support.event_script import Script
 
 
-def rows(brackets: Brackets, *fields: str) -> list[tuple[int, ...]]:
-    return list(zip(*(getattr(brackets, field).tolist() for field in fields), strict=True))
+def rows(intervals: Intervals, *fields: str) -> list[tuple[int, ...]]:
+    return list(zip(*(getattr(intervals, field).tolist() for field in fields), strict=True))
 
 
 def test_no_events_are_no_brackets() -> None:
-    assert len(find_brackets(Script().events())) == 0
+    assert len(build_intervals(Script().events())) == 0
 
 
 def test_calls_pair_by_name_and_number() -> None:
@@ -31,15 +31,15 @@ def test_calls_pair_by_name_and_number() -> None:
     script.leave(15, inner, 1, sequence=6)
     script.leave(19, outer, sequence=9)
 
-    brackets = find_brackets(script.events())
+    intervals = build_intervals(script.events())
 
-    assert rows(brackets, "name", "key", "start", "end", "sequence", "sequence_out") == [
+    assert rows(intervals, "name", "call_key", "start", "end", "sequence", "exit_sequence") == [
         (outer, 0, 10, 19, 3, 9),
         (inner, 0, 11, 12, 4, 6),
         (inner, 1, 13, 15, 6, 6),
     ]
-    assert rows(brackets, "depth", "parent", "started", "finished") == [(0, -1, 1, 1), (1, 0, 1, 1), (1, 0, 1, 1)]
-    assert not brackets.node.any()
+    assert rows(intervals, "depth", "parent", "has_start", "has_end") == [(0, -1, 1, 1), (1, 0, 1, 1), (1, 0, 1, 1)]
+    assert not intervals.is_node.any()
 
 
 def test_a_module_that_calls_itself_nests_in_itself() -> None:
@@ -50,7 +50,7 @@ def test_a_module_that_calls_itself_nests_in_itself() -> None:
     for number in reversed(range(3)):
         script.leave(10 - number, name, number)
 
-    assert rows(find_brackets(script.events()), "key", "start", "end", "depth", "parent") == [
+    assert rows(build_intervals(script.events()), "call_key", "start", "end", "depth", "parent") == [
         (0, 0, 10, 0, -1),
         (1, 1, 9, 1, 0),
         (2, 2, 8, 2, 1),
@@ -64,7 +64,7 @@ def test_what_is_open_at_the_end_lasts_until_the_last_event() -> None:
     script.enter(2, inner)
     script.mark(7, "here")
 
-    assert rows(find_brackets(script.events()), "start", "end", "depth", "finished") == [(1, 7, 0, 0), (2, 7, 1, 0)]
+    assert rows(build_intervals(script.events()), "start", "end", "depth", "has_end") == [(1, 7, 0, 0), (2, 7, 1, 0)]
 
 
 def test_what_was_open_before_the_first_event_nests_by_its_exits() -> None:
@@ -78,10 +78,10 @@ def test_what_was_open_before_the_first_event_nests_by_its_exits() -> None:
     script.enter(17, other)
     script.leave(18, other)
     script.leave(19, outer)
-    brackets = find_brackets(script.events())
+    intervals = build_intervals(script.events())
 
     # Nineteen events in sixteen slots: the first that is left is that at 4.
-    assert rows(brackets, "name", "start", "end", "depth", "parent", "started", "finished") == [
+    assert rows(intervals, "name", "start", "end", "depth", "parent", "has_start", "has_end") == [
         (outer, 4, 19, 0, -1, 0, 1),
         (inner, 4, 16, 1, 0, 0, 1),
         (other, 17, 18, 1, 0, 1, 1),
@@ -97,7 +97,7 @@ def test_an_inner_call_without_an_exit_ends_with_the_outer_one() -> None:
     script.enter(8, after)
     script.leave(9, after)
 
-    assert rows(find_brackets(script.events()), "name", "start", "end", "depth", "parent", "finished") == [
+    assert rows(build_intervals(script.events()), "name", "start", "end", "depth", "parent", "has_end") == [
         (outer, 1, 5, 0, -1, 1),
         (inner, 2, 5, 1, 0, 0),
         (after, 8, 9, 0, -1, 1),
@@ -114,7 +114,7 @@ def test_threads_do_not_nest_in_each_other() -> None:
     script.on(0)
     script.leave(4, name, 0)
 
-    assert rows(find_brackets(script.events()), "thread", "start", "end", "depth", "parent") == [
+    assert rows(build_intervals(script.events()), "thread", "start", "end", "depth", "parent") == [
         (0, 1, 4, 0, -1),
         (other, 2, 3, 0, -1),
     ]
@@ -128,12 +128,15 @@ def test_a_node_lasts_until_the_next_one_begins() -> None:
     script.accumulated(18)
     script.accumulated(19)
 
-    brackets = find_brackets(script.events())
+    intervals = build_intervals(script.events())
 
     # Behind the last node only what is accumulated is known.
-    assert rows(brackets, "sequence", "start", "end") == [(5, 10, 15), (4, 15, 19)]
-    assert brackets.node.all()
-    assert rows(brackets, "name", "key", "origin", "task") == [(NO_NAME, -1, 1, 0), (NO_NAME, -1, 1, 0)]
+    assert rows(intervals, "sequence", "start", "end") == [(5, 10, 15), (4, 15, 19)]
+    assert intervals.is_node.all()
+    assert rows(intervals, "name", "call_key", "forward_thread", "backward_pass") == [
+        (NO_NAME, -1, 1, 0),
+        (NO_NAME, -1, 1, 0),
+    ]
 
 
 def test_a_node_does_not_last_into_another_task_or_a_call() -> None:
@@ -145,9 +148,9 @@ def test_a_node_does_not_last_into_another_task_or_a_call() -> None:
     script.leave(21, name)
     script.node(25, 26, sequence=7, task=2)
 
-    brackets = find_brackets(script.events())
+    intervals = build_intervals(script.events())
 
-    nodes = [(start, end) for node, start, end in rows(brackets, "node", "start", "end") if node]
+    nodes = [(start, end) for node, start, end in rows(intervals, "is_node", "start", "end") if node]
     assert nodes == [(10, 12), (15, 16), (25, 26)]
 
 
@@ -160,7 +163,7 @@ def test_waiting_for_the_nodes_of_another_thread_is_not_the_own_time_of_a_node()
     script.on(0)
     script.node(20, 21, sequence=3)
 
-    assert rows(find_brackets(script.events()), "thread", "start", "end") == [
+    assert rows(build_intervals(script.events()), "thread", "start", "end") == [
         (0, 10, 12),
         (0, 20, 21),
         (worker, 14, 15),
@@ -174,7 +177,7 @@ def test_nodes_of_an_inner_backward_nest() -> None:
     script.node(4, 5, 11, task=2)
     script.end(6, 9, task=1)
 
-    assert rows(find_brackets(script.events()), "sequence", "start", "end", "depth", "parent") == [
+    assert rows(build_intervals(script.events()), "sequence", "start", "end", "depth", "parent") == [
         (9, 1, 6, 0, -1),
         (12, 2, 4, 1, 0),
         (11, 4, 5, 1, 0),
@@ -189,9 +192,9 @@ def test_nodes_pair_where_one_end_is_missing() -> None:
     script.node(6, 7, 7)
     script.end(8, 6)
 
-    brackets = find_brackets(script.events())
+    intervals = build_intervals(script.events())
 
-    assert rows(brackets, "sequence", "start", "end", "depth", "started") == [
+    assert rows(intervals, "sequence", "start", "end", "depth", "has_start") == [
         (6, 1, 8, 0, 0),
         (9, 1, 6, 1, 1),
         (8, 2, 6, 2, 1),
@@ -207,15 +210,15 @@ def test_a_stretch_lasts_until_the_next_of_its_task() -> None:
     script.goes_on(15, NO_NAME, task=7)
     script.over(19, task=7)
 
-    brackets = find_brackets(script.events())
+    intervals = build_intervals(script.events())
 
-    assert rows(brackets, "name", "key", "start", "end", "finished") == [
+    assert rows(intervals, "name", "call_key", "start", "end", "has_end") == [
         (a, 4, 10, 13, 1),
         (b, 2, 13, 15, 1),
         (NO_NAME, 0, 15, 19, 1),
     ]
-    assert brackets.node.all()
-    assert brackets.origin.tolist() == [-1, -1, -1]
+    assert intervals.is_node.all()
+    assert intervals.forward_thread.tolist() == [-1, -1, -1]
 
 
 def test_an_abandoned_stretch_ends_with_the_last_event_that_is_known() -> None:
@@ -225,7 +228,7 @@ def test_an_abandoned_stretch_ends_with_the_last_event_that_is_known() -> None:
     script.mark(14, "the last sign of life")
     script.over(99, task=7, abandoned=True)
 
-    assert rows(find_brackets(script.events()), "start", "end", "finished") == [(10, 14, 0)]
+    assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(10, 14, 0)]
 
 
 def test_stretches_of_an_inner_backward_nest_in_the_outer_one() -> None:
@@ -236,14 +239,14 @@ def test_stretches_of_an_inner_backward_nest_in_the_outer_one() -> None:
     script.over(3, task=2)
     script.over(5, task=1)
 
-    assert rows(find_brackets(script.events()), "name", "start", "end", "depth", "parent") == [
+    assert rows(build_intervals(script.events()), "name", "start", "end", "depth", "parent") == [
         (a, 1, 5, 0, -1),
         (b, 2, 3, 1, 0),
     ]
 
 
 Flat = list[tuple[int, bool, int]]
-"""Openings and closings in order: thread, whether it opens, which bracket."""
+"""Openings and closings in order: thread, whether it opens, which interval."""
 
 
 @pytest.mark.parametrize(("time", "end"), [(5, 21), (30, 30), (10**15, 40)])
@@ -257,7 +260,7 @@ def test_what_another_thread_closes_ends_among_the_events_of_its_own(time: int, 
     script.on(0)
     script.leave(40, outer)
 
-    assert rows(find_brackets(script.events()), "start", "end", "finished") == [(20, 40, 1), (21, end, 1)]
+    assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(20, 40, 1), (21, end, 1)]
 
 
 def test_what_other_threads_close_one_after_the_other_nests() -> None:
@@ -270,12 +273,12 @@ def test_what_other_threads_close_one_after_the_other_nests() -> None:
     script.on(script.add_thread("two", 3))
     script.leave(50, outer)
 
-    assert rows(find_brackets(script.events()), "start", "end", "depth") == [(20, 90, 0), (21, 90, 1)]
+    assert rows(build_intervals(script.events()), "start", "end", "depth") == [(20, 90, 0), (21, 90, 1)]
 
 
 @st.composite
 def bracketed(draw: st.DrawFn) -> Flat:
-    """Well-nested brackets on up to three threads, interleaved."""
+    """Well-nested intervals on up to three threads, interleaved."""
     shuffle = random.Random(draw(st.integers(0, 1 << 30)))
     flat: Flat = []
     stacks: list[list[int]] = [[] for _ in range(draw(st.integers(1, 3)))]
@@ -306,7 +309,7 @@ def test_brackets_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data: 
         else:
             (script.enter if opens else script.leave)(at, name, number)
 
-    brackets = find_brackets(script.events())
+    intervals = build_intervals(script.events())
 
     seen = {number for _, _, number in window}
     around: dict[int, list[int]] = {}
@@ -318,17 +321,17 @@ def test_brackets_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data: 
             stack.append(number)
         else:
             stack.pop()
-    numbers = (brackets.sequence if nodes else brackets.key).tolist()
+    numbers = (intervals.sequence if nodes else intervals.call_key).tolist()
     places = {(number, opens): at for at, (_, opens, number) in enumerate(window)}
     assert sorted(numbers) == sorted(seen)
     for at, number in enumerate(numbers):
         outer = around[number]
-        assert brackets.depth[at] == len(outer)
-        assert (numbers[brackets.parent[at]] if brackets.parent[at] >= 0 else None) == (outer[-1] if outer else None)
-        assert brackets.started[at] == ((number, True) in places)
-        assert brackets.finished[at] == ((number, False) in places)
-        assert brackets.start[at] == places.get((number, True), 0)
-        assert brackets.end[at] == places.get((number, False), len(window) - 1)
+        assert intervals.depth[at] == len(outer)
+        assert (numbers[intervals.parent[at]] if intervals.parent[at] >= 0 else None) == (outer[-1] if outer else None)
+        assert intervals.has_start[at] == ((number, True) in places)
+        assert intervals.has_end[at] == ((number, False) in places)
+        assert intervals.start[at] == places.get((number, True), 0)
+        assert intervals.end[at] == places.get((number, False), len(window) - 1)
 
 
 VALUES = [0, 1, 1 << CALL_KEY_BITS, 1 << SEQUENCE_BITS]
@@ -347,13 +350,13 @@ def test_brackets_nest_whatever_the_events(said: list[tuple[Kind, int, int, int]
         script.on(threads[thread])
         script.event(at + clocks[thread], kind, name, value)
 
-    brackets = find_brackets(script.events())
+    intervals = build_intervals(script.events())
 
-    inner = np.flatnonzero(brackets.parent >= 0)
-    outer = brackets.parent[inner]
-    assert np.all(brackets.start <= brackets.end)
-    assert np.all(brackets.thread[inner] == brackets.thread[outer])
-    assert np.all(brackets.depth[inner] == brackets.depth[outer] + 1)
-    assert np.all(brackets.depth[brackets.parent < 0] == 0)
-    assert np.all(brackets.start[outer] <= brackets.start[inner])
-    assert np.all(brackets.end[inner] <= brackets.end[outer])
+    inner = np.flatnonzero(intervals.parent >= 0)
+    outer = intervals.parent[inner]
+    assert np.all(intervals.start <= intervals.end)
+    assert np.all(intervals.thread[inner] == intervals.thread[outer])
+    assert np.all(intervals.depth[inner] == intervals.depth[outer] + 1)
+    assert np.all(intervals.depth[intervals.parent < 0] == 0)
+    assert np.all(intervals.start[outer] <= intervals.start[inner])
+    assert np.all(intervals.end[inner] <= intervals.end[outer])

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline.build.attribution import attribute
-from modtrace.timeline.build.backward_spans import backward_slices, chain_lengths
-from modtrace.timeline.build.call_tree import find_brackets
+from modtrace.timeline.build.attribution import attribute_nodes
+from modtrace.timeline.build.backward_spans import call_path_lengths, cut_backward_spans
+from modtrace.timeline.build.call_tree import build_intervals
 from tests.support.event_script import Script
 
 Cut = tuple[str, int, int, int]
@@ -38,13 +38,13 @@ class Chain:
 
     def cut(self) -> list[Cut]:
         events = self.script.events()
-        brackets = find_brackets(events)
-        call = attribute(brackets, events, np.array([1]))
-        slices = backward_slices(brackets, call, chain_lengths(brackets))
+        intervals = build_intervals(events)
+        call = attribute_nodes(intervals, events, np.array([1]))
+        slices = cut_backward_spans(intervals, call, call_path_lengths(intervals))
         fqn = {number: name for name, number in self.names.items()}
         return sorted(
             (
-                (fqn[int(brackets.name[c])], int(brackets.start[first]), int(brackets.end[last]), int(level))
+                (fqn[int(intervals.name[c])], int(intervals.start[first]), int(intervals.end[last]), int(level))
                 for first, last, c, level in zip(*slices, strict=True)
             ),
             key=lambda cut: (cut[1], cut[3]),

@@ -1,4 +1,4 @@
-"""What is open at the end of what a ring holds: where each thread is now, or was when the process died."""
+"""The calls that are open at the end of what a ring holds: where each thread is now, or was when the process died."""
 
 from __future__ import annotations
 
@@ -9,25 +9,20 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array, SignedIntArray
 from ..ring import Events, Kind, RingSnapshot
-from ..ring.slot_format import (
-    ABANDONED_BIT,
-    CALL_ENTER_KINDS,
-    CALL_EXIT_KINDS,
-    CALL_INDEX_MASK,
-    FORWARD_THREAD_MASK,
-    SEQUENCE_BITS,
-    SEQUENCE_MASK,
-)
-from .build import Tables
-from .build.attribution import attribute
-from .build.call_tree import Brackets, find_brackets
-from .build.pairing import stretch_task
+from ..ring.slot_format import ABANDONED_BIT, CALL_ENTER_KINDS, CALL_EXIT_KINDS, FORWARD_THREAD_MASK, SEQUENCE_MASK
+from .build import Intervals, NameLookup, attribute_nodes, build_intervals, call_ids, segment_pass
 
 __all__ = ["OpenCall", "ThreadStack", "open_stacks"]
 
 
 class OpenCall(NamedTuple):
-    """An open call: its fully qualified name, its phase, and since when (monotonic nanoseconds)."""
+    """A call that has not ended.
+
+    Attributes:
+        fqn: the module's fully qualified name (`GPT.transformer.h.0`).
+        phase: "forward", "backward" or "recompute".
+        since_ns: when it began, monotonic nanoseconds; for "backward" the autograd node that runs now.
+    """
 
     fqn: str
     phase: str
@@ -35,12 +30,12 @@ class OpenCall(NamedTuple):
 
 
 class ThreadStack(NamedTuple):
-    """What one thread is in, outermost first; empty where it is in no module.
+    """The open calls of one thread.
 
     Attributes:
         thread: its name.
         tid: its id as the operating system has it.
-        calls: the open calls.
+        calls: the open calls, outermost first; empty where it is in no module.
         last_ns: its last event, monotonic nanoseconds.
     """
 
@@ -51,117 +46,121 @@ class ThreadStack(NamedTuple):
 
 
 def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
-    """Return the stack of each thread that has noted anything, in the order in which they came."""
-    everything = snapshot.slots.events
-    tables = Tables(snapshot.records, everything)
-    # A torn slot can have held the end of anything; then only the whole story tells what is open.
-    for events, first in [(everything, 0)] if snapshot.slots.torn else _enough(everything):
-        brackets = find_brackets(events)
-        call = attribute(brackets, events, tables.torch_threads)
+    """Return the stack of each thread that has written any event, in the order in which they came."""
+    events = snapshot.slots.events
+    lookup = NameLookup(snapshot.records, events)
+    intervals, call, open_intervals = _open_intervals(events, lookup.torch_threads, snapshot.slots.torn > 0)
+    stacks: dict[int, list[OpenCall]] = {}
+    for index in open_intervals.tolist():
+        stack = stacks.setdefault(int(intervals.thread[index]), [])
+        since_ns = int(intervals.start[index])
+        if not intervals.is_node[index]:
+            phase = "recompute" if intervals.is_recompute[index] else "forward"
+            stack.append(OpenCall(lookup.names[intervals.name[index]].fqn, phase, since_ns))
+            continue
+        call_path = []
+        inner = int(call[index])
+        while inner >= 0 and not intervals.is_node[inner]:
+            call_path.append(OpenCall(lookup.names[intervals.name[inner]].fqn, "backward", since_ns))
+            inner = int(intervals.parent[inner])
+        stack.extend(reversed(call_path))
+    last_ns = np.full(len(lookup.threads), -1, np.int64)
+    np.maximum.at(last_ns, events.thread, events.time)
+    threads = []
+    for thread in np.flatnonzero(last_ns >= 0).tolist():
+        name, tid = lookup.threads[thread]
+        threads.append(ThreadStack(name, tid, tuple(stacks.get(thread, ())), int(last_ns[thread])))
+    return threads
+
+
+def _open_intervals(
+    events: Events, torch_threads: Int64Array, torn: bool
+) -> tuple[Intervals, Int64Array, SignedIntArray]:
+    """Return intervals with all that are open among them, the call that each node belongs to, and which are open."""
+    # A torn slot can have held the end of anything; then only all events together tell what is open.
+    for part, first_serial in [(events, 0)] if torn else _growing_parts(events):
+        intervals = build_intervals(part)
+        call = attribute_nodes(intervals, part, torch_threads)
         # What was clipped has lost its end, but is not open.
-        opened = np.flatnonzero(brackets.closed > 2 * len(events) + 2)
-        nodes = opened[brackets.node[opened]]
-        oldest = _oldest_sequence(events, first, tables.torch_threads)
-        known = [number >= oldest.get(origin, number + 1) for origin, number in _native(brackets, nodes)]
+        open_intervals = np.flatnonzero(intervals.end_position > 2 * len(part) + 2)
+        nodes = open_intervals[intervals.is_node[open_intervals]]
+        oldest = _oldest_sequence(part, first_serial, torch_threads)
+        known = [
+            sequence >= oldest.get(forward_thread, sequence + 1)
+            for forward_thread, sequence in _native_nodes(intervals, nodes)
+        ]
         if np.all(call[nodes] >= 0) and all(known):
             break
-    stacks: dict[int, list[OpenCall]] = {}
-    for at in opened.tolist():
-        open_calls = stacks.setdefault(int(brackets.thread[at]), [])
-        since = int(brackets.start[at])
-        if not brackets.node[at]:
-            phase = "recompute" if brackets.recompute[at] else "forward"
-            open_calls.append(OpenCall(tables.names[brackets.name[at]].fqn, phase, since))
-            continue
-        chain = []
-        inner = int(call[at])
-        while inner >= 0 and not brackets.node[inner]:
-            chain.append(OpenCall(tables.names[brackets.name[inner]].fqn, "backward", since))
-            inner = int(brackets.parent[inner])
-        open_calls.extend(reversed(chain))
-    last = np.full(len(tables.threads), -1, np.int64)
-    np.maximum.at(last, everything.thread, everything.time)
-    found = []
-    for number in np.flatnonzero(last >= 0).tolist():
-        name, tid = tables.threads[number]
-        found.append(ThreadStack(name, tid, tuple(stacks.get(number, ())), int(last[number])))
-    return found
+    return intervals, call, open_intervals
 
 
-def _native(brackets: Brackets, nodes: SignedIntArray) -> list[tuple[int, int]]:
-    """Return the forward thread, as torch numbers it, and the sequence number of those that are known by these."""
-    own = nodes[brackets.origin[nodes] >= 0]
-    return list(zip(brackets.origin[own].tolist(), brackets.sequence[own].tolist(), strict=True))
+def _native_nodes(intervals: Intervals, nodes: SignedIntArray) -> list[tuple[int, int]]:
+    """Return (forward thread as torch numbers it, sequence number) of the nodes that are known by these."""
+    native = nodes[intervals.forward_thread[nodes] >= 0]
+    return list(zip(intervals.forward_thread[native].tolist(), intervals.sequence[native].tolist(), strict=True))
 
 
-def _oldest_sequence(events: Events, first: int, torch_threads: Int64Array) -> dict[int, int]:
+def _oldest_sequence(events: Events, first_serial: int, torch_threads: Int64Array) -> dict[int, int]:
     """Return for each thread, by torch's number of it, the sequence number from which on no call is left out.
 
     Args:
         events: what was taken.
-        first: the serial number from which on all calls were taken.
-        torch_threads: torch's number of each thread.
+        first_serial: the serial number from which on all calls were taken.
+        torch_threads: int64, torch's number of each thread.
     """
-    call = np.isin(events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)) & (events.serial >= first)
-    sequence, thread = events.value[call] & SEQUENCE_MASK, events.thread[call]
+    is_call = np.isin(events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)) & (events.serial >= first_serial)
+    sequence, thread = events.value[is_call] & SEQUENCE_MASK, events.thread[is_call]
     oldest: dict[int, int] = {}
     for number in np.flatnonzero(np.bincount(thread)).tolist():
-        torch = int(torch_threads[number]) & FORWARD_THREAD_MASK
-        oldest[torch] = max(oldest.get(torch, 0), int(sequence[thread == number].min()))
+        torch_thread = int(torch_threads[number]) & FORWARD_THREAD_MASK
+        oldest[torch_thread] = max(oldest.get(torch_thread, 0), int(sequence[thread == number].min()))
     return oldest
 
 
-def _enough(events: Events) -> Iterator[tuple[Events, int]]:
+def _growing_parts(events: Events) -> Iterator[tuple[Events, int]]:
     """Yield the events that tell what is open, more each time, until all are there: most of a ring is over.
 
     Beside each stands the serial number from which on all calls are among them.
     """
-    enters, exits = np.isin(events.kind, CALL_ENTER_KINDS), np.isin(events.kind, CALL_EXIT_KINDS)
-    needed = _unclosed(events, enters, exits)
-    unclosed = np.flatnonzero(needed)
+    is_enter, is_exit = np.isin(events.kind, CALL_ENTER_KINDS), np.isin(events.kind, CALL_EXIT_KINDS)
+    needed = _without_end(events, is_enter, is_exit)
+    unended = np.flatnonzero(needed)
     # One that was interrupted has no exit, and then looks as if those around it had none.
-    enter, leave = np.flatnonzero(enters), np.flatnonzero(exits)
-    entered, left = _identity(events, enter), _identity(events, leave)
-    wanted = _identity(events, unclosed)
-    needed[unclosed[np.isin(wanted, left[np.isin(left, wanted)])]] = False
-    needed |= _unclosed(events, events.kind == Kind.NODE_BEGIN, events.kind == Kind.NODE_END)
-    stretches = np.flatnonzero((events.kind == Kind.CALL_BACKWARD) | (events.kind == Kind.SEGMENT_BEGIN))
+    enters, exits = np.flatnonzero(is_enter), np.flatnonzero(is_exit)
+    enter_id, exit_id = call_ids(events, enters), call_ids(events, exits)
+    wanted = call_ids(events, unended)
+    needed[unended[np.isin(wanted, exit_id[np.isin(exit_id, wanted)])]] = False
+    needed |= _without_end(events, events.kind == Kind.NODE_BEGIN, events.kind == Kind.NODE_END)
+    segments = np.flatnonzero((events.kind == Kind.CALL_BACKWARD) | (events.kind == Kind.SEGMENT_BEGIN))
     ended = np.sort(events.value[events.kind == Kind.BACKWARD_OVER] & ~ABANDONED_BIT)
-    task = stretch_task(events.take(stretches))
-    needed[stretches[np.searchsorted(ended, task, "left") == np.searchsorted(ended, task, "right")]] = True
-    if not np.any(needed & ~enters):
+    pass_id = segment_pass(events.take(segments))
+    needed[segments[np.searchsorted(ended, pass_id, "left") == np.searchsorted(ended, pass_id, "right")]] = True
+    if not np.any(needed & ~is_enter):
         yield events.take(needed), 0
         return
     if np.any(events.kind == Kind.GRAPH_BUILT):
         yield events, 0
         return
     # Whose backward runs follows from calls that are over, mostly from some of the last.
-    for part in (16, 4, 1):
-        first = len(events) - max(1, len(events) // part)
-        recent = leave >= first
+    for divisor in (16, 4, 1):
+        first = len(events) - max(1, len(events) // divisor)
+        recent = exits >= first
         # A call that began before them is there with its enter, or it would seem to have begun before all.
-        begun = np.setdiff1d(left[recent], entered[enter >= first])
-        needed[enter[(enter >= first) | np.isin(entered, begun)]] = True
-        needed[leave[recent]] = True
+        begun_before = np.setdiff1d(exit_id[recent], enter_id[enters >= first])
+        needed[enters[(enters >= first) | np.isin(enter_id, begun_before)]] = True
+        needed[exits[recent]] = True
         yield events.take(needed), int(events.serial[first])
 
 
-def _identity(events: Events, index: SignedIntArray) -> Int64Array:
-    """Return a number for the call that each enter or exit belongs to."""
-    again = np.isin(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
-    number = events.value[index] >> SEQUENCE_BITS & CALL_INDEX_MASK
-    return np.asarray((events.name[index].astype(np.int64) << 32 | number) * 2 + again, np.int64)
-
-
-def _unclosed(events: Events, opens: BoolArray, closes: BoolArray) -> BoolArray:
-    """Say which of the openings have no closing on their thread, if what opened last closes first."""
+def _without_end(events: Events, is_start: BoolArray, is_end: BoolArray) -> BoolArray:
+    """Return which of the starts have no end on their thread, if what started last ends first."""
     found = np.zeros(len(events), np.bool_)
-    index = np.flatnonzero(opens | closes)
+    index = np.flatnonzero(is_start | is_end)
     thread = events.thread[index]
     for number in np.flatnonzero(np.bincount(thread)).tolist():
-        own = index[thread == number][::-1]
-        # Read backwards, an end goes down and its begin comes up again; one without an end rises above all before it.
-        height = np.cumsum(np.where(opens[own], 1, -1))
+        backwards = index[thread == number][::-1]
+        # Read backwards, an end goes down and its start comes up again; one without an end rises above all before it.
+        height = np.cumsum(np.where(is_start[backwards], 1, -1))
         before = np.maximum.accumulate(np.concatenate([[0], height]))[:-1]
-        found[own[height > before]] = True
+        found[backwards[height > before]] = True
     return found

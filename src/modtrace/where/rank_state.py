@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ring import Kind, RingSnapshot, read_ring
-from ..timeline.build.clock import Clock
+from ..timeline.build import Clock
 from ..timeline.open_calls import ThreadStack, open_stacks
 from .process_status import is_alive, is_this_host
 
@@ -108,7 +108,7 @@ def look(path: str | os.PathLike[str]) -> RankState:
         step=int(np.max(steps)) if len(steps) else None,
         threads=threads,
         now_ns=max(now, last),
-        last_wall_ns=int(Clock(snapshot.records).wall(np.array([last]))[0]),
+        last_wall_ns=int(Clock(snapshot.records).to_unix(np.array([last]))[0]),
     )
 
 

@@ -1,8 +1,8 @@
-"""Events → brackets: what was open, from when to when, on which thread, inside what.
+"""Events → intervals: what was open, from when to when, on which thread, inside what.
 
-Calls and autograd nodes are brackets on their thread's stack. Where the order of the nodes is known, no more is noted
-of them than "from now on the nodes of this call run"; each such stretch is taken as one node, so that all ends in the
-same shape.
+Module calls and autograd nodes are intervals on their thread's stack. Where the order of the nodes is known, an engine
+writes only "from now on the nodes of this call run"; each such segment is taken as one node, so that both engines'
+events end in the same shape.
 """
 
 from __future__ import annotations
@@ -14,48 +14,51 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array
 from ...ring.slot_format import RECOMPUTE_BIT, Events
-from .pairing import Pairs, calls, nodes, stretches
+from .pairing import IntervalColumns, pair_calls, pair_nodes, pair_segments
 
-__all__ = ["Brackets", "find_brackets"]
+__all__ = ["Intervals", "build_intervals"]
 
 
 @dataclass(frozen=True)
-class Brackets:
-    """Brackets in order of (thread, opening); arrays of equal length.
+class Intervals:
+    """Calls and nodes in order of (thread, start position); arrays of equal length.
+
+    A position orders all starts and ends of a recording: twice the index of the event that tells it, plus one; an even
+    position lies between two events.
 
     Attributes:
-        thread: index of the thread.
-        opened: position of the opening, twice the index of its event (plus one); negative where it was overwritten.
-        closed: position of the closing; beyond all events where it never came.
-        start: monotonic nanoseconds.
-        end: monotonic nanoseconds.
-        node: True for autograd nodes and stretches of them, False for calls.
-        name: number of the module's name; for a node of the portable engine that of its call, else `NO_NAME`.
-        key: which call of that name; -1 for nodes of the native engine.
-        sequence: of a node its own number, of a call the thread's number at enter.
-        sequence_out: of a call the thread's number at exit.
-        origin: of a native node the forward thread as torch numbers it, else -1.
-        task: of a node the graph task, or its pass, which is then negative.
-        started: False where the opening was overwritten.
-        finished: False where the closing never came.
-        depth: brackets around it on its thread.
-        parent: index of the bracket around it, or -1.
+        thread: int64, index into the name table's threads.
+        start_position: int64; negative where the start was overwritten.
+        end_position: int64; beyond all events where the end never came.
+        start: int64, monotonic nanoseconds.
+        end: int64, monotonic nanoseconds.
+        is_node: bool, True for autograd nodes and segments of them, False for calls.
+        name: int64, number of the module's name; for a node of the portable engine that of its call, else `NO_NAME`.
+        call_key: int64, which call of that name; -1 for nodes of the native engine.
+        sequence: int64, of a node its own sequence number, of a call the thread's at enter; -1 where it is not known.
+        exit_sequence: int64, of a call the thread's sequence number at exit; -1 where it is not known.
+        forward_thread: int64, of a native node the thread that made it, as torch numbers threads; else -1.
+        backward_pass: int64, of a node torch's graph task, or below -1 our own number of the pass; -1 for calls.
+        has_start: bool, False where the start was overwritten.
+        has_end: bool, False where the end never came.
+        depth: int64, how many intervals are around it on its thread.
+        parent: int64, index of the interval around it, or -1.
     """
 
     thread: Int64Array
-    opened: Int64Array
-    closed: Int64Array
+    start_position: Int64Array
+    end_position: Int64Array
     start: Int64Array
     end: Int64Array
-    node: BoolArray
+    is_node: BoolArray
     name: Int64Array
-    key: Int64Array
+    call_key: Int64Array
     sequence: Int64Array
-    sequence_out: Int64Array
-    origin: Int64Array
-    task: Int64Array
-    started: BoolArray
-    finished: BoolArray
+    exit_sequence: Int64Array
+    forward_thread: Int64Array
+    backward_pass: Int64Array
+    has_start: BoolArray
+    has_end: BoolArray
     depth: Int64Array
     parent: Int64Array
 
@@ -63,117 +66,120 @@ class Brackets:
         return len(self.thread)
 
     @property
-    def recompute(self) -> BoolArray:
-        """Which are calls made inside backward."""
-        again: BoolArray = ~self.node & (self.key & RECOMPUTE_BIT != 0)
-        return again
+    def is_recompute(self) -> BoolArray:
+        """True for calls made inside backward."""
+        recompute: BoolArray = ~self.is_node & (self.call_key & RECOMPUTE_BIT != 0)
+        return recompute
 
 
-def find_brackets(events: Events) -> Brackets:
-    """Pair the openings and closings of `events` and nest them."""
-    parts = [part for part in (calls(events), nodes(events), stretches(events)) if len(part["thread"])]
+def build_intervals(events: Events) -> Intervals:
+    """Pair the starts and ends in `events` and nest them."""
+    parts = [part for part in (pair_calls(events), pair_nodes(events), pair_segments(events)) if len(part["thread"])]
     if not parts:
-        return Brackets(**_empty())
+        return Intervals(**_no_columns())
     columns = {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
-    _end_on_own_thread(events, columns)
+    _bound_by_own_thread(events, columns)
     last = 2 * len(events) + 2
-    opened, closed = columns["opened"], columns["closed"]
-    # In a damaged file a closing can stand before its opening.
-    started, finished = opened >= 0, closed > opened
-    cut = columns.pop("cut")
-    # What was open at either edge nests by what is known of it: closed later means opened earlier.
-    closed = np.where(finished, closed, 2 * last - opened)
-    opened = np.where(started, opened, -closed)
-    order = np.lexsort((opened, columns["thread"]))
+    start_position, end_position = columns["start_position"], columns["end_position"]
+    # In a damaged file an end can stand before its start.
+    has_start, has_end = start_position >= 0, end_position > start_position
+    end_unknown = columns.pop("end_unknown")
+    # What was open at either edge nests by what is known of it: ended later means started earlier.
+    end_position = np.where(has_end, end_position, 2 * last - start_position)
+    start_position = np.where(has_start, start_position, -end_position)
+    order = np.lexsort((start_position, columns["thread"]))
     columns = {field: column[order] for field, column in columns.items()}
-    columns["opened"], columns["closed"] = opened[order], closed[order]
-    columns["started"], columns["finished"] = started[order], (finished & ~cut)[order]
-    columns["start"] = np.where(columns["started"], columns["start"], events.time.min())
-    columns["end"] = np.where(finished[order], columns["end"], events.time.max())
-    # A clock read by two threads can run back by a little where a task ends on another thread.
+    columns["start_position"], columns["end_position"] = start_position[order], end_position[order]
+    columns["has_start"], columns["has_end"] = has_start[order], (has_end & ~end_unknown)[order]
+    columns["start"] = np.where(columns["has_start"], columns["start"], events.time.min())
+    columns["end"] = np.where(has_end[order], columns["end"], events.time.max())
+    # A clock read by two threads can run back by a little where a pass ends on another thread.
     columns["end"] = np.maximum(columns["end"], columns["start"])
     depth, parent = _nest(columns)
-    return Brackets(**columns, depth=depth, parent=parent)
+    return Intervals(**columns, depth=depth, parent=parent)
 
 
-def _end_on_own_thread(events: Events, columns: Pairs) -> None:
-    """Let what another thread closes end between the events of its own thread that stand around the closing.
+def _bound_by_own_thread(events: Events, columns: IntervalColumns) -> None:
+    """Move ends that another thread wrote between the two events of the own thread that they lie between.
 
     Within a thread, times follow positions. The clocks of two threads differ by a little, in a damaged file by much.
     """
-    closed, thread, end = columns["closed"], columns["thread"], columns["end"]
-    # An even position lies between two events of the bracket's own thread.
-    elsewhere = np.flatnonzero((closed >= 0) & (closed & 1 == 1))
-    elsewhere = elsewhere[events.thread[closed[elsewhere] >> 1] != thread[elsewhere]]
+    end_position, thread, end = columns["end_position"], columns["thread"], columns["end"]
+    # An even position lies between two events of the interval's own thread.
+    elsewhere = np.flatnonzero((end_position >= 0) & (end_position & 1 == 1))
+    elsewhere = elsewhere[events.thread[end_position[elsewhere] >> 1] != thread[elsewhere]]
     for number in np.unique(thread[elsewhere]).tolist():
         rows = elsewhere[thread[elsewhere] == number]
-        rows = rows[np.argsort(closed[rows], kind="stable")]
+        rows = rows[np.argsort(end_position[rows], kind="stable")]
         own = np.flatnonzero(events.thread == number)
         time = np.concatenate([events.time[own[:1]], events.time[own], [np.iinfo(np.int64).max]])
-        place = np.searchsorted(own, closed[rows] >> 1)
-        end[rows] = np.maximum.accumulate(np.clip(end[rows], time[place], time[place + 1]))
+        following = np.searchsorted(own, end_position[rows] >> 1)
+        end[rows] = np.maximum.accumulate(np.clip(end[rows], time[following], time[following + 1]))
 
 
-def _empty() -> dict[str, Any]:
+def _no_columns() -> dict[str, Any]:
     none = np.zeros(0, np.int64)
     flags = np.zeros(0, np.bool_)
-    fields = Brackets.__dataclass_fields__
-    return {field: flags if field in ("node", "started", "finished") else none for field in fields}
+    return {
+        field: flags if field in ("is_node", "has_start", "has_end") else none
+        for field in Intervals.__dataclass_fields__
+    }
 
 
-def _nest(columns: Pairs) -> tuple[Int64Array, Int64Array]:
-    """Return depth and parent of brackets in (thread, opening) order; those that overlap are clipped first."""
-    thread, opened = columns["thread"], columns["opened"]
+def _nest(columns: IntervalColumns) -> tuple[Int64Array, Int64Array]:
+    """Return depth and parent of intervals in (thread, start) order; those that overlap are clipped first."""
+    thread, start_position = columns["thread"], columns["start_position"]
     count = len(thread)
-    depth = _depths(thread, opened, columns["closed"])
+    depth = _depths(thread, start_position, columns["end_position"])
     if depth is None:
         _clip(columns)
-        depth = _depths(thread, opened, columns["closed"])
+        depth = _depths(thread, start_position, columns["end_position"])
         assert depth is not None
-    # The bracket around one at depth d is the last one opened at depth d - 1 before it on its thread.
+    # The interval around one at depth d is the last one that started at depth d - 1 before it on its thread.
     rank = np.arange(count, dtype=np.int64)
     stride = np.int64(depth.max() + 2)
-    place = (thread * stride + depth) * count + rank
-    by_place = np.argsort(place, kind="stable")
-    around = np.searchsorted(place[by_place], (thread * stride + depth - 1) * count + rank) - 1
-    return depth, np.where(depth > 0, by_place[np.maximum(around, 0)], -1)
+    sort_key = (thread * stride + depth) * count + rank
+    order = np.argsort(sort_key, kind="stable")
+    outer = np.searchsorted(sort_key[order], (thread * stride + depth - 1) * count + rank) - 1
+    return depth, np.where(depth > 0, order[np.maximum(outer, 0)], -1)
 
 
-def _depths(thread: Int64Array, opened: Int64Array, closed: Int64Array) -> Int64Array | None:
-    """Return each bracket's depth on its thread; None where they do not nest."""
+def _depths(thread: Int64Array, start_position: Int64Array, end_position: Int64Array) -> Int64Array | None:
+    """Return each interval's depth on its thread; None where they do not nest."""
     count = len(thread)
-    owner = np.concatenate([np.arange(count), np.arange(count)])
+    interval = np.concatenate([np.arange(count), np.arange(count)])
     sign = np.repeat(np.array([1, -1]), count)
-    # Clipped brackets close together with the one around them: the inner (later opened) one first.
-    tie = np.concatenate([opened, -opened])
-    order = np.lexsort((tie, np.concatenate([opened, closed]), np.concatenate([thread, thread])))
+    # Clipped intervals end together with the one around them: the inner one, which started later, first.
+    tie = np.concatenate([start_position, -start_position])
+    position = np.concatenate([start_position, end_position])
+    order = np.lexsort((tie, position, np.concatenate([thread, thread])))
     total = np.cumsum(sign[order])
     position_depth = np.where(sign[order] > 0, total - 1, total)
-    at_open = np.empty(count, np.int64)
-    at_close = np.empty(count, np.int64)
-    opening = sign[order] > 0
-    at_open[owner[order][opening]] = position_depth[opening]
-    at_close[owner[order][~opening]] = position_depth[~opening]
-    # Equal depths at both ends are not enough: two that overlap swap their closings at the same depth.
-    by_depth = np.lexsort((opened, at_open, thread))
-    neighbours = (np.diff(thread[by_depth]) == 0) & (np.diff(at_open[by_depth]) == 0)
-    apart = closed[by_depth][:-1] < opened[by_depth][1:]
-    return at_open if np.array_equal(at_open, at_close) and bool(np.all(apart | ~neighbours)) else None
+    at_start = np.empty(count, np.int64)
+    at_end = np.empty(count, np.int64)
+    starts = sign[order] > 0
+    at_start[interval[order][starts]] = position_depth[starts]
+    at_end[interval[order][~starts]] = position_depth[~starts]
+    # Equal depths at both ends are not enough: two that overlap swap their ends at the same depth.
+    by_depth = np.lexsort((start_position, at_start, thread))
+    neighbours = (np.diff(thread[by_depth]) == 0) & (np.diff(at_start[by_depth]) == 0)
+    apart = end_position[by_depth][:-1] < start_position[by_depth][1:]
+    return at_start if np.array_equal(at_start, at_end) and bool(np.all(apart | ~neighbours)) else None
 
 
-def _clip(columns: Pairs) -> None:
-    """Close what would outlive the bracket around it together with that one, and mark it."""
-    thread, opened = columns["thread"], columns["opened"]
-    closed, end, finished = columns["closed"].copy(), columns["end"].copy(), columns["finished"].copy()
+def _clip(columns: IntervalColumns) -> None:
+    """End what would outlive the interval around it together with that one, and mark it as without an end."""
+    thread, start_position = columns["thread"], columns["start_position"]
+    end_position, end, has_end = columns["end_position"].copy(), columns["end"].copy(), columns["has_end"].copy()
     stack: list[int] = []
-    for at in range(len(thread)):
-        while stack and (thread[stack[-1]] != thread[at] or closed[stack[-1]] < opened[at]):
+    for index in range(len(thread)):
+        while stack and (thread[stack[-1]] != thread[index] or end_position[stack[-1]] < start_position[index]):
             stack.pop()
-        if stack and closed[at] > closed[stack[-1]]:
-            around = stack[-1]
-            closed[at] = closed[around]
-            end[at] = min(end[at], end[around])
-            finished[at] = False
-        stack.append(at)
-    columns["closed"] = closed
-    columns["end"], columns["finished"] = np.maximum(end, columns["start"]), finished
+        if stack and end_position[index] > end_position[stack[-1]]:
+            outer = stack[-1]
+            end_position[index] = end_position[outer]
+            end[index] = min(end[index], end[outer])
+            has_end[index] = False
+        stack.append(index)
+    columns["end_position"] = end_position
+    columns["end"], columns["has_end"] = np.maximum(end, columns["start"]), has_end

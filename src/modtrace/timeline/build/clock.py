@@ -11,13 +11,12 @@ from ...ring import Record
 
 __all__ = ["Clock"]
 
-
-_STEEPEST = 500e-6
+_MAX_DRIFT = 500e-6
 """A wall clock is slewed by at most 500 ppm; one that moved by more between two readings was set."""
 
 
 class Clock:
-    """Converts by the pairs of readings that a recording noted at its start and its stop.
+    """Converts by the pairs of readings that a recording takes at its start and its stop.
 
     Args:
         records: the name table; readings are its records of kind "anchor".
@@ -29,13 +28,13 @@ class Clock:
         if anchors:
             first, last = anchors[0], anchors[-1]
             self._monotonic, self._wall = int(first["monotonic"]), int(first["wall"])
-            passed = int(last["monotonic"]) - self._monotonic
-            drift = int(last["wall"]) - self._wall - passed
-            if passed > 0 and abs(drift) <= _STEEPEST * passed:
-                self._slope = drift / passed
+            elapsed = int(last["monotonic"]) - self._monotonic
+            drift = int(last["wall"]) - self._wall - elapsed
+            if elapsed > 0 and abs(drift) <= _MAX_DRIFT * elapsed:
+                self._slope = drift / elapsed
 
-    def wall(self, monotonic: Int64Array) -> Int64Array:
-        """Convert int64 monotonic to Unix nanoseconds; order is kept."""
-        passed = monotonic - self._monotonic
-        wall: Int64Array = self._wall + passed + np.rint(passed * self._slope).astype(np.int64)
-        return wall
+    def to_unix(self, monotonic_ns: Int64Array) -> Int64Array:
+        """Convert int64 monotonic nanoseconds to Unix nanoseconds; the order of times is kept."""
+        elapsed = monotonic_ns - self._monotonic
+        unix_ns: Int64Array = self._wall + elapsed + np.rint(elapsed * self._slope).astype(np.int64)
+        return unix_ns

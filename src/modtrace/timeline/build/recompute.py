@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..._typing import BoolArray, Int64Array
-from .call_tree import Brackets
+from ..._typing import Int64Array
+from .call_tree import Intervals
 
-__all__ = ["originals"]
+__all__ = ["forward_of_recompute"]
 
 
-def originals(brackets: Brackets, call: Int64Array) -> Int64Array:
+def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:
     """Return for each call the forward call that it is or repeats; itself where nothing is known to be repeated.
 
     A recomputation begins inside a node. With the non-reentrant kind the node belongs to the call that is repeated, or
@@ -18,88 +18,92 @@ def originals(brackets: Brackets, call: Int64Array) -> Int64Array:
     that name in there that was not repeated yet is meant. What is called inside it repeats its namesakes, in order.
 
     Args:
-        brackets: calls and nodes.
+        intervals: calls and nodes.
         call: for each node the call it belongs to, or -1.
     """
-    original = np.arange(len(brackets), dtype=np.int64)
-    again = brackets.recompute
-    is_root = again & ((brackets.parent < 0) | brackets.node[brackets.parent])
+    original = np.arange(len(intervals), dtype=np.int64)
+    recompute = intervals.is_recompute
+    is_root = recompute & ((intervals.parent < 0) | intervals.is_node[intervals.parent])
     if not is_root.any():
         return original
-    forward = np.flatnonzero(~brackets.node & ~again)
-    forward = forward[np.lexsort((brackets.opened[forward], brackets.name[forward]))]
-    _match_roots(brackets, call, np.flatnonzero(is_root), forward, original)
-    _match_inside(brackets, _roots(brackets, again, is_root), forward, original)
+    forward = np.flatnonzero(~intervals.is_node & ~recompute)
+    forward = forward[np.lexsort((intervals.start_position[forward], intervals.name[forward]))]
+    root = np.where(is_root, np.arange(len(intervals)), -1)
+    for depth in range(int(intervals.depth.max()) + 1):
+        inner = np.flatnonzero((intervals.depth == depth) & recompute & ~is_root)
+        root[inner] = root[intervals.parent[inner]]
+    _match_roots(intervals, call, np.flatnonzero(is_root), forward, original)
+    _match_inside(intervals, root, forward, original)
     return original
 
 
 def _match_roots(
-    brackets: Brackets, call: Int64Array, roots: Int64Array, forward: Int64Array, original: Int64Array
+    intervals: Intervals, call: Int64Array, roots: Int64Array, forward: Int64Array, original: Int64Array
 ) -> None:
-    names = brackets.name[forward]
-    opened, closed = brackets.opened, brackets.closed
+    """Fill in `original` for the outermost call of each recomputation."""
+    names = intervals.name[forward]
+    start, end = intervals.start_position, intervals.end_position
     # What was matched is taken from the end of its namesakes, so a long run stays linear.
-    waiting: dict[int, list[int]] = {}
-    for root in roots[np.argsort(opened[roots], kind="stable")].tolist():
-        name = int(brackets.name[root])
-        if name not in waiting:
+    unmatched: dict[int, list[int]] = {}
+    for root in roots[np.argsort(start[roots], kind="stable")].tolist():
+        name = int(intervals.name[root])
+        if name not in unmatched:
             left, right = np.searchsorted(names, [name, name + 1])
-            waiting[name] = forward[left:right].tolist()
-        parent = int(brackets.parent[root])
+            unmatched[name] = forward[left:right].tolist()
+        parent = int(intervals.parent[root])
         asked_by = int(call[parent]) if parent >= 0 else -1
-        found = _in_chain(brackets, asked_by, name)
+        found = _in_call_path(intervals, asked_by, name)
         if found < 0:
-            namesakes = waiting[name]
-            for place in range(len(namesakes) - 1, -1, -1):
-                candidate = namesakes[place]
-                if opened[candidate] < opened[root] and (
-                    asked_by < 0 or (opened[asked_by] <= opened[candidate] and closed[candidate] <= closed[asked_by])
+            namesakes = unmatched[name]
+            for position in range(len(namesakes) - 1, -1, -1):
+                candidate = namesakes[position]
+                if start[candidate] < start[root] and (
+                    asked_by < 0 or (start[asked_by] <= start[candidate] and end[candidate] <= end[asked_by])
                 ):
-                    found = namesakes.pop(place)
+                    found = namesakes.pop(position)
                     break
         if found >= 0:
             original[root] = original[found]
 
 
-def _in_chain(brackets: Brackets, inner: int, name: int) -> int:
-    """Return the innermost call of that name in the chain that ends in `inner`, or -1."""
-    at = inner
-    while at >= 0 and (brackets.node[at] or brackets.name[at] != name):
-        at = int(brackets.parent[at])
-    return at
+def _in_call_path(intervals: Intervals, inner: int, name: int) -> int:
+    """Return the innermost call of that name in the call path that ends in `inner`, or -1."""
+    call = inner
+    while call >= 0 and (intervals.is_node[call] or intervals.name[call] != name):
+        call = int(intervals.parent[call])
+    return call
 
 
-def _roots(brackets: Brackets, again: BoolArray, is_root: BoolArray) -> Int64Array:
-    """Return for each recomputed call the outermost call of the same recomputation; -1 for all else."""
-    root = np.where(is_root, np.arange(len(brackets)), -1)
-    for depth in range(int(brackets.depth.max()) + 1):
-        at = np.flatnonzero((brackets.depth == depth) & again & ~is_root)
-        root[at] = root[brackets.parent[at]]
-    return root
+def _match_inside(intervals: Intervals, root: Int64Array, forward: Int64Array, original: Int64Array) -> None:
+    """Pair the n-th call of a name inside a recomputation with the n-th of that name inside what it repeats.
 
-
-def _match_inside(brackets: Brackets, root: Int64Array, forward: Int64Array, original: Int64Array) -> None:
-    """Pair the n-th call of a name inside a recomputation with the n-th of that name inside what it repeats."""
-    inner = np.flatnonzero((root >= 0) & (root != np.arange(len(brackets))))
+    Args:
+        intervals: calls and nodes.
+        root: for each recomputed call the outermost call of the same recomputation; -1 for all else.
+        forward: the forward calls, by name and then by start.
+        original: changed in place; that of the roots is known.
+    """
+    start, end = intervals.start_position, intervals.end_position
+    inner = np.flatnonzero((root >= 0) & (root != np.arange(len(intervals))))
     inner = inner[original[root[inner]] != root[inner]]
     if not len(inner) or not len(forward):
         return
-    inner = inner[np.lexsort((brackets.opened[inner], brackets.name[inner], root[inner]))]
-    fresh = np.ones(len(inner), np.bool_)
-    fresh[1:] = (np.diff(root[inner]) != 0) | (np.diff(brackets.name[inner]) != 0)
+    inner = inner[np.lexsort((start[inner], intervals.name[inner], root[inner]))]
+    is_first = np.ones(len(inner), np.bool_)
+    is_first[1:] = (np.diff(root[inner]) != 0) | (np.diff(intervals.name[inner]) != 0)
     rank = np.arange(len(inner))
-    occurrence = rank - np.maximum.accumulate(np.where(fresh, rank, 0))
-    lowest = int(brackets.opened.min())
-    stride = int(brackets.opened.max()) - lowest + 1
+    occurrence = rank - np.maximum.accumulate(np.where(is_first, rank, 0))
+    lowest = int(start.min())
+    stride = int(start.max()) - lowest + 1
     repeated = original[root[inner]]
-    place = occurrence + np.searchsorted(
-        brackets.name[forward] * stride + brackets.opened[forward] - lowest,
-        brackets.name[inner] * stride + brackets.opened[repeated] - lowest,
+    position = occurrence + np.searchsorted(
+        intervals.name[forward] * stride + start[forward] - lowest,
+        intervals.name[inner] * stride + start[repeated] - lowest,
     )
-    candidate = forward[np.minimum(place, len(forward) - 1)]
+    candidate = forward[np.minimum(position, len(forward) - 1)]
     match = (
-        (place < len(forward))
-        & (brackets.name[candidate] == brackets.name[inner])
-        & (brackets.closed[candidate] <= brackets.closed[repeated])
+        (position < len(forward))
+        & (intervals.name[candidate] == intervals.name[inner])
+        & (end[candidate] <= end[repeated])
     )
     original[inner[match]] = candidate[match]

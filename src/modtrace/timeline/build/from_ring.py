@@ -1,0 +1,117 @@
+"""A ring's snapshot → a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..._typing import AnyArray, Int64Array
+from ...ring import Events, Kind, RingSnapshot
+from ..columns import BACKWARD, Columns
+from ..timeline import CounterSeries, Mark, Process, Stats, Timeline
+from .attribution import attribute_nodes
+from .call_tree import build_intervals
+from .clock import Clock
+from .name_lookup import NameLookup
+from .span_rows import assign_tracks, build_span_rows, find_parents
+
+__all__ = ["build_timeline"]
+
+_SYNC_PREFIX = "modtrace.sync"
+
+
+def build_timeline(snapshot: RingSnapshot) -> Timeline:
+    """Build the timeline of what a ring held."""
+    events = snapshot.slots.events
+    lookup = NameLookup(snapshot.records, events)
+    clock = Clock(snapshot.records)
+    rank = snapshot.metadata.get("rank")
+    process = Process(
+        int(str(snapshot.metadata.get("pid", 0))),
+        rank if isinstance(rank, int) else None,
+        str(snapshot.metadata.get("program", "python")),
+    )
+    intervals = build_intervals(events)
+    call = attribute_nodes(intervals, events, lookup.torch_threads)
+    rows = build_span_rows(intervals, call)
+    tracks, track = assign_tracks(rows, lookup.threads, process)
+    return Timeline(
+        columns=Columns.of(
+            **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
+            start=clock.to_unix(rows["start"]),
+            end=clock.to_unix(rows["end"]),
+            track=track,
+            parent=find_parents(track, rows["depth"]),
+            step=_steps(events, rows["start_position"]),
+            complete=rows["has_start"] & rows["has_end"],
+        ),
+        names=lookup.names,
+        tracks=tracks,
+        stats=Stats(
+            recorded=snapshot.slots.recorded,
+            overwritten=snapshot.slots.overwritten,
+            torn=snapshot.slots.torn,
+            unfinished=int(np.count_nonzero(~rows["has_end"])),
+            unstarted=int(np.count_nonzero(~rows["has_start"])),
+            unattributed=int(np.count_nonzero(intervals.is_node & (call < 0))),
+        ),
+        marks=_marks(events, lookup.texts, clock),
+        counters=_counters(events, lookup.texts, clock, process),
+        # Which host it was matters to those who watch the ring, not to those who get the trace.
+        metadata={key: value for key, value in snapshot.metadata.items() if key != "host"},
+        span_args=_shapes(events, lookup.texts, rows["start_position"], rows["phase"]),
+    )
+
+
+def _steps(events: Events, start_position: Int64Array) -> Int64Array:
+    """Return for each span the number of steps that had ended before it."""
+    step_ends = np.flatnonzero(events.kind == Kind.STEP)
+    if not len(step_ends):
+        return np.zeros(len(start_position), np.int64)
+    ended = np.concatenate([events.value[step_ends[:1]], events.value[step_ends] + 1])
+    return ended[np.searchsorted(2 * step_ends, start_position)]
+
+
+def _marks(events: Events, texts: Sequence[str], clock: Clock) -> list[Mark]:
+    marked = np.flatnonzero((events.kind == Kind.STEP) | (events.kind == Kind.MARK))
+    marks = []
+    for index, time in zip(marked.tolist(), clock.to_unix(events.time[marked]).tolist(), strict=True):
+        if events.kind[index] == Kind.STEP:
+            marks.append(Mark(time, "step", f"step {int(events.value[index])}"))
+        else:
+            text = texts[events.name[index]]
+            # A sync mark's value is the wait between the two clock readings that its time is the middle of.
+            marks.append(Mark(time, "sync" if text.startswith(_SYNC_PREFIX) else "mark", text))
+    return sorted(marks)
+
+
+def _counters(events: Events, texts: Sequence[str], clock: Clock, process: Process) -> list[CounterSeries]:
+    samples = np.flatnonzero(events.kind == Kind.COUNTER)
+    counters = []
+    for name in np.unique(events.name[samples]).tolist():
+        own = samples[events.name[samples] == name]
+        own = own[np.argsort(events.time[own], kind="stable")]
+        time = clock.to_unix(events.time[own])
+        counters.append(CounterSeries(texts[name], "bytes", process, time, events.value[own]))
+    return counters
+
+
+def _shapes(
+    events: Events, texts: Sequence[str], start_position: Int64Array, phase: AnyArray
+) -> dict[int, Mapping[str, str]]:
+    """Return the shapes of the calls that have them, by index of the span."""
+    shapes = np.flatnonzero(events.kind == Kind.SHAPES)
+    if not len(shapes):
+        return {}
+    by_thread = np.lexsort((np.arange(len(events)), events.thread))
+    before = np.empty(len(events), np.int64)
+    before[by_thread] = np.roll(by_thread, 1)
+    # The shapes of a call stand just behind its enter, on the same thread.
+    span_at = {position: span for span, position in enumerate(start_position.tolist()) if phase[span] != BACKWARD}
+    enters = (2 * before[shapes] + 1).tolist()
+    return {
+        span_at[enter]: {"shapes": texts[events.name[index]]}
+        for index, enter in zip(shapes.tolist(), enters, strict=True)
+        if enter in span_at
+    }
