@@ -24,9 +24,8 @@ from click.testing import CliRunner, Result
 import modtrace
 from modtrace import WriteError
 from modtrace.cli._group import group
-from modtrace.report import LIMIT, Report, archive, report_of_timeline, report_of_trace
+from modtrace.report import MAX_REPORT_BYTES, Report, report_file, report_timeline, write_report, zip_bytes
 from modtrace.timeline import Mark, Name, Process, Timeline
-from modtrace.write.report import write_report
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
 
@@ -215,7 +214,7 @@ def test_a_recording_saves_a_private_report(run: Path) -> None:
 
 
 def test_the_trace_in_a_report_is_whole(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "t.pftrace.gz").write_bytes(report_of_trace(run / "run.ring").files["trace.pftrace.gz"])
+    (tmp_path / "t.pftrace.gz").write_bytes(report_file(run / "run.ring").files["trace.pftrace.gz"])
 
     there, here = modtrace.load(tmp_path / "t.pftrace.gz"), modtrace.load(run / "run.ring")
 
@@ -229,7 +228,7 @@ def test_the_trace_in_a_report_is_whole(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpu_traces")
 def test_the_profilers_kernels_are_in_a_report(trace_processor: Any, tmp_path: Path) -> None:
-    files = report_of_trace(DDP).files
+    files = report_file(DDP).files
     trace = trace_processor.open(gzip.decompress(files["trace.pftrace.gz"]))
     count = "select category, count(*) as n from slice group by 1"
     clean = {row["category"]: row["n"] for row in trace.query(count)}
@@ -243,7 +242,7 @@ def test_the_profilers_kernels_are_in_a_report(trace_processor: Any, tmp_path: P
 
 
 def test_a_report_of_a_merged_trace_has_the_modules_and_the_profilers_events(run: Path, trace_processor: Any) -> None:
-    files = report_of_trace(run / "merged.json").files
+    files = report_file(run / "merged.json").files
     trace = trace_processor.open(gzip.decompress(files["trace.json.gz"]))
     spans = len(modtrace.load(run / "run.ring").spans)
 
@@ -266,8 +265,8 @@ def test_aliases_keep_every_time_and_place(tmp_path: Path) -> None:
         (tmp_path / "t.pftrace.gz").write_bytes(files["trace.pftrace.gz"])
         return modtrace.load(tmp_path / "t.pftrace.gz")
 
-    plain = read(dict(report_of_timeline(timeline).files))
-    aliased = read(dict(report_of_timeline(timeline, anonymize=True).files))
+    plain = read(dict(report_timeline(timeline).files))
+    aliased = read(dict(report_timeline(timeline, anonymize=True).files))
 
     assert list(plain.spans) == list(timeline.spans)
     pairs = [(old, new) for old, new in zip(plain.spans, aliased.spans, strict=True)]
@@ -288,14 +287,14 @@ def test_aliases_keep_every_time_and_place(tmp_path: Path) -> None:
         "transformer",
         "wte",
     )
-    assert found(archive(report_of_timeline(timeline, anonymize=True).files), words) == []
+    assert found(zip_bytes(report_timeline(timeline, anonymize=True).files), words) == []
 
 
 def test_a_report_is_the_same_for_the_same_trace() -> None:
     timeline = gpt_timeline(steps=2, layers=1)
 
     for anonymize in (False, True):
-        first, second = (archive(report_of_timeline(timeline, anonymize=anonymize).files) for _ in range(2))
+        first, second = (zip_bytes(report_timeline(timeline, anonymize=anonymize).files) for _ in range(2))
         assert first == second
 
 
@@ -310,20 +309,20 @@ def read_back(report: Report, tmp_path: Path) -> Timeline:
 @pytest.fixture(scope="module")
 def bare() -> int:
     """Bytes of an archive with next to nothing in it."""
-    return report_of_timeline(gpt_timeline(1, 1)).size
+    return report_timeline(gpt_timeline(1, 1)).size
 
 
 def test_the_limit_is_githubs() -> None:
-    assert LIMIT == 25_000_000
+    assert MAX_REPORT_BYTES == 25_000_000
 
 
 def test_a_long_trace_is_cut_to_the_last_steps(tmp_path: Path, bare: int) -> None:
     timeline = gpt_timeline(steps=40, layers=8)
-    limit = bare + (report_of_timeline(timeline).size - bare) // 2
+    limit = bare + (report_timeline(timeline).size - bare) // 2
 
-    report = report_of_timeline(timeline, limit=limit)
+    report = report_timeline(timeline, max_bytes=limit)
 
-    assert report.size == len(archive(report.files)) <= limit
+    assert report.size == len(zip_bytes(report.files)) <= limit
     found_steps = re.fullmatch(r"the last (\d+) steps of 40", report.cut or "")
     assert found_steps is not None
     kept = int(found_steps[1])
@@ -336,9 +335,9 @@ def test_a_long_trace_is_cut_to_the_last_steps(tmp_path: Path, bare: int) -> Non
 
 def test_one_long_step_is_cut_to_its_end(tmp_path: Path, bare: int) -> None:
     timeline = gpt_timeline(steps=1, layers=300)
-    limit = bare + (report_of_timeline(timeline).size - bare) // 2
+    limit = bare + (report_timeline(timeline).size - bare) // 2
 
-    report = report_of_timeline(timeline, limit=limit)
+    report = report_timeline(timeline, max_bytes=limit)
 
     assert report.size <= limit
     assert re.fullmatch(r"the last [\d.,]+ ms of [\d.,]+ ms", report.cut or "")
@@ -350,9 +349,9 @@ def test_one_long_step_is_cut_to_its_end(tmp_path: Path, bare: int) -> None:
 @pytest.mark.usefixtures("gpu_traces")
 def test_a_profilers_trace_is_cut_too(tmp_path: Path) -> None:
     source = DDP
-    whole = report_of_trace(source)
+    whole = report_file(source)
 
-    report = report_of_trace(source, limit=400_000)
+    report = report_file(source, max_bytes=400_000)
 
     assert whole.cut is None
     assert whole.size > 600_000
@@ -364,9 +363,9 @@ def test_a_profilers_trace_is_cut_too(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("gpu_traces")
 def test_a_profilers_trace_without_steps_is_cut_to_its_end() -> None:
     source = ALEXNET
-    limit = report_of_trace(source).size - 10_000
+    limit = report_file(source).size - 10_000
 
-    report = report_of_trace(source, limit=limit)
+    report = report_file(source, max_bytes=limit)
 
     assert report.size <= limit
     assert re.fullmatch(r"the last [\d.,]+ ms of 43,458\.933 ms", report.cut or "")
@@ -386,9 +385,9 @@ def test_a_profilers_trace_is_cut_to_its_steps(tmp_path: Path, trace_processor: 
         events += [{**operation, "ts": begin + start} for start in starts]
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"baseTimeNanoseconds": 10**18, "traceEvents": events}))
-    whole = report_of_trace(path)
+    whole = report_file(path)
 
-    report = report_of_trace(path, limit=whole.size * 2 // 3)
+    report = report_file(path, max_bytes=whole.size * 2 // 3)
 
     kept = re.fullmatch(r"the profiler's last (\d) steps of 10", report.cut or "")
     assert kept is not None
@@ -401,20 +400,20 @@ def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
     out = tmp_path / "bug.zip"
     out.write_bytes(b"before")
 
-    with pytest.raises(WriteError, match="a report of 10,000 bytes cannot hold even one slice"):
-        write_report(gpt_timeline(2, 1), out, limit=10_000)
+    with pytest.raises(WriteError, match="a report of 10,000 bytes cannot hold even one span"):
+        write_report(gpt_timeline(2, 1), out, max_bytes=10_000)
 
     assert out.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [out]
 
 
 def test_an_empty_timeline_has_a_report_too() -> None:
-    report = report_of_timeline(
+    report = report_timeline(
         replace(gpt_timeline(1, 1), columns=gpt_timeline(1, 1).columns.take(np.array([], np.int64)))
     )
 
     assert list(report.files) == FILES
-    assert "- No module slices." in report.files["summary.md"].decode()
+    assert "- No module spans." in report.files["summary.md"].decode()
 
 
 # Hostile names.
@@ -486,7 +485,7 @@ def test_show_lists_all_and_writes_nothing(trace: Path) -> None:
     result = invoke(trace, "--show")
 
     assert result.exit_code == 0, result.output
-    report = report_of_trace(trace)
+    report = report_file(trace)
     lines = result.stdout.splitlines()
     assert lines[:4] == [f"{len(data):12,} {name}" for name, data in report.files.items()]
     for name in ("summary.md", "environment.txt"):
@@ -500,7 +499,7 @@ def test_it_writes_the_archive(trace: Path) -> None:
     result = invoke(trace, "-o", out)
 
     assert result.exit_code == 0, result.output
-    assert out.read_bytes() == archive(report_of_trace(trace).files)
+    assert out.read_bytes() == zip_bytes(report_file(trace).files)
     assert result.stderr == f"{out}: {out.stat().st_size:,} bytes\n"
     assert result.stdout == ""
 
@@ -508,8 +507,8 @@ def test_it_writes_the_archive(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([], 2, "say where to write it: -o bug.zip"),
-        (["-o", "bug.html"], 2, "a report is a .zip, and bug.html is none"),
+        ([], 2, "Say where to write it: -o bug.zip"),
+        (["-o", "bug.html"], 2, "A report is a .zip, and bug.html is none"),
         (["-o", "absent/bug.zip"], 1, "there is no directory absent"),
     ],
 )
@@ -532,9 +531,9 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
 
 def test_a_cut_report_says_so_on_the_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture, bare: int) -> None:
     timeline = gpt_timeline(steps=40, layers=8)
-    limit = bare + (report_of_timeline(timeline).size - bare) // 2
+    limit = bare + (report_timeline(timeline).size - bare) // 2
 
-    write_report(timeline, tmp_path / "bug.zip", limit=limit)
+    write_report(timeline, tmp_path / "bug.zip", max_bytes=limit)
 
     (message,) = (record.message for record in caplog.records if record.name == "modtrace")
     assert message.startswith(f"{tmp_path / 'bug.zip'} holds the last ")

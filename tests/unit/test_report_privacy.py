@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modtrace.report.aliases import Aliases, Names
-from modtrace.report.clean_timeline import private
-from modtrace.report.event_filter import Cleaner
+from modtrace.report.aliases import AliasedNames, ReportNames
+from modtrace.report.clean_timeline import clean_timeline
+from modtrace.report.event_filter import EventFilter
 from modtrace.report.redact import Redactor
-from modtrace.report.system_info import environment, filtered
+from modtrace.report.system_info import allowed_lines, environment
 from modtrace.timeline import Columns, CounterSeries, Mark, Name, Process, Timeline, Track
 
 ENVIRON = {
@@ -71,11 +71,11 @@ def test_names_of_nobody_are_kept() -> None:
     assert redact("root: Net on localhost") == "root: Net on localhost"
 
 
-# Aliases.
+# AliasedNames.
 
 
 def test_aliases_keep_the_structure(redact: Redactor) -> None:
-    names = Aliases(redact)
+    names = AliasedNames(redact)
 
     assert [
         names.name(name)
@@ -99,7 +99,7 @@ def test_aliases_keep_the_structure(redact: Redactor) -> None:
 
 
 def test_aliases_of_modules_that_the_profiler_numbered(redact: Redactor) -> None:
-    names = Aliases(redact)
+    names = AliasedNames(redact)
 
     assert names.name(Name("Net", "Net_0", "Net")) == Name("Class1", "Class1_0", "Class1")
     assert names.name(Name("Lin_3: Lin", "Net_0.Lin_3", "Lin")) == Name(
@@ -141,7 +141,7 @@ def test_aliases_of_modules_that_the_profiler_numbered(redact: Redactor) -> None
     ],
 )
 def test_what_is_torchs_own_has_no_alias(redact: Redactor, kind: str, text: str, expected: str) -> None:
-    assert getattr(Aliases(redact), kind)(text) == expected
+    assert getattr(AliasedNames(redact), kind)(text) == expected
 
 
 # Timelines.
@@ -169,7 +169,7 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
         },
     )  # fmt: skip
 
-    clean = private(timeline, Names(redact))
+    clean = clean_timeline(timeline, ReportNames(redact))
 
     assert clean.columns is columns
     assert clean.names == [Name("Net", "Net", "Net"), Name("<user>: Head", "Net.<user>", "Head")]
@@ -256,7 +256,7 @@ KEPT: list[tuple[Event, Event]] = [
 
 @pytest.mark.parametrize(("event", "expected"), KEPT)
 def test_what_is_kept_of_an_event(redact: Redactor, event: Event, expected: Event) -> None:
-    assert Cleaner(Names(redact))(event) == expected
+    assert EventFilter(ReportNames(redact))(event) == expected
 
 
 @pytest.mark.parametrize(
@@ -286,10 +286,10 @@ def test_what_is_kept_of_an_event(redact: Redactor, event: Event, expected: Even
     ],
 )
 def test_what_is_unknown_is_left_out(redact: Redactor, event: object) -> None:
-    clean = Cleaner(Names(redact))
+    event_filter = EventFilter(ReportNames(redact))
 
-    assert clean(event) is None
-    assert clean.dropped == 1
+    assert event_filter(event) is None
+    assert event_filter.dropped == 1
 
 
 # The environment.
@@ -325,7 +325,7 @@ Hostname: box
 [pip3] acme==1.0
 """
 
-    assert list(filtered(text)) == [
+    assert list(allowed_lines(text)) == [
         "PyTorch version: 2.13.0+cu130",
         "OS: Debian GNU/Linux 12 (bookworm) (x86_64)",
         "Python version: 3.11.7",
@@ -343,13 +343,13 @@ Hostname: box
     ]
 
 
-def of_another_torch(folder: Path, source: str, patience: float = 30) -> str:
+def of_another_torch(folder: Path, source: str, timeout_s: float = 30) -> str:
     """The environment where `torch.utils.collect_env` is this source."""
     (folder / "torch/utils").mkdir(parents=True)
     (folder / "torch/__init__.py").touch()
     (folder / "torch/utils/__init__.py").touch()
     (folder / "torch/utils/collect_env.py").write_text(source)
-    code = f"from modtrace.report.system_info import environment; print(environment(str, {patience}))"
+    code = f"from modtrace.report.system_info import environment; print(environment(str, {timeout_s}))"
     environ = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2] / 'src'}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     return done.stdout

@@ -1,4 +1,4 @@
-"""`modtrace report`: what one attaches to an issue."""
+"""`modtrace report`: pack a trace for a bug report."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["command"]
 
 @click.command("report")
 @click.argument("trace")
-@click.option("-o", "--out", metavar="OUT", help="The .zip to write; may be left out with --show.")
+@click.option("-o", "--output", metavar="OUT", help="The .zip to write; may be left out with --show.")
 @click.option("--anonymize", is_flag=True, help="Replace names of modules and classes by aliases.")
 @click.option("--show", is_flag=True, help="First print what the archive holds.")
-def command(trace: str, out: str | None, anonymize: bool, show: bool) -> None:
+def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None:
     """Pack TRACE for an issue: the trace, a page that shows it, a summary to paste, and the environment.
 
     TRACE is a ring file, anything that modtrace saved, or a trace of torch.profiler. The archive has no source code, no
@@ -21,18 +21,18 @@ def command(trace: str, out: str | None, anonymize: bool, show: bool) -> None:
     """
     from ..write import check_path
 
-    if out is None and not show:
-        raise click.UsageError("say where to write it: -o bug.zip")
-    if out is not None:
-        check_path(out)
-        if not out.lower().endswith(".zip"):
-            raise click.UsageError(f"a report is a .zip, and {out} is none")
+    if output is None and not show:
+        raise click.UsageError("Say where to write it: -o bug.zip.")
+    if output is not None:
+        check_path(output)
+        if not output.lower().endswith(".zip"):
+            raise click.UsageError(f"A report is a .zip, and {output} is none.")
     from rich.console import Console
 
-    from ..report import LIMIT, report_of_trace, write_archive
+    from ..report import MAX_REPORT_BYTES, report_file, write_archive
 
     with Console(stderr=True).status("packing"):
-        report = report_of_trace(trace, anonymize=anonymize)
+        report = report_file(trace, anonymize=anonymize)
     if show:
         for name, data in report.files.items():
             click.echo(f"{len(data):12,} {name}")
@@ -40,9 +40,8 @@ def command(trace: str, out: str | None, anonymize: bool, show: bool) -> None:
             click.echo(f"\n--- {name}\n{report.files[name].decode()}", nl=False)
         click.echo()
     if report.cut is not None:
-        click.echo(
-            f"The trace is cut to {report.cut}, so that the archive has no more than {LIMIT // 10**6} MB.", err=True
-        )
-    if out is not None:
-        write_archive(report.files, out)
-        click.echo(f"{out}: {report.size:,} bytes", err=True)
+        megabytes = MAX_REPORT_BYTES // 10**6
+        click.echo(f"The trace is cut to {report.cut}, so that the archive has no more than {megabytes} MB.", err=True)
+    if output is not None:
+        write_archive(report.files, output)
+        click.echo(f"{output}: {report.size:,} bytes", err=True)

@@ -1,8 +1,8 @@
-"""What one drops into a bug report: a trace, a page that shows it, a summary, the environment; private by default."""
+"""Bug reports: a `.zip` with a trace, a page that shows it, a summary and the environment; private by default."""
 
 from __future__ import annotations
 
-from .archive import archive, write_archive
-from .assemble import LIMIT, Report, report_of_timeline, report_of_trace
+from .archive import write_archive, zip_bytes
+from .assemble import MAX_REPORT_BYTES, Report, report_file, report_timeline, write_report
 
-__all__ = ["LIMIT", "Report", "archive", "report_of_timeline", "report_of_trace", "write_archive"]
+__all__ = ["MAX_REPORT_BYTES", "Report", "report_file", "report_timeline", "write_archive", "write_report", "zip_bytes"]

@@ -1,4 +1,4 @@
-"""A ZIP file of the same bytes whenever its files are the same."""
+"""ZIP files that are the same, byte for byte, whenever their contents are."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from collections.abc import Mapping
 
 from ..write.atomic_file import replacing
 
-__all__ = ["archive", "write_archive"]
+__all__ = ["write_archive", "zip_bytes"]
 
-_LONG_AGO = (1980, 1, 1, 0, 0, 0)
-_UNIX = 3
-_MODE = 0o100644 << 16
+_EARLIEST_DATE = (1980, 1, 1, 0, 0, 0)
+"""The earliest date that a ZIP can hold: the real one would say when and make archives differ."""
+_CREATED_ON_UNIX = 3
+_FILE_MODE = 0o100644 << 16
 
 
-def archive(files: Mapping[str, bytes]) -> bytes:
-    """Return a ZIP file of the files by name, in their order, with no time, no user and no machine in it."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as packed:
+def zip_bytes(files: Mapping[str, bytes]) -> bytes:
+    """Return a ZIP file of the files by name, in their order, without any time, user or machine in it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files.items():
-            entry = zipfile.ZipInfo(name, _LONG_AGO)
-            entry.create_system = _UNIX
-            entry.external_attr = _MODE
+            entry = zipfile.ZipInfo(name, _EARLIEST_DATE)
+            entry.create_system = _CREATED_ON_UNIX
+            entry.external_attr = _FILE_MODE
             entry.compress_type = zipfile.ZIP_STORED if name.endswith(".gz") else zipfile.ZIP_DEFLATED
-            packed.writestr(entry, data)
-    return out.getvalue()
+            archive.writestr(entry, data)
+    return buffer.getvalue()
 
 
 def write_archive(files: Mapping[str, bytes], path: str | os.PathLike[str]) -> None:
-    """Write a ZIP file.
+    """Write a ZIP file of the files by name.
 
     Raises:
-        WriteError: it cannot be written; an existing file there is intact.
+        WriteError: it cannot be written; an existing file at `path` is intact.
     """
     with replacing(path) as file:
-        file.write(archive(files))
+        file.write(zip_bytes(files))

@@ -1,7 +1,8 @@
-"""A report: its files, and what had to be cut so that they fit."""
+"""Assemble a report: its files, and as much of the trace as fits the size limit."""
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -12,33 +13,35 @@ from .._errors import WriteError
 from ..read.any_trace import Kind, kind_of, timeline_of
 from ..timeline import Timeline
 from ..write.html import render_html
-from .aliases import Aliases, Names
-from .archive import archive
+from .aliases import AliasedNames, ReportNames
+from .archive import write_archive, zip_bytes
 from .redact import Redactor
-from .source_trace import Material, OfProfile, OfTimeline, Part
-from .summary_md import ROWS, summary_text
+from .source_trace import ProfileSource, ReportSource, TimelineSource, TracePart
+from .summary_md import MAX_TABLE_ROWS, summary_text
 from .system_info import environment
 
-__all__ = ["LIMIT", "Report", "report_of_timeline", "report_of_trace"]
+__all__ = ["MAX_REPORT_BYTES", "Report", "report_file", "report_timeline", "write_report"]
 
-LIMIT = 25_000_000
-"""Bytes; what GitHub takes as one attachment."""
-_MARGIN = 0.9
-"""How much of what should fit is tried next: bytes do not quite follow the number of spans."""
-_ONLY_MODULES = (
+MAX_REPORT_BYTES = 25_000_000
+"""What GitHub accepts as one attachment."""
+_RETRY_FRACTION = 0.9
+"""How much of what should fit is tried next: compressed bytes do not quite follow the number of spans."""
+_ONLY_MODULES_NOTE = (
     "The profiler's own events are left out: of a merged trace in Perfetto's format only the modules can be told. "
     "A report of the same in JSON has them."
 )
+_log = logging.getLogger("modtrace")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a report holds.
+    """A report's contents.
 
     Attributes:
-        files: bytes by name.
-        cut: which part of the trace it holds (`the last 3 of 20 steps`); None for all.
+        files: contents by file name, in their order in the archive.
+        cut: which part of the trace it holds (`the last 3 steps of 20`); None for all of it.
         size: bytes of the archive.
+        notes: what the reader should know about the trace.
     """
 
     files: Mapping[str, bytes]
@@ -47,56 +50,82 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
 
-def report_of_timeline(timeline: Timeline, *, anonymize: bool = False, limit: int = LIMIT) -> Report:
+def report_timeline(timeline: Timeline, *, anonymize: bool = False, max_bytes: int = MAX_REPORT_BYTES) -> Report:
     """Make the report of a timeline.
 
     Args:
-        timeline: what it is about.
+        timeline: what to report.
         anonymize: replace names of modules and classes by aliases.
-        limit: bytes that the archive may have.
+        max_bytes: size limit of the archive.
 
     Raises:
-        WriteError: nothing of it fits.
+        WriteError: not even one span fits.
     """
-    names = _names(anonymize)
+    names = _report_names(anonymize)
     with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
-        material = OfTimeline(timeline, names, Path(folder))
-        return _fitted(material, None, names, limit)
+        source = TimelineSource(timeline, names, Path(folder))
+        return _fit(source, None, names, max_bytes)
 
 
-def report_of_trace(path: str | os.PathLike[str], *, anonymize: bool = False, limit: int = LIMIT) -> Report:
+def report_file(path: str | os.PathLike[str], *, anonymize: bool = False, max_bytes: int = MAX_REPORT_BYTES) -> Report:
     """Make the report of a file: a ring, what modtrace saved or merged, or a trace of torch.profiler.
 
     Args:
         path: the file.
         anonymize: replace names of modules and classes by aliases.
-        limit: bytes that the archive may have.
+        max_bytes: size limit of the archive.
 
     Raises:
         RingError: a ring file is damaged beyond reading.
         TraceError: it is no trace, or broken.
-        WriteError: nothing of it fits.
+        WriteError: not even one span fits.
     """
-    names = _names(anonymize)
+    names = _report_names(anonymize)
     kind = kind_of(path)
     with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
-        material: Material
+        source: ReportSource
         if kind in (Kind.PROFILE, Kind.MERGED):
-            material = OfProfile(path, kind, names, Path(folder))
+            source = ProfileSource(path, kind, names, Path(folder))
         else:
-            material = OfTimeline(timeline_of(path, kind), names, Path(folder))
+            source = TimelineSource(timeline_of(path, kind), names, Path(folder))
         if kind is Kind.MERGED_PACKETS:
-            material.notes.append(_ONLY_MODULES)
-        return _fitted(material, _totals(path, names), names, limit)
+            source.notes.append(_ONLY_MODULES_NOTE)
+        return _fit(source, _gpu_table(path, names), names, max_bytes)
 
 
-def _names(anonymize: bool) -> Names:
+def write_report(
+    timeline: Timeline,
+    path: str | os.PathLike[str],
+    *,
+    anonymize: bool = False,
+    max_bytes: int = MAX_REPORT_BYTES,
+) -> None:
+    """Write the report of a timeline: what `Timeline.save` does for a `.zip`.
+
+    Logs a warning where only a part of the timeline fits.
+
+    Args:
+        timeline: what to report.
+        path: the archive.
+        anonymize: replace names of modules and classes by aliases.
+        max_bytes: size limit of the archive.
+
+    Raises:
+        WriteError: not even one span fits, or the file cannot be written; an existing file is intact.
+    """
+    report = report_timeline(timeline, anonymize=anonymize, max_bytes=max_bytes)
+    write_archive(report.files, path)
+    if report.cut is not None:
+        _log.warning("%s holds %s, so that it has no more than %d MB", os.fspath(path), report.cut, max_bytes // 10**6)
+
+
+def _report_names(anonymize: bool) -> ReportNames:
     redact = Redactor.of_this_machine()
-    return Aliases(redact) if anonymize else Names(redact)
+    return AliasedNames(redact) if anonymize else ReportNames(redact)
 
 
-def _totals(path: str | os.PathLike[str], names: Names) -> str | None:
-    """Return the table of a merged trace, which has GPU times; None of any other."""
+def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
+    """Return the table of a merged trace, which has GPU times; None for any other."""
     from ..profiler import module_totals
     from ..profiler.attribute.module_times import NO_MODULE
 
@@ -109,30 +138,31 @@ def _totals(path: str | os.PathLike[str], names: Names) -> str | None:
         else row._replace(fqn=names.fqn(row.fqn), module_class=names.module_class(row.module_class))
         for row in totals.rows
     ]
-    return replace(totals, rows=rows).top(limit=ROWS).to_markdown()
+    return replace(totals, rows=rows).top(limit=MAX_TABLE_ROWS).to_markdown()
 
 
-def _fitted(material: Material, table: str | None, names: Names, limit: int) -> Report:
-    """Return the report with as much of the end of the trace as fits."""
-    about = environment(names.text).encode()
-    table = table or material.timeline.summary().top(limit=ROWS).to_markdown()
-    most = material.count
+def _fit(source: ReportSource, table: str | None, names: ReportNames, max_bytes: int) -> Report:
+    """Return the report with as much of the trace as fits."""
+    environment_text = environment(names.text).encode()
+    table = table or source.timeline.summary().top(limit=MAX_TABLE_ROWS).to_markdown()
+    max_items = source.count
     while True:
-        part = material.end(most)
-        text = summary_text(material.timeline, table, part, material.notes, anonymized=isinstance(names, Aliases))
-        files = _files(part, text, about)
-        size = len(archive(files))
-        if size <= limit:
-            return Report(files, part.what, size, material.notes)
-        most = min(int(most * _MARGIN * limit / size), most - 1)
-        if most < 1:
-            raise WriteError(f"a report of {limit:,} bytes cannot hold even one slice of this trace")
+        part = source.last(max_items)
+        anonymized = isinstance(names, AliasedNames)
+        summary = summary_text(source.timeline, table, part, source.notes, anonymized=anonymized)
+        files = _files(part, summary, environment_text)
+        size = len(zip_bytes(files))
+        if size <= max_bytes:
+            return Report(files, part.description, size, source.notes)
+        max_items = min(int(max_items * _RETRY_FRACTION * max_bytes / size), max_items - 1)
+        if max_items < 1:
+            raise WriteError(f"a report of {max_bytes:,} bytes cannot hold even one span of this trace")
 
 
-def _files(part: Part, text: str, about: bytes) -> dict[str, bytes]:
+def _files(part: TracePart, summary: str, environment_text: bytes) -> dict[str, bytes]:
     return {
-        "summary.md": text.encode(),
-        "environment.txt": about,
-        part.name: part.trace,
+        "summary.md": summary.encode(),
+        "environment.txt": environment_text,
+        part.file_name: part.data,
         "viewer.html": render_html(part.timeline),
     }

@@ -1,4 +1,4 @@
-"""A profiler's trace, plain or merged, as it goes into a report: only what is known, only from some moment on."""
+"""Copy a profiler's trace, plain or merged, for a report: only events and fields that are known to be harmless."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ import orjson
 from .._typing import Float64Array
 from ..profiler.trace.event_stream import EventStream
 from ..profiler.trace.trace_file import TraceFile, base_time_ns
-from .aliases import Names
-from .event_filter import Cleaner
+from .aliases import ReportNames
+from .event_filter import EventFilter
 
 __all__ = ["CleanProfile", "clean_profile"]
 
-_STEP = "ProfilerStep#"
-_DEVICE_NUMBERS = (
+_STEP_PREFIX = "ProfilerStep#"
+_DEVICE_NUMBER_KEYS = (
     *("id", "totalGlobalMem", "computeMajor", "computeMinor", "maxThreadsPerBlock", "maxThreadsPerMultiprocessor"),
     *("regsPerBlock", "regsPerMultiprocessor", "warpSize", "sharedMemPerBlock", "sharedMemPerMultiprocessor"),
     *("numSms", "sharedMemPerBlockOptin"),
 )
-_DEVICE = re.compile(r"(?:NVIDIA|Tesla|Quadro|GeForce|RTX|AMD|Instinct|Radeon|Intel)[\w -]{0,60}", re.ASCII)
+_DEVICE_NAME = re.compile(r"(?:NVIDIA|Tesla|Quadro|GeForce|RTX|AMD|Instinct|Radeon|Intel)[\w -]{0,60}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class CleanProfile:
-    """A profiler's trace without what is private.
+    """The copy.
 
     Attributes:
-        path: where it lies: JSON.
-        base: Unix nanoseconds from which its times count.
-        times: float64, µs from the base, ascending: when its events begin.
-        steps: float64, µs, ascending: when its steps begin.
-        end: µs: when its last event ends.
-        dropped: how many events were left out.
+        path: its file, JSON.
+        base: Unix ns from which its times count.
+        times: float64[events], µs from the base, ascending: when events begin.
+        steps: float64[steps], µs from the base, ascending: when steps begin.
+        end: µs from the base: when the last event ends.
+        dropped: how many events were left out because they are not known to be harmless.
         notes: what was wrong with the file.
     """
 
@@ -52,28 +52,30 @@ class CleanProfile:
     notes: list[str]
 
 
-def clean_profile(path: str | os.PathLike[str], out: Path, names: Names, since: float = float("-inf")) -> CleanProfile:
-    """Write what is known in a trace to `out`.
+def clean_profile(
+    path: str | os.PathLike[str], out: Path, names: ReportNames, since: float = float("-inf")
+) -> CleanProfile:
+    """Write the harmless part of a trace to `out`.
 
     Args:
         path: the trace.
-        out: JSON.
-        names: what things are called.
-        since: µs; events that begin before are left out.
+        out: the JSON file to write.
+        names: replaces texts.
+        since: µs from the base; events that begin earlier are left out.
 
     Raises:
         TraceError: it cannot be read.
     """
-    clean = Cleaner(names)
+    event_filter = EventFilter(names)
     times, steps = array("d"), array("d")
     end = float("-inf")
     with TraceFile(path) as source, out.open("wb") as file:
         stream = EventStream(source)
         file.write(b'{"traceEvents":[')
-        comma = b""
+        separator = b""
         for chunk in stream.chunks():
-            kept = []
-            for event in map(clean, chunk.events):
+            clean_events = []
+            for event in map(event_filter, chunk.events):
                 if event is None:
                     continue
                 if event["ph"] != "M":
@@ -82,41 +84,41 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: Names, since: 
                         continue
                     times.append(time)
                     end = max(end, time + event.get("dur", 0))
-                    if event.get("name", "").startswith(_STEP) and event.get("cat") == "user_annotation":
+                    if event.get("name", "").startswith(_STEP_PREFIX) and event.get("cat") == "user_annotation":
                         steps.append(time)
-                kept.append(event)
-            if kept:
-                file.write(comma + orjson.dumps(kept)[1:-1])
-                comma = b",\n"
+                clean_events.append(event)
+            if clean_events:
+                file.write(separator + orjson.dumps(clean_events)[1:-1])
+                separator = b",\n"
         base = base_time_ns(stream.keys, source.path)
-        file.write(b"]," + orjson.dumps(_keys(stream.keys, base))[1:])
+        file.write(b"]," + orjson.dumps(_clean_keys(stream.keys, base))[1:])
     return CleanProfile(
         out,
         base,
         np.sort(times),
         np.sort(steps),
         end,
-        clean.dropped,
+        event_filter.dropped,
         [re.sub(r"^byte \d+: ", "", note) for note in stream.notes],
     )
 
 
-def _keys(keys: dict[str, Any], base: int) -> dict[str, Any]:
-    said: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
+def _clean_keys(keys: dict[str, Any], base: int) -> dict[str, Any]:
+    clean: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
     if "baseTimeNanoseconds" in keys:
-        said["baseTimeNanoseconds"] = base
+        clean["baseTimeNanoseconds"] = base
     devices = keys.get("deviceProperties")
     if isinstance(devices, list):
-        said["deviceProperties"] = [_device(device) for device in devices if isinstance(device, dict)]
+        clean["deviceProperties"] = [_clean_device(device) for device in devices if isinstance(device, dict)]
     distributed = keys.get("distributedInfo")
     if isinstance(distributed, dict):
-        said["distributedInfo"] = {
+        clean["distributedInfo"] = {
             key: distributed[key] for key in ("rank", "world_size") if type(distributed.get(key)) is int
         }
-    return said
+    return clean
 
 
-def _device(device: dict[str, Any]) -> dict[str, Any]:
-    said = {key: device[key] for key in _DEVICE_NUMBERS if type(device.get(key)) is int}
+def _clean_device(device: dict[str, Any]) -> dict[str, Any]:
+    clean = {key: device[key] for key in _DEVICE_NUMBER_KEYS if type(device.get(key)) is int}
     name = device.get("name")
-    return said | ({"name": name} if isinstance(name, str) and _DEVICE.fullmatch(name) else {})
+    return clean | ({"name": name} if isinstance(name, str) and _DEVICE_NAME.fullmatch(name) else {})

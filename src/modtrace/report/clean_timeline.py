@@ -1,4 +1,4 @@
-"""A timeline without what is not meant to be in a report: every field is chosen, none is passed on unseen."""
+"""Copy a timeline for a report: every field is chosen here, none is passed on by default."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import re
 from collections.abc import Mapping
 
 from ..timeline import CounterSeries, Mark, Process, Stats, Timeline, Track
-from .aliases import Names
+from .aliases import ReportNames
 
-__all__ = ["private", "safe_metadata"]
+__all__ = ["clean_timeline"]
 
 _VERSION = re.compile(r"[\w.+-]{1,40}", re.ASCII)
-_SHAPES = re.compile(r"(?:\w+=)?\w+\[[\d, ]*\]", re.ASCII)
-_VERSIONS = ("modtrace", "torch", "python", "engine")
-_NUMBERS = ("capacity",)
+_SHAPE = re.compile(r"(?:\w+=)?\w+\[[\d, ]*\]", re.ASCII)
+_VERSION_KEYS = ("modtrace", "torch", "python", "engine")
+_NUMBER_KEYS = ("capacity",)
 
 
-def private(timeline: Timeline, names: Names) -> Timeline:
-    """Return the timeline under other names, without the metadata and arguments that a report does not need."""
+def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
+    """Return the timeline with its texts replaced, without the metadata and arguments that a report does not need.
+
+    Args:
+        timeline: as recorded.
+        names: replaces texts.
+    """
     process = {
         old: Process(old.pid, old.rank)
         for old in [*(track.process for track in timeline.tracks), *(c.process for c in timeline.counters)]
@@ -44,33 +49,34 @@ def private(timeline: Timeline, names: Names) -> Timeline:
             CounterSeries(names.counter(c.name), names.counter(c.unit), process[c.process], c.time, c.value)
             for c in timeline.counters
         ],
-        metadata=safe_metadata(timeline.metadata, names),
+        metadata=_clean_metadata(timeline.metadata, names),
         span_args={
             span: {"shapes": shapes}
-            for span, said in timeline.span_args.items()
-            if (shapes := _shapes(said.get("shapes")))
+            for span, args in timeline.span_args.items()
+            if (shapes := _clean_shapes(args.get("shapes")))
         },
     )
 
 
-def safe_metadata(metadata: Mapping[str, object], names: Names) -> dict[str, object]:
-    """Return versions and numbers; neither the host nor a hash of its name, nor anything unknown."""
-    safe: dict[str, object] = {}
-    for key in _VERSIONS:
+def _clean_metadata(metadata: Mapping[str, object], names: ReportNames) -> dict[str, object]:
+    """Return versions and numbers only: no host, no hash of its name, nothing unknown."""
+    clean: dict[str, object] = {}
+    for key in _VERSION_KEYS:
         value = metadata.get(key)
         if isinstance(value, str) and _VERSION.fullmatch(value):
-            safe[key] = names.text(value)
-    for key in _NUMBERS:
+            clean[key] = names.text(value)
+    for key in _NUMBER_KEYS:
         value = metadata.get(key)
         if type(value) is int:
-            safe[key] = value
-    return safe
+            clean[key] = value
+    return clean
 
 
-def _shapes(said: str | None) -> str | None:
-    """Return shapes and dtypes, without the arguments' names: those are the source's."""
-    if said is None:
+def _clean_shapes(shapes: str | None) -> str | None:
+    """Return shapes and dtypes without the names of arguments; None if there is anything else in it."""
+    if shapes is None:
         return None
-    parts = re.split(r", (?=\w+=|\w+\[|…)", said)
-    whole = [part for part in parts if part == "…" or _SHAPES.fullmatch(part)]
-    return ", ".join(part.rpartition("=")[2] for part in whole) if len(whole) == len(parts) else None
+    parts = re.split(r", (?=\w+=|\w+\[|…)", shapes)
+    if not all(part == "…" or _SHAPE.fullmatch(part) for part in parts):
+        return None
+    return ", ".join(part.rpartition("=")[2] for part in parts)

@@ -1,4 +1,4 @@
-"""The events of a profiler's trace of which every key, category and text is known; all others are left out."""
+"""Decide what a report may hold of each event in a profiler's trace: only keys, categories and texts that are known."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import re
 from typing import Any
 
 from ..timeline import PHASES, Name
-from .aliases import Names
+from .aliases import ReportNames
 
-__all__ = ["Cleaner"]
+__all__ = ["EventFilter"]
 
-Event = dict[str, Any]
+RawEvent = dict[str, Any]
 
-_OPERATIONS = frozenset({"cpu_op", "user_annotation", "gpu_user_annotation", "cpu_instant_event", "overhead", "Trace"})
-_KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-_CALLS = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "cuda_sync"})
-_FLOWS = frozenset({"fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "modtrace"})
-_OURS = frozenset({*PHASES, "gpu"})
-_MODULE = "nn.Module: "
+_OPERATION_CATEGORIES = frozenset(
+    {"cpu_op", "user_annotation", "gpu_user_annotation", "cpu_instant_event", "overhead", "Trace"}
+)
+_KERNEL_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "cuda_sync"})
+_FLOW_CATEGORIES = frozenset({"fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "modtrace"})
+_SPAN_CATEGORIES = frozenset({*PHASES, "gpu"})
+_MODULE_PREFIX = "nn.Module: "
 
-_NUMBERS = frozenset(
+_NUMBER_ARGS = frozenset(
     [
         *("External id", "Sequence number", "Fwd thread id", "Ev Idx", "Record function id", "correlation", "cbid"),
         *("Python id", "Python parent id", "Python module id", "Input Dims", "Input Strides", "Op count"),
@@ -32,152 +34,156 @@ _NUMBERS = frozenset(
         *("call", "step", "gpu_work", "incomplete"),
     ]
 )
-"""The args that may hold numbers, or lists of numbers."""
-_WORDS = {
+"""Args that may hold numbers, or lists of numbers."""
+_WORD_ARGS = {
     "cuda_sync_kind": re.compile(r"(?:Context|Stream|Event|Device|Unknown)[A-Za-z ]{0,20}"),
     "Collective name": re.compile(r"[a-z_]{1,40}"),
     "dtype": re.compile(r"[A-Za-z]+\d{0,2}"),
     "labels": re.compile(r"CPU|GPU \d+"),
 }
-"""The args that may hold a word, and which."""
-_TYPE = re.compile(
+"""Args that may hold a word, and which words."""
+_INPUT_TYPE = re.compile(
     r"|(?:unsigned |signed )?(?:char|short|int|long|long int|float|double|bool)"
     r"|Scalar|ScalarList|TensorList|GenericList|c10::\w+(?:<\w+>)?|nullptr \(uninitialized\)"
 )
 _DIGITS = re.compile(r"[\d\s,.\[\]()-]*")
-_CALL = re.compile(r"(?:cuda|cu|hip|nccl|nvtx)[A-Za-z0-9_]+|[A-Z][a-z]+(?: [A-Z][a-z]+){1,3}")
-_PROFILER = re.compile(r"PyTorch Profiler(?: \(\d+\))?|Record Window End|Iteration Start: PyTorch Profiler|\[memory\]")
-_OVERHEAD = re.compile(r"[A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,4}")
-_PLACES = frozenset({"", "Spans", "Traces", "PyTorch Profiler", "Trace PyTorch Profiler"})
-_THREAD = re.compile(r"thread (-?\d+) \((python[\d.]*|pt_\w+)\)|thread -?\d+|stream \d+ ?")
-_TRACK = re.compile(r"(forward|backward|modules) · (.*)", re.DOTALL)
+_RUNTIME_CALL = re.compile(r"(?:cuda|cu|hip|nccl|nvtx)[A-Za-z0-9_]+|[A-Z][a-z]+(?: [A-Z][a-z]+){1,3}")
+_PROFILER_EVENT = re.compile(
+    r"PyTorch Profiler(?: \(\d+\))?|Record Window End|Iteration Start: PyTorch Profiler|\[memory\]"
+)
+_OVERHEAD_NAME = re.compile(r"[A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,4}")
+_WORD_IDS = frozenset({"", "Spans", "Traces", "PyTorch Profiler", "Trace PyTorch Profiler"})
+_THREAD_NAME = re.compile(r"thread (-?\d+) \((python[\d.]*|pt_\w+)\)|thread -?\d+|stream \d+ ?")
+_TRACK_NAME = re.compile(r"(forward|backward|modules) · (.*)", re.DOTALL)
 
 
-class Cleaner:
-    """Makes a clean event of an event; None where it has no place in a report.
+class EventFilter:
+    """Returns what a report may hold of an event, or None: `event_filter(event)`.
 
     Args:
-        names: what things are called.
+        names: replaces texts.
 
     Attributes:
-        dropped: how many events had none.
+        dropped: how many events were left out so far.
     """
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: ReportNames) -> None:
         self.dropped = 0
         self._names = names
 
-    def __call__(self, event: object) -> Event | None:
+    def __call__(self, event: object) -> RawEvent | None:
         """Return what a report may hold of an event."""
-        clean = self._clean(event) if isinstance(event, dict) else None
+        clean = self._filter(event) if isinstance(event, dict) else None
         if clean is None:
             self.dropped += 1
         return clean
 
-    def _clean(self, event: Event) -> Event | None:
-        kind, category, said = event.get("ph"), event.get("cat"), event.get("args")
-        args = said if isinstance(said, dict) else {}
-        clean: Event = {"ph": kind}
+    def _filter(self, event: RawEvent) -> RawEvent | None:
+        phase, category, args = event.get("ph"), event.get("cat"), event.get("args")
+        args = args if isinstance(args, dict) else {}
+        clean: RawEvent = {"ph": phase}
         for key in ("pid", "tid"):
-            place = event.get(key)
-            if type(place) is int or (isinstance(place, str) and place in _PLACES):
-                clean[key] = place
+            value = event.get(key)
+            if type(value) is int or (isinstance(value, str) and value in _WORD_IDS):
+                clean[key] = value
             elif key in event:
                 return None
         for key in ("ts", "dur"):
             if type(event.get(key)) in (int, float):
                 clean[key] = event[key]
-        if kind == "M":
+        if phase == "M":
             return self._metadata(clean, event.get("name"), args)
-        if kind in ("s", "t", "f"):
-            return _flow(clean, event, category)
-        if kind == "C":
+        if phase in ("s", "t", "f"):
+            return _clean_flow(clean, event, category)
+        if phase == "C":
             return self._counter(clean, event.get("name"), args)
-        if kind not in ("X", "i", "I") or not isinstance(event.get("name"), str):
+        if phase not in ("X", "i", "I") or not isinstance(event.get("name"), str):
             return None
-        name = self._name(kind, category, event["name"], args)
+        name = self._name(phase, category, event["name"], args)
         if name is None:
             return None
-        clean |= {"name": name, "args": _arguments(args) | self._module(category, args)}
+        clean |= {"name": name, "args": _clean_args(args) | self._module_args(category, args)}
         if category is not None:
             clean["cat"] = category
-        if kind != "X":
+        if phase != "X":
             clean["s"] = event.get("s") if event.get("s") in ("g", "p", "t") else "t"
         return clean
 
-    def _name(self, kind: str, category: object, name: str, args: Event) -> str | None:
-        """Return what the event is to be called; None where its category is unknown."""
-        if category in _OURS:
+    def _name(self, phase: str, category: object, name: str, args: RawEvent) -> str | None:
+        """Return the event's name for the report; None where its category or name is unknown."""
+        if category in _SPAN_CATEGORIES:
             if "fqn" in args:
                 return self._names.name(Name(name, str(args["fqn"]), str(args.get("module_class")))).label
             return "(no module)"
         if category in ("step", "mark"):
             return self._names.mark(name)
         if category == "python_function":
-            # All others are named by the source: files, lines and functions.
-            if not name.startswith(_MODULE):
+            # All others are named by source files, lines and functions.
+            if not name.startswith(_MODULE_PREFIX):
                 return None
-            module_class, bar, number = name.removeprefix(_MODULE).rpartition("_")
-            return f"{_MODULE}{self._names.module_class(module_class)}{bar}{number}" if number.isdecimal() else None
-        if category in _OPERATIONS:
-            known = _OVERHEAD if category == "overhead" else _PROFILER
+            module_class, bar, number = name.removeprefix(_MODULE_PREFIX).rpartition("_")
+            return (
+                f"{_MODULE_PREFIX}{self._names.module_class(module_class)}{bar}{number}" if number.isdecimal() else None
+            )
+        if category in _OPERATION_CATEGORIES:
+            known = _OVERHEAD_NAME if category == "overhead" else _PROFILER_EVENT
             return name if known.fullmatch(name) else self._names.operation(name)
-        if category in _KERNELS:
+        if category in _KERNEL_CATEGORIES:
             return self._names.kernel(name)
-        if category in _CALLS:
-            return name if _CALL.fullmatch(name) else "runtime call"
-        return name if category is None and kind != "X" and _PROFILER.fullmatch(name) else None
+        if category in _RUNTIME_CATEGORIES:
+            return name if _RUNTIME_CALL.fullmatch(name) else "runtime call"
+        return name if category is None and phase != "X" and _PROFILER_EVENT.fullmatch(name) else None
 
-    def _module(self, category: object, args: Event) -> Event:
-        if category not in _OURS or "fqn" not in args:
+    def _module_args(self, category: object, args: RawEvent) -> RawEvent:
+        if category not in _SPAN_CATEGORIES or "fqn" not in args:
             return {}
         module_class = self._names.module_class(str(args.get("module_class")))
         return {"fqn": self._names.fqn(str(args["fqn"])), "module_class": module_class}
 
-    def _metadata(self, clean: Event, name: object, args: Event) -> Event | None:
+    def _metadata(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent | None:
         if name == "process_name":
-            said: Event = {"name": "python"}
+            clean_args: RawEvent = {"name": "python"}
         elif name == "thread_name":
             thread = str(args.get("name"))
-            track = _TRACK.fullmatch(thread)
+            track = _TRACK_NAME.fullmatch(thread)
             if track:
                 thread = f"{track[1]} · {self._thread(track[2])}"
-            elif not _THREAD.fullmatch(thread):
-                thread = thread if thread in _PLACES else f"thread {clean.get('tid')}"
-            said = {"name": thread}
+            elif not _THREAD_NAME.fullmatch(thread):
+                thread = thread if thread in _WORD_IDS else f"thread {clean.get('tid')}"
+            clean_args = {"name": thread}
         elif name in ("process_labels", "process_sort_index", "thread_sort_index"):
-            said = _arguments(args)
+            clean_args = _clean_args(args)
         else:
             return None
-        return clean | {"name": name, "args": said}
+        return clean | {"name": name, "args": clean_args}
 
     def _thread(self, thread: str) -> str:
-        return thread if _THREAD.fullmatch(thread) else self._names.thread(thread)
+        return thread if _THREAD_NAME.fullmatch(thread) else self._names.thread(thread)
 
-    def _counter(self, clean: Event, name: object, args: Event) -> Event:
+    def _counter(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent:
         values = {self._names.counter(unit): value for unit, value in args.items() if type(value) in (int, float)}
         return clean | {"name": self._names.counter(str(name)), "args": values}
 
 
-def _flow(clean: Event, event: Event, category: object) -> Event | None:
-    identity = event.get("id")
-    if category not in _FLOWS or not (type(identity) is int or _is_number(identity)):
+def _clean_flow(clean: RawEvent, event: RawEvent, category: object) -> RawEvent | None:
+    flow_id = event.get("id")
+    if category not in _FLOW_CATEGORIES or not (type(flow_id) is int or _is_number(flow_id)):
         return None
     name = category if event.get("name") == category else "backward"
-    return clean | {"cat": category, "name": name, "id": identity} | ({"bp": "e"} if event.get("bp") == "e" else {})
+    return clean | {"cat": category, "name": name, "id": flow_id} | ({"bp": "e"} if event.get("bp") == "e" else {})
 
 
-def _arguments(args: Event) -> Event:
-    clean: Event = {}
+def _clean_args(args: RawEvent) -> RawEvent:
+    clean: RawEvent = {}
     for key, value in args.items():
-        if key in _NUMBERS:
+        if key in _NUMBER_ARGS:
             if _is_number(value):
                 clean[key] = value
-        elif key in _WORDS:
-            if isinstance(value, str) and _WORDS[key].fullmatch(value):
+        elif key in _WORD_ARGS:
+            if isinstance(value, str) and _WORD_ARGS[key].fullmatch(value):
                 clean[key] = value
         elif key == "Input type" and isinstance(value, list):
-            clean[key] = [kind if isinstance(kind, str) and _TYPE.fullmatch(kind) else "other" for kind in value]
+            clean[key] = [kind if isinstance(kind, str) and _INPUT_TYPE.fullmatch(kind) else "other" for kind in value]
     return clean
 
 

@@ -1,7 +1,7 @@
-"""Texts without what names a person or a machine.
+"""Replace what identifies a person or a machine in a text.
 
-What goes into a report is chosen by allow-lists. This is what remains for texts that anybody may have written: names of
-modules, threads, marks and annotations.
+What goes into a report is chosen by allow-lists. This is for the texts that pass them and that anybody may have
+written, such as names of modules and annotations.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PATH = (
     r"(?:(?<![\w>)\]])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|*:;,()\[\]]+){2,}/?|(?<!\w)~[\w.-]*/[^\s\"'<>|*:;,()\[\]]*)"
 )
 _WINDOWS = r"(?:(?<!\w)[A-Za-z]:[\\/]|\\\\[\w.-]+\\)[^\s\"'<>|*:;,()\[\]]*"
-_PLACES = re.compile(f"(?P<url>{_URL})|(?P<address>{_MAIL})|(?P<path>{_PATH}|{_WINDOWS})")
+_LOCATION = re.compile(f"(?P<url>{_URL})|(?P<address>{_MAIL})|(?P<path>{_PATH}|{_WINDOWS})")
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
-_SHORTEST_SECRET = 8
-_SHORTEST_NAME = 3
-# Names of accounts and machines that name nobody, and may well be those of a module.
-_NOBODY = frozenset(
+_SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+_MIN_SECRET_LENGTH = 8
+_MIN_NAME_LENGTH = 3
+# Names of accounts and machines that identify nobody, and may well be those of a module.
+_IMPERSONAL_NAMES = frozenset(
     [
         *("root", "user", "users", "home", "admin", "ubuntu", "debian", "docker", "runner", "jovyan", "nobody"),
         *("localhost", "host", "python"),
@@ -36,51 +36,51 @@ _NOBODY = frozenset(
 
 
 class Redactor:
-    """Replaces what names a person or a machine: `redact(text)`.
+    """Replaces what identifies a person or a machine: `redact(text)`.
 
-    Addresses, paths, and whatever of `literal` and `words` there is; the same text always becomes the same.
+    That is URLs, mail addresses, paths, and all of `literal` and `words`. The same text always gives the same result.
 
     Args:
-        literal: what to replace wherever it stands, in any case, by what it is replaced with.
-        words: what to replace where it stands as a word, in any case, by what it is replaced with.
+        literal: replacements of texts wherever they occur, ignoring case.
+        words: replacements of texts that occur as whole words, ignoring case.
     """
 
     def __init__(self, literal: Mapping[str, str], words: Mapping[str, str]) -> None:
-        self._literal = {text.lower(): put for text, put in literal.items()}
-        self._words = {word.lower(): put for word, put in words.items()}
-        self._literals = _any_of(re.escape(text) for text in _longest_first(literal))
-        self._word = _any_of(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])" for word in _longest_first(words))
+        self._literal = {text.lower(): replacement for text, replacement in literal.items()}
+        self._words = {word.lower(): replacement for word, replacement in words.items()}
+        self._literal_pattern = _any_of(re.escape(text) for text in _longest_first(literal))
+        self._word_pattern = _any_of(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])" for word in _longest_first(words))
 
     @classmethod
     def of_this_machine(cls, environ: Mapping[str, str] = os.environ) -> Redactor:
-        """Return one that knows the user, the machine, the home, and what in the environment is called a secret."""
+        """Return one for this machine: its user, host and home, and values of variables that are named like secrets."""
         homes = {environ.get("HOME", ""), environ.get("USERPROFILE", ""), os.path.expanduser("~")}
-        # What lies below it is then a path.
-        literal = {home: "~" for home in homes if len(home) > _SHORTEST_NAME and home != "/root"}
+        # A path below it is then found as one that starts with ~.
+        literal = {home: "~" for home in homes if len(home) > _MIN_NAME_LENGTH and home != "/root"}
         for name, value in environ.items():
-            if _SECRET.search(name) and len(value) >= _SHORTEST_SECRET:
+            if _SECRET_VARIABLE.search(name) and len(value) >= _MIN_SECRET_LENGTH:
                 literal[value] = "<secret>"
         users = {environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")}
         users |= {_account(), *(os.path.basename(home) for home in homes)}
         hosts = {socket.gethostname(), environ.get("HOSTNAME", ""), environ.get("COMPUTERNAME", "")}
         hosts |= {host.split(".")[0] for host in hosts}
-        words = dict.fromkeys(_telling(hosts), "<host>") | dict.fromkeys(_telling(users), "<user>")
+        words = dict.fromkeys(_identifying(hosts), "<host>") | dict.fromkeys(_identifying(users), "<user>")
         return cls(literal, words)
 
     def __call__(self, text: str) -> str:
-        """Return the text without them."""
-        if self._literals is not None:
-            text = self._literals.sub(lambda found: self._literal[found[0].lower()], text)
-        # Before the words: a path with a hole in it would be none any more.
+        """Return the text with all of it replaced."""
+        if self._literal_pattern is not None:
+            text = self._literal_pattern.sub(lambda match: self._literal[match[0].lower()], text)
+        # Before words: a path with a replaced word in it would no longer look like a path.
         if "/" in text or "\\" in text or "@" in text:
-            text = _PLACES.sub(lambda found: f"<{found.lastgroup}>", text)
-        if self._word is not None:
-            text = self._word.sub(lambda found: self._words[found[0].lower()], text)
+            text = _LOCATION.sub(lambda match: f"<{match.lastgroup}>", text)
+        if self._word_pattern is not None:
+            text = self._word_pattern.sub(lambda match: self._words[match[0].lower()], text)
         return text
 
 
-def _telling(names: Iterable[str]) -> list[str]:
-    return [name for name in names if len(name) >= _SHORTEST_NAME and name.lower() not in _NOBODY]
+def _identifying(names: Iterable[str]) -> list[str]:
+    return [name for name in names if len(name) >= _MIN_NAME_LENGTH and name.lower() not in _IMPERSONAL_NAMES]
 
 
 def _longest_first(texts: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a report is made from: a timeline, or a profiler's trace with the timeline in it; whole, or its end."""
+"""What a report is made from: a timeline, or a profiler's trace with the timeline in it; all of it, or a part."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from ..read.any_trace import Kind, timeline_of
 from ..timeline import Timeline
 from ..timeline.tail import last_spans, last_steps
 from ..write.perfetto import write_perfetto
-from .aliases import Names
+from .aliases import ReportNames
 from .clean_profile import clean_profile
-from .clean_timeline import private
+from .clean_timeline import clean_timeline
 
-__all__ = ["Material", "OfProfile", "OfTimeline", "Part"]
+__all__ = ["ProfileSource", "ReportSource", "TimelineSource", "TracePart"]
 
 
-class Part(NamedTuple):
-    """What goes into an archive.
+class TracePart(NamedTuple):
+    """The trace, or the part of it, that goes into an archive.
 
     Attributes:
-        name: of the trace's file.
-        trace: its bytes.
+        file_name: of the trace's file in the archive.
+        data: that file's contents.
         timeline: what the page shows.
-        what: which part it is (`the last 3 of 20 steps`); None for all.
+        description: which part it is (`the last 3 steps of 20`); None for all of it.
     """
 
-    name: str
-    trace: bytes
+    file_name: str
+    data: bytes
     timeline: Timeline
-    what: str | None
+    description: str | None
 
 
-class Material(Protocol):
-    """What a report is made from; nothing private is in it any more.
+class ReportSource(Protocol):
+    """What a report is made from; private things are already gone.
 
     Attributes:
-        timeline: the whole.
+        timeline: all of it.
         count: how many spans or events it has.
         notes: what the reader should know.
     """
@@ -49,40 +49,40 @@ class Material(Protocol):
     count: int
     notes: list[str]
 
-    def end(self, most: int) -> Part:
-        """Return the last `most` spans or events, or the last steps that have no more."""
+    def last(self, max_items: int) -> TracePart:
+        """Return the last `max_items` spans or events, or the last whole steps that have no more."""
 
 
-class OfTimeline:
-    """A timeline, and nothing beside."""
+class TimelineSource:
+    """A timeline without a profiler's trace."""
 
-    def __init__(self, timeline: Timeline, names: Names, folder: Path) -> None:
-        self.timeline = private(timeline, names)
+    def __init__(self, timeline: Timeline, names: ReportNames, folder: Path) -> None:
+        self.timeline = clean_timeline(timeline, names)
         self.count = len(timeline.columns)
         self.notes: list[str] = []
         self._folder = folder
 
-    def end(self, most: int) -> Part:
-        """Return the last steps that have at most `most` spans, or the last `most` spans."""
-        timeline, what = self.timeline, None
-        if most < self.count:
-            timeline, what = last_steps(timeline, most) or last_spans(timeline, most)
+    def last(self, max_items: int) -> TracePart:
+        """Return the last whole steps that have at most `max_items` spans, else the last `max_items` spans."""
+        timeline, description = self.timeline, None
+        if max_items < self.count:
+            timeline, description = last_steps(timeline, max_items) or last_spans(timeline, max_items)
         path = self._folder / "trace.pftrace.gz"
         write_perfetto(timeline, path)
-        return Part(path.name, path.read_bytes(), timeline, what)
+        return TracePart(path.name, path.read_bytes(), timeline, description)
 
 
-class OfProfile:
+class ProfileSource:
     """A profiler's trace, plain or merged.
 
-    A plain one becomes Perfetto's format, as `modtrace merge` makes it; a merged one remains JSON, as merging it
-    once more would lose what was recorded.
+    A plain one becomes a `.pftrace`, as `modtrace merge` makes it. A merged one stays JSON: merging it once more would
+    lose what was recorded.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: Kind, names: Names, folder: Path) -> None:
-        self._source, self._names, self._folder, self._kind = path, names, folder, kind
+    def __init__(self, path: str | os.PathLike[str], kind: Kind, names: ReportNames, folder: Path) -> None:
+        self._names, self._folder, self._kind = names, folder, kind
         self._clean = clean_profile(path, folder / "clean.json", names)
-        self.timeline = private(timeline_of(self._clean.path, kind), _AsTheyAre(names))
+        self.timeline = clean_timeline(timeline_of(self._clean.path, kind), _Unchanged(names))
         self.count = len(self._clean.times)
         self.notes = list(self._clean.notes)
         if self._clean.dropped:
@@ -90,31 +90,32 @@ class OfProfile:
                 f"{self._clean.dropped:,} events of the profiler's trace were left out as not known to be harmless"
             )
 
-    def end(self, most: int) -> Part:
-        """Return the last steps of the profiler that have at most `most` events, or the last `most` events."""
-        clean, timeline, what = self._clean, self.timeline, None
-        if most < self.count:
-            since = float(clean.times[-most])
+    def last(self, max_items: int) -> TracePart:
+        """Return the profiler's last steps that have at most `max_items` events, else the last `max_items` events."""
+        clean, timeline, description = self._clean, self.timeline, None
+        if max_items < self.count:
+            since = float(clean.times[-max_items])
             steps = clean.steps[clean.steps >= since]
             if len(steps):
                 since = float(steps[0])
                 which = "last step" if len(steps) == 1 else f"last {len(steps)} steps"
-                what = f"the profiler's {which} of {len(clean.steps)}"
+                description = f"the profiler's {which} of {len(clean.steps)}"
             else:
-                what = f"the last {(clean.end - since) / 1e3:,.3f} ms of {(clean.end - clean.times[0]) / 1e3:,.3f} ms"
-            clean = clean_profile(clean.path, self._folder / "end.json", _AsTheyAre(self._names), since)
+                kept_ms, all_ms = (clean.end - since) / 1e3, (clean.end - clean.times[0]) / 1e3
+                description = f"the last {kept_ms:,.3f} ms of {all_ms:,.3f} ms"
+            clean = clean_profile(clean.path, self._folder / "end.json", _Unchanged(self._names), since)
             timeline = timeline.window(clean.base + int(np.rint(since * 1e3)))
         if self._kind is Kind.MERGED:
-            return Part("trace.json.gz", gzip.compress(clean.path.read_bytes(), 6, mtime=0), timeline, what)
+            return TracePart("trace.json.gz", gzip.compress(clean.path.read_bytes(), 6, mtime=0), timeline, description)
         from ..profiler import merge
 
         path = self._folder / "trace.pftrace.gz"
         merge(clean.path, None, path)
-        return Part(path.name, path.read_bytes(), timeline, what)
+        return TracePart(path.name, path.read_bytes(), timeline, description)
 
 
-class _AsTheyAre(Names):
-    """Names that have been through others already; aliases of aliases would be others."""
+class _Unchanged(ReportNames):
+    """Names that were replaced before: aliases of aliases would be different ones."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: ReportNames) -> None:
         super().__init__(names.text)

@@ -1,4 +1,4 @@
-"""The machine on which a report is made: versions and hardware, line by line from an allow-list."""
+"""Describe the machine on which a report is made: versions and hardware, line by line from an allow-list."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator
 
 from .._version import __version__
 
-__all__ = ["PATIENCE", "environment", "filtered"]
+__all__ = ["COLLECT_ENV_TIMEOUT_S", "allowed_lines", "environment"]
 
-PATIENCE = 30.0
-"""Seconds that torch's own report may take."""
-_OURS = ("numpy", "orjson", "perfetto", "protobuf", "click", "rich")
+COLLECT_ENV_TIMEOUT_S = 30.0
+_PACKAGES = ("numpy", "orjson", "perfetto", "protobuf", "click", "rich")
 _VERSION = re.compile(r"\d[\w.+!-]{0,40}", re.ASCII)
 
 _PLAIN = r"[\w .,+()/-]{1,80}"
-_KEYS = {
+_ALLOWED_KEYS = {
     **dict.fromkeys(
         (
             *("PyTorch version", "CUDA used to build PyTorch", "ROCM used to build PyTorch", "CUDA runtime version"),
@@ -42,10 +41,10 @@ _KEYS = {
     ),
     **dict.fromkeys(("Architecture", "Model name"), re.compile(r"[\w .()@/-]{1,80}", re.ASCII)),
 }
-"""The lines of torch.utils.collect_env that may be told: `key: value`, as much of the value as matches."""
-_GPU = re.compile(r"GPU \d+: [\w .-]{1,60}", re.ASCII)
-_CUDNN = re.compile(r"/\S*/(libcudnn\w*\.so\.[\d.]+)")
-_PACKAGE = re.compile(
+"""Lines `key: value` of torch.utils.collect_env that are allowed, with as much of the value as matches."""
+_GPU_LINE = re.compile(r"GPU \d+: [\w .-]{1,60}", re.ASCII)
+_CUDNN_LINE = re.compile(r"/\S*/(libcudnn\w*\.so\.[\d.]+)")
+_PACKAGE_LINE = re.compile(
     r"\[(?:pip3?|conda)\] ((?:numpy|optree|functorch|onnx\w*|triton|nvidia-[a-z0-9-]+|intel-[a-z-]+"
     r"|pytorch-triton(?:-rocm|-xpu)?|(?:py)?torch|torch(?:vision|audio|text|data|rec|ao|tune|metrics|elastic)|pytorch-lightning|lightning))"
     r"(?:==|\s+)(\d[\w.+!-]{0,40})(?=\s|$)",
@@ -53,35 +52,41 @@ _PACKAGE = re.compile(
 )
 
 
-def environment(redact: Callable[[str], str], patience: float = PATIENCE) -> str:
+def environment(redact: Callable[[str], str], timeout_s: float = COLLECT_ENV_TIMEOUT_S) -> str:
     """Return the text of `environment.txt`.
 
-    It has no values of environment variables, no paths and no names of the user or the machine. torch's part comes
-    from a process of its own, which may fail, or take more than `patience` seconds; then it says so.
+    It has no values of environment variables, no paths and no names of the user or the machine. torch's part comes from
+    a process of its own; if that fails, or takes longer than `timeout_s`, the text says so.
+
+    Args:
+        redact: replaces what identifies a person or a machine.
+        timeout_s: seconds that torch's own report may take.
     """
-    said = [
+    lines = [
         f"modtrace {__version__}",
         f"{platform.python_implementation()} {platform.python_version()}",
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        *(f"{package} {_version(package)}" for package in _OURS),
+        *(f"{package} {_version(package)}" for package in _PACKAGES),
     ]
-    torch = _of_torch(patience) if importlib.util.find_spec("torch") else ("torch is not installed here",)
-    lines = ["The environment in which this report was made:", "", *said, "", *torch]
-    return "".join(f"{redact(line)}\n" for line in lines)
+    torch_lines = (
+        _collect_torch_env(timeout_s) if importlib.util.find_spec("torch") else ("torch is not installed here",)
+    )
+    text = ["The environment in which this report was made:", "", *lines, "", *torch_lines]
+    return "".join(f"{redact(line)}\n" for line in text)
 
 
-def filtered(text: str) -> Iterator[str]:
-    """Yield what may be told of the output of `torch.utils.collect_env`."""
+def allowed_lines(text: str) -> Iterator[str]:
+    """Yield what is allowed of the output of `torch.utils.collect_env`."""
     for line in text.splitlines():
         key, colon, value = line.partition(":")
-        known = _KEYS.get(key)
-        package = _PACKAGE.match(line)
+        allowed = _ALLOWED_KEYS.get(key)
+        package = _PACKAGE_LINE.match(line)
         if package:
             yield f"{package[1]} {package[2]}"
-        elif colon and known is not None:
-            if found := known.match(value.strip()):
+        elif colon and allowed is not None:
+            if found := allowed.match(value.strip()):
                 yield f"{key}: {found[0].rstrip()}"
-        elif found := _GPU.match(line) or _CUDNN.fullmatch(line):
+        elif found := _GPU_LINE.match(line) or _CUDNN_LINE.fullmatch(line):
             yield found[found.lastindex or 0].rstrip()
 
 
@@ -94,27 +99,27 @@ def _version(package: str) -> str:
 
 
 @functools.cache
-def _of_torch(patience: float) -> tuple[str, ...]:
-    # Not with -m, which warns; and the folder in which the user stands has no say in what torch is.
+def _collect_torch_env(timeout_s: float) -> tuple[str, ...]:
+    # Not with -m, which warns. PYTHONSAFEPATH: a torch.py in the current folder must not be run.
     command = [sys.executable, "-c", "from torch.utils.collect_env import main; main()"]
     environ = {**os.environ, "PYTHONSAFEPATH": "1"}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, env=environ
     )
     try:
-        text, _ = process.communicate(timeout=patience)
+        text, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        _end(process)
-        return (f"torch.utils.collect_env took more than {patience:g} s and was stopped",)
+        _kill(process)
+        return (f"torch.utils.collect_env took more than {timeout_s:g} s and was stopped",)
     except BaseException:
-        _end(process)
+        _kill(process)
         raise
     if process.returncode != 0:
         return (f"torch.utils.collect_env failed ({process.returncode})",)
-    return tuple(filtered(text.decode(errors="replace")))
+    return tuple(allowed_lines(text.decode(errors="replace")))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it with all that it started."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill it with all that it started."""
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

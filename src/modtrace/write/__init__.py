@@ -19,7 +19,7 @@ WRITERS = {
     ".pftrace": ("perfetto", "write_perfetto"),
     ".pftrace.gz": ("perfetto", "write_perfetto"),
     ".html": ("html", "write_html"),
-    ".zip": ("report", "write_report"),
+    ".zip": (".report", "write_report"),
 }
 
 SUFFIXES = tuple(WRITERS)
