@@ -11,8 +11,8 @@ import torch
 
 import modtrace
 from modtrace.check import check
-from modtrace.cli.demo import next_step
-from modtrace.demo import GPT, batches, optimizer_of, train_step
+from modtrace.cli.demo import next_step_hint
+from modtrace.demo import GPT, batches, make_optimizer, train_step
 from tests.support.trace_processor import TraceProcessor
 
 STEPS = 20
@@ -66,15 +66,15 @@ def test_it_prints_a_table_and_how_to_open_the_trace(demo: tuple[Path, str]) -> 
 )
 def test_the_next_step_is_true_for_the_format(path: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: "/bin/modtrace")
-    assert next_step(path) == line
+    assert next_step_hint(path) == line
 
 
 def test_the_next_step_names_the_command_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    assert next_step("demo.json").startswith(f"Next: {tmp_path}/python -m modtrace view demo.json, or")
+    assert next_step_hint("demo.json").startswith(f"Next: {tmp_path}/python -m modtrace view demo.json, or")
     (tmp_path / "modtrace").touch()
-    assert next_step("demo.json").startswith(f"Next: {tmp_path}/modtrace view demo.json, or")
+    assert next_step_hint("demo.json").startswith(f"Next: {tmp_path}/modtrace view demo.json, or")
 
 
 def test_the_trace_has_each_call_of_each_module(demo: tuple[Path, str]) -> None:
@@ -120,7 +120,7 @@ def test_the_model_is_a_causal_language_model_with_a_tied_head() -> None:
 def test_the_model_learns() -> None:
     torch.manual_seed(0)
     model = GPT(layers=2, width=32, heads=2)
-    optimizer = optimizer_of(model)
+    optimizer = make_optimizer(model)
 
     losses = [train_step(model, optimizer, *batch) for batch in itertools.islice(batches(), 30)]
 

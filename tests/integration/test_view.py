@@ -22,7 +22,7 @@ import pytest
 import modtrace
 from modtrace.read.any_trace import Kind, drawable, kind_of, timeline_of
 from modtrace.timeline import Name, Timeline
-from modtrace.view.notebook_html import MOST, frame
+from modtrace.view.notebook_html import MAX_SPANS, iframe_html
 from modtrace.view.perfetto_page import handover_page
 from modtrace.view.server import TraceServer
 from tests.support import perfetto_ui
@@ -345,10 +345,10 @@ def test_a_notebook_shows_the_page_in_a_sandbox(browser: Browser) -> None:
 def test_a_notebook_shows_the_last_steps_of_a_long_timeline() -> None:
     timeline = gpt_timeline(steps=100, layers=24)
     per_step = len(timeline.spans) // 100
-    fitting = MOST // per_step
+    fitting = MAX_SPANS // per_step
     assert 1 < fitting < 100
 
-    shown = frame(timeline)
+    shown = iframe_html(timeline)
 
     kept = f"{fitting * per_step:,} of {len(timeline.spans):,} spans: the last {fitting} steps of 100."
     assert shown.startswith(f"<p>{kept} To see all of it: ")
@@ -358,9 +358,9 @@ def test_a_notebook_shows_the_last_steps_of_a_long_timeline() -> None:
 
 def test_a_notebook_says_what_a_huge_timeline_is() -> None:
     timeline = gpt_timeline(steps=1, layers=1000)
-    assert len(timeline.spans) > MOST
+    assert len(timeline.spans) > MAX_SPANS
 
-    shown = frame(timeline)
+    shown = iframe_html(timeline)
 
     assert "<iframe" not in shown
     assert html.unescape(shown) == (

@@ -65,7 +65,7 @@ def converted(trace: Path, *options: str) -> list[tuple[str, str, float, float]]
     result = invoke("convert", trace, out, *options)
     assert result.exit_code == 0, result.output
     spans = modtrace.load(out).spans
-    assert result.stderr == f"{len(spans)} slices are in {out}\n"
+    assert result.stderr == f"{len(spans)} spans are in {out}\n"
     return [(s.fqn, s.phase, (s.start_ns - START) / MS, (s.end_ns - START) / MS) for s in spans]
 
 
@@ -102,7 +102,7 @@ def test_convert_cuts(trace: Path, options: list[str], kept: list[tuple[str, str
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace", ".pftrace.gz"])
-def test_convert_keeps_every_slice_in_every_format(trace: Path, suffix: str) -> None:
+def test_convert_keeps_every_span_in_every_format(trace: Path, suffix: str) -> None:
     there, back = trace.with_name(f"there{suffix}"), trace.with_name("back.json")
 
     assert invoke("convert", trace, there).exit_code == 0

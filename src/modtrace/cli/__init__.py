@@ -1,11 +1,11 @@
-"""The command line: every module here is the subcommand of its name, and has it as `command`."""
+"""The command line: each module here is the subcommand of its name, and holds it as `command`."""
 
 from __future__ import annotations
 
 import sys
 from types import TracebackType
 
-from ._group import ScriptEnded, group
+from ._group import ScriptError, group
 
 __all__ = ["main"]
 
@@ -13,26 +13,26 @@ __all__ = ["main"]
 def main() -> None:
     """Run the `modtrace` command.
 
-    A broken rule of ours is one line on stderr and exit code 1, wrong usage is 2. What a script under `modtrace run`
-    raises leaves this function as it is, so that the interpreter ends as it would have without us.
+    Our own errors are one line on stderr and exit code 1; wrong usage is exit code 2. What a script under
+    `modtrace run` raises leaves this function unchanged, so that the interpreter ends as it would have without us.
     """
-    ended = _run()
-    if ended is None:
+    script_error = _run()
+    if script_error is None:
         return
-    error, traceback = ended.error, ended.traceback
-    show = sys.excepthook
+    error, traceback = script_error.error, script_error.traceback
+    original_hook = sys.excepthook
 
-    def show_the_scripts_own(kind: type[BaseException], value: BaseException, _: TracebackType | None) -> None:
-        show(kind, value.with_traceback(traceback), traceback)
+    def show_script_traceback(kind: type[BaseException], value: BaseException, _: TracebackType | None) -> None:
+        original_hook(kind, value.with_traceback(traceback), traceback)
 
-    sys.excepthook = show_the_scripts_own
+    sys.excepthook = show_script_traceback
     raise error
 
 
-def _run() -> ScriptEnded | None:
+def _run() -> ScriptError | None:
     # A function of its own: raised in an except block, the script's error would get ours as its context.
     try:
         group(prog_name="modtrace")
-    except ScriptEnded as ended:
-        return ended
+    except ScriptError as error:
+        return error
     return None

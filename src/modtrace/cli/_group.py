@@ -1,4 +1,4 @@
-"""The group of subcommands: found by file name, imported when asked for."""
+"""The group of subcommands: found by file name, imported when used."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import click
 from .._errors import ModtraceError
 from .._version import __version__
 
-__all__ = ["ScriptEnded", "group"]
+__all__ = ["ScriptError", "group"]
 
 
-class ScriptEnded(BaseException):
-    """A user's script has raised; not an Exception, so that nothing on the way to `main` takes it for one of ours.
+class ScriptError(BaseException):
+    """A user's script has raised.
 
-    Args:
-        error: what it raised.
-        traceback: from the script's own first frame on.
+    Not an Exception, so that nothing between the script and `main` handles it as an error of ours.
+
+    Attributes:
+        error: what the script raised.
+        traceback: its traceback, from the script's own first frame on.
     """
 
     def __init__(self, error: BaseException, traceback: TracebackType | None) -> None:
@@ -30,37 +32,37 @@ class ScriptEnded(BaseException):
         self.traceback = traceback
 
 
-class OneLine(click.ClickException):
-    """An error of ours as the shell shows it."""
+class CliError(click.ClickException):
+    """One of our errors, as the command line shows it: one line on stderr, exit code 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print `modtrace: …`, on one line whatever the message holds."""
+        """Print `modtrace: MESSAGE`, with line breaks in the message as spaces."""
         click.echo(f"modtrace: {' '.join(self.message.splitlines())}", file=file or sys.stderr)
 
 
-class Commands(click.Group):
-    """One subcommand per module of this package."""
+class LazyGroup(click.Group):
+    """One subcommand per module of this package, imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        """Return the modules' names."""
+        """Return the names of the subcommands: those of the modules."""
         return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one."""
+        """Import a subcommand; None where there is none of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = importlib.import_module(f"{__package__}.{cmd_name}").command
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run one; an error of ours becomes a line."""
+        """Run a subcommand; a `ModtraceError` becomes a `CliError`."""
         try:
             return super().invoke(ctx)
         except ModtraceError as error:
-            raise OneLine(str(error)) from error
+            raise CliError(str(error)) from error
 
 
-@click.group("modtrace", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("modtrace", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def group() -> None:
     """Timelines of PyTorch modules: record them, look at them, find out where a run hangs."""

@@ -1,4 +1,4 @@
-"""Running a user's script as `python SCRIPT` and `python -m MODULE` do."""
+"""Run a user's script as `python SCRIPT` and `python -m MODULE` do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import ModuleType, TracebackType
 
 import click
 
-from ._group import ScriptEnded
+from ._group import ScriptError
 
 __all__ = ["run_file", "run_module"]
 
@@ -24,14 +24,14 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
     """Run a script as `__main__` and wait for its threads.
 
     Raises:
-        ScriptEnded: whatever the script raises, SystemExit and KeyboardInterrupt included.
+        ScriptError: whatever the script raises, SystemExit and KeyboardInterrupt included.
     """
     absolute = os.path.abspath(path)
     main = ModuleType("__main__")
     vars(main).update(__file__=absolute, __builtins__=builtins, __loader__=SourceFileLoader("__main__", absolute))
     sys.argv = [path, *arguments]
-    _search_first(os.path.dirname(os.path.realpath(path)))
-    # It stays there after the script's end: threads, exit handlers and pickles still look for it.
+    _set_first_search_path(os.path.dirname(os.path.realpath(path)))
+    # Not restored afterwards: threads, exit handlers and pickles still look it up.
     sys.modules["__main__"] = main
     try:
         with io.open_code(absolute) as file:
@@ -39,7 +39,7 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
         exec(code, vars(main))  # noqa: S102 (what the command is for)
         _wait_for_threads()
     except BaseException as error:
-        raise ScriptEnded(error, _of_the_script(error.__traceback__)) from None
+        raise ScriptError(error, _strip_runner_frames(error.__traceback__)) from None
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
@@ -47,10 +47,10 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
     Raises:
         UsageError: there is no such module.
-        ScriptEnded: whatever the module raises, SystemExit and KeyboardInterrupt included.
+        ScriptError: whatever the module raises, SystemExit and KeyboardInterrupt included.
     """
     sys.argv = [name, *arguments]
-    _search_first(os.getcwd())
+    _set_first_search_path(os.getcwd())
     try:
         if importlib.util.find_spec(name) is None:
             raise click.UsageError(f"No module named {name!r}.")
@@ -61,23 +61,23 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise click.UsageError(f"No module named {error.name!r}.") from None
-        raise ScriptEnded(error, _of_the_script(error.__traceback__)) from None
+        raise ScriptError(error, _strip_runner_frames(error.__traceback__)) from None
 
 
-def _search_first(folder: str) -> None:
+def _set_first_search_path(folder: str) -> None:
     if not getattr(sys.flags, "safe_path", False):  # since Python 3.11; without it the first entry is the command's
         sys.path[0] = folder
 
 
 def _wait_for_threads() -> None:
-    """Wait as the interpreter would before it ends, while the recording still runs."""
+    """Join all non-daemon threads, as the interpreter does at its end, while the recording still runs."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
 
 
-def _of_the_script(traceback: TracebackType | None) -> TracebackType | None:
-    """Leave out the frames by which the script was started."""
+def _strip_runner_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of the code that started the script."""
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         traceback = traceback.tb_next
     return traceback

@@ -8,9 +8,9 @@ __all__ = ["command"]
 
 
 @click.command("build")
-@click.option("--force", is_flag=True, help="Build again what is built already.")
+@click.option("--force", is_flag=True, help="Build even if it is already built.")
 def command(force: bool) -> None:
-    """Compile the native engine against the installed torch, into a cache of the user's.
+    """Compile the native engine against the installed torch, into the user's cache folder.
 
     It needs a C++ compiler and ninja, and about 15 seconds.
     """
@@ -19,7 +19,7 @@ def command(force: bool) -> None:
     console = Console(stderr=True)
     with console.status("importing torch"):
         from ..track.native.library import build, native_path
-    fresh = force or not native_path().is_file()
+    will_build = force or not native_path().is_file()
     with console.status("compiling the native engine"):
         path = build(force)
-    click.echo(f"{'built' if fresh else 'already built'}: {path}")
+    click.echo(f"{'built' if will_build else 'already built'}: {path}")

@@ -1,4 +1,4 @@
-"""`modtrace check`: what is wrong with a trace."""
+"""`modtrace check`: find what is wrong with a trace."""
 
 from __future__ import annotations
 

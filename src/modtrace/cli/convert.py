@@ -1,4 +1,4 @@
-"""`modtrace convert`: from any file that modtrace reads to any that it writes."""
+"""`modtrace convert`: write any trace that modtrace reads in any format that it writes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import click
 
 __all__ = ["command"]
 
-N = TypeVar("N", int, float)
+Number = TypeVar("Number", int, float)
 
 
-def _interval(number: Callable[[str], N]) -> Callable[[str], tuple[N | None, N | None]]:
-    """Parse `A:B`; a missing end is open, None."""
+def _interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Number | None, Number | None]]:
+    """Return a parser of `A:B`; a missing bound is None."""
 
-    def parse(text: str) -> tuple[N | None, N | None]:
+    def parse(text: str) -> tuple[Number | None, Number | None]:
         start, colon, end = text.partition(":")
         try:
-            bounds = [number(bound) if bound else None for bound in (start, end)]
+            bounds = [parse_number(bound) if bound else None for bound in (start, end)]
         except ValueError:
             colon = ""
         if not colon or any(bound is not None and not math.isfinite(bound) for bound in bounds):
@@ -39,7 +39,7 @@ def _interval(number: Callable[[str], N]) -> Callable[[str], tuple[N | None, N |
     "--window",
     metavar="START:END",
     type=_interval(float),
-    help="Keep what lies between two times, in ms from the first slice.",
+    help="Keep what lies between two times, in ms from the first span.",
 )
 @click.option("--steps", metavar="A:B", type=_interval(int), help="Keep steps A to B, without B; the first is 0.")
 @click.option("--modules", metavar="PATTERN", help="Keep modules whose full name matches, as in GPT.blocks.*.")
@@ -69,4 +69,4 @@ def command(
     if modules is not None or max_depth is not None:
         timeline = timeline.modules(modules, max_depth)
     timeline.save(target)
-    click.echo(f"{len(timeline.columns)} slices are in {target}", err=True)
+    click.echo(f"{len(timeline.columns)} spans are in {target}", err=True)

@@ -1,4 +1,4 @@
-"""`modtrace demo`: a trace to look at, without a model of one's own."""
+"""`modtrace demo`: record the training of a small GPT, for a trace to look at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-__all__ = ["command", "next_step"]
+__all__ = ["command", "next_step_hint"]
 
 STEPS = 20
 
@@ -35,14 +35,14 @@ def command(output: str) -> None:
     with console.status("importing torch"):
         import torch
 
-        from ..demo import GPT, batches, optimizer_of, train_step
+        from ..demo import GPT, batches, make_optimizer, train_step
         from ..recording import record
 
     torch.manual_seed(0)
-    # At this size several threads mostly wait for each other.
+    # One thread: at this size several mostly wait for each other.
     torch.set_num_threads(1)
     model = GPT()
-    optimizer, data = optimizer_of(model), batches()
+    optimizer, data = make_optimizer(model), batches()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"))
     with record(output) as recording, Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("training", total=STEPS, loss=float("nan"))
@@ -53,22 +53,22 @@ def command(output: str) -> None:
     console.print()
     console.print(recording.timeline().summary().top(limit=16))
     console.print()
-    console.print(next_step(output), highlight=False, markup=False, soft_wrap=True)
+    console.print(next_step_hint(output), highlight=False, markup=False, soft_wrap=True)
 
 
-def next_step(path: str) -> str:
-    """Return how to look at what has been written to `path`, in one line."""
+def next_step_hint(path: str) -> str:
+    """Return a line that says how to look at the trace in `path`."""
     suffix = Path(path).suffix.lower()
     if suffix == ".html":
         return f"Next: open {path} in a browser; it needs no network"
     if suffix == ".zip":
         return f"Next: unpack {path} and open its viewer.html in a browser, or attach it to a bug report"
-    return f"Next: {_program()} view {shlex.quote(path)}, or drop {path} onto https://ui.perfetto.dev"
+    return f"Next: {_command_name()} view {shlex.quote(path)}, or drop {path} onto https://ui.perfetto.dev"
 
 
-def _program() -> str:
-    """Return how the shell finds this command: the virtual environment need not be activated."""
-    beside = Path(sys.executable).with_name("modtrace")
+def _command_name() -> str:
+    """Return how to call this command from a shell, also where the virtual environment is not activated."""
+    script = Path(sys.executable).with_name("modtrace")
     if shutil.which("modtrace"):
         return "modtrace"
-    return shlex.quote(str(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m modtrace"
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m modtrace"

@@ -1,4 +1,4 @@
-"""`modtrace merge`: a recording over a trace of torch.profiler."""
+"""`modtrace merge`: add a recording to a trace of torch.profiler."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["command"]
 @click.command("merge")
 @click.argument("profile")
 @click.argument("recording", required=False)
-@click.option("-o", "--out", required=True, metavar="OUT", help=".json, .json.gz or .pftrace.")
+@click.option("-o", "--output", required=True, metavar="OUT", help=".json, .json.gz or .pftrace.")
 @click.option(
     "--attribute/--no-attribute",
     default=True,
     help="Without: no GPU tracks, and backward as recorded, in the time that copying takes.",
 )
-def command(profile: str, recording: str | None, out: str, attribute: bool) -> None:
-    """Lay RECORDING over PROFILE, a trace of torch.profiler, which is never changed.
+def command(profile: str, recording: str | None, output: str, attribute: bool) -> None:
+    """Write PROFILE, a trace of torch.profiler, with RECORDING's module tracks in it; PROFILE itself is not changed.
 
     RECORDING is a ring file or anything that modtrace saved. Without it the module tracks are made from what PROFILE
     knows of modules.
@@ -34,13 +34,13 @@ def command(profile: str, recording: str | None, out: str, attribute: bool) -> N
     from ..profiler import merge
 
     with _progress(profile) as progress:
-        merged = merge(profile, recording, out, attribute=attribute, progress=progress)
+        merged = merge(profile, recording, output, attribute=attribute, progress=progress)
     click.echo(str(merged), err=True)
 
 
 @contextmanager
 def _progress(path: str) -> Iterator[Progress | None]:
-    """Show the bytes read on a terminal."""
+    """Show on a terminal how much of the file has been read."""
     if not sys.stderr.isatty() or not os.path.isfile(path):
         yield None
         return

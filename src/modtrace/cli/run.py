@@ -1,4 +1,4 @@
-"""`modtrace run`: record a script that knows nothing of modtrace."""
+"""`modtrace run`: record an unchanged script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from .._errors import ModtraceError
 from ..record_options import OPTIONS, Option
-from ._group import ScriptEnded
+from ._group import ScriptError
 
 if TYPE_CHECKING:
     from ..autorecord import AutoRecording
@@ -68,7 +68,7 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
 
     if not as_module and not os.path.isfile(script):
         raise click.UsageError(f"There is no script {script!r}.")
-    trace = expand_path(output or _trace_name(script, as_module), os.environ)
+    trace = expand_path(output or _default_output(script, as_module), os.environ)
     check_path(trace)
     for option in OPTIONS:
         if option.is_path and options[option.name] is not None:
@@ -77,13 +77,13 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
     auto = AutoRecording({"path": os.path.abspath(trace), **options}, log_errors=False)
     try:
         (run_module if as_module else run_file)(script, arguments)
-    except ScriptEnded as ended:
-        if isinstance(auto.error, ModtraceError) and ended.error is auto.error:
+    except ScriptError as script_error:
+        if isinstance(auto.error, ModtraceError) and script_error.error is auto.error:
             raise auto.error from None
         try:
             _finish(auto, trace)
         except ModtraceError as error:
-            click.echo(f"modtrace: {error}", err=True)  # what the script raised is what its user has to see
+            click.echo(f"modtrace: {error}", err=True)  # then go on with the script's own error, which matters more
         raise
     _finish(auto, trace)
 
@@ -102,9 +102,9 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         click.echo("modtrace: torch was never imported; nothing is recorded", err=True)
     else:
         spans = len(auto.recording.timeline().columns)
-        click.echo(f"modtrace: {spans} slices of {auto.steps} steps are in {trace}", err=True)
+        click.echo(f"modtrace: {spans} spans of {auto.steps} steps are in {trace}", err=True)
 
 
-def _trace_name(script: str, as_module: bool) -> str:
+def _default_output(script: str, as_module: bool) -> str:
     stem = script.removesuffix(".__main__").rpartition(".")[2] if as_module else Path(script).stem
     return f"{stem}.pftrace".replace("%", "%%")

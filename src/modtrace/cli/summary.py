@@ -1,4 +1,4 @@
-"""`modtrace summary`: what each module took."""
+"""`modtrace summary`: a table of the time that each module took."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["command"]
 @click.argument("trace")
 @click.option(
     "--format",
-    "form",
+    "output_format",
     type=click.Choice(["table", "markdown", "csv", "json"]),
     default="table",
     show_default=True,
@@ -27,7 +27,7 @@ __all__ = ["command"]
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N modules only.")
 def command(
     trace: str,
-    form: Literal["table", "markdown", "csv", "json"],
+    output_format: Literal["table", "markdown", "csv", "json"],
     sort: str | None,
     limit: int | None,
 ) -> None:
@@ -42,10 +42,10 @@ def command(
     if totals is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
     summary = load(trace).summary().top(sort or "self", limit) if totals is None else totals.top(sort or "gpu", limit)
-    if form == "table":
+    if output_format == "table":
         from rich.console import Console
 
         Console().print(summary)
     else:
-        write = {"markdown": summary.to_markdown, "csv": summary.to_csv, "json": summary.to_json}[form]
-        click.echo(write(), nl=False)
+        render = {"markdown": summary.to_markdown, "csv": summary.to_csv, "json": summary.to_json}[output_format]
+        click.echo(render(), nl=False)

@@ -1,4 +1,4 @@
-"""`modtrace view`: a trace in the browser."""
+"""`modtrace view`: open a trace in the browser."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def command(trace: str, offline: bool) -> None:
     """
     from .._errors import ModtraceError
     from ..read.any_trace import drawable, timeline_of
-    from ..view.browser import PATIENCE, show
-    from ..view.server import PERFETTO, Page, TraceServer
+    from ..view.browser import WAIT_TIMEOUT_S, open_and_serve
+    from ..view.server import PERFETTO_ORIGIN, Page, TraceServer
 
     with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
         if offline:
@@ -36,8 +36,8 @@ def command(trace: str, offline: bool) -> None:
             path, notes = drawable(trace, Path(folder))
             for note in notes:
                 click.echo(note, err=True)
-            server = TraceServer(handover_page("trace", os.path.basename(trace), PERFETTO), path)
+            server = TraceServer(handover_page("trace", os.path.basename(trace), PERFETTO_ORIGIN), path)
         with server:
-            taken = show(server, click.echo)
-    if not taken:
-        raise ModtraceError(f"nobody came for the trace within {PATIENCE / 60:.0f} minutes")
+            delivered = open_and_serve(server, click.echo)
+    if not delivered:
+        raise ModtraceError(f"no browser fetched the trace within {WAIT_TIMEOUT_S / 60:.0f} minutes")

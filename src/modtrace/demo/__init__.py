@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .gpt import GPT
-from .training import batches, optimizer_of, train_step
+from .training import batches, make_optimizer, train_step
 
-__all__ = ["GPT", "batches", "optimizer_of", "train_step"]
+__all__ = ["GPT", "batches", "make_optimizer", "train_step"]

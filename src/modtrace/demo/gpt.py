@@ -57,7 +57,12 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a LayerNorm and beside a residual connection."""
+    """Attention and MLP, each after a LayerNorm and with a residual connection.
+
+    Args:
+        width: channels.
+        heads: attention heads; they divide `width`.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -95,7 +100,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.token_embedding.weight
-        self.apply(_small)
+        self.apply(_init_weights)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map int64[batch, time] tokens to float[batch, time, vocabulary] logits of each next token."""
@@ -107,7 +112,7 @@ class GPT(nn.Module):
         return logits
 
 
-def _small(module: nn.Module) -> None:
-    # The tied head reads the embedding's weights: at their usual scale of 1 the first logits would be far too sure.
+def _init_weights(module: nn.Module) -> None:
+    # Small, because the head is tied to the embedding: at its usual scale of 1 the first logits would be far too large.
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)

@@ -1,4 +1,4 @@
-"""Training the demo's GPT on the bytes of a text."""
+"""Train the demo's GPT on the bytes of its own source text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.optim import AdamW, Optimizer
 
 from .gpt import GPT
 
-__all__ = ["batches", "optimizer_of", "train_step"]
+__all__ = ["batches", "make_optimizer", "train_step"]
 
 
 def batches(
     size: int = 8, length: int = 64, *, seed: int = 0, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Draw (tokens, targets) without end, int64[size, length] each, from the demo's own source text."""
+    """Yield (tokens, targets) forever, int64[size, length] each, drawn from the demo's own source text."""
     text = "".join(files(__package__).joinpath(name).read_text("utf-8") for name in ("gpt.py", "training.py"))
     tokens = torch.tensor(list(text.encode()), device=device)
     generator = torch.Generator().manual_seed(seed)
@@ -28,13 +28,13 @@ def batches(
         yield windows[:, :-1], windows[:, 1:]
 
 
-def optimizer_of(model: GPT) -> Optimizer:
-    """Return the optimizer that the demo trains with."""
+def make_optimizer(model: GPT) -> Optimizer:
+    """Return the optimizer of the demo's training."""
     return AdamW(model.parameters(), lr=3e-3)
 
 
 def train_step(model: GPT, optimizer: Optimizer, tokens: Tensor, targets: Tensor) -> float:
-    """Forward, backward and one optimizer step; returns the loss in nats a byte."""
+    """Run forward, backward and one optimizer step; return the loss in nats per byte."""
     optimizer.zero_grad()
     logits = model(tokens)
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -269,9 +269,9 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook: the offline viewer, in a frame of its own."""
-        from ..view.notebook_html import frame
+        from ..view.notebook_html import iframe_html
 
-        return frame(self)
+        return iframe_html(self)
 
     def summary(self) -> Summary:
         """Total per module: calls, forward, backward and self time."""

@@ -1,4 +1,4 @@
-"""A page shown in the user's browser, or how to reach it from where the browser is."""
+"""Open a page in the user's browser, or say how to reach it from where the browser is."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from collections.abc import Callable, Mapping
 
 from .server import TraceServer
 
-__all__ = ["has_browser", "show"]
+__all__ = ["WAIT_TIMEOUT_S", "has_browser", "open_and_serve"]
 
-PATIENCE = 600.0
-"""Seconds that the server waits for somebody to come."""
+WAIT_TIMEOUT_S = 600.0
+"""How long the server waits for a browser to come."""
 
 
 def has_browser(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> bool:
-    """Whether a browser that is opened from here shows up where the user sits."""
+    """Return whether a browser opened from this process shows up where the user sits.
+
+    Args:
+        environ: the environment variables.
+        platform: as `sys.platform`.
+    """
     if environ.get("BROWSER"):
         return True
     if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"):
@@ -26,30 +31,33 @@ def has_browser(environ: Mapping[str, str] = os.environ, platform: str = sys.pla
     return platform in ("darwin", "win32") or bool(environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY"))
 
 
-def show(server: TraceServer, say: Callable[[str], object], timeout: float = PATIENCE) -> bool:
-    """Open the page of a running server and wait until all was taken; return whether it was.
+def open_and_serve(server: TraceServer, print_line: Callable[[str], object], timeout_s: float = WAIT_TIMEOUT_S) -> bool:
+    """Open the page of a running server in the browser, and wait until it was delivered.
 
     Args:
         server: serves the page.
-        say: takes lines for the user.
-        timeout: seconds to wait for the browser.
+        print_line: shows a line to the user.
+        timeout_s: seconds to wait for the browser.
+
+    Returns:
+        Whether everything was delivered in time.
     """
     if has_browser():
-        say(f"Opening {server.url}")
-        # Some browsers return only when their window is closed.
-        opening = threading.Thread(target=_open, args=(server, say), daemon=True)
+        print_line(f"Opening {server.url}")
+        # In a thread, because some browsers return only when their window is closed.
+        opening = threading.Thread(target=_open, args=(server, print_line), daemon=True)
         opening.start()
     else:
-        say(_elsewhere(server))
-    return server.wait(timeout)
+        print_line(_remote_instructions(server))
+    return server.wait(timeout_s)
 
 
-def _open(server: TraceServer, say: Callable[[str], object]) -> None:
+def _open(server: TraceServer, print_line: Callable[[str], object]) -> None:
     if not webbrowser.open(server.url):
-        say(f"No browser could be started. {_elsewhere(server)}")
+        print_line(f"No browser could be started. {_remote_instructions(server)}")
 
 
-def _elsewhere(server: TraceServer) -> str:
+def _remote_instructions(server: TraceServer) -> str:
     return (
         f"Open {server.url}\n"
         "From another machine, first forward the port there:\n"

@@ -1,4 +1,4 @@
-"""A timeline in a notebook: the offline page in a frame of its own."""
+"""A timeline as HTML for a notebook: the offline page in an iframe."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from ..timeline import Timeline
 from ..timeline.tail import last_steps
 from ..write.html import render_html
 
-__all__ = ["frame"]
+__all__ = ["MAX_SPANS", "iframe_html"]
 
-MOST = 20_000
-"""Spans in a frame: about half a megabyte in the notebook's file, which keeps every output."""
+MAX_SPANS = 20_000
+"""Spans in one iframe: about half a megabyte in the notebook's file, which keeps every output."""
 
 
-def frame(timeline: Timeline) -> str:
-    """Return HTML that shows the timeline, of a long one its last steps, of a huge step only what it is.
+def iframe_html(timeline: Timeline) -> str:
+    """Return HTML that shows a timeline: its last steps if it is long, only its size if one step is too long.
 
-    The page can run its own scripts and nothing else: not reach the notebook, nor the network.
+    The page runs its own scripts and nothing else: it can reach neither the notebook nor the network.
     """
     columns = timeline.columns
     note = ""
-    if len(columns) > MOST:
-        shortened = last_steps(timeline, MOST)
+    if len(columns) > MAX_SPANS:
+        shortened = last_steps(timeline, MAX_SPANS)
         if shortened is None:
-            return _said(f"{timeline!r} has too many spans in one step to be shown here. {_ALL}")
+            return _paragraph(f"{timeline!r} has too many spans in one step to be shown here. {_SAVE_HINT}")
         timeline = shortened.timeline
-        note = _said(f"{len(timeline.columns):,} of {len(columns):,} spans: {shortened.what}. {_ALL}")
+        note = _paragraph(f"{len(timeline.columns):,} of {len(columns):,} spans: {shortened.what}. {_SAVE_HINT}")
     page = html.escape(render_html(timeline).decode())
     return (
         f'{note}<iframe title="modtrace timeline" sandbox="allow-scripts" srcdoc="{page}" '
@@ -34,8 +34,8 @@ def frame(timeline: Timeline) -> str:
     )
 
 
-_ALL = 'To see all of it: timeline.save("timeline.html"), or .pftrace.'
+_SAVE_HINT = 'To see all of it: timeline.save("timeline.html"), or .pftrace.'
 
 
-def _said(text: str) -> str:
+def _paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"

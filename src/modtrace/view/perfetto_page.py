@@ -1,7 +1,7 @@
-"""The page that hands a trace over to the Perfetto UI.
+"""The page that passes a trace to the Perfetto UI.
 
-It shows the UI in a frame and posts the bytes to it. That needs no click, no permission of the browser's for a public
-site to reach this machine, and no particular port; the UI trusts pages of this machine without asking.
+It shows the UI in an iframe and posts the trace's bytes to it. That needs no click, no particular port, and no
+permission for a public site to reach this machine; the UI accepts pages of this machine without asking.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from .server import Page
 
 __all__ = ["handover_page"]
 
-PINNED = "^(forward|backward)\\b"
-"""The names of the tracks that are put on top."""
+PINNED_TRACKS = "^(forward|backward)\\b"
+"""A regular expression: tracks of these names are pinned to the top."""
 
 
 def handover_page(trace: str, title: str, origin: str) -> Page:
     """Return the page.
 
     Args:
-        trace: where the trace lies, relative to the page.
-        title: what the trace is called.
-        origin: of the Perfetto UI.
+        trace: URL of the trace, relative to the page.
+        title: the trace's name, shown as the title.
+        origin: the Perfetto UI's origin (`https://ui.perfetto.dev`).
     """
-    commands = [{"id": "dev.perfetto.PinTracksByRegex", "args": [PINNED]}]
+    commands = [{"id": "dev.perfetto.PinTracksByRegex", "args": [PINNED_TRACKS]}]
     settings = {
         "origin": origin,
         "ui": f"{origin}/#!/?hideSidebar=true&startupCommands={quote(json.dumps(commands))}",
@@ -36,10 +36,10 @@ def handover_page(trace: str, title: str, origin: str) -> Page:
     }
     nonce = secrets.token_urlsafe(16)
     text = resources.files("modtrace.view").joinpath("handover.html").read_text(encoding="utf-8")
-    # A "<" in a file's name could end the script element.
-    said = json.dumps(settings).replace("<", "\\u003c")
+    # Without "<", because a file's name could end the script element.
+    settings_json = json.dumps(settings).replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
         f"connect-src 'self'; frame-src {origin}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
     )
-    return Page(text.replace("__NONCE__", nonce).replace("__SETTINGS__", said).encode(), policy)
+    return Page(text.replace("__NONCE__", nonce).replace("__SETTINGS__", settings_json).encode(), policy)

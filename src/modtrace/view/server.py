@@ -1,4 +1,4 @@
-"""A server for one browser on this machine: one page, and with it one trace, until it was taken."""
+"""A local HTTP server for one browser: one page, and for that page one trace, until both were delivered."""
 
 from __future__ import annotations
 
@@ -17,45 +17,49 @@ from typing import NamedTuple
 
 from .._errors import ModtraceError
 
-__all__ = ["PERFETTO", "Page", "TraceServer"]
+__all__ = ["PERFETTO_ORIGIN", "Page", "TraceServer"]
 
-PERFETTO = "https://ui.perfetto.dev"
-"""The origin of the Perfetto UI."""
-STALLED = 60.0
-"""Seconds after which a connection that does not move is closed."""
-_NOTICED = 0.5
-"""Seconds until an interrupt is noticed that came just before a wait began: until then it wakes nobody."""
+PERFETTO_ORIGIN = "https://ui.perfetto.dev"
+STALL_TIMEOUT_S = 60.0
+"""A connection on which nothing moves for this long is closed."""
+_POLL_INTERVAL_S = 0.5
+"""How often a wait wakes up: a Ctrl-C just before the wait does not wake the condition."""
 
 
 class Page(NamedTuple):
-    """A page to serve: its bytes, and its Content-Security-Policy; None where it says that itself."""
+    """A page to serve.
+
+    Attributes:
+        body: its HTML.
+        policy: its Content-Security-Policy header; None where the page has it in itself.
+    """
 
     body: bytes
     policy: str | None = None
 
 
 class TraceServer:
-    """Serves `page` at an unguessable path of 127.0.0.1, and `trace` below it.
+    """Serves a page at an unguessable path of 127.0.0.1, and a trace at `trace` below that path, in a with block.
 
-    The trace goes to that page alone, which posts it to the Perfetto UI. It serves in a with block.
+    Only that page can fetch the trace: requests with a foreign Host or Origin are refused.
 
     Args:
-        page: what is shown.
-        trace: the file that it takes, from `trace` below its own path; None where the page has all in itself.
+        page: the page.
+        trace: the trace's file; None where the page has all data in itself.
 
     Attributes:
-        url: where the page is.
-        port: on which it listens.
+        url: the page's URL.
+        port: the port that it listens on.
 
     Raises:
-        ModtraceError: it cannot listen, or the trace cannot be read.
+        ModtraceError: it cannot listen on the port, or cannot read the trace.
     """
 
     def __init__(self, page: Page, trace: str | Path | None = None) -> None:
         self.page = page
         self.trace = None if trace is None else Path(trace)
-        self._taken = threading.Event()
-        self._busy = 0
+        self._delivered = threading.Event()
+        self._transfers = 0
         self._changed = threading.Condition()
         try:
             if self.trace is not None:
@@ -78,97 +82,97 @@ class TraceServer:
         self._thread.join()
         self._server.server_close()
 
-    def wait(self, timeout: float) -> bool:
-        """Wait until all was taken, or for `timeout` seconds in which nothing moves; return whether it was taken."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until everything was delivered; return False after `timeout_s` seconds without any transfer."""
         with self._changed:
-            end = time.monotonic() + timeout
-            while not self._taken.is_set():
-                if self._busy:
-                    # What is on its way has its own limit, STALLED.
-                    self._changed.wait(_NOTICED)
-                    end = time.monotonic() + timeout
-                elif (left := end - time.monotonic()) > 0:
-                    self._changed.wait(min(left, _NOTICED))
+            deadline = time.monotonic() + timeout_s
+            while not self._delivered.is_set():
+                if self._transfers:
+                    # A transfer has a limit of its own, STALL_TIMEOUT_S.
+                    self._changed.wait(_POLL_INTERVAL_S)
+                    deadline = time.monotonic() + timeout_s
+                elif (left := deadline - time.monotonic()) > 0:
+                    self._changed.wait(min(left, _POLL_INTERVAL_S))
                 else:
                     break
-            return self._taken.is_set()
+            return self._delivered.is_set()
 
     @contextmanager
-    def sending(self, last: bool) -> Iterator[None]:
-        """Count what is on its way; the whole `last` of it is what the server is there for."""
+    def tracking_transfer(self, final: bool) -> Iterator[None]:
+        """Count a transfer while it runs; once the `final` one is complete, everything was delivered."""
         with self._changed:
-            self._busy += 1
+            self._transfers += 1
         try:
             yield
-            if last:
-                self._taken.set()
+            if final:
+                self._delivered.set()
         finally:
             with self._changed:
-                self._busy -= 1
+                self._transfers -= 1
                 self._changed.notify_all()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, serving: TraceServer) -> None:
-        self.serving = serving
+    def __init__(self, owner: TraceServer) -> None:
+        self.owner = owner
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of browsers that close a connection or leave it, as they like."""
+        """Ignore browsers that close a connection or leave it idle."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = STALLED
+    timeout = STALL_TIMEOUT_S
 
     def do_GET(self) -> None:
         """Answer with the page or with the trace."""
-        serving = self.server.serving
-        if not self._for_us(serving.port):
+        owner = self.server.owner
+        if not self._is_local_host(owner.port):
             self.send_error(HTTPStatus.FORBIDDEN, "another Host")
-        elif _same(self.path, serving.path):
-            self._page(serving)
-        elif serving.trace is not None and _same(self.path, f"{serving.path}trace"):
-            self._trace(serving, serving.trace)
+        elif _equal(self.path, owner.path):
+            self._send_page(owner)
+        elif owner.trace is not None and _equal(self.path, f"{owner.path}trace"):
+            self._send_trace(owner, owner.trace)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _for_us(self, port: int) -> bool:
-        """Whether the one Host is this machine: a name that was rebound to 127.0.0.1 is another."""
+    def _is_local_host(self, port: int) -> bool:
+        """Return whether the one Host header names this machine; a DNS name rebound to 127.0.0.1 does not."""
         return self.headers.get_all("Host", []) in ([f"127.0.0.1:{port}"], [f"localhost:{port}"])
 
-    def _page(self, serving: TraceServer) -> None:
+    def _send_page(self, owner: TraceServer) -> None:
         if self.headers.get_all("Origin"):
             self.send_error(HTTPStatus.FORBIDDEN, "another Origin")
             return
-        with serving.sending(last=serving.trace is None):
-            self._head("text/html; charset=utf-8", len(serving.page.body))
-            if serving.page.policy is not None:
-                self.send_header("Content-Security-Policy", serving.page.policy)
+        with owner.tracking_transfer(final=owner.trace is None):
+            self._send_headers("text/html; charset=utf-8", len(owner.page.body))
+            if owner.page.policy is not None:
+                self.send_header("Content-Security-Policy", owner.page.policy)
             self.end_headers()
-            self.wfile.write(serving.page.body)
+            self.wfile.write(owner.page.body)
 
-    def _trace(self, serving: TraceServer, trace: Path) -> None:
-        # A browser says where a request comes from. Our page's has no Origin, nor has a program's.
+    def _send_trace(self, owner: TraceServer, trace: Path) -> None:
+        # Browsers say where a request comes from; our own page's requests have no Origin.
         if self.headers.get_all("Origin") or self.headers.get_all("Sec-Fetch-Site") != ["same-origin"]:
             self.send_error(HTTPStatus.FORBIDDEN, "another Origin")
             return
-        with trace.open("rb") as file, serving.sending(last=True):
+        with trace.open("rb") as file, owner.tracking_transfer(final=True):
             size = file.seek(0, 2)
             file.seek(0)
-            self._head("application/octet-stream", size)
+            self._send_headers("application/octet-stream", size)
             self.end_headers()
             if self.connection.sendfile(file) != size:
                 raise ConnectionError("the trace became shorter while it was sent")
             self.connection.shutdown(socket.SHUT_WR)
 
-    def _head(self, kind: str, size: int) -> None:
+    def _send_headers(self, content_type: str, size: int) -> None:
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(size))
         self.send_header("Cache-Control", "no-store")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
@@ -176,12 +180,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
 
     def version_string(self) -> str:
-        """Return what the Server header says: no versions."""
+        """Return the Server header, without versions."""
         return "modtrace"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (http.server's name)
-        """Say nothing: the path is a secret."""
+        """Log nothing: the path is a secret."""
 
 
-def _same(path: str, ours: str) -> bool:
-    return hmac.compare_digest(path.encode("utf-8", "replace"), ours.encode())
+def _equal(path: str, expected: str) -> bool:
+    """Compare in constant time: the path is a secret."""
+    return hmac.compare_digest(path.encode("utf-8", "replace"), expected.encode())
