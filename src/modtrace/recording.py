@@ -21,7 +21,7 @@ from .timeline import Timeline, build_timeline
 from .timeline.open_calls import ThreadStack, open_stacks
 from .track.engine import Engine, choose_engine, make_engine
 from .track.recording_metadata import recording_metadata
-from .track.sampling import Samples
+from .track.sampling import Sampler
 from .write import check_path
 
 __all__ = ["Recording", "current", "record"]
@@ -43,7 +43,7 @@ class Recording:
         ring: str | os.PathLike[str] | None,
         model: nn.Module | str | None,
         max_steps: int | None,
-        samples: Samples,
+        sampler: Sampler,
         on_signal: int | None,
         host_name: bool,
     ) -> None:
@@ -62,8 +62,8 @@ class Recording:
         self._model = weakref.ref(model) if isinstance(model, nn.Module) else model
         self._max_steps = max_steps
         self._host_name = host_name
-        self._samples = samples
-        self._signal = None if on_signal is None else SignalDump(on_signal, self._dump)
+        self._sampler = sampler
+        self._signal = None if on_signal is None else SignalDump(on_signal, self._save_on_signal)
         self._engine: Engine | None = None
         self._ring: Ring | None = None
         self._timeline: Timeline | None = None
@@ -138,8 +138,8 @@ class Recording:
             metadata = recording_metadata(kind, self._capacity, self._host_name)
             self._ring = Ring(self._capacity, self._ring_path, metadata)
             model = self._model() if isinstance(self._model, weakref.ref) else self._model
-            self._engine = make_engine(kind, self._ring, model, self._fail)
-            self._samples.start(self._engine, self._ring.names, self._fail)
+            self._engine = make_engine(kind, self._ring, model, self._on_error)
+            self._sampler.start(self._engine, self._ring.names, self._on_error)
             self._engine.start()
             _running = self
 
@@ -155,22 +155,22 @@ class Recording:
 
     def step(self) -> None:
         """Mark the end of a training step; after `max_steps` of them the recording stops, and saves."""
-        self._note(Kind.STEP, lambda _: NO_NAME, self._steps)
+        self._write_mark(Kind.STEP, lambda _: NO_NAME, self._steps)
         self._steps += 1
         if self._steps == self._max_steps:
             self._stop_and_log("after max_steps")
 
     def mark(self, text: str) -> None:
         """Note a moment, which traces show under this text."""
-        self._note(Kind.MARK, lambda names: names.text(text), 0)
+        self._write_mark(Kind.MARK, lambda names: names.text(text), 0)
 
-    def _note(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
+    def _write_mark(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
         engine, ring = self._started()
         if self.running and not self._failed:
             try:
-                engine.event(kind, name(ring.names), value)
+                engine.write_event(kind, name(ring.names), value)
             except Exception as error:
-                self._fail(error)
+                self._on_error(error)
 
     def snapshot(self) -> Timeline:
         """Return the timeline of the last `capacity` events, while running or after."""
@@ -214,7 +214,7 @@ class Recording:
                 return False
             engine, ring = self._started()
             engine.stop()
-            self._samples.stop()
+            self._sampler.stop()
             _running = None
         atexit.unregister(self._at_exit)
         if self._signal is not None:
@@ -225,7 +225,7 @@ class Recording:
             self._report(error)
         return True
 
-    def _fail(self, error: BaseException) -> None:
+    def _on_error(self, error: BaseException) -> None:
         """Stop noting after something went wrong inside; called from the user's own calls.
 
         What only came while we ran, an interrupt or what the handler of a signal raises, is the user's and is raised.
@@ -237,7 +237,7 @@ class Recording:
         self._failed = True
         if self._engine is not None:
             self._engine.stop()
-            self._samples.stop()
+            self._sampler.stop()
         self._report(error)
 
     def _report(self, error: BaseException) -> None:
@@ -245,7 +245,7 @@ class Recording:
             "the recording stopped after an error inside modtrace; the training goes on", exc_info=error, stacklevel=3
         )
 
-    def _dump(self) -> None:
+    def _save_on_signal(self) -> None:
         assert self._path is not None
         try:
             self.save(self._path)
@@ -268,7 +268,7 @@ class Recording:
         self._failed = True
         if self._engine is not None:
             self._engine.after_fork()
-            self._samples.stop()
+            self._sampler.stop()
         if self._signal is not None:
             self._signal.after_fork()
 
@@ -326,7 +326,7 @@ def record(
         ring=ring,
         model=model,
         max_steps=max_steps,
-        samples=Samples(shapes, memory_interval),
+        sampler=Sampler(shapes, memory_interval),
         on_signal=on_signal,
         host_name=host_name,
     )

@@ -32,7 +32,7 @@ running = make_engine(engine, ring, None, lambda error: print(error))
 running.start()
 
 def write(first):
-    event, kind, value = running.event, Kind.COUNTER, first
+    event, kind, value = running.write_event, Kind.COUNTER, first
     while True:
         event(kind, value % 1000, value)
         value += 2

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from modtrace import ModTracker, ModuleTracker
-from modtrace.track.portable.pass_depth import passes_around
+from modtrace.track.portable.pass_depth import backward_nesting_depth
 
 
 class RunsAnother(torch.autograd.Function):
@@ -32,13 +32,13 @@ def test_passes_are_counted_on_the_thread_that_calls_them() -> None:
 
     def noted(name: int) -> Tensor:
         y = torch.ones(2, requires_grad=True).exp()
-        y.register_hook(lambda _: counts.append(passes_around()))
+        y.register_hook(lambda _: counts.append(backward_nesting_depth()))
         return y
 
     y = RunsAnother.apply(noted(1), lambda: RunsAnother.apply(noted(2), lambda: noted(3)))
-    assert passes_around() == 0
+    assert backward_nesting_depth() == 0
     y.sum().backward()
-    assert passes_around() == 0
+    assert backward_nesting_depth() == 0
     # A pass runs its inner one before it comes to the node that notes.
     assert counts == [3, 2, 1]
 
@@ -63,7 +63,7 @@ def test_many_failed_passes_leave_nothing(kind: Any) -> None:
             with pytest.raises(ValueError, match="on purpose"):
                 loss.backward()
         x.sum().backward()
-        assert len(tracker._follower._thread().tasks) <= 1
+        assert len(tracker._follower._thread().graph_tasks) <= 1
     assert seen == [{"Global", "ReLU"}]
 
 

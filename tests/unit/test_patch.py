@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from modtrace.track import call_patch as patch
-from modtrace.track.call_patch import Layer
+from modtrace.track.call_patch import MODULE_CALL, Patch
 
 ORIGINAL = nn.Module.__call__
 Call = Callable[..., Any]
@@ -23,14 +22,14 @@ class Echo(nn.Module):
         return path
 
 
-def layer(name: str) -> Layer:
-    def make(layer: Layer) -> Call:
+def make_patch(name: str) -> Patch:
+    def make(patch: Patch) -> Call:
         def call(module: nn.Module, path: list[str]) -> Any:
-            return layer.inner(module, [*path, name])
+            return patch.wrapped(module, [*path, name])
 
         return call
 
-    return Layer(make)
+    return Patch(make)
 
 
 def foreign(name: str) -> Call:
@@ -48,108 +47,108 @@ def foreign(name: str) -> Call:
 def restored() -> Iterator[None]:
     yield
     nn.Module.__call__ = ORIGINAL  # type: ignore[method-assign]
-    patch.CALL.worn.clear()
+    MODULE_CALL.active.clear()
 
 
-def test_a_layer_goes_on_and_off() -> None:
-    one = layer("one")
+def test_a_patch_is_installed_and_uninstalled() -> None:
+    one = make_patch("one")
 
-    one.put_on()
+    one.install()
     assert Echo()([]) == ["one"]
-    one.take_off()
+    one.uninstall()
 
     assert nn.Module.__call__ is ORIGINAL
     assert Echo()([]) == []
 
 
-def test_on_twice_is_on_once() -> None:
-    one = layer("one")
+def test_installed_twice_is_installed_once() -> None:
+    one = make_patch("one")
 
-    one.put_on()
-    one.put_on()
+    one.install()
+    one.install()
     assert Echo()([]) == ["one"]
-    one.take_off()
-    one.take_off()
+    one.uninstall()
+    one.uninstall()
 
     assert nn.Module.__call__ is ORIGINAL
 
 
 def test_the_wrapper_is_the_same_function_every_time() -> None:
-    one = layer("one")
+    one = make_patch("one")
     seen = set()
     for _ in range(3):
-        one.put_on()
+        one.install()
         seen.add(nn.Module.__call__)
-        one.take_off()
+        one.uninstall()
 
     assert len(seen) == 1
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_layers_go_off_in_any_order(order: tuple[int, ...]) -> None:
-    layers = [layer(name) for name in "abc"]
-    for each in layers:
-        each.put_on()
+def test_patches_go_off_in_any_order(order: tuple[int, ...]) -> None:
+    patches = [make_patch(name) for name in "abc"]
+    for each in patches:
+        each.install()
     left = ["c", "b", "a"]
     assert Echo()([]) == left
 
     for number in order:
-        layers[number].take_off()
+        patches[number].uninstall()
         left.remove("abc"[number])
         assert Echo()([]) == left
 
     assert nn.Module.__call__ is ORIGINAL
 
 
-def test_below_a_foreign_wrapper_a_layer_stays() -> None:
-    one = layer("one")
-    one.put_on()
+def test_below_a_foreign_wrapper_a_patch_stays() -> None:
+    one = make_patch("one")
+    one.install()
     inner = foreign("foreign")
-    one.take_off()
+    one.uninstall()
 
     # Taking it out would take the foreign wrapper with it.
     assert Echo()([]) == ["foreign", "one"]
 
     nn.Module.__call__ = inner  # type: ignore[method-assign]
-    one.take_off()
+    one.uninstall()
     assert nn.Module.__call__ is ORIGINAL
 
 
-def test_above_a_foreign_wrapper_a_layer_goes() -> None:
+def test_above_a_foreign_wrapper_a_patch_is_uninstalled() -> None:
     foreign("foreign")
     below = nn.Module.__call__
-    one = layer("one")
-    one.put_on()
+    one = make_patch("one")
+    one.install()
     assert Echo()([]) == ["one", "foreign"]
-    one.take_off()
+    one.uninstall()
 
     assert nn.Module.__call__ is below
 
 
 def test_on_again_below_a_foreign_wrapper_is_on_once() -> None:
-    one = layer("one")
-    one.put_on()
+    one = make_patch("one")
+    one.install()
     foreign("foreign")
-    one.take_off()
-    one.put_on()
+    one.uninstall()
+    one.install()
 
     assert Echo()([]) == ["foreign", "one"]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=30))
 def test_any_order_of_on_and_off_leaves_what_is_on(actions: list[tuple[bool, int]]) -> None:
-    layers = [layer(name) for name in "abc"]
+    patches = [make_patch(name) for name in "abc"]
     on: list[int] = []
     for puts, number in actions:
         if puts:
-            layers[number].put_on()
+            patches[number].install()
             if number not in on:
                 on.append(number)
         else:
-            layers[number].take_off()
+            patches[number].uninstall()
             if number in on:
                 on.remove(number)
         assert Echo()([]) == ["abc"[number] for number in reversed(on)]
-    for each in layers:
-        each.take_off()
+    for each in patches:
+        each.uninstall()
     assert nn.Module.__call__ is ORIGINAL

@@ -52,7 +52,7 @@ def test_the_last_events_survive_wrapping(engine: EngineName, seed: int, tmp_pat
     running = make_engine(choose_engine(engine), ring, None, fail)
     running.start()
     for at, value in enumerate(values):
-        running.event(Kind.COUNTER, texts[at % 10], value)
+        running.write_event(Kind.COUNTER, texts[at % 10], value)
     running.stop()
 
     for snapshot in (ring.read(), read_ring(tmp_path / "ring.modtrace")):
@@ -131,7 +131,7 @@ def test_each_event_of_many_threads_is_there_once(engine: EngineName) -> None:
 
     def note(first: int) -> None:
         for value in range(first, first + 500):
-            running.event(Kind.COUNTER, 0, value)
+            running.write_event(Kind.COUNTER, 0, value)
 
     running.start()
     threads = [threading.Thread(target=note, args=(500 * at,)) for at in range(8)]

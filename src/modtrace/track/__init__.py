@@ -1,1 +1,1 @@
-"""Names of modules, and the engines that note what runs."""
+"""Tracking torch: the two engines that write events into a ring, and the trackers of what runs now."""

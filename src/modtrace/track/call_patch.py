@@ -1,6 +1,6 @@
-"""Layers around functions of torch: put on, taken off, in any order, and nothing left behind.
+"""Stackable wrappers for torch functions. Install and remove in any order; removing all restores the original.
 
-Each layer is one function for the life of the process. torch.compile guards on the identity of what it traced, so a
+Each patch is one function for the life of the process: torch.compile guards on the identity of what it traced, so a
 function made anew for each recording would make every recording a recompilation.
 """
 
@@ -13,96 +13,101 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["CALL", "RUN_PASS", "Layer", "Place"]
+__all__ = ["MODULE_CALL", "RUN_BACKWARD", "Patch", "PatchTarget"]
 
 _TORCH_CALL = getattr(nn.Module, "_wrapped_call_impl", None)
 
 _lock = threading.RLock()
 
 
-class Place:
-    """A function that layers go around.
+class PatchTarget:
+    """A function that patches wrap.
 
     Args:
         name: its name.
-        homes: the classes or modules that hold it under that name.
+        owners: the classes or modules that hold it under that name.
 
     Attributes:
-        worn: the layers that are on, innermost first.
+        active: the installed patches, innermost first.
     """
 
-    def __init__(self, name: str, *homes: object) -> None:
+    def __init__(self, name: str, *owners: object) -> None:
         self._name = name
-        self._homes = homes
-        self.worn: list[Layer] = []
+        self._owners = owners
+        self.active: list[Patch] = []
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What is called there now."""
-        function: Callable[..., Any] = getattr(self._homes[0], self._name)
+        """What is called under the name now."""
+        function: Callable[..., Any] = getattr(self._owners[0], self._name)
         return function
 
     @function.setter
     def function(self, function: Callable[..., Any]) -> None:
-        for home in self._homes:
-            setattr(home, self._name, function)
+        for owner in self._owners:
+            setattr(owner, self._name, function)
 
 
-CALL = Place("__call__", nn.Module)
-RUN_PASS = Place("_engine_run_backward", torch.autograd.graph, torch.autograd)
+MODULE_CALL = PatchTarget("__call__", nn.Module)
+RUN_BACKWARD = PatchTarget("_engine_run_backward", torch.autograd.graph, torch.autograd)
 """What `torch.autograd.backward` and `grad` run a backward pass by."""
 
 
-class Layer:
+class Patch:
     """One wrapper of a function of torch.
 
     Args:
-        make: given the layer, returns the wrapper; it calls `layer.inner` for what it wraps.
-        place: what it goes around.
+        make: given the patch, returns the wrapper; that calls `patch.wrapped` for what it wraps.
+        target: what it wraps.
+
+    Attributes:
+        wrapper: the wrapper.
+        wrapped: what it wraps: torch's own function, the wrapper of another patch, or a wrapper of other code.
+        wraps_torch: whether `wrapped` is torch's own, and as it was when this was written: it calls
+            `_compiled_call_impl`, or `_call_impl` where that is None. A wrapper in Python can then choose itself, and
+            be a frame shorter.
     """
 
-    inner: Callable[..., Any]
+    wrapped: Callable[..., Any]
     wraps_torch = False
-    """Whether `inner` is torch's own, and as it was when this was written: it calls `_compiled_call_impl`, or
-    `_call_impl` where that is None. A wrapper in Python can then choose itself, and be a frame shorter."""
 
-    def __init__(self, make: Callable[[Layer], Callable[..., Any]], place: Place = CALL) -> None:
-        self._place = place
-        self.inner = place.function
-        self.call = make(self)
+    def __init__(self, make: Callable[[Patch], Callable[..., Any]], target: PatchTarget = MODULE_CALL) -> None:
+        self._target = target
+        self.wrapped = target.function
+        self.wrapper = make(self)
 
-    def put_on(self) -> None:
-        """Go around the function, outside of whatever wraps it now; nothing where it is on already."""
+    def install(self) -> None:
+        """Wrap the function, outside of whatever wraps it now; does nothing where it is installed."""
         with _lock:
-            if self in self._place.worn:
+            if self in self._target.active:
                 return
-            self.wrap(self._place.function)
-            self._place.function = self.call
-            self._place.worn.append(self)
+            self.set_wrapped(self._target.function)
+            self._target.function = self.wrapper
+            self._target.active.append(self)
 
-    def take_off(self) -> None:
-        """Unwrap it; layers put on later stay.
+    def uninstall(self) -> None:
+        """Unwrap the function; patches installed later stay.
 
-        Where code outside modtrace has wrapped it since, the layer stays on below that wrapper and only passes
-        through: taking it out would take the other wrapper with it.
+        Where code outside modtrace has wrapped it since, the patch stays below that wrapper and only passes through:
+        taking it out would take the other wrapper with it.
         """
         with _lock:
-            place, worn = self._place, self._place.worn
-            if self not in worn:
+            target, active = self._target, self._target.active
+            if self not in active:
                 return
-            at = worn.index(self)
-            if place.function is worn[-1].call:
-                if at == len(worn) - 1:
-                    place.function = self.inner
+            index = active.index(self)
+            if target.function is active[-1].wrapper:
+                if index == len(active) - 1:
+                    target.function = self.wrapped
                 else:
-                    above = worn[at + 1]
-                    if above.inner is not self.call:
+                    outer = active[index + 1]
+                    if outer.wrapped is not self.wrapper:
                         return
-                    above.wrap(self.inner)
-                worn.remove(self)
+                    outer.set_wrapped(self.wrapped)
+                active.remove(self)
 
-    def wrap(self, inner: Callable[..., Any]) -> None:
-        """Take `inner` as what the wrapper wraps."""
-        self.inner = inner
-        names = getattr(getattr(inner, "__code__", None), "co_names", None)
-        self.wraps_torch = inner is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
+    def set_wrapped(self, wrapped: Callable[..., Any]) -> None:
+        """Set what the wrapper wraps."""
+        self.wrapped = wrapped
+        names = getattr(getattr(wrapped, "__code__", None), "co_names", None)
+        self.wraps_torch = wrapped is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")

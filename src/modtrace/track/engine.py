@@ -1,27 +1,25 @@
-"""What an engine is, and which one runs."""
+"""The engines' interface, and the choice between them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache
 from typing import Literal, Protocol
 
 from torch import nn
 
 from ..record_options import EngineName
-from ..ring import Kind, Ring
+from ..ring import Ring
+from .event_sink import EventSink, OnError
 from .native.engine import NativeEngine
 from .native.library import is_built, native_path
 from .portable.engine import PortableEngine
 
-__all__ = ["Engine", "EngineName", "Fail", "choose_engine", "make_engine"]
-
-Fail = Callable[[BaseException], None]
+__all__ = ["Engine", "EngineName", "choose_engine", "make_engine"]
 
 
-class Engine(Protocol):
-    """Notes what runs in a ring.
+class Engine(EventSink, Protocol):
+    """Writes into a ring what modules and autograd nodes run.
 
     Attributes:
         kind: "native" or "python".
@@ -30,39 +28,44 @@ class Engine(Protocol):
     kind: str
 
     def start(self) -> None:
-        """Begin to note."""
+        """Start recording: wrap `nn.Module.__call__`."""
 
     def stop(self) -> None:
-        """End it, from any thread, at any moment; what still calls does nothing."""
+        """Stop recording. Thread-safe; wrappers already on the stack become no-ops."""
 
     def after_fork(self) -> None:
-        """End it in a forked child."""
-
-    def event(self, kind: Kind, name: int, value: int) -> None:
-        """Write one event of this thread."""
+        """Stop in a forked child, whose ring is its parent's."""
 
 
 def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
-    """Say which engine runs where `wanted` is asked for; "auto" takes the native one where it is built."""
+    """Return the engine to use where `wanted` is asked for; "auto" takes the native one where it is built."""
     if wanted != "auto":
         return wanted
     if is_built():
         return "native"
-    _say_how_to_build()
+    _log_how_to_build()
     return "python"
 
 
-def make_engine(kind: Literal["native", "python"], ring: Ring, model: nn.Module | str | None, fail: Fail) -> Engine:
-    """Return the engine.
+def make_engine(
+    kind: Literal["native", "python"], ring: Ring, model: nn.Module | str | None, on_error: OnError
+) -> Engine:
+    """Return an engine that was not started.
+
+    Args:
+        kind: which one.
+        ring: where events and names go.
+        model: where names start, see `ModuleNames`.
+        on_error: called with what went wrong inside.
 
     Raises:
         EngineError: the native engine is asked for and cannot be had.
     """
-    return (NativeEngine if kind == "native" else PortableEngine)(ring, model, fail)
+    return (NativeEngine if kind == "native" else PortableEngine)(ring, model, on_error)
 
 
 @cache
-def _say_how_to_build() -> None:
+def _log_how_to_build() -> None:
     logging.getLogger("modtrace").warning(
         "the native engine (exact, and a tenth of the cost) is not built for this torch; "
         "run `modtrace build` once. Until then the portable engine records. (%s)",

@@ -1,11 +1,11 @@
-"""What can be noted beside the calls, on request: input shapes, and memory. Nothing is paid where nothing is asked."""
+"""Sampling at module calls, on request: input shapes, and memory. It costs nothing where it is not asked for."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,25 +13,25 @@ from torch.compiler import is_dynamo_compiling
 
 from .._errors import RecordingError
 from ..ring import Kind, NameTable
-from .call_patch import Layer
+from .call_patch import Patch
+from .event_sink import EventSink, OnError
 from .tensors import tensors_in
 
-__all__ = ["Samples"]
+__all__ = ["Sampler"]
 
-_MOST_TENSORS = 16
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-class _Notes(Protocol):
-    def event(self, kind: Kind, name: int, value: int) -> None: ...
+_MAX_TENSORS = 16
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Samples:
-    """Notes shapes of each call's inputs, and memory at module boundaries.
+class Sampler:
+    """Writes shapes of each call's inputs, and memory counters, when a module is called.
 
     Args:
-        shapes: note shapes and dtypes.
+        shapes: write shapes and dtypes.
         memory_interval: sample memory at most once in so many seconds; None does not.
+
+    Raises:
+        RecordingError: the interval is no number of seconds.
     """
 
     def __init__(self, shapes: bool, memory_interval: float | None) -> None:
@@ -39,56 +39,56 @@ class Samples:
             raise RecordingError(f"memory_interval is {memory_interval}; it must be a number of seconds, 0 or more")
         self._shapes = shapes
         self._interval_ns = None if memory_interval is None else int(memory_interval * 1e9)
-        self._next = 0
-        self._engine: _Notes | None = None
+        self._next_ns = 0
+        self._events: EventSink | None = None
         self._names: NameTable | None = None
-        self._fail: Callable[[BaseException], None] | None = None
+        self._on_error: OnError | None = None
 
-    def start(self, engine: _Notes, names: NameTable, fail: Callable[[BaseException], None]) -> None:
-        """Begin, below the engine's own layer, so that what is noted follows the call's enter."""
+    def start(self, events: EventSink, names: NameTable, on_error: OnError) -> None:
+        """Begin; call it before the engine's own patch is installed, so that samples follow the call's enter."""
         if not self._shapes and self._interval_ns is None:
             return
-        self._engine, self._names, self._fail = engine, names, fail
-        self._next = 0
-        _LAYER.samples = self
-        _LAYER.put_on()
+        self._events, self._names, self._on_error = events, names, on_error
+        self._next_ns = 0
+        _PATCH.sampler = self
+        _PATCH.install()
 
     def stop(self) -> None:
-        """End it."""
-        if self._engine is not None:
-            self._engine = None
-            _LAYER.samples = None
-            _LAYER.take_off()
+        """Stop sampling."""
+        if self._events is not None:
+            self._events = None
+            _PATCH.sampler = None
+            _PATCH.uninstall()
 
-    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what is asked for at the begin of a call."""
-        engine, names, fail = self._engine, self._names, self._fail
-        if engine is None or names is None or fail is None:
+    def sample(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Write what is asked for, at the begin of a call with these arguments."""
+        events, names, on_error = self._events, self._names, self._on_error
+        if events is None or names is None or on_error is None:
             return
         try:
             if self._shapes:
-                engine.event(Kind.SHAPES, names.text(_describe(args, kwargs)), 0)
-            if self._interval_ns is not None and time.monotonic_ns() >= self._next:
-                self._next = time.monotonic_ns() + self._interval_ns
-                for text, value in _memory():
-                    engine.event(Kind.COUNTER, names.text(text), value)
+                events.write_event(Kind.SHAPES, names.text(_format_shapes(args, kwargs)), 0)
+            if self._interval_ns is not None and time.monotonic_ns() >= self._next_ns:
+                self._next_ns = time.monotonic_ns() + self._interval_ns
+                for text, value in _memory_counters():
+                    events.write_event(Kind.COUNTER, names.text(text), value)
         except Exception as error:
-            fail(error)
+            on_error(error)
 
 
-def _describe(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def _format_shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     parts: list[str] = []
     for name, value in [("", value) for value in args] + [(f"{key}=", value) for key, value in kwargs.items()]:
         for tensor in tensors_in(value):
-            if len(parts) == _MOST_TENSORS:
+            if len(parts) == _MAX_TENSORS:
                 return ", ".join([*parts, "…"])
             parts.append(f"{name}{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
     return ", ".join(parts)
 
 
-def _memory() -> list[tuple[str, int]]:
+def _memory_counters() -> list[tuple[str, int]]:
     with open("/proc/self/statm", "rb") as statm:
-        counters = [("process RSS", int(statm.read().split()[1]) * _PAGE)]
+        counters = [("process RSS", int(statm.read().split()[1]) * _PAGE_BYTES)]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device()
         counters.append((f"cuda:{device} allocated", torch.cuda.memory_allocated(device)))
@@ -96,20 +96,20 @@ def _memory() -> list[tuple[str, int]]:
     return counters
 
 
-def _make_call(layer: Layer) -> Callable[..., Any]:
-    assert isinstance(layer, _SampleLayer)
+def _make_wrapper(patch: Patch) -> Callable[..., Any]:
+    assert isinstance(patch, _SamplerPatch)
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
-        samples = layer.samples
-        if not is_dynamo_compiling() and samples is not None:
-            samples.note(args, kwargs)
-        return layer.inner(self, *args, **kwargs)
+        sampler = patch.sampler
+        if not is_dynamo_compiling() and sampler is not None:
+            sampler.sample(args, kwargs)
+        return patch.wrapped(self, *args, **kwargs)
 
     return __call__
 
 
-class _SampleLayer(Layer):
-    samples: Samples | None = None
+class _SamplerPatch(Patch):
+    sampler: Sampler | None = None
 
 
-_LAYER = _SampleLayer(_make_call)
+_PATCH = _SamplerPatch(_make_wrapper)

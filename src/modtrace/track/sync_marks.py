@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
 
 from ..ring import Kind, NameTable
+from .event_sink import EventSink
 
 __all__ = ["SyncMarks"]
 
-_SHORTEST_NS, _LONGEST_NS = 2_000_000, 100_000_000
+_MIN_INTERVAL_NS, _MAX_INTERVAL_NS = 2_000_000, 100_000_000
 _PREFIX = "modtrace.sync#"
 
 
-class _Notes(Protocol):
-    def event(self, kind: Kind, name: int, value: int) -> None: ...
-
-
 class SyncMarks:
-    """Emits a mark when called while a profiler runs: often at first, then less and less.
+    """Writes a mark when called while a profiler runs: often at first, then less and less.
 
     Args:
-        engine: writes the event.
-        names: takes the mark's text.
+        events: takes the marks.
+        names: takes their texts.
     """
 
-    def __init__(self, engine: _Notes, names: NameTable) -> None:
-        self._engine = engine
+    def __init__(self, events: EventSink, names: NameTable) -> None:
+        self._events = events
         self._names = names
         self._count = 0
-        self._next = 0
-        self._wait = _SHORTEST_NS
+        self._next_ns = 0
+        self._interval_ns = _MIN_INTERVAL_NS
 
     def __call__(self) -> None:
-        """Emit a mark where one is due."""
+        """Write a mark where one is due."""
         now = time.monotonic_ns()
-        if now < self._next or not torch._C._autograd._profiler_enabled():
+        if now < self._next_ns or not torch._C._autograd._profiler_enabled():
             return
-        self._wait = min(self._wait * 5 // 4, _LONGEST_NS)
-        self._next = now + self._wait
+        self._interval_ns = min(self._interval_ns * 5 // 4, _MAX_INTERVAL_NS)
+        self._next_ns = now + self._interval_ns
         text = f"{_PREFIX}{self._count}"
         self._count += 1
-        name = self._names.text(text)
+        text_id = self._names.text(text)
         with _RecordFunctionFast(text):
-            self._engine.event(Kind.MARK, name, 0)
+            self._events.write_event(Kind.MARK, text_id, 0)

@@ -10,14 +10,19 @@ from torch import Tensor
 
 __all__ = ["tensors_in"]
 
-_DEEPEST = 8
+_MAX_DEPTH = 8
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order; cycles end by depth."""
+    """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order.
+
+    Args:
+        value: anything; what is none of these holds no tensors.
+        depth: how deep `value` lies; what lies deeper than 8 levels is left out, so that cycles end.
+    """
     if isinstance(value, Tensor):
         yield value
-    elif depth >= _DEEPEST:
+    elif depth >= _MAX_DEPTH:
         return
     elif isinstance(value, (tuple, list)):
         for item in value:

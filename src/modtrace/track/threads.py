@@ -1,4 +1,4 @@
-"""What a thread is called."""
+"""The name of a thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["describe_thread"]
 
 
 def describe_thread() -> tuple[str, int]:
-    """Return this thread's name and its id as the operating system has it.
+    """Return this thread's name and its id (tid) of the operating system.
 
     A thread that Python did not start (autograd's workers) has the name that the kernel knows.
     """

@@ -1,7 +1,7 @@
 """Following what runs now: the open calls of each thread, and in backward the call whose nodes run.
 
-It finds out as the portable engine does, by a layer around `nn.Module.__call__` and hooks on few nodes, but keeps calls
-instead of writing events.
+It works as the portable engine does, by a patch of `nn.Module.__call__` and hooks on few nodes, but keeps calls instead
+of writing events.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,31 +19,41 @@ from torch.compiler import is_dynamo_compiling
 
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
-from ..call_patch import Layer
+from ..call_patch import Patch
 from ..module_names import ModuleNames, OpenCall
-from ..portable.backward_hooks import StretchHooks
-from ..portable.pass_depth import passes_around
+from ..portable.backward_hooks import SegmentHooks
+from ..portable.graph_tasks import NO_GRAPH_TASK, current_graph_task
+from ..portable.pass_depth import backward_nesting_depth
 from .input_hooks import InputHooks
-from .state import Call, Frame, Task, Thread
+from .state import Call, LiveFrame, LiveGraphTask, LiveThread
 
 __all__ = ["Follower"]
 
-_current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
-_NO_TASK = -1
-
 Hook = Callable[..., object]
-Place = tuple[int, str, "weakref.ref[nn.Module]"]
-"""A name's number, the name, and whose it is."""
 
 
-class Follower(StretchHooks):
+class NamedModule(NamedTuple):
+    """A module under one of its names.
+
+    Attributes:
+        name: id of the name.
+        fqn: the fully qualified name.
+        module: the module.
+    """
+
+    name: int
+    fqn: str
+    module: weakref.ref[nn.Module]
+
+
+class Follower(SegmentHooks):
     """Knows which calls are open now, on the thread that asks; calls the user's hooks where they begin and end.
 
     Args:
-        outlives: go on with graphs made while it followed, when it follows no more.
+        follow_graphs_after_exit: after `stop`, still follow the backward of graphs made before.
 
     Attributes:
         pre_fw: called with (module, args) when a call was entered.
@@ -53,15 +63,16 @@ class Follower(StretchHooks):
             latest when its backward ends.
     """
 
-    def __init__(self, outlives: bool) -> None:
+    def __init__(self, follow_graphs_after_exit: bool) -> None:
         self._names = ModuleNames(NameTable(), None, self._forget)
-        self._places: dict[int, dict[int, Place]] = {}
+        # By id(module), then by the name of the call around it.
+        self._names_by_module: dict[int, dict[int, NamedModule]] = {}
         self._roots: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._local = threading.local()
-        self._running: dict[int, list[Task]] = {}
-        self._inputs = InputHooks(self._input_known)
-        self._when_reached = self._reached
-        self._outlives = outlives
+        self._running: dict[int, list[LiveGraphTask]] = {}
+        self._inputs = InputHooks(self._on_input_gradient)
+        self.on_segment_start = self._on_node
+        self._follow_graphs_after_exit = follow_graphs_after_exit
         self._active = False
         self.pre_fw: Hook | None = None
         self.post_fw: Hook | None = None
@@ -69,29 +80,29 @@ class Follower(StretchHooks):
         self.post_bw: Hook | None = None
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start following: wrap `nn.Module.__call__`."""
         self._active = True
-        _LAYER.add(self)
+        _PATCH.add(self)
 
     def stop(self) -> None:
-        """End it and restore `nn.Module.__call__`."""
+        """Stop following and restore `nn.Module.__call__`."""
         self._active = False
-        _LAYER.remove(self)
+        _PATCH.remove(self)
 
-    def open_names(self) -> set[str]:
-        """Return the names of the calls that run on this thread, forward, backward and again."""
+    def active_names(self) -> set[str]:
+        """Return the names of the calls that run on this thread, forward, backward and recompute."""
         thread = self._thread()
-        names = {frame.code.name for frame in thread.frames[1 : thread.height + 1] if frame.code is not None}
-        if thread.tasks:
+        names = {frame.call_id.name for frame in thread.open_frames() if frame.call_id is not None}
+        if thread.graph_tasks:
             names.update(call.name for call in self._backward_calls(thread))
         return names
 
     def name_of(self, module: nn.Module) -> str | None:
         """Return the name of the innermost open call of `module`, else the last it had, else where it lies."""
         thread = self._thread()
-        for frame in reversed(thread.frames[1 : thread.height + 1]):
-            if frame.module is module and frame.code is not None:
-                return frame.code.name
+        for frame in reversed(thread.open_frames()):
+            if frame.module is module and frame.call_id is not None:
+                return frame.call_id.name
         for call in self._backward_calls(thread):
             if call.module() is module:
                 return call.name
@@ -104,42 +115,42 @@ class Follower(StretchHooks):
                     return f"{root_name}.{path}"
         return None
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame | None:
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveFrame | None:
         """Follow a call of `module`; None where it has no name of its own."""
         try:
-            thread: Thread = self._local.thread
+            thread: LiveThread = self._local.thread
         except AttributeError:
             thread = self._thread()
-        height = thread.height
-        outer = thread.frames[height]
+        depth = thread.stack_depth
+        outer = thread.frames[depth]
         try:
-            number, name, ref = self._places[id(module)][outer.name]
+            name, fqn, ref = self._names_by_module[id(module)][outer.name]
         except KeyError:
-            number, name, ref = self._find(module, outer.name, thread)
-        if number == NO_NAME:
+            name, fqn, ref = self._resolve(module, outer.name, thread)
+        if name == NO_NAME:
             return None
-        if thread.tasks and _current_graph_task() == _NO_TASK:
+        if thread.graph_tasks and current_graph_task() == NO_GRAPH_TASK:
             # Those that ended by an exception; for these the engine calls nobody.
-            thread.tasks.clear()
-        call = Call(name, ref, outer.code)
+            thread.graph_tasks.clear()
+        call = Call(fqn, ref, outer.call_id)
         inputs = (args, kwargs) if kwargs else args
         if self.post_bw is not None:
             # Before the outer call's own hooks on the same nodes, which end the backward of this call.
             self._inputs.wait(call, inputs)
         sequence = _sequence()
-        if sequence != outer.segment:
-            self._end_segment(thread, outer, inputs, sequence)
-        height += 1
+        if sequence != outer.segment_start_seq:
+            self.close_segment(thread, outer, inputs, sequence)
+        depth += 1
         try:
-            frame = thread.frames[height]
+            frame = thread.frames[depth]
         except IndexError:
-            frame = Frame(thread, height)
+            frame = LiveFrame(thread, depth)
             thread.frames.append(frame)
         frame.module = module
-        frame.name = number
-        frame.code = call
-        frame.first = frame.segment = sequence
-        thread.height = height
+        frame.name = name
+        frame.call_id = call
+        frame.entry_seq = frame.segment_start_seq = sequence
+        thread.stack_depth = depth
         if self.pre_fw is not None:
             try:
                 self.pre_fw(module, args)
@@ -148,7 +159,7 @@ class Follower(StretchHooks):
                 raise
         return frame
 
-    def leave(self, frame: Frame, args: tuple[Any, ...], output: object) -> None:
+    def exit(self, frame: LiveFrame, args: tuple[Any, ...], output: object) -> None:
         """End a call that returned `output`, or None where it raised."""
         try:
             if self.post_fw is not None:
@@ -156,100 +167,102 @@ class Follower(StretchHooks):
         finally:
             self._pop(frame, output)
 
-    def _pop(self, frame: Frame, output: object) -> None:
+    def _pop(self, frame: LiveFrame, output: object) -> None:
         thread = frame.thread
         sequence = _sequence()
         # An interrupt between an inner call's enter and its try can have left inner frames behind.
-        thread.height = height = frame.height - 1
-        if sequence != frame.first and output is not None:
-            if sequence != frame.segment:
-                self._end_segment(thread, frame, output, sequence)
-            if frame.pending:
-                self._walk(thread, frame, output)
-        if frame.pending:
-            frame.pending.clear()
-        frame.module = frame.code = None
-        thread.frames[height].segment = sequence
+        thread.stack_depth = depth = frame.depth - 1
+        if sequence != frame.entry_seq and output is not None:
+            if sequence != frame.segment_start_seq:
+                self.close_segment(thread, frame, output, sequence)
+            if frame.unhooked_segments:
+                self.hook_unfound(thread, frame, output)
+        if frame.unhooked_segments:
+            frame.unhooked_segments.clear()
+        frame.module = frame.call_id = None
+        thread.frames[depth].segment_start_seq = sequence
 
-    def _thread(self) -> Thread:
+    def _thread(self) -> LiveThread:
         try:
-            thread: Thread = self._local.thread
+            thread: LiveThread = self._local.thread
         except AttributeError:
-            thread = self._local.thread = Thread()
+            thread = self._local.thread = LiveThread()
         return thread
 
-    def _find(self, module: nn.Module, parent: int, thread: Thread) -> Place:
-        frames = thread.frames[1 : thread.height + 1]
+    def _resolve(self, module: nn.Module, outer_name: int, thread: LiveThread) -> NamedModule:
+        frames = thread.open_frames()
         open_calls: Iterable[OpenCall] = ((f.module, f.name) for f in reversed(frames) if f.module is not None)
-        number = self._names.resolve(module, open_calls)
-        name = "" if number == NO_NAME else self._names.fqn(number)
-        place = (number, name, weakref.ref(module))
-        self._places.setdefault(id(module), {})[parent] = place
+        name = self._names.resolve(module, open_calls)
+        fqn = "" if name == NO_NAME else self._names.fqn(name)
+        named = NamedModule(name, fqn, weakref.ref(module))
+        self._names_by_module.setdefault(id(module), {})[outer_name] = named
         if not frames:
-            self._roots[module] = name
-        return place
+            self._roots[module] = fqn
+        return named
 
-    def _forget(self, identity: int) -> None:
-        self._places.pop(identity, None)
+    def _forget(self, module_id: int) -> None:
+        self._names_by_module.pop(module_id, None)
 
-    def _backward_calls(self, thread: Thread) -> Iterator[Call]:
+    def _backward_calls(self, thread: LiveThread) -> Iterator[Call]:
         """Yield the calls whose backward runs on this thread, innermost first."""
-        if not thread.tasks or _current_graph_task() == _NO_TASK:
+        if not thread.graph_tasks or current_graph_task() == NO_GRAPH_TASK:
             return
-        last = thread.tasks[-1]
-        for task in reversed(thread.tasks):
-            if task.call is not None and not task.over and (task is last or task.passes < last.passes):
+        last = thread.graph_tasks[-1]
+        for task in reversed(thread.graph_tasks):
+            if task.call is not None and not task.ended and (task is last or task.nesting_depth < last.nesting_depth):
                 yield from task.call.chain()
 
-    def _reached(self, call: Call | None, gradient: Tensor) -> None:
-        if not (self._active or self._outlives):
+    def _on_node(self, call: Call | None, gradient: Tensor) -> None:
+        if not (self._active or self._follow_graphs_after_exit):
             return
         thread = self._thread()
-        number = _current_graph_task()
-        if not thread.tasks or thread.tasks[-1].number != number:
-            if number == _NO_TASK:
+        graph_task_id = current_graph_task()
+        if not thread.graph_tasks or thread.graph_tasks[-1].id != graph_task_id:
+            if graph_task_id == NO_GRAPH_TASK:
                 return
-            self._begin_task(thread, number)
-        task = thread.tasks[-1]
+            self._begin_graph_task(thread, graph_task_id)
+        task = thread.graph_tasks[-1]
         if task.call is not call:
             if self.pre_bw is None and self.post_bw is None:
                 task.call = call
             else:
-                self._move(task, call, gradient)
+                self._switch_call(task, call, gradient)
 
-    def _begin_task(self, thread: Thread, number: int) -> None:
-        tasks, passes = thread.tasks, passes_around()
+    def _begin_graph_task(self, thread: LiveThread, graph_task_id: int) -> None:
+        tasks, depth = thread.graph_tasks, backward_nesting_depth()
         # The engine's own threads run tasks by turns. On others one runs inside of another or follows it, also where
         # the one before ended by an exception; for that the engine calls nobody.
         tasks[:] = [
-            task for task in tasks if not task.over and (task.number == number or task.passes < passes or passes == 0)
+            task
+            for task in tasks
+            if not task.ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
         ]
         for task in tasks:
-            if task.number == number:
+            if task.id == graph_task_id:
                 tasks.remove(task)
                 tasks.append(task)
                 return
-        task = Task(number, passes)
+        task = LiveGraphTask(graph_task_id, depth)
         tasks.append(task)
-        running = self._running.get(number)
+        running = self._running.get(graph_task_id)
         if running is None:
-            self._running[number] = [task]
-            Variable._execution_engine.queue_callback(partial(self._over, number))
+            self._running[graph_task_id] = [task]
+            Variable._execution_engine.queue_callback(partial(self._end_graph_task, graph_task_id))
         else:
             running.append(task)
 
-    def _over(self, number: int) -> None:
+    def _end_graph_task(self, graph_task_id: int) -> None:
         thread = self._thread()
-        for task in self._running.pop(number, ()):
-            if task not in thread.tasks:
+        for task in self._running.pop(graph_task_id, ()):
+            if task not in thread.graph_tasks:
                 # It ran on another thread; the user's hooks are called on this one, and find its calls open.
-                thread.tasks.append(task)
+                thread.graph_tasks.append(task)
             while task.call is not None:
                 self._end_backward(task, None)
-            task.over = True
-        thread.tasks[:] = [task for task in thread.tasks if not task.over]
+            task.ended = True
+        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.ended]
 
-    def _move(self, task: Task, call: Call | None, gradient: Tensor) -> None:
+    def _switch_call(self, task: LiveGraphTask, call: Call | None, gradient: Tensor) -> None:
         """End the backward of calls that are not around `call`, and begin that of those that are."""
         around = set() if call is None else set(call.chain())
         while task.call is not None and task.call not in around:
@@ -264,64 +277,64 @@ class Follower(StretchHooks):
             if self.pre_bw is not None:
                 self.pre_bw(inner.module(), (gradient,))
 
-    def _end_backward(self, task: Task, gradient: Tensor | None) -> None:
+    def _end_backward(self, task: LiveGraphTask, gradient: Tensor | None) -> None:
         call = task.call
         assert call is not None
         known = task.gradients.pop(call, None)
-        if call not in task.told and self.post_bw is not None:
+        if call not in task.notified and self.post_bw is not None:
             if gradient is not None and call.inputs:
                 # The node that runs now can be the one whose gradient was waited for.
-                here = (_current_node()._sequence_nr(), 0)
-                known = [gradient if place == here else None for place in call.inputs] if known is None else known
+                running_edge = (_current_node()._sequence_nr(), 0)
+                known = [gradient if edge == running_edge else None for edge in call.inputs] if known is None else known
             self.post_bw(call.module(), () if known is None else (known,))
-        task.told.discard(call)
+        task.notified.discard(call)
         task.call = call.outer
 
-    def _input_known(self, call: Call, index: int, gradient: Tensor) -> None:
-        tasks = self._thread().tasks
-        if self.post_bw is None or not tasks or tasks[-1].number != _current_graph_task():
+    def _on_input_gradient(self, call: Call, index: int, gradient: Tensor) -> None:
+        tasks = self._thread().graph_tasks
+        if self.post_bw is None or not tasks or tasks[-1].id != current_graph_task():
             return
         task = tasks[-1]
-        if task.call is None or call in task.told or call not in set(task.call.chain()):
+        if task.call is None or call in task.notified or call not in set(task.call.chain()):
             return
         known = task.gradients.setdefault(call, [None] * len(call.inputs))
         known[index] = gradient
         if all(value is not None for value in known):
-            task.told.add(call)
+            task.notified.add(call)
             del task.gradients[call]
             self.post_bw(call.module(), (known,))
 
 
-def _make_call(layer: Layer) -> Callable[..., Any]:
-    assert isinstance(layer, _FollowLayer)
+def _make_wrapper(patch: Patch) -> Callable[..., Any]:
+    assert isinstance(patch, _FollowPatch)
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
         if is_dynamo_compiling():
-            return layer.inner(self, *args, **kwargs)
-        return layer.run(layer.followers, self, args, kwargs)
+            return patch.wrapped(self, *args, **kwargs)
+        return patch.run(patch.followers, self, args, kwargs)
 
     return __call__
 
 
-class _FollowLayer(Layer):
-    """One layer for all that follow; each sees a call inside of the one before it."""
+class _FollowPatch(Patch):
+    """One patch for all followers; each sees a call inside of the one before it."""
 
     followers: tuple[Follower, ...] = ()
 
     def add(self, follower: Follower) -> None:
         self.followers = (*self.followers, follower)
-        self.put_on()
+        self.install()
 
     def remove(self, follower: Follower) -> None:
         self.followers = tuple(other for other in self.followers if other is not follower)
         if not self.followers:
-            self.take_off()
+            self.uninstall()
 
     def run(
         self, followers: tuple[Follower, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if not followers:
-            return self.inner(module, *args, **kwargs)
+            return self.wrapped(module, *args, **kwargs)
         frame = followers[0].enter(module, args, kwargs)
         output = None
         try:
@@ -329,7 +342,7 @@ class _FollowLayer(Layer):
             return output
         finally:
             if frame is not None:
-                followers[0].leave(frame, args, output)
+                followers[0].exit(frame, args, output)
 
 
-_LAYER = _FollowLayer(_make_call)
+_PATCH = _FollowPatch(_make_wrapper)

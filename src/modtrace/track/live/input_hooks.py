@@ -1,4 +1,4 @@
-"""Telling when the gradients of a call's inputs are known."""
+"""Hooks on the inputs of calls: called when the inputs' gradients are known."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..portable.backward_hooks import node_of
 from ..tensors import tensors_in
-from .state import Call, InputPlace
+from .state import Call, GradientEdge
 
 __all__ = ["InputHooks"]
 
-_FEW = 8
+_MIN_PRUNE_LENGTH = 8
+"""How many calls wait on a tensor before those that are dead are removed."""
 
-Known = Callable[[Call, int, Tensor], None]
+OnGradient = Callable[[Call, int, Tensor], None]
 
 
 class InputHooks:
     """Waits for gradients, with one hook on each tensor however many calls it goes into.
 
     Args:
-        known: called with a call, which of `Call.inputs` it is, and the gradient.
+        on_gradient: called with a call, the index in `Call.inputs`, and the gradient.
     """
 
-    def __init__(self, known: Known) -> None:
-        self._known = known
+    def __init__(self, on_gradient: OnGradient) -> None:
+        self._on_gradient = on_gradient
         self._hooks: Any = WeakIdKeyDictionary()
 
     def wait(self, call: Call, inputs: object) -> None:
@@ -37,11 +38,11 @@ class InputHooks:
             if not tensor.requires_grad:
                 continue
             node = node_of(tensor)
-            place = (-1 if node is None else node._sequence_nr(), tensor.output_nr)
+            edge = (-1 if node is None else node._sequence_nr(), tensor.output_nr)
             hook = self._hooks.get(tensor)
             # An in-place operation gives a tensor another node; hooks stay on the old one.
-            if hook is None or hook.place != place:
-                hook = self._hooks[tensor] = _InputHook(self._known, place)
+            if hook is None or hook.edge != edge:
+                hook = self._hooks[tensor] = _InputHook(self._on_gradient, edge)
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call]
             hook.add(call)
 
@@ -49,21 +50,21 @@ class InputHooks:
 class _InputHook:
     """The hook on one tensor. Inputs can live on from step to step; the calls that they went into do not."""
 
-    def __init__(self, known: Known, place: InputPlace) -> None:
-        self.place = place
-        self._known = known
+    def __init__(self, on_gradient: OnGradient, edge: GradientEdge) -> None:
+        self.edge = edge
+        self._on_gradient = on_gradient
         self._waiting: list[tuple[weakref.ref[Call], int]] = []
-        self._most = _FEW
+        self._prune_length = _MIN_PRUNE_LENGTH
 
     def add(self, call: Call) -> None:
-        if len(self._waiting) >= self._most:
+        if len(self._waiting) >= self._prune_length:
             self._waiting = [entry for entry in self._waiting if entry[0]() is not None]
-            self._most = max(_FEW, 2 * len(self._waiting))
+            self._prune_length = max(_MIN_PRUNE_LENGTH, 2 * len(self._waiting))
         self._waiting.append((weakref.ref(call), len(call.inputs)))
-        call.inputs.append(self.place)
+        call.inputs.append(self.edge)
 
     def __call__(self, gradient: Tensor) -> None:
         for ref, index in list(self._waiting):
             call = ref()
             if call is not None:
-                self._known(call, index, gradient)
+                self._on_gradient(call, index, gradient)

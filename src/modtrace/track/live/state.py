@@ -1,4 +1,4 @@
-"""What the live trackers know: calls as the graph remembers them, and what each thread is doing."""
+"""The state of the live trackers: calls as the graph remembers them, and what each thread is doing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ...ring.slot_format import NO_NAME
-from ..portable.backward_hooks import StretchFrame
+from ..portable.backward_hooks import FrameBase
 
-__all__ = ["Call", "Frame", "InputPlace", "Task", "Thread"]
+__all__ = ["Call", "GradientEdge", "LiveFrame", "LiveGraphTask", "LiveThread"]
 
-InputPlace = tuple[int, int]
+GradientEdge = tuple[int, int]
 """Where an input's gradient comes from: its node's sequence number (-1 for a leaf), and which output of it."""
 
 
@@ -25,7 +25,7 @@ class Call:
         module: whose call it is.
         outer: the call around it.
         depth: how many calls are around it.
-        inputs: the inputs whose gradients are waited for.
+        inputs: where the gradients come from that are waited for.
     """
 
     __slots__ = ("__weakref__", "depth", "inputs", "module", "name", "outer")
@@ -35,7 +35,7 @@ class Call:
         self.module = module
         self.outer = outer
         self.depth: int = 0 if outer is None else outer.depth + 1
-        self.inputs: list[InputPlace] = []
+        self.inputs: list[GradientEdge] = []
 
     def chain(self) -> Iterator[Call]:
         """Yield the call and those around it."""
@@ -45,65 +45,70 @@ class Call:
             call = call.outer
 
 
-class Frame(StretchFrame):
+class LiveFrame(FrameBase):
     """An open call; the frames of a thread are used again.
 
     Attributes:
         thread: the thread it runs on.
         module: None for the frame around all calls, and for one that is not in use.
-        name: the number of its name.
+        name: id of its name.
+        call_id: the call; None as `module`.
     """
 
     __slots__ = ("module", "name", "thread")
 
-    code: Call | None
+    call_id: Call | None
 
-    def __init__(self, thread: Thread, height: int) -> None:
-        super().__init__(height)
+    def __init__(self, thread: LiveThread, depth: int) -> None:
+        super().__init__(depth)
         self.thread = thread
         self.module: nn.Module | None = None
         self.name = NO_NAME
-        self.code = None
+        self.call_id = None
 
 
-class Task:
+class LiveGraphTask:
     """What one thread does for one graph task.
 
     Attributes:
-        number: the graph task.
-        passes: `passes_around` where it runs.
+        id: its id, as torch has it.
+        nesting_depth: `backward_nesting_depth` where it runs.
         call: the call whose nodes run, None between calls.
-        over: the task has ended.
-        told: the open calls of which the user has heard already that their input gradients are known.
-        gradients: those known of the open calls that wait for others.
+        ended: whether the graph task has ended.
+        notified: the open calls whose `post_bw` hook was called already, since their input gradients are known.
+        gradients: the gradients known so far of open calls that wait for others.
     """
 
-    __slots__ = ("call", "gradients", "number", "over", "passes", "told")
+    __slots__ = ("call", "ended", "gradients", "id", "nesting_depth", "notified")
 
-    def __init__(self, number: int, passes: int) -> None:
-        self.number = number
-        self.passes = passes
+    def __init__(self, graph_task_id: int, nesting_depth: int) -> None:
+        self.id = graph_task_id
+        self.nesting_depth = nesting_depth
         self.call: Call | None = None
-        self.over = False
-        self.told: set[Call] = set()
+        self.ended = False
+        self.notified: set[Call] = set()
         self.gradients: dict[Call, list[Tensor | None]] = {}
 
 
-class Thread:
+class LiveThread:
     """What one thread is doing.
 
     Attributes:
         frames: its frames, outermost first; the bottom one is around all calls.
-        height: the place of the innermost open call's frame.
-        tasks: its graph tasks; the last one runs, those before it are around it or run by turns with it.
-        carrier: an empty tensor that carries a hook to the node it is registered on.
+        stack_depth: index of the innermost open call's frame.
+        graph_tasks: the last one runs, those before it are around it or run by turns with it.
+        hook_tensor: an empty tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("carrier", "frames", "height", "tasks")
+    __slots__ = ("frames", "graph_tasks", "hook_tensor", "stack_depth")
 
     def __init__(self) -> None:
-        self.frames = [Frame(self, 0)]
-        self.frames[0].segment = torch._C._autograd._get_sequence_nr()
-        self.height = 0
-        self.tasks: list[Task] = []
-        self.carrier = torch.empty(0)
+        self.frames = [LiveFrame(self, 0)]
+        self.frames[0].segment_start_seq = torch._C._autograd._get_sequence_nr()
+        self.stack_depth = 0
+        self.graph_tasks: list[LiveGraphTask] = []
+        self.hook_tensor = torch.empty(0)
+
+    def open_frames(self) -> list[LiveFrame]:
+        """Return the frames of the open calls, outermost first."""
+        return self.frames[1 : self.stack_depth + 1]

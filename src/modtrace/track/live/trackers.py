@@ -18,8 +18,8 @@ __all__ = ["ModTracker", "ModuleTracker"]
 
 
 class _Tracker:
-    def __init__(self, outlives: bool) -> None:
-        self._follower = Follower(outlives)
+    def __init__(self, follow_graphs_after_exit: bool) -> None:
+        self._follower = Follower(follow_graphs_after_exit)
         self._entered = 0
 
     def __enter__(self) -> Self:
@@ -41,7 +41,7 @@ class _Tracker:
 
         A new set each time it is read.
         """
-        names = self._follower.open_names()
+        names = self._follower.active_names()
         names.add("Global")
         return names
 
@@ -63,7 +63,7 @@ class ModuleTracker(_Tracker):
     """
 
     def __init__(self) -> None:
-        super().__init__(outlives=False)
+        super().__init__(follow_graphs_after_exit=False)
 
 
 class ModTracker(_Tracker):
@@ -73,7 +73,7 @@ class ModTracker(_Tracker):
     """
 
     def __init__(self) -> None:
-        super().__init__(outlives=True)
+        super().__init__(follow_graphs_after_exit=True)
 
     def get_known_fqn(self, mod: nn.Module) -> str | None:
         """Return the fully qualified name of `mod`, None where it is not known.

@@ -1,7 +1,7 @@
-"""Which autograd nodes to hook, so that one is told whose nodes run: the newest of each stretch one call made itself.
+"""Which autograd nodes to hook to learn whose nodes run: the newest node of each segment.
 
-Nodes of one thread's graph run in descending order of their sequence numbers, so the newest node of a stretch is the
-first of it that runs.
+A segment is a run of nodes that one call made itself, between two calls of inner modules. Nodes of one thread's graph
+run in descending order of their sequence numbers, so the newest node of a segment is the first of it that runs.
 """
 
 from __future__ import annotations
@@ -15,48 +15,55 @@ from torch.autograd.graph import Node
 
 from ..tensors import tensors_in
 
-__all__ = ["StretchFrame", "StretchHooks", "node_of"]
+__all__ = ["FrameBase", "SegmentHooks", "node_of"]
 
-_LONGEST_WALK = 20_000
+_MAX_NODES_SEARCHED = 20_000
 
 
-class StretchFrame:
-    """An open call, or what is around all calls of a thread.
+class FrameBase:
+    """An open call, or (at the bottom of a thread's stack) what is around all calls.
 
     Attributes:
-        code: what the hooks on its nodes are told.
-        height: how many frames lie below it; 0 for what is around all calls.
-        first: the thread's sequence number at enter.
-        segment: the sequence number from which on nodes are its own, since its last inner call.
-        pending: stretches of own nodes whose newest one is not found yet.
+        call_id: what the hooks on its nodes are called with.
+        depth: how many frames lie below it; 0 for what is around all calls.
+        entry_seq: the thread's sequence number at enter.
+        segment_start_seq: the sequence number from which on nodes are its own, since its last inner call.
+        unhooked_segments: its segments whose newest node is not found yet: first and last sequence number.
     """
 
-    __slots__ = ("code", "first", "height", "pending", "segment")
+    __slots__ = ("call_id", "depth", "entry_seq", "segment_start_seq", "unhooked_segments")
 
-    code: Any
+    call_id: Any
 
-    def __init__(self, height: int) -> None:
-        self.height = height
-        self.first = self.segment = 0
-        self.pending: list[tuple[int, int]] = []
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.entry_seq = self.segment_start_seq = 0
+        self.unhooked_segments: list[tuple[int, int]] = []
 
 
-class _Carries(Protocol):
-    """A thread's state: `carrier` is an empty tensor that carries a hook to the node it is registered on."""
+class _HookingThread(Protocol):
+    """A thread's state: `hook_tensor` is an empty tensor that carries a hook to the node it is registered on."""
 
     @property
-    def carrier(self) -> Tensor: ...
+    def hook_tensor(self) -> Tensor: ...
 
 
-class StretchHooks:
-    """Hooks few nodes: `_when_reached(code, gradient)` is called when nodes of the call with this code begin to run."""
+class SegmentHooks:
+    """Hooks few nodes: `on_segment_start(call_id, gradient)` is called when nodes of the call with this id start."""
 
-    _when_reached: Callable[[Any, Tensor], None]
+    on_segment_start: Callable[[Any, Tensor], None]
 
-    def _end_segment(self, thread: _Carries, frame: StretchFrame, values: object, sequence: int) -> None:
-        """End the stretch of `frame`'s own nodes; the newest is most often the node of a tensor in `values`."""
-        first, newest, found = frame.segment, sequence - 1, False
-        frame.segment = sequence
+    def close_segment(self, thread: _HookingThread, frame: FrameBase, values: object, sequence: int) -> None:
+        """End the segment of `frame`'s own nodes, and hook its newest one.
+
+        Args:
+            thread: where it runs.
+            frame: whose segment it is.
+            values: its newest node is most often that of a tensor in here: inputs of an inner call, or its outputs.
+            sequence: the thread's sequence number now.
+        """
+        first, newest, found = frame.segment_start_seq, sequence - 1, False
+        frame.segment_start_seq = sequence
         if type(values) is tuple and len(values) == 1:
             values = values[0]
         # Most often it is one tensor; the general walk costs more than all else here.
@@ -67,41 +74,40 @@ class StretchHooks:
                 # A view whose base was changed in place can refuse to say.
                 continue
             if node is not None and first <= (number := node._sequence_nr()) <= newest:
-                # `node.register_prehook` makes a removable handle, which is most of its cost; a tensor's own
-                # dictionary of hooks registers on the node at a third of it.
-                carrier = thread.carrier
-                carrier._backward_hooks = {0: partial(self._when_reached, frame.code)}
-                node._register_hook_dict(carrier)
+                # As `_hook` does: a call of it would cost a tenth of all this.
+                hook_tensor = thread.hook_tensor
+                hook_tensor._backward_hooks = {0: partial(self.on_segment_start, frame.call_id)}
+                node._register_hook_dict(hook_tensor)
                 found = found or number == newest
-        if not found and frame.height:
-            frame.pending.append((first, newest))
+        if not found and frame.depth:
+            frame.unhooked_segments.append((first, newest))
 
-    def _walk(self, thread: _Carries, frame: StretchFrame, output: object) -> None:
-        """Look for the newest node of each pending stretch in the graph behind `output`."""
+    def hook_unfound(self, thread: _HookingThread, frame: FrameBase, output: object) -> None:
+        """Look for the newest node of each unhooked segment in the graph behind `output`, and hook it."""
         best: dict[int, tuple[int, Node]] = {}
         seen: set[Node] = set()
         todo = [node for tensor in tensors_in(output) if (node := node_of(tensor)) is not None]
-        while todo and len(seen) < _LONGEST_WALK:
+        while todo and len(seen) < _MAX_NODES_SEARCHED:
             node = todo.pop()
             if node in seen:
                 continue
             seen.add(node)
             number = node._sequence_nr()
-            if number < frame.first:
+            if number < frame.entry_seq:
                 continue
-            for index, (first, newest) in enumerate(frame.pending):
+            for index, (first, newest) in enumerate(frame.unhooked_segments):
                 if first <= number <= newest and (index not in best or best[index][0] < number):
                     best[index] = (number, node)
             todo.extend(inner for inner, _ in node.next_functions if inner is not None)
         for _, node in best.values():
-            self._hook(thread, node, frame.code)
+            self._hook(thread, node, frame.call_id)
 
-    def _hook(self, thread: _Carries, node: Node, code: Any) -> None:
+    def _hook(self, thread: _HookingThread, node: Node, call_id: Any) -> None:
         # `node.register_prehook` makes a removable handle, which is most of its cost; a tensor's own dictionary of
         # hooks registers on the node at a third of it.
-        carrier = thread.carrier
-        carrier._backward_hooks = {0: partial(self._when_reached, code)}
-        node._register_hook_dict(carrier)
+        hook_tensor = thread.hook_tensor
+        hook_tensor._backward_hooks = {0: partial(self.on_segment_start, call_id)}
+        node._register_hook_dict(hook_tensor)
 
 
 def node_of(tensor: Tensor) -> Node | None:

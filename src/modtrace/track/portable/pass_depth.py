@@ -11,16 +11,16 @@ from types import FrameType
 
 import torch
 
-__all__ = ["passes_around"]
+__all__ = ["backward_nesting_depth"]
 
-_RUN = torch.autograd.graph._engine_run_backward.__code__
+_RUN_BACKWARD_CODE = torch.autograd.graph._engine_run_backward.__code__
 
 
-def passes_around() -> int:
+def backward_nesting_depth() -> int:
     """Return how many passes this thread has called and not returned from; 0 on the engine's own threads."""
     count = 0
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        count += frame.f_code is _RUN
+        count += frame.f_code is _RUN_BACKWARD_CODE
         frame = frame.f_back
     return count

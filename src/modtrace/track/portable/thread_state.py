@@ -1,0 +1,85 @@
+"""What the portable engine knows of a thread: its open calls, and the graph tasks it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ...ring.slot_format import CALL_KEY_BITS, NO_NAME
+from .backward_hooks import FrameBase
+
+__all__ = ["NO_CALL_ID", "CallFrame", "GraphTask", "ThreadState"]
+
+_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+NO_CALL_ID = NO_NAME << CALL_KEY_BITS
+"""The call id of what is around all calls."""
+
+
+class CallFrame(FrameBase):
+    """An open call. The frames of a thread are used again, since making one costs as much as writing an event.
+
+    Attributes:
+        thread: the thread it runs on.
+        module: None for the frame around all calls, and for one that is not in use.
+        name: id of its name.
+        call_id: name and call key together.
+        exit_meta: kind, thread and name of its exit, as a slot's first word has them.
+        index_bits: its call index, where a slot's value has it.
+    """
+
+    __slots__ = ("exit_meta", "index_bits", "module", "name", "thread")
+
+    call_id: int
+
+    def __init__(self, thread: ThreadState, depth: int) -> None:
+        super().__init__(depth)
+        self.thread = thread
+        self.module: nn.Module | None = None
+        self.name = NO_NAME
+        self.call_id = NO_CALL_ID
+        self.exit_meta = self.index_bits = 0
+
+
+@dataclass(slots=True)
+class GraphTask:
+    """A graph task that a thread runs.
+
+    Attributes:
+        id: its id, as torch has it.
+        call_id: the call whose nodes run; -1 before the first.
+        nesting_depth: `backward_nesting_depth` where it runs.
+    """
+
+    id: int
+    nesting_depth: int
+    call_id: int = -1
+
+
+class ThreadState:
+    """What one thread is doing.
+
+    Attributes:
+        bits: its id, where a slot's first word has it.
+        frames: its frames, outermost first; the bottom one is around all calls.
+        stack_depth: index of the innermost open call's frame.
+        graph_tasks: those it runs, outermost first.
+        hook_tensor: an empty tensor that carries a hook to the node it is registered on.
+    """
+
+    __slots__ = ("bits", "frames", "graph_tasks", "hook_tensor", "stack_depth")
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.frames = [CallFrame(self, 0)]
+        self.frames[0].segment_start_seq = _sequence()
+        self.stack_depth = 0
+        self.graph_tasks: list[GraphTask] = []
+        self.hook_tensor = torch.empty(0)
+
+    def open_frames(self) -> list[CallFrame]:
+        """Return the frames of the open calls, outermost first."""
+        return self.frames[1 : self.stack_depth + 1]
