@@ -1,7 +1,7 @@
 /** One colour per module class, the same in every trace that shares the class. */
 
 export interface Color {
-  /** `#rrggbb` of the slice. */
+  /** `#rrggbb` of the span. */
   readonly fill: string;
   /** Black or white, whichever reads better on it. */
   readonly ink: string;
@@ -52,7 +52,9 @@ export function luminance(color: string): number {
 function slot(index: number): Color {
   const tone = index % LIGHTNESS.length;
   const hue = (Math.floor(index / LIGHTNESS.length) * 360) / HUES + tone * (360 / HUES / LIGHTNESS.length);
-  const fill = `#${rgb(LIGHTNESS[tone], CHROMA[tone], hue).map((part) => part.toString(16).padStart(2, "0")).join("")}`;
+  const fill = `#${rgb(LIGHTNESS[tone], CHROMA[tone], hue)
+    .map((part) => part.toString(16).padStart(2, "0"))
+    .join("")}`;
   return { fill, ink: luminance(fill) > 0.179 ? "#000000" : "#ffffff" };
 }
 
@@ -60,7 +62,7 @@ function slot(index: number): Color {
  * A colour for each class. A class has the slot of its hash; where two share one, the later in the alphabet moves on,
  * until there are more classes than slots.
  */
-export function colors(classes: Iterable<string>): Map<string, Color> {
+export function assignColors(classes: Iterable<string>): Map<string, Color> {
   const taken = new Set<number>();
   const result = new Map<string, Color>();
   for (const name of [...new Set(classes)].sort()) {

@@ -1,15 +1,16 @@
+/** Reads the timeline out of the page and shows it; where that fails, says why. */
 import { render } from "preact";
 
-import { decode, unpack } from "./payload";
 import { createStore } from "./store";
-import "./style.css";
+import "./style/index.css";
 import { theme } from "./theme";
+import { decode, unpack } from "./trace/payload";
 import { App } from "./ui/app";
 
-const app = document.getElementById("app")!;
+const root = document.getElementById("app")!;
 document.documentElement.dataset.theme = theme.value;
 
-async function open(): Promise<void> {
+async function openTimeline(): Promise<void> {
   const data = document.getElementById("modtrace-data");
   const block = await unpack(data?.textContent ?? "");
   // The text is as large as the file, and not needed again.
@@ -17,19 +18,19 @@ async function open(): Promise<void> {
   const store = createStore(decode(block));
   const [process] = store.trace.processes;
   if (process) document.title = `${process.name} – modtrace`;
-  const ready = () => {
+  const onPainted = () => {
     document.documentElement.dataset.ready ??= String(Math.round(performance.now()));
   };
-  render(<App store={store} painted={ready} />, app);
+  render(<App store={store} onPainted={onPainted} />, root);
 }
 
-open().catch((error: unknown) => {
+openTimeline().catch((error: unknown) => {
   const message = error instanceof Error ? error.message : String(error);
   render(
     <div class="failed" role="alert">
       <h1>This timeline cannot be shown</h1>
       <p>{message}</p>
     </div>,
-    app,
+    root,
   );
 });

@@ -1,89 +1,99 @@
-/** What the page shows: the trace, and the state that its parts share. */
+/** The page's state: the trace, and the signals that its parts share. */
 import { batch, computed, signal } from "@preact/signals";
 
-import { type Device, type Grouping, groupsOf } from "./aggregate";
-import { colors } from "./color";
-import { lanesOf } from "./lanes";
-import { metricsFor, rowsOf } from "./layout";
-import { finds, matchingNames, nextFind } from "./search";
-import { stepAt, stepsOf } from "./steps";
-import { extent, linked, type Trace, type Window } from "./trace";
-import { around, clamp, reveal } from "./window";
+import { assignColors } from "./color";
+import { layoutRows, metricsFor } from "./layout/rows";
+import { clamp, reveal, timeAt, withMargin } from "./layout/viewport";
+import { buildDepthLevels } from "./trace/depth-levels";
+import { matchingNames, matchingSpans, nextMatch } from "./trace/search";
+import { stepAt, stepsOf } from "./trace/steps";
+import { type Device, type Grouping, groupsOf } from "./trace/totals";
+import { extent, spansByLink, type TimeRange, type Trace } from "./trace/trace";
 
 export type Tab = "selection" | "modules" | "flame" | "recording";
 
 export function createStore(trace: Trace) {
   const bounds = extent(trace);
-  const lanes = lanesOf(trace.spans, trace.tracks.length);
+  const levels = buildDepthLevels(trace.spans, trace.tracks.length);
   const steps = stepsOf(trace);
 
-  const window = signal<Window>(around(bounds, bounds));
+  const viewport = signal<TimeRange>(withMargin(bounds, bounds));
+  /** Index of the selected span, -1 for none. */
   const selected = signal(-1);
-  const range = signal<Window | null>(null);
+  /** The range of time that totals are of; null for the whole recording. */
+  const range = signal<TimeRange | null>(null);
   const query = signal("");
+  /** Keys of folded rows. */
   const folded = signal<ReadonlySet<string>>(new Set());
   const tab = signal<Tab>("selection");
   const grouping = signal<Grouping>("module");
   const device = signal<Device>("cpu");
+  /** The root font size in CSS pixels. */
   const rem = signal(16);
   /** Counts up when the selection must be scrolled into sight. */
-  const scroll = signal(0);
+  const scrollRequests = signal(0);
 
   const metrics = computed(() => metricsFor(rem.value));
-  const rows = computed(() => rowsOf(trace, lanes.map((depths) => depths.length), folded.value, metrics.value));
-  const wanted = computed(() => matchingNames(trace.names, query.value));
-  const found = computed(() => finds(trace.spans, wanted.value));
+  const depthCounts = levels.map((depths) => depths.length);
+  const rows = computed(() => layoutRows(trace, depthCounts, folded.value, metrics.value));
+  /** One flag per name; null where nothing is searched. */
+  const nameMatches = computed(() => matchingNames(trace.names, query.value));
+  const matches = computed(() => matchingSpans(trace.spans, nameMatches.value));
   const groups = computed(() => groupsOf(trace, grouping.value));
+  /** Index of the step under the middle of the viewport. */
+  const step = computed(() => stepAt(steps, timeAt(viewport.value, 0.5)));
 
   let byLink: Map<number, number[]> | undefined;
-  /** The other slices of a span's call: its backward for a forward, its forward for a backward. */
-  const halves = (span: number): readonly number[] => {
+  /** All spans of a span's call, itself too: forward, backward, recompute. Empty where none is linked. */
+  const linkedSpans = (span: number): readonly number[] => {
     if (span < 0 || trace.spans.link[span] < 0) return [];
-    byLink ??= linked(trace.spans);
+    byLink ??= spansByLink(trace.spans);
     return byLink.get(trace.spans.link[span]) ?? [];
   };
 
-  const stretch = (span: number): Window => ({ start: trace.spans.start[span], end: trace.spans.end[span] });
+  const rangeOf = (span: number): TimeRange => ({ start: trace.spans.start[span], end: trace.spans.end[span] });
 
+  const unfold = (span: number) => {
+    const track = trace.spans.track[span];
+    const keys = [`track ${track}`, `process ${trace.tracks[track].process}`];
+    if (!keys.some((key) => folded.value.has(key))) return;
+    folded.value = new Set([...folded.value].filter((key) => !keys.includes(key)));
+  };
+
+  /** Select a span (-1 for none) and, with `show`, bring it into sight. */
   const select = (span: number, options: { show: boolean } = { show: true }) =>
     batch(() => {
       selected.value = span;
       if (span < 0) return;
       tab.value = "selection";
       if (!options.show) return;
-      const track = trace.spans.track[span];
-      const hidden = [`track ${track}`, `process ${trace.tracks[track].process}`];
-      if (hidden.some((key) => folded.value.has(key))) {
-        folded.value = new Set([...folded.value].filter((key) => !hidden.includes(key)));
-      }
-      window.value = reveal(window.value, stretch(span), bounds);
-      scroll.value++;
+      unfold(span);
+      viewport.value = reveal(viewport.value, rangeOf(span), bounds);
+      scrollRequests.value++;
     });
 
-  const find = (direction: 1 | -1) => {
-    const next = nextFind(found.value, selected.value, direction);
+  const selectMatch = (direction: 1 | -1) => {
+    const next = nextMatch(matches.value, selected.value, direction);
     if (next >= 0) select(next);
   };
 
-  const show = (part: Window) => {
-    window.value = around(part, bounds);
+  /** Zoom to a range, with a margin. */
+  const show = (target: TimeRange) => {
+    viewport.value = withMargin(target, bounds);
   };
-
-  /** The step under the middle of the window. */
-  const step = computed(() => stepAt(steps, (window.value.start + window.value.end) / 2));
 
   const toStep = (index: number) => {
     const target = steps[Math.min(Math.max(index, 0), steps.length - 1)];
     if (target) show(target);
   };
 
-  const setRange = (part: Window | null) =>
+  const setRange = (next: TimeRange | null) =>
     batch(() => {
-      range.value = part;
-      if (part && tab.value !== "flame") tab.value = "modules";
+      range.value = next;
+      if (next && tab.value !== "flame") tab.value = "modules";
     });
 
-  const fold = (key: string) => {
+  const toggleFold = (key: string) => {
     const next = new Set(folded.value);
     if (!next.delete(key)) next.add(key);
     folded.value = next;
@@ -92,10 +102,10 @@ export function createStore(trace: Trace) {
   return {
     trace,
     bounds,
-    lanes,
+    levels,
     steps,
-    colors: colors(trace.names.map((name) => name.moduleClass || name.label)),
-    window,
+    classColors: assignColors(trace.names.map((name) => name.moduleClass || name.label)),
+    viewport,
     selected,
     range,
     query,
@@ -104,24 +114,24 @@ export function createStore(trace: Trace) {
     grouping,
     device,
     rem,
-    scroll,
+    scrollRequests,
     metrics,
     rows,
-    wanted,
-    found,
+    nameMatches,
+    matches,
     groups,
     step,
-    halves,
-    stretch,
+    linkedSpans,
+    rangeOf,
     select,
-    find,
+    selectMatch,
     show,
     showAll: () => show(bounds),
     toStep,
     setRange,
-    fold,
-    move: (next: Window) => {
-      window.value = clamp(next, bounds);
+    toggleFold,
+    moveTo: (next: TimeRange) => {
+      viewport.value = clamp(next, bounds);
     },
   };
 }

@@ -3,75 +3,63 @@ import { signal } from "@preact/signals";
 
 export type Theme = "light" | "dark";
 
-const KEY = "modtrace-theme";
+const STORAGE_KEY = "modtrace-theme";
 
 // Storage is refused in sandboxed frames and to some file:// pages; then the choice lasts as long as the page.
-function stored(): Theme | null {
+function storedTheme(): Theme | null {
   try {
-    const theme = localStorage.getItem(KEY);
-    return theme === "light" || theme === "dark" ? theme : null;
+    const value = localStorage.getItem(STORAGE_KEY);
+    return value === "light" || value === "dark" ? value : null;
   } catch {
     return null;
   }
 }
 
-const system = matchMedia("(prefers-color-scheme: dark)");
+const systemDark = matchMedia("(prefers-color-scheme: dark)");
 
-export const theme = signal<Theme>(stored() ?? (system.matches ? "dark" : "light"));
+export const theme = signal<Theme>(storedTheme() ?? (systemDark.matches ? "dark" : "light"));
 
-system.addEventListener("change", () => {
-  if (!stored()) theme.value = system.matches ? "dark" : "light";
+systemDark.addEventListener("change", () => {
+  if (!storedTheme()) theme.value = systemDark.matches ? "dark" : "light";
 });
 
 export function toggleTheme(): void {
   theme.value = theme.value === "dark" ? "light" : "dark";
   try {
-    localStorage.setItem(KEY, theme.value);
+    localStorage.setItem(STORAGE_KEY, theme.value);
   } catch {
-    // Not kept, as said above.
+    // The choice is not stored, see above.
   }
 }
 
-/** What canvases are painted with; the values are the style sheet's. */
-export interface Paints {
-  readonly ground: string;
-  readonly line: string;
-  readonly faint: string;
-  readonly ink: string;
-  readonly muted: string;
-  readonly accent: string;
-  readonly range: string;
-  readonly flow: string;
-  readonly dim: string;
-  readonly forward: string;
-  readonly backward: string;
-  readonly gpu: string;
-  readonly counter: string;
-  readonly mark: string;
-  /** Of the axis, and of slices, which want a narrow one. */
-  readonly font: string;
-  readonly slices: string;
-}
+/** The colours and fonts that canvases are painted with; the values are the style sheet's. */
+const COLOR_NAMES = [
+  "ground",
+  "line",
+  "faint",
+  "ink",
+  "muted",
+  "accent",
+  "range",
+  "flow",
+  "dim",
+  "forward",
+  "backward",
+  "device",
+  "counter",
+  "mark",
+] as const;
 
-export function paints(): Paints {
+export type CanvasColors = Readonly<Record<(typeof COLOR_NAMES)[number], string>> & {
+  readonly font: string;
+  /** A narrow one, for the labels of spans. */
+  readonly spanFont: string;
+};
+
+/** Read the values from the style sheet, as the theme has them now. */
+export function readCanvasColors(): CanvasColors {
   const style = getComputedStyle(document.documentElement);
-  const of = (name: string) => style.getPropertyValue(`--${name}`).trim();
-  return {
-    ground: of("ground"),
-    line: of("line"),
-    faint: of("faint"),
-    ink: of("ink"),
-    muted: of("muted"),
-    accent: of("accent"),
-    range: of("range"),
-    flow: of("flow"),
-    dim: of("dim"),
-    forward: of("forward"),
-    backward: of("backward"),
-    gpu: of("gpu"),
-    counter: of("counter"),
-    mark: of("mark"),
-    font: of("font"),
-    slices: of("slices"),
-  };
+  const styleValue = (property: string) => style.getPropertyValue(property).trim();
+  const colors = Object.fromEntries(COLOR_NAMES.map((color) => [color, styleValue(`--${color}`)]));
+  return { ...colors, font: styleValue("--font"), spanFont: styleValue("--span-font") } as CanvasColors;
 }

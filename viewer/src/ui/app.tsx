@@ -1,56 +1,56 @@
 /** The page: its parts, and the keys that work everywhere. */
 import { useEffect, useRef } from "preact/hooks";
 
-import { onKeys } from "../input";
+import { onKeys } from "../input/keyboard";
 import type { Store } from "../store";
+import { DetailsPanel } from "./details-panel";
 import { Help } from "./help";
-import { Panel } from "./panel";
 import { TIMELINE_ID, Timeline } from "./timeline";
 import { SEARCH_ID, Toolbar } from "./toolbar";
 
-export function App({ store, painted }: { store: Store; painted: () => void }) {
-  const dialog = useRef<HTMLDialogElement>(null);
-  const pointer = useRef({ part: 0.5 });
-  const help = () => dialog.current?.showModal();
-
-  useEffect(() => {
-    const toOtherHalf = () => {
-      const halves = store.halves(store.selected.value);
-      if (halves.length > 1) store.select(halves[(halves.indexOf(store.selected.value) + 1) % halves.length]);
-    };
-    const onSelected = (act: (span: number) => void) => () => {
-      if (store.selected.value >= 0) act(store.selected.value);
-    };
-    const clear = () => {
+/** What keys do; the help dialog lists them. */
+function keyCommands(store: Store, openHelp: () => void): Readonly<Record<string, () => void>> {
+  const selectNextLinked = () => {
+    const linked = store.linkedSpans(store.selected.value);
+    if (linked.length > 1) store.select(linked[(linked.indexOf(store.selected.value) + 1) % linked.length]);
+  };
+  const withSelected = (act: (span: number) => void) => () => {
+    if (store.selected.value >= 0) act(store.selected.value);
+  };
+  return {
+    "0": store.showAll,
+    "[": () => store.toStep(store.step.value - 1),
+    "]": () => store.toStep(store.step.value + 1),
+    "/": () => document.getElementById(SEARCH_ID)?.focus(),
+    "?": openHelp,
+    n: () => store.selectMatch(1),
+    N: () => store.selectMatch(-1),
+    f: withSelected((span) => store.show(store.rangeOf(span))),
+    l: selectNextLinked,
+    m: withSelected((span) => store.setRange(store.rangeOf(span))),
+    Escape: () => {
       store.select(-1);
       store.setRange(null);
-    };
-    return onKeys(
-      store,
-      {
-        "0": store.showAll,
-        "[": () => store.toStep(store.step.value - 1),
-        "]": () => store.toStep(store.step.value + 1),
-        "/": () => document.getElementById(SEARCH_ID)?.focus(),
-        "?": help,
-        n: () => store.find(1),
-        N: () => store.find(-1),
-        f: onSelected((span) => store.show(store.stretch(span))),
-        l: toOtherHalf,
-        m: onSelected((span) => store.setRange(store.stretch(span))),
-        Escape: clear,
-      },
-      () => pointer.current.part,
-    );
-  }, [store]);
+    },
+  };
+}
+
+export function App({ store, onPainted }: { store: Store; onPainted: () => void }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const pointer = useRef({ fraction: 0.5 });
+  const openHelp = () => dialog.current?.showModal();
+
+  useEffect(() => onKeys(store, keyCommands(store, openHelp), () => pointer.current.fraction), [store]);
 
   return (
     <>
-      <a class="skip" href={`#${TIMELINE_ID}`}>Skip to the timeline</a>
-      <Toolbar store={store} help={help} />
+      <a class="skip" href={`#${TIMELINE_ID}`}>
+        Skip to the timeline
+      </a>
+      <Toolbar store={store} openHelp={openHelp} />
       <main>
-        <Timeline store={store} pointer={pointer.current} painted={painted} />
-        <Panel store={store} />
+        <Timeline store={store} pointer={pointer.current} onPainted={onPainted} />
+        <DetailsPanel store={store} />
       </main>
       <Help dialog={dialog} />
     </>

@@ -1,4 +1,4 @@
-/** Keys, mouse, and what the marks on slices mean. */
+/** The dialog that lists keys, mouse gestures and the legend. */
 import type { Ref } from "preact";
 
 import { Icon } from "./icons";
@@ -8,17 +8,17 @@ const KEYS: readonly (readonly [string, string])[] = [
   ["A  D", "pan left and right"],
   ["0", "show the whole recording"],
   ["[  ]", "previous and next step"],
-  ["/", "search; Enter and Shift+Enter go through the finds"],
-  ["N  Shift+N", "next and previous find"],
+  ["/", "search; Enter and Shift+Enter go through the matches"],
+  ["N  Shift+N", "next and previous match"],
   ["← →  ↑ ↓", "on the timeline: neighbour, parent, first child"],
-  ["F", "zoom to the selected slice"],
+  ["F", "zoom to the selected span"],
   ["L", "from a forward to its backward, and back"],
-  ["M", "take the selected slice as the range"],
+  ["M", "take the selected span as the range"],
   ["Esc", "clear the selection and the range"],
 ];
 
 const MOUSE: readonly (readonly [string, string])[] = [
-  ["Click", "select a slice; a second click in a row zooms to it"],
+  ["Click", "select a span; a second click in a row zooms to it"],
   ["Drag", "pan"],
   ["Shift + drag", "select a range, as does a drag on the time axis"],
   ["Wheel", "scroll the tracks; zoom where all are in sight"],
@@ -31,12 +31,12 @@ function List({ title, rows }: { title: string; rows: readonly (readonly [string
     <section>
       <h3>{title}</h3>
       <dl>
-        {rows.map(([key, does]) => (
+        {rows.map(([key, action]) => (
           <div key={key}>
             <dt>
               <kbd>{key}</kbd>
             </dt>
-            <dd>{does}</dd>
+            <dd>{action}</dd>
           </div>
         ))}
       </dl>
@@ -49,7 +49,7 @@ export function Help({ dialog }: { dialog: Ref<HTMLDialogElement> }) {
     <dialog ref={dialog} class="help" aria-labelledby="help-title">
       <form method="dialog">
         <h2 id="help-title">Keys and legend</h2>
-        <button class="quiet" aria-label="Close">
+        <button type="submit" class="icon-button" aria-label="Close">
           <Icon name="close" />
         </button>
       </form>
@@ -58,17 +58,17 @@ export function Help({ dialog }: { dialog: Ref<HTMLDialogElement> }) {
         <div>
           <List title="Mouse" rows={MOUSE} />
           <section>
-            <h3>Slices</h3>
+            <h3>Spans</h3>
             <ul class="legend">
               <li>One colour per module class; a class has the same colour in every recording.</li>
               <li>
-                <span class="sample incomplete" /> Stripes: incomplete, its begin or end was not recorded.
+                <span class="legend-swatch incomplete" /> Stripes: incomplete, its start or end was not recorded.
               </li>
               <li>
-                <span class="sample recompute" /> Dots: recompute, a forward run again during backward.
+                <span class="legend-swatch recompute" /> Dots: recompute, a forward run again during backward.
               </li>
               <li>
-                <span class="sample flow" /> Arrow: from the selected call's forward to its backward.
+                <span class="legend-swatch flow" /> Flow: from the selected call's forward to its backward.
               </li>
             </ul>
           </section>

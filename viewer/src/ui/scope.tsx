@@ -1,7 +1,7 @@
 /** What totals and flame graph are of: modules or classes, CPU or GPU, the range or all. */
+import { formatDuration } from "../format";
+import { durationOf } from "../layout/viewport";
 import type { Store } from "../store";
-import { formatDuration } from "../text";
-import { length } from "../window";
 
 interface ChoiceProps<T extends string> {
   readonly label: string;
@@ -24,21 +24,27 @@ function Choice<T extends string>({ label, options, value, choose }: ChoiceProps
 
 export function Scope({ store }: { store: Store }) {
   const range = store.range.value;
-  const gpu = store.trace.tracks.some((track) => track.kind === "gpu");
+  const hasDevice = store.trace.tracks.some((track) => track.kind === "device");
   return (
     <div class="scope">
       <Choice
         label="Group by"
-        options={[["module", "By module"], ["class", "By class"]]}
+        options={[
+          ["module", "By module"],
+          ["class", "By class"],
+        ]}
         value={store.grouping.value}
         choose={(by) => {
           store.grouping.value = by;
         }}
       />
-      {gpu && (
+      {hasDevice && (
         <Choice
           label="Time on"
-          options={[["cpu", "CPU"], ["gpu", "GPU"]]}
+          options={[
+            ["cpu", "CPU"],
+            ["gpu", "GPU"],
+          ]}
           value={store.device.value}
           choose={(device) => {
             store.device.value = device;
@@ -47,7 +53,7 @@ export function Scope({ store }: { store: Store }) {
       )}
       {range ? (
         <p>
-          Selected range of {formatDuration(length(range))}
+          Selected range of {formatDuration(durationOf(range))}
           <button type="button" class="link" onClick={() => store.setRange(null)}>
             clear
           </button>

@@ -1,23 +1,33 @@
 /** The bar on top: what is shown, search, steps, and the switches. */
 import { useRef } from "preact/hooks";
 
-import { incompleteIn } from "../losses";
+import { formatCount, formatDuration, plural } from "../format";
+import { durationOf } from "../layout/viewport";
 import type { Store } from "../store";
-import { formatCount, formatDuration, plural } from "../text";
 import { theme, toggleTheme } from "../theme";
-import { length } from "../window";
+import { countIncomplete } from "../trace/loss-report";
 import { Icon } from "./icons";
 
 export const SEARCH_ID = "search";
 
+/** With more steps than this in sight it is not one step that is shown. */
+const MAX_STEPS_SHOWN = 1.6;
+
+/** How many spans the search matches, and which of them is selected. */
+function describeMatches({ query, matches, selected }: Store): string {
+  const count = matches.value.length;
+  if (!query.value) return "";
+  if (!count) return "no match";
+  const position = matches.value.indexOf(selected.value);
+  return position < 0 ? `${formatCount(count)} found` : `${formatCount(position + 1)} of ${formatCount(count)}`;
+}
+
 function Search({ store }: { store: Store }) {
   const input = useRef<HTMLInputElement>(null);
-  const { query, found, selected } = store;
-  const count = found.value.length;
-  const at = found.value.indexOf(selected.value);
-  const report = !query.value ? "" : !count ? "no match" : at < 0 ? `${formatCount(count)} found` : `${formatCount(at + 1)} of ${formatCount(count)}`;
-  const keys = (event: KeyboardEvent) => {
-    if (event.key === "Enter") store.find(event.shiftKey ? -1 : 1);
+  const { query, matches } = store;
+  const count = matches.value.length;
+  const onKeyDown = (event: KeyboardEvent) => {
+    if (event.key === "Enter") store.selectMatch(event.shiftKey ? -1 : 1);
     if (event.key !== "Escape") return;
     store.query.value = "";
     input.current?.blur();
@@ -37,13 +47,29 @@ function Search({ store }: { store: Store }) {
         onInput={(event) => {
           store.query.value = event.currentTarget.value;
         }}
-        onKeyDown={keys}
+        onKeyDown={onKeyDown}
       />
-      <output class="finds" aria-live="polite">{report}</output>
-      <button type="button" class="quiet" title="Previous find (Shift+N)" aria-label="Previous find" disabled={!count} onClick={() => store.find(-1)}>
+      <output class="match-count" aria-live="polite">
+        {describeMatches(store)}
+      </output>
+      <button
+        type="button"
+        class="icon-button"
+        title="Previous match (Shift+N)"
+        aria-label="Previous match"
+        disabled={!count}
+        onClick={() => store.selectMatch(-1)}
+      >
         <Icon name="previous" />
       </button>
-      <button type="button" class="quiet" title="Next find (N)" aria-label="Next find" disabled={!count} onClick={() => store.find(1)}>
+      <button
+        type="button"
+        class="icon-button"
+        title="Next match (N)"
+        aria-label="Next match"
+        disabled={!count}
+        onClick={() => store.selectMatch(1)}
+      >
         <Icon name="next" />
       </button>
     </form>
@@ -53,72 +79,111 @@ function Search({ store }: { store: Store }) {
 function Steps({ store }: { store: Store }) {
   const { steps, step } = store;
   if (!steps.length) return null;
-  const at = step.value;
-  const shown = steps[at];
-  // With more than this in sight it is not one step that is shown.
-  const several = shown && length(store.window.value) > 1.6 * length(shown);
+  const index = step.value;
+  const shown = steps[index];
+  const several = shown && durationOf(store.viewport.value) > MAX_STEPS_SHOWN * durationOf(shown);
   return (
     <div class="steps" role="group" aria-label="Training steps">
-      <button type="button" class="quiet" title="Previous step ( [ )" aria-label="Previous step" disabled={at <= 0} onClick={() => store.toStep(at - 1)}>
+      <button
+        type="button"
+        class="icon-button"
+        title="Previous step ( [ )"
+        aria-label="Previous step"
+        disabled={index <= 0}
+        onClick={() => store.toStep(index - 1)}
+      >
         <Icon name="previous" />
       </button>
-      <button type="button" class="quiet wide" title="Zoom to the step in the middle" onClick={() => store.toStep(at)}>
-        {!shown || several ? plural(steps.length, "step") : `${shown.name} · ${at + 1} of ${steps.length}`}
+      <button
+        type="button"
+        class="icon-button wide"
+        title="Zoom to the step in the middle"
+        onClick={() => store.toStep(index)}
+      >
+        {!shown || several ? plural(steps.length, "step") : `${shown.name} · ${index + 1} of ${steps.length}`}
       </button>
-      <button type="button" class="quiet" title="Next step ( ] )" aria-label="Next step" disabled={at >= steps.length - 1} onClick={() => store.toStep(at + 1)}>
+      <button
+        type="button"
+        class="icon-button"
+        title="Next step ( ] )"
+        aria-label="Next step"
+        disabled={index >= steps.length - 1}
+        onClick={() => store.toStep(index + 1)}
+      >
         <Icon name="next" />
       </button>
     </div>
   );
 }
 
-function Losses({ store }: { store: Store }) {
+function LossBadge({ store }: { store: Store }) {
   const { stats } = store.trace;
   const lost = (stats.overwritten ?? 0) + (stats.torn ?? 0);
-  const incomplete = incompleteIn(store.trace);
+  const incomplete = countIncomplete(store.trace);
   if (!lost && !incomplete) return null;
-  const parts = [lost ? `${plural(lost, "event")} lost` : "", incomplete ? `${formatCount(incomplete)} incomplete` : ""];
+  const losses = [
+    lost ? `${plural(lost, "event")} lost` : "",
+    incomplete ? `${formatCount(incomplete)} incomplete` : "",
+  ];
   return (
     <button
       type="button"
-      class="losses"
+      class="loss-badge"
       title="What is missing from this recording"
       onClick={() => {
         store.tab.value = "recording";
       }}
     >
       <Icon name="warning" />
-      {parts.filter(Boolean).join(" · ")}
+      {losses.filter(Boolean).join(" · ")}
     </button>
   );
 }
 
-export function Toolbar({ store, help }: { store: Store; help: () => void }) {
+export function Toolbar({ store, openHelp }: { store: Store; openHelp: () => void }) {
   const dark = theme.value === "dark";
   return (
     <header class="toolbar">
       <h1>
         <svg class="logo" viewBox="0 0 20 16" aria-hidden="true">
-          <path class="one" d="M0 0h20v4H0z" />
-          <path class="two" d="M2 6h10v4H2z" />
-          <path class="three" d="M14 6h4v4h-4zM4 12h6v4H4z" />
+          <path class="forward" d="M0 0h20v4H0z" />
+          <path class="backward" d="M2 6h10v4H2z" />
+          <path class="mark" d="M14 6h4v4h-4zM4 12h6v4H4z" />
         </svg>
         modtrace
       </h1>
       <p class="summary">
-        {plural(store.trace.spans.count, "slice")} · {formatDuration(length(store.bounds))}
+        {plural(store.trace.spans.count, "span")} · {formatDuration(durationOf(store.bounds))}
       </p>
       <Search store={store} />
       <Steps store={store} />
-      <Losses store={store} />
+      <LossBadge store={store} />
       <div class="switches">
-        <button type="button" class="quiet" title="Show all (0)" aria-label="Show the whole recording" onClick={store.showAll}>
+        <button
+          type="button"
+          class="icon-button"
+          title="Show all (0)"
+          aria-label="Show the whole recording"
+          onClick={store.showAll}
+        >
           <Icon name="fit" />
         </button>
-        <button type="button" class="quiet" title="Light or dark" aria-label={dark ? "Switch to light" : "Switch to dark"} onClick={toggleTheme}>
+        <button
+          type="button"
+          class="icon-button"
+          title="Light or dark"
+          aria-label={dark ? "Switch to light" : "Switch to dark"}
+          onClick={toggleTheme}
+        >
           <Icon name={dark ? "sun" : "moon"} />
         </button>
-        <button type="button" class="quiet" title="Keys and legend (?)" aria-label="Keys and legend" onClick={help}>
+        <button
+          type="button"
+          class="icon-button"
+          title="Keys and legend (?)"
+          aria-label="Keys and legend"
+          onClick={openHelp}
+        >
           <Icon name="help" />
         </button>
       </div>

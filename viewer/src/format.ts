@@ -1,0 +1,61 @@
+/** Names come from a recording and may hold anything: make each of their characters visible. */
+
+// C0 and C1 controls, line and paragraph separators, and what would reorder the text around it.
+// biome-ignore lint/suspicious/noControlCharactersInRegex: it is these that are looked for
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g;
+
+function visibleCharacter(character: string): string {
+  const code = character.charCodeAt(0);
+  if (code < 0x20) return String.fromCharCode(0x2400 + code);
+  if (code === 0x7f) return "\u2421";
+  return `\\u${code.toString(16).padStart(4, "0")}`;
+}
+
+/** The text with control characters as pictures and lone surrogates as U+FFFD. */
+export function visibleText(text: string): string {
+  return text.toWellFormed().replace(HIDDEN, visibleCharacter);
+}
+
+const SIGNIFICANT = new Intl.NumberFormat("en", { maximumSignificantDigits: 4, useGrouping: false });
+const GROUPED = new Intl.NumberFormat("en");
+
+/** A whole number with thousands separated. */
+export const formatCount = (count: number): string => GROUPED.format(count);
+
+const TIME_UNITS: readonly (readonly [number, string])[] = [
+  [1e9, "s"],
+  [1e6, "ms"],
+  [1e3, "µs"],
+  [1, "ns"],
+];
+
+/** A length of time in ns, to four digits: `12.35 ms`. */
+export function formatDuration(ns: number): string {
+  const size = Math.abs(ns);
+  // 999.96 µs rounds to 1000 µs, which is better said as 1 ms.
+  const [scale, unit] = TIME_UNITS.find(([unitNs]) => size >= unitNs * 0.99995) ?? TIME_UNITS[3];
+  return `${SIGNIFICANT.format(ns / scale)} ${unit}`;
+}
+
+/** A moment in ns, exact to the ns: `12.345678 ms`. */
+export function formatMoment(ns: number): string {
+  const [scale, unit] = TIME_UNITS.find(([unitNs]) => Math.abs(ns) >= unitNs) ?? TIME_UNITS[3];
+  const digits = (ns / scale).toFixed(Math.round(Math.log10(scale)));
+  return `${digits.includes(".") ? digits.replace(/\.?0+$/, "") : digits} ${unit}`;
+}
+
+const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/** A counter's value with its unit; bytes in powers of 1024. */
+export function formatQuantity(value: number, unit: string): string {
+  if (unit !== "bytes") return `${SIGNIFICANT.format(value)}${unit && ` ${unit}`}`;
+  let power = 0;
+  while (Math.abs(value) >= 1024 && power < BYTE_UNITS.length - 1) {
+    value /= 1024;
+    power++;
+  }
+  return `${SIGNIFICANT.format(value)} ${BYTE_UNITS[power]}`;
+}
+
+/** `one span`, `2 spans`. */
+export const plural = (count: number, noun: string): string => `${formatCount(count)} ${noun}${count === 1 ? "" : "s"}`;

@@ -1,0 +1,151 @@
+/** Paints the spans of tracks: rectangles in batches of one colour, patterns over some of them, and labels. */
+import { levelTop, type Row } from "../layout/rows";
+import type { Store } from "../store";
+import { forEachRectangle } from "../trace/depth-levels";
+import { RECOMPUTE } from "../trace/trace";
+import type { Frame } from "./frame";
+import { LabelFitter } from "./label-fitter";
+import { createPatterns, type Patterns } from "./patterns";
+
+/** CSS pixels: a narrower span has no label; narrower neighbours have no gap between them. */
+const MIN_LABEL_WIDTH = 22;
+const MIN_GAP_WIDTH = 3;
+/** Rectangles are cut this far outside of the canvas, so that their edges are not seen. */
+const BLEED = 8;
+/** Opacity of spans that a search does not match. */
+const DIMMED_ALPHA = 0.22;
+
+interface Label {
+  readonly span: number;
+  readonly left: number;
+  readonly y: number;
+  readonly right: number;
+}
+
+/** Left, top and width of each rectangle, one after the other. */
+type Rectangles = number[];
+
+export class SpanBatches {
+  /** The colour of each name, as an index into `fills` and `inks`. */
+  private readonly colorOfName: Int32Array;
+  private readonly fills: readonly string[];
+  private readonly inks: readonly string[];
+  private readonly plain: Rectangles[];
+  private readonly dimmed: Rectangles[];
+  private labels: Label[] = [];
+  private incomplete: Rectangles = [];
+  private recomputed: Rectangles = [];
+  private patterns: Patterns | undefined;
+  private fitter: LabelFitter | undefined;
+  private font = "";
+
+  constructor(store: Store) {
+    const classes = [...store.classColors.keys()];
+    const index = new Map(classes.map((moduleClass, i) => [moduleClass, i]));
+    this.colorOfName = Int32Array.from(
+      store.trace.names,
+      ({ moduleClass, label }) => index.get(moduleClass || label) ?? 0,
+    );
+    this.fills = classes.map((moduleClass) => store.classColors.get(moduleClass)!.fill);
+    this.inks = classes.map((moduleClass) => store.classColors.get(moduleClass)!.ink);
+    this.plain = classes.map(() => []);
+    this.dimmed = classes.map(() => []);
+  }
+
+  /** Collect the rectangles of a track's row that are in sight. */
+  add(frame: Frame, row: Row): void {
+    const { store, viewport, nsPerPixel, scrollTop, height, width, x } = frame;
+    const { spans } = store.trace;
+    const metrics = store.metrics.value;
+    const nameMatches = store.nameMatches.value;
+    for (let depth = 0; depth < row.depths; depth++) {
+      const y = levelTop(row, depth, metrics) - scrollTop;
+      if (y + metrics.level < 0 || y > height) continue;
+      const level = store.levels[row.index][depth];
+      forEachRectangle(
+        level,
+        spans,
+        viewport.start,
+        viewport.end,
+        nsPerPixel,
+        nameMatches,
+        (span, from, to, merged) => {
+          const left = Math.max(x(from), -BLEED);
+          const right = Math.min(Math.max(x(to), x(from) + 1), width + BLEED);
+          const full = right - left;
+          if (full <= 0) return;
+          const drawn = full > MIN_GAP_WIDTH ? full - 1 : full;
+          const name = spans.name[span];
+          const batch = nameMatches && !nameMatches[name] ? this.dimmed : this.plain;
+          batch[this.colorOfName[name]].push(left, y, drawn);
+          if (merged > 1) return;
+          if (spans.phase[span] === RECOMPUTE) this.recomputed.push(left, y, drawn);
+          if (!spans.complete[span]) this.incomplete.push(left, y, drawn);
+          if (full < MIN_LABEL_WIDTH) return;
+          this.labels.push({ span, left: Math.max(left, 0), y, right: Math.min(right, width) - 1 });
+        },
+      );
+    }
+  }
+
+  /** Paint what was collected, and forget it. */
+  paint(frame: Frame): void {
+    const { context, store, colors } = frame;
+    const height = store.metrics.value.level - 1;
+    const font = `${Math.round(store.metrics.value.level * 0.7)}px ${colors.spanFont}`;
+    context.font = font;
+    context.textBaseline = "middle";
+    if (font !== this.font || !this.fitter) {
+      this.font = font;
+      this.fitter = new LabelFitter(context);
+    }
+    this.patterns ??= createPatterns(context);
+    this.fillBatches(context, this.dimmed, DIMMED_ALPHA, height);
+    this.fillBatches(context, this.plain, 1, height);
+    fillRectangles(context, this.recomputed, this.patterns.recompute, height);
+    fillRectangles(context, this.incomplete, this.patterns.incomplete, height);
+    for (const label of this.labels) this.paintLabel(frame, label, height);
+    this.labels = [];
+  }
+
+  private fillBatches(context: CanvasRenderingContext2D, batches: Rectangles[], alpha: number, height: number): void {
+    context.globalAlpha = alpha;
+    batches.forEach((rectangles, color) => {
+      fillRectangles(context, rectangles, this.fills[color], height);
+    });
+    context.globalAlpha = 1;
+  }
+
+  private paintLabel({ context, store, colors }: Frame, { span, left, y, right }: Label, height: number): void {
+    const { spans, names } = store.trace;
+    const nameMatches = store.nameMatches.value;
+    const name = spans.name[span];
+    const { text, width } = this.fitter!.fit(names[name].label, right - left - 6);
+    if (!text) return;
+    const color = this.colorOfName[name];
+    const x = Math.round((left + right - width) / 2);
+    const dimmed = nameMatches && !nameMatches[name];
+    if (!dimmed && (!spans.complete[span] || spans.phase[span] === RECOMPUTE)) {
+      // Stripes and dots would cross the letters.
+      context.fillStyle = this.fills[color];
+      context.fillRect(x - 3, y, width + 6, height);
+    }
+    context.fillStyle = dimmed ? colors.muted : this.inks[color];
+    context.fillText(text, x, y + height / 2 + 0.5);
+  }
+}
+
+/** Fill the rectangles, and empty their list. */
+function fillRectangles(
+  context: CanvasRenderingContext2D,
+  rectangles: Rectangles,
+  style: string | CanvasPattern,
+  height: number,
+): void {
+  if (!rectangles.length) return;
+  context.fillStyle = style;
+  for (let i = 0; i < rectangles.length; i += 3) {
+    context.fillRect(rectangles[i], rectangles[i + 1], rectangles[i + 2], height);
+  }
+  rectangles.length = 0;
+}

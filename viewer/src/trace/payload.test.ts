@@ -1,0 +1,157 @@
+import { gzipSync } from "node:zlib";
+import { expect, test } from "vitest";
+
+import { decode, PayloadError, unpack } from "./payload";
+
+function makeHeader() {
+  const ref = (type: string, offset: number) => ({ type, offset, length: 1 });
+  return {
+    version: 1,
+    base_ns: "1790000000123456789",
+    metadata: { torch: "2.13" },
+    stats: { recorded: 2 },
+    names: [["h.0: Block", "GPT.h.0", "Block"]],
+    processes: [{ pid: 7, rank: 0, name: "rank 0 · python" }],
+    tracks: [{ kind: "forward", thread: "MainThread", tid: 7, process: 0, name: "forward · MainThread" }],
+    marks: [[50, "step", "step 0"]],
+    span_args: { "0": { shapes: "float32[2, 8]" } },
+    counters: [{ name: "RSS", unit: "bytes", process: 0, time: ref("f64", 0), value: ref("f64", 8) }],
+    arrays: {
+      start: ref("f64", 0),
+      duration: ref("f64", 8),
+      name: ref("i32", 16),
+      track: ref("i32", 16),
+      depth: ref("i32", 16),
+      parent: ref("i32", 24),
+      call: ref("i32", 32),
+      step: ref("i32", 16),
+      link: ref("i32", 24),
+      phase: ref("u8", 16),
+      complete: ref("u8", 40),
+    },
+  };
+}
+
+type Header = ReturnType<typeof makeHeader>;
+
+/** A payload of one span, written byte by byte as the format says. */
+function block(change: (header: Header) => void = () => {}): ArrayBuffer {
+  const header = makeHeader();
+  change(header);
+  let text = JSON.stringify(header);
+  while ((4 + new TextEncoder().encode(text).length) % 8) text += " ";
+  const json = new TextEncoder().encode(text);
+  const bytes = new Uint8Array(4 + json.length + 48);
+  const view = new DataView(bytes.buffer);
+  view.setUint32(0, json.length, true);
+  bytes.set(json, 4);
+  const body = 4 + json.length;
+  view.setFloat64(body, 10, true);
+  view.setFloat64(body + 8, 30, true);
+  view.setInt32(body + 24, -1, true);
+  view.setInt32(body + 32, 3, true);
+  view.setUint8(body + 40, 1);
+  return bytes.buffer;
+}
+
+test("decode of a whole block returns every field", () => {
+  const trace = decode(block());
+  expect(trace.base).toBe(1790000000123456789n);
+  const { spans } = trace;
+  expect([spans.count, spans.start[0], spans.end[0], spans.parent[0], spans.call[0], spans.complete[0]]).toEqual([
+    1, 10, 40, -1, 3, 1,
+  ]);
+  expect(trace.names).toEqual([{ label: "h.0: Block", fqn: "GPT.h.0", moduleClass: "Block" }]);
+  expect(trace.marks).toEqual([{ time: 50, kind: "step", text: "step 0" }]);
+  expect(trace.spanArgs).toEqual({ "0": { shapes: "float32[2, 8]" } });
+  expect([...trace.counters[0].time, ...trace.counters[0].value]).toEqual([10, 30]);
+});
+
+test("unpack undoes base64 and gzip", async () => {
+  const packed = Buffer.from(gzipSync(Buffer.from("modtrace"))).toString("base64");
+  expect(Buffer.from(await unpack(` ${packed}\n`)).toString()).toBe("modtrace");
+});
+
+test("unpack of a page without data says so", async () => {
+  await expect(unpack("\n")).rejects.toThrow("holds no timeline");
+});
+
+test.each<[string, (header: Header) => void, string]>([
+  [
+    "a version to come",
+    (header) => {
+      header.version = 2;
+    },
+    "format 2",
+  ],
+  [
+    "an array beyond the end",
+    (header) => {
+      header.arrays.start.length = 1000;
+    },
+    "cut short",
+  ],
+  [
+    "a type that is none",
+    (header) => {
+      header.arrays.start.type = "i64";
+    },
+    "cut short",
+  ],
+  [
+    "a name that is none",
+    (header) => {
+      header.names = [];
+    },
+    "span 0 has name 0",
+  ],
+  [
+    "a track that is none",
+    (header) => {
+      header.tracks = [];
+    },
+    "span 0 has track 0",
+  ],
+  [
+    "a process that is none",
+    (header) => {
+      header.processes = [];
+    },
+    "has no process",
+  ],
+  [
+    "a parent after its child",
+    (header) => {
+      header.arrays.parent.offset = 16;
+    },
+    "span 0 has parent 0",
+  ],
+  [
+    "a column of another length",
+    (header) => {
+      header.arrays.step.length = 0;
+    },
+    "lacks values of step",
+  ],
+  [
+    "a column that is missing",
+    (header) => {
+      Reflect.deleteProperty(header.arrays, "link");
+    },
+    "lacks values of link",
+  ],
+  [
+    "a phase that is none",
+    (header) => {
+      header.arrays.phase.offset = 32;
+    },
+    "span 0 has phase 3",
+  ],
+])("decode of a block with %s refuses it", (_what, change, message) => {
+  expect(() => decode(block(change))).toThrow(PayloadError);
+  expect(() => decode(block(change))).toThrow(message);
+});
+
+test("decode of a block that ends in its header refuses it", () => {
+  expect(() => decode(block().slice(0, 100))).toThrow("cut short");
+});

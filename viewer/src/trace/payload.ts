@@ -1,0 +1,133 @@
+/** From the page's data block to a trace: base64 of gzip of (u32 H, H bytes of JSON, arrays). */
+import { visibleText } from "../format";
+import { type CounterSeries, type IntegerArray, PHASES, type Spans, type Trace } from "./trace";
+
+const FORMAT_VERSION = 1;
+
+/** The page's data cannot be shown; the message says why. */
+export class PayloadError extends Error {}
+
+interface ArrayRef {
+  readonly type: "f64" | "i32" | "u8";
+  readonly offset: number;
+  readonly length: number;
+}
+
+interface Header {
+  readonly version: number;
+  readonly base_ns: string;
+  readonly metadata: Record<string, unknown>;
+  readonly stats: Record<string, number>;
+  readonly names: [string, string, string][];
+  readonly processes: { pid: number; rank: number | null; name: string }[];
+  readonly tracks: { kind: string; thread: string; tid: number; process: number; name: string }[];
+  readonly marks: [number, string, string][];
+  readonly span_args: Record<string, Record<string, string>>;
+  readonly counters: { name: string; unit: string; process: number; time: ArrayRef; value: ArrayRef }[];
+  readonly arrays: Record<string, ArrayRef>;
+}
+
+const ARRAY_TYPES = { f64: Float64Array, i32: Int32Array, u8: Uint8Array } as const;
+
+/** Undo base64 and gzip. */
+export async function unpack(base64: string): Promise<ArrayBuffer> {
+  const text = base64.trim();
+  if (!text) throw new PayloadError('This page holds no timeline. Save one with tl.save("x.html").');
+  if (typeof DecompressionStream === "undefined") {
+    throw new PayloadError("This browser is too old for this page: it cannot decompress the timeline.");
+  }
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(plain).arrayBuffer();
+}
+
+/** Read the block. Every index in it is checked, so that nothing after this looks outside an array. */
+export function decode(block: ArrayBuffer): Trace {
+  const size = new DataView(block).getUint32(0, true);
+  const body = 4 + size;
+  if (body > block.byteLength) throw new PayloadError("The timeline in this page is cut short.");
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(block, 4, size))) as Header;
+  if (header.version !== FORMAT_VERSION) {
+    throw new PayloadError(
+      `The timeline in this page has format ${header.version}; this page reads ${FORMAT_VERSION}.`,
+    );
+  }
+  const array = (ref: ArrayRef): IntegerArray => {
+    const type = ARRAY_TYPES[ref.type];
+    if (!type || body + ref.offset + ref.length * type.BYTES_PER_ELEMENT > block.byteLength) {
+      throw new PayloadError("The timeline in this page is cut short.");
+    }
+    return new type(block, body + ref.offset, ref.length);
+  };
+  const doubles = (ref: ArrayRef): Float64Array => Float64Array.from(array(ref));
+
+  const columns = Object.fromEntries(Object.entries(header.arrays).map(([name, ref]) => [name, array(ref)]));
+  const start = columns.start as Float64Array;
+  const end = Float64Array.from(start, (time, i) => time + columns.duration[i]);
+  const spans = { ...columns, count: start.length, start, end } as unknown as Spans;
+  validate(spans, header);
+
+  const visibleRecord = (record: Record<string, string>) =>
+    Object.fromEntries(Object.entries(record).map(([key, value]) => [visibleText(key), visibleText(String(value))]));
+  return {
+    base: BigInt(header.base_ns),
+    spans,
+    names: header.names.map(([label, fqn, moduleClass]) => ({
+      label: visibleText(label),
+      fqn: visibleText(fqn),
+      moduleClass: visibleText(moduleClass),
+    })),
+    processes: header.processes.map((process) => ({ ...process, name: visibleText(process.name) })),
+    tracks: header.tracks.map((track) => ({
+      ...track,
+      thread: visibleText(track.thread),
+      name: visibleText(track.name),
+    })),
+    marks: header.marks.map(([time, kind, text]) => ({ time, kind, text: visibleText(text) })),
+    counters: header.counters.map(
+      (counter): CounterSeries => ({
+        name: visibleText(counter.name),
+        unit: visibleText(counter.unit),
+        process: counter.process,
+        time: doubles(counter.time),
+        value: doubles(counter.value),
+      }),
+    ),
+    stats: header.stats,
+    metadata: header.metadata,
+    spanArgs: Object.fromEntries(
+      Object.entries(header.span_args).map(([span, record]) => [span, visibleRecord(record)]),
+    ),
+  };
+}
+
+/** Refuse columns of another length, or with an index outside of the table it points into. */
+function validate(spans: Spans, header: Header): void {
+  const rules: readonly [keyof Spans, (value: number, i: number) => boolean][] = [
+    ["start", (start, i) => Number.isFinite(start) && (i === 0 || start >= spans.start[i - 1])],
+    ["end", (end, i) => Number.isFinite(end) && end >= spans.start[i]],
+    ["name", (name) => name in header.names],
+    ["track", (track) => track in header.tracks],
+    ["parent", (index, i) => index >= -1 && index < i],
+    ["depth", (depth, i) => depth >= 0 && depth <= i],
+    ["phase", (phase) => phase < PHASES.length],
+    ["link", Number.isInteger],
+    ["call", Number.isInteger],
+    ["step", Number.isInteger],
+    ["complete", Number.isInteger],
+  ];
+  for (const [field, holds] of rules) {
+    const column = spans[field] as IntegerArray | undefined;
+    if (column?.length !== spans.count) throw new PayloadError(`The timeline in this page lacks values of ${field}.`);
+    for (let i = 0; i < spans.count; i++) {
+      if (!holds(column[i], i)) {
+        throw new PayloadError(`The timeline in this page is broken: span ${i} has ${field} ${column[i]}.`);
+      }
+    }
+  }
+  for (const { name, process } of [...header.tracks, ...header.counters]) {
+    if (!(process in header.processes)) {
+      throw new PayloadError(`The timeline in this page is broken: the track ${visibleText(name)} has no process.`);
+    }
+  }
+}

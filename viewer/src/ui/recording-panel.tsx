@@ -1,0 +1,59 @@
+/** The recording as a whole: what was lost, what was kept, where it came from. */
+import { formatCount, visibleText } from "../format";
+import type { Store } from "../store";
+import { reportLosses } from "../trace/loss-report";
+
+const formatMetadata = (value: unknown): string =>
+  visibleText(typeof value === "string" ? value : JSON.stringify(value));
+
+/** Select the next incomplete span after the selected one, around the end. */
+function selectNextIncomplete({ trace, selected, select }: Store): void {
+  const { spans } = trace;
+  for (let i = 1; i <= spans.count; i++) {
+    const span = (selected.value + i + spans.count) % spans.count;
+    if (!spans.complete[span]) {
+      select(span);
+      return;
+    }
+  }
+}
+
+export function RecordingPanel({ store }: { store: Store }) {
+  const { stats, metadata, base, processes } = store.trace;
+  const losses = reportLosses(store.trace);
+  const fields: [string, string][] = [
+    ...Object.entries(stats).map(([key, value]): [string, string] => [key, formatCount(value)]),
+    ["processes", processes.map((process) => `${process.name} (pid ${process.pid})`).join(", ")],
+    ["time 0", `${new Date(Number(base / 1_000_000n)).toISOString()} (Unix ${base} ns)`],
+    ...Object.entries(metadata).map(([key, value]): [string, string] => [visibleText(key), formatMetadata(value)]),
+  ];
+  return (
+    <>
+      {losses.length ? (
+        <div class="loss-notice">
+          <h2>Not all is here</h2>
+          <ul>
+            {losses.map((sentence) => (
+              <li key={sentence}>{sentence}</li>
+            ))}
+          </ul>
+          {store.trace.spans.complete.includes(0) && (
+            <button type="button" class="more" onClick={() => selectNextIncomplete(store)}>
+              Show the next incomplete span
+            </button>
+          )}
+        </div>
+      ) : (
+        <p class="hint">Nothing was lost in this recording.</p>
+      )}
+      <dl class="fields">
+        {fields.map(([key, value]) => (
+          <div class="field" key={key}>
+            <dt>{key}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
+    </>
+  );
+}

@@ -1,0 +1,195 @@
+/** Joins the timeline's canvases with the store: paints when something changes, and turns events into changes. */
+import { effect, type Signal } from "@preact/signals";
+
+import { fractionAt, onDrag, onOverview, onPinch, onWheel } from "../input/gestures";
+import { depthAt, levelTop, rowAt } from "../layout/rows";
+import { durationOf, timeAt } from "../layout/viewport";
+import { paintAxis } from "../paint/axis";
+import { OverviewPainter } from "../paint/overview";
+import { oncePerFrame, prepareSurface } from "../paint/surface";
+import { TrackPainter } from "../paint/track-painter";
+import type { Store } from "../store";
+import { readCanvasColors, theme } from "../theme";
+import { spanAt } from "../trace/depth-levels";
+import { type Direction, neighbour } from "../trace/neighbours";
+import type { Hover } from "./tooltip";
+
+/** How far from a thin span a click still hits it, in CSS pixels. */
+const HIT_TOLERANCE_PX = 3;
+
+const DIRECTION_OF_KEY: Readonly<Record<string, Direction>> = {
+  ArrowLeft: "left",
+  ArrowRight: "right",
+  ArrowUp: "up",
+  ArrowDown: "down",
+};
+
+export interface TimelineElements {
+  readonly overview: HTMLCanvasElement;
+  readonly axis: HTMLCanvasElement;
+  /** The canvas of the tracks, and the focusable element around it that takes its events. */
+  readonly tracks: HTMLCanvasElement;
+  readonly area: HTMLElement;
+  /** Scrolls the rows. */
+  readonly scroller: HTMLElement;
+}
+
+export class TimelineController {
+  private readonly trackPainter: TrackPainter;
+  private readonly overviewPainter: OverviewPainter;
+  private colors = readCanvasColors();
+  private readonly schedulePaint = oncePerFrame(() => this.paint());
+  private readonly disposers: (() => void)[];
+
+  /**
+   * @param pointer is told where in the viewport's width the pointer is; keys zoom there
+   * @param onPainted called after each painting
+   */
+  constructor(
+    private readonly store: Store,
+    private readonly elements: TimelineElements,
+    private readonly hover: Signal<Hover | null>,
+    private readonly pointer: { fraction: number },
+    private readonly onPainted: () => void,
+  ) {
+    this.trackPainter = new TrackPainter(store);
+    this.overviewPainter = new OverviewPainter(store);
+    this.disposers = [
+      this.observeSizes(),
+      ...this.watchStore(),
+      ...this.listenToGestures(),
+      this.listenToPointerAndKeys(),
+    ];
+  }
+
+  /** Stop painting and listening. */
+  dispose(): void {
+    for (const dispose of this.disposers) dispose();
+  }
+
+  private paint(): void {
+    const { store, elements, colors } = this;
+    const surface = prepareSurface(elements.tracks);
+    if (!surface.width || !surface.height) return;
+    this.trackPainter.paint(surface, elements.scroller.scrollTop, colors, this.hover.peek()?.span ?? -1);
+    paintAxis(prepareSurface(elements.axis), store, colors);
+    this.overviewPainter.paint(prepareSurface(elements.overview), colors);
+    const { start, end } = store.viewport.value;
+    elements.area.dataset.start = String(start);
+    elements.area.dataset.end = String(end);
+    this.onPainted();
+  }
+
+  private observeSizes(): () => void {
+    const { tracks, axis, overview } = this.elements;
+    const observer = new ResizeObserver(() => {
+      this.store.rem.value = Number.parseFloat(getComputedStyle(document.documentElement).fontSize);
+      this.schedulePaint();
+    });
+    for (const canvas of [tracks, axis, overview]) observer.observe(canvas);
+    return () => observer.disconnect();
+  }
+
+  private watchStore(): (() => void)[] {
+    const { store } = this;
+    return [
+      effect(() => {
+        document.documentElement.dataset.theme = theme.value;
+        this.colors = readCanvasColors();
+        this.schedulePaint();
+      }),
+      effect(() => {
+        const { viewport, selected, range, nameMatches, rows, metrics } = store;
+        for (const painted of [viewport, selected, range, nameMatches, rows, metrics, this.hover]) void painted.value;
+        this.schedulePaint();
+      }),
+      // What was under the pointer has moved on.
+      effect(() => {
+        void store.viewport.value;
+        this.hover.value = null;
+      }),
+      effect(() => {
+        if (store.scrollRequests.value) this.scrollTo(store.selected.peek());
+      }),
+    ];
+  }
+
+  /** Scroll the rows as little as needed for a span's level and the one below it to be in sight. */
+  private scrollTo(span: number): void {
+    const { store } = this;
+    const { scroller } = this.elements;
+    const { track, depth } = store.trace.spans;
+    const row = store.rows.peek().find(({ type, index }) => type === "track" && index === track[span]);
+    if (!row) return;
+    const { level } = store.metrics.peek();
+    const y = levelTop(row, depth[span], store.metrics.peek());
+    if (y < scroller.scrollTop) scroller.scrollTop = y - level;
+    const bottom = y + 2 * level;
+    if (bottom > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = bottom - scroller.clientHeight;
+  }
+
+  private listenToGestures(): (() => void)[] {
+    const { store } = this;
+    const { area, axis, overview, scroller } = this.elements;
+    return [
+      onDrag(area, store, {
+        mode: (event) => (event.shiftKey ? "range" : "pan"),
+        scroll: (pixels) => scroller.scrollBy(0, pixels),
+        click: (event) => store.select(this.spanUnder(event), { show: false }),
+      }),
+      onPinch(area, store),
+      onDrag(axis, store, { mode: () => "range", click: () => store.setRange(null) }),
+      onOverview(overview, store),
+      onWheel(area, store, () => scroller.scrollHeight > scroller.clientHeight + 1),
+      onWheel(axis, store, () => false),
+    ];
+  }
+
+  private listenToPointerAndKeys(): () => void {
+    const { store, hover, pointer } = this;
+    const { area, tracks, scroller } = this.elements;
+    const listening = new AbortController();
+    const { signal } = listening;
+    const move = (event: PointerEvent) => {
+      pointer.fraction = fractionAt(tracks, event);
+      const span = "dragging" in area.dataset ? -1 : this.spanUnder(event);
+      area.style.cursor = span >= 0 ? "pointer" : "";
+      hover.value = span < 0 ? null : { span, x: event.clientX, y: event.clientY };
+    };
+    const leave = () => {
+      pointer.fraction = 0.5;
+      hover.value = null;
+    };
+    const doubleClick = (event: MouseEvent) => {
+      const span = this.spanUnder(event);
+      if (span >= 0) store.show(store.rangeOf(span));
+    };
+    const keydown = (event: KeyboardEvent) => {
+      const direction = DIRECTION_OF_KEY[event.key];
+      if (!direction || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      const next = neighbour(store.trace.spans, store.levels, store.selected.value, direction);
+      if (next >= 0) store.select(next);
+    };
+    area.addEventListener("pointermove", move, { signal });
+    area.addEventListener("pointerleave", leave, { signal });
+    area.addEventListener("dblclick", doubleClick, { signal });
+    area.addEventListener("keydown", keydown, { signal });
+    scroller.addEventListener("scroll", this.schedulePaint, { signal, passive: true });
+    return () => listening.abort();
+  }
+
+  /** The span under the pointer, or close beside it; -1 for none. */
+  private spanUnder(event: MouseEvent): number {
+    const { store } = this;
+    const { tracks, scroller } = this.elements;
+    const y = event.clientY - tracks.getBoundingClientRect().top + scroller.scrollTop;
+    const row = rowAt(store.rows.value, y);
+    const depth = row ? depthAt(row, y, store.metrics.value) : -1;
+    if (!row || depth < 0) return -1;
+    const viewport = store.viewport.value;
+    const time = timeAt(viewport, fractionAt(tracks, event));
+    const toleranceNs = (durationOf(viewport) / tracks.clientWidth) * HIT_TOLERANCE_PX;
+    return spanAt(store.levels[row.index][depth], store.trace.spans, time, toleranceNs);
+  }
+}
