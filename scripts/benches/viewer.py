@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 LAYERS = 12
-ZOOMS = {"all in sight": 0, "zoomed in": 12, "single slices": 36}
+ZOOMS = {"all in sight": 0, "zoomed in": 12, "single spans": 36}
 """Presses of the key that zooms in."""
 
 
@@ -50,20 +50,20 @@ def panning(page: Page, milliseconds: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slices", type=int, default=200_000)
+    parser.add_argument("--spans", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     if reason := missing():
         sys.exit(reason)
 
     per_step = len(gpt_timeline(1, LAYERS).columns)
-    timeline = gpt_timeline(-(-options.slices // per_step), LAYERS)
+    timeline = gpt_timeline(-(-options.spans // per_step), LAYERS)
     with TemporaryDirectory() as folder, chromium() as browser:
         path = Path(folder) / "bench.html"
         began = perf_counter()
         write_html(timeline, path)
         wrote = perf_counter() - began
-        print(f"{len(timeline.columns):,} slices: written in {wrote:.2f} s, {path.stat().st_size / 1e6:.2f} MB")
+        print(f"{len(timeline.columns):,} spans: written in {wrote:.2f} s, {path.stat().st_size / 1e6:.2f} MB")
         times = [opened(browser, path.as_uri()) for _ in range(options.rounds)]
         print(f"opens in {statistics.median(times):.0f} ms ({min(times):.0f} to {max(times):.0f})")
         print(f"{'panning':16}{'frames/s':>10}{'empty page':>12}{'ratio':>8}")

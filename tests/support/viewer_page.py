@@ -20,7 +20,7 @@ __all__ = [
     "BACKWARD",
     "FORWARD",
     "GPU",
-    "LANE",
+    "LEVEL_PX",
     "MS",
     "US",
     "Open",
@@ -29,18 +29,18 @@ __all__ = [
     "details",
     "one_step",
     "pixels",
-    "place",
+    "position_of",
     "settle",
     "table",
-    "window",
+    "viewport",
 ]
 
 Open = Callable[..., Visit]
 """Writes a timeline's page, opens it and waits until it is drawn; further arguments are playwright's for a context."""
-LANE = 18
-"""CSS pixels of a lane at the usual text size."""
-MARGIN = 3
-"""CSS pixels above the first lane of a row."""
+LEVEL_PX = 18
+"""CSS pixels of a depth level at the usual text size."""
+MARGIN_PX = 3
+"""CSS pixels above the first level of a row."""
 US, MS = 1_000, 1_000_000
 FORWARD, BACKWARD, GPU = "track 0", "track 1", "track 2"
 """The rows of `one_step`."""
@@ -51,24 +51,24 @@ def settle(page: Page) -> None:
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-def window(page: Page) -> tuple[float, float]:
+def viewport(page: Page) -> tuple[float, float]:
     settle(page)
     start, end = page.eval_on_selector("#timeline", "box => [Number(box.dataset.start), Number(box.dataset.end)]")
     return start, end
 
 
-def place(page: Page, row: str, depth: int, ns: float) -> tuple[float, float]:
-    """Where a moment of a lane is on the page, in CSS pixels: the middle of the lane."""
-    start, end = window(page)
+def position_of(page: Page, row: str, depth: int, ns: float) -> tuple[float, float]:
+    """Where a moment of a depth level is on the page, in CSS pixels: the middle of the level."""
+    start, end = viewport(page)
     box = page.locator("#timeline").bounding_box()
     label = page.locator(f"[data-row='{row}']").bounding_box()
     assert box is not None
     assert label is not None
-    return box["x"] + (ns - start) / (end - start) * box["width"], label["y"] + MARGIN + (depth + 0.5) * LANE
+    return box["x"] + (ns - start) / (end - start) * box["width"], label["y"] + MARGIN_PX + (depth + 0.5) * LEVEL_PX
 
 
 def click(page: Page, row: str, depth: int, ns: float) -> None:
-    page.mouse.click(*place(page, row, depth, ns))
+    page.mouse.click(*position_of(page, row, depth, ns))
     settle(page)
 
 
@@ -88,9 +88,9 @@ def pixels(page: Page, x: float, y: float, width: int = 1, height: int = 1) -> l
 
 
 def color_of(page: Page, row: str, depth: int, ns: float) -> str:
-    """The fill at the upper edge of a slice, where no label is."""
-    x, y = place(page, row, depth, ns)
-    red, green, blue, _ = pixels(page, x, y - LANE / 2 + 2)[0]
+    """The fill at the upper edge of a span, where no label is."""
+    x, y = position_of(page, row, depth, ns)
+    red, green, blue, _ = pixels(page, x, y - LEVEL_PX / 2 + 2)[0]
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
@@ -107,7 +107,7 @@ def table(page: Page) -> dict[str, list[str]]:
 
 
 def one_step() -> Timeline:
-    """One step by hand, in µs: a model, two layers of one class, a backward in two slices, a kernel, a counter.
+    """One step by hand, in µs: a model, two layers of one class, a backward in two spans, a kernel, a counter.
 
     ```
     forward  0 GPT ................... 1000      backward  1200 GPT ................... 2000
@@ -148,7 +148,7 @@ def one_step() -> Timeline:
         [
             Track("forward", "MainThread", 7, process),
             Track("backward", "MainThread", 7, process),
-            Track("gpu", "stream 7", 8, process),
+            Track("device", "stream 7", 8, process),
         ],
         Stats(recorded=16),
         [Mark(BASE + 2000 * US, "step", "step 0")],

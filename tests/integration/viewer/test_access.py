@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
-def test_light_and_dark(open_page: Open) -> None:
+def test_theme_switched_by_the_button_is_kept_after_a_reload(open_page: Open) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     page = open_page(one_step(), color_scheme="dark").page
     assert page.evaluate(ground) == "rgb(21, 25, 30)"
@@ -35,7 +35,7 @@ def test_light_and_dark(open_page: Open) -> None:
     assert open_page(one_step(), color_scheme="light").page.evaluate(ground) == "rgb(255, 255, 255)"
 
 
-def test_all_by_keyboard(open_page: Open) -> None:
+def test_page_with_the_keyboard_alone_reaches_every_control(open_page: Open) -> None:
     page = open_page(one_step()).page
     focused = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
     page.keyboard.press("Tab")
@@ -43,11 +43,11 @@ def test_all_by_keyboard(open_page: Open) -> None:
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "timeline"
 
-    told = []
+    announced = []
     for key in ("ArrowRight", "ArrowDown", "ArrowRight", "ArrowUp"):
         page.keyboard.press(key)
-        told.append(page.locator(".spoken").inner_text())
-    assert told == [
+        announced.append(page.locator(".visually-hidden").inner_text())
+    assert announced == [
         "GPT, forward, 1 ms",
         "h.0: Block, forward, 300 µs",
         "h.1: Block, forward, 400 µs",
@@ -71,7 +71,7 @@ def test_all_by_keyboard(open_page: Open) -> None:
     assert page.get_by_role("dialog").count() == 0
 
 
-def test_the_flame_graph_by_keyboard(open_page: Open) -> None:
+def test_flame_graph_with_arrow_keys_moves_and_zooms(open_page: Open) -> None:
     page = open_page(one_step()).page
     page.get_by_role("tab", name="Flame graph").click()
     page.get_by_role("button", name="all 1.8 ms").focus()
@@ -91,7 +91,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_at_200_percent_all_is_reached_and_read(open_page: Open, size: str) -> None:
+def test_page_at_200_percent_zoom_cuts_nothing_off(open_page: Open, size: str) -> None:
     """1600 × 900 and 1280 × 1024 pixels at a zoom of 200 %."""
     page = open_page(replace(one_step(), stats=Stats(recorded=9, overwritten=2)), **SIZES[size]).page
     assert cut_off(page) == []
@@ -102,7 +102,7 @@ def test_at_200_percent_all_is_reached_and_read(open_page: Open, size: str) -> N
     assert page.eval_on_selector("#timeline canvas", "canvas => canvas.width === 2 * canvas.clientWidth")
 
 
-def test_text_of_200_percent_makes_larger_rows(open_page: Open) -> None:
+def test_rows_with_text_of_200_percent_are_taller(open_page: Open) -> None:
     page = open_page(one_step()).page
     before = page.locator("[data-row='track 0']").bounding_box()
     page.evaluate("document.documentElement.style.fontSize = '200%'")
@@ -134,7 +134,7 @@ def cut_off(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser: Browser, packages: Path, tmp_path: Path, scheme: str) -> None:
+def test_page_in_every_tab_passes_axe(browser: Browser, packages: Path, tmp_path: Path, scheme: str) -> None:
     timeline = replace(one_step(), stats=Stats(recorded=9, overwritten=2))
     write_html(timeline, tmp_path / "t.html")
     # axe is a script that the page's own policy would rightly refuse.

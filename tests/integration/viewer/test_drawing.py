@@ -20,7 +20,7 @@ from tests.support.viewer_page import (
     details,
     one_step,
     pixels,
-    place,
+    position_of,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "src/modtrace/view/viewer.html"
 
 
-def test_a_class_has_one_colour_on_every_track(open_page: Open) -> None:
+def test_class_on_every_track_has_one_colour(open_page: Open) -> None:
     page = open_page(one_step()).page
 
     colors = {
@@ -45,31 +45,31 @@ def test_a_class_has_one_colour_on_every_track(open_page: Open) -> None:
     assert len(colors | models | {color_of(page, GPU, 0, 250 * US)}) == 3
 
 
-def test_backward_lies_below_forward_then_the_gpu_then_counters(open_page: Open) -> None:
+def test_rows_of_a_process_are_forward_backward_device_counters(open_page: Open) -> None:
     page = open_page(one_step()).page
 
     tops = page.eval_on_selector_all(
         "[data-kind]", "rows => rows.map(row => [row.getBoundingClientRect().top, row.dataset.kind])"
     )
-    assert [kind for _, kind in sorted(tops)] == ["process", "forward", "backward", "gpu", "counter"]
+    assert [kind for _, kind in sorted(tops)] == ["process", "forward", "backward", "device", "counter"]
     assert page.locator("[data-kind=process]").inner_text() == "rank 0 · python"
     assert "up to 4 GiB" in page.locator("[data-kind=counter]").inner_text()
 
 
-def test_nothing_is_drawn_where_nothing_ran(open_page: Open) -> None:
+def test_tracks_between_spans_are_empty(open_page: Open) -> None:
     page = open_page(one_step()).page
 
     for row, depth, at in ((FORWARD, 1, 450), (FORWARD, 0, 1110), (BACKWARD, 0, 1110), (GPU, 0, 850)):
         assert color_of(page, row, depth, at * US) == "#000000"
 
 
-def test_a_counter_is_as_high_as_its_value(open_page: Open) -> None:
+def test_counter_at_a_time_is_as_high_as_its_value(open_page: Open) -> None:
     page = open_page(one_step()).page
     label = page.locator("[data-kind=counter]").bounding_box()
     assert label is not None
 
     def height(us: int) -> int:
-        x, _ = place(page, FORWARD, 0, us * US)
+        x, _ = position_of(page, FORWARD, 0, us * US)
         column = pixels(page, x, label["y"] + 1, 1, round(label["height"]) - 2)
         return sum(alpha > 0 for *_, alpha in column)
 
@@ -78,7 +78,7 @@ def test_a_counter_is_as_high_as_its_value(open_page: Open) -> None:
     assert full == pytest.approx(2 * half, abs=3)
 
 
-def test_recompute_and_incomplete_slices_look_different(open_page: Open) -> None:
+def test_spans_of_recompute_and_incomplete_have_patterns(open_page: Open) -> None:
     whole = one_step()
     columns = whole.columns
     complete = columns.complete.copy()
@@ -88,7 +88,7 @@ def test_recompute_and_incomplete_slices_look_different(open_page: Open) -> None
     ).page
 
     def shades(row: str, us: int) -> int:
-        x, y = place(page, row, 1, us * US)
+        x, y = position_of(page, row, 1, us * US)
         return len(set(pixels(page, x - 8, y - 8, 16, 4)))
 
     assert shades(FORWARD, 150) == 1
@@ -99,10 +99,10 @@ def test_recompute_and_incomplete_slices_look_different(open_page: Open) -> None
     click(page, FORWARD, 1, 550 * US)
     assert "incomplete" in page.locator("#details h2").inner_text()
     page.get_by_role("button", name="1 incomplete").click()
-    assert "1 slice never ended" in page.locator("#details").inner_text()
+    assert "1 span never ended" in page.locator("#details").inner_text()
 
 
-def test_lost_events_are_told(open_page: Open) -> None:
+def test_recording_with_lost_events_says_how_many(open_page: Open) -> None:
     page = open_page(replace(one_step(), stats=Stats(recorded=5000, overwritten=1200, torn=3))).page
 
     page.get_by_role("button", name="1,203 events lost").click()
@@ -111,24 +111,24 @@ def test_lost_events_are_told(open_page: Open) -> None:
     assert "3 events cannot be read" in text
 
 
-def test_a_whole_recording_says_so(open_page: Open) -> None:
+def test_recording_without_losses_says_so(open_page: Open) -> None:
     page = open_page(one_step()).page
 
-    assert page.locator(".losses").count() == 0
+    assert page.locator(".loss-badge").count() == 0
     page.get_by_role("tab", name="Recording").click()
     assert "Nothing was lost" in page.locator("#details").inner_text()
     assert details(page)["torch"] == "2.13.0"
 
 
-def test_an_empty_recording_opens(open_page: Open) -> None:
+def test_recording_without_spans_opens(open_page: Open) -> None:
     page = open_page(Timeline(Columns.empty())).page
 
-    assert page.get_by_text("This recording holds no slices.").is_visible()
+    assert page.get_by_text("This recording holds no spans.").is_visible()
     for name in ("Modules", "Flame graph", "Recording"):
         page.get_by_role("tab", name=name).click()
 
 
-def test_the_page_without_a_timeline_says_what_to_do(browser: Browser) -> None:
+def test_page_without_a_timeline_says_what_to_do(browser: Browser) -> None:
     with visit(browser) as seen:
         seen.page.goto(PAGE.as_uri())
         seen.page.get_by_role("alert").wait_for()

@@ -9,7 +9,7 @@ from modtrace.write.html import write_html
 from tests.support.browser import count_frames, visit
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.viewer_page import (
-    window,
+    viewport,
 )
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of 200,000 slices and more."""
+    """A page of 200,000 spans and more."""
     timeline = gpt_timeline(725, 12)
     assert len(timeline.columns) >= 200_000
     path = tmp_path_factory.mktemp("large") / "large.html"
@@ -26,7 +26,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_200_000_slices_open_in_3_seconds(browser: Browser, large: Path) -> None:
+def test_page_of_200_000_spans_opens_in_3_seconds(browser: Browser, large: Path) -> None:
     with visit(browser) as seen:
         seen.page.goto(large.as_uri())
         seen.page.wait_for_selector("html[data-ready]", state="attached")
@@ -34,23 +34,23 @@ def test_200_000_slices_open_in_3_seconds(browser: Browser, large: Path) -> None
         opened = seen.page.evaluate("() => Number(document.documentElement.dataset.ready)")
         text = seen.page.locator(".summary").inner_text()
 
-    assert text.startswith("200,100 slices")
+    assert text.startswith("200,100 spans")
     assert 0 < opened < 3000
 
 
 @pytest.mark.parametrize("closer", [0, 12], ids=["all in sight", "zoomed in"])
-def test_panning_200_000_slices_stays_above_30_frames(browser: Browser, large: Path, closer: int) -> None:
+def test_panning_over_200_000_spans_draws_30_frames_a_second(browser: Browser, large: Path, closer: int) -> None:
     with visit(browser) as seen:
         page = seen.page
         page.goto(large.as_uri())
         page.wait_for_selector("html[data-ready]", state="attached")
         for _ in range(closer):
             page.keyboard.press("w")
-        before = window(page)
+        before = viewport(page)
         page.keyboard.down("d")
         frames = count_frames(page, 700)
         page.keyboard.up("d")
 
-        assert window(page)[0] > before[0]
+        assert viewport(page)[0] > before[0]
         assert frames > 30
         assert seen.problems == []

@@ -7,27 +7,27 @@ import pytest
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.viewer_page import (
     FORWARD,
-    LANE,
+    LEVEL_PX,
     US,
     Open,
     details,
     one_step,
-    place,
-    window,
+    position_of,
+    viewport,
 )
 
 if TYPE_CHECKING:
     pass
 
 
-def test_keys_zoom_and_pan(open_page: Open) -> None:
+def test_keys_wasd_zoom_and_pan(open_page: Open) -> None:
     page = open_page(one_step()).page
 
     def after(key: str) -> tuple[float, float]:
         page.keyboard.press(key)
-        return window(page)
+        return viewport(page)
 
-    start, end = window(page)
+    start, end = viewport(page)
     closer = after("w")
     assert start < closer[0] < closer[1] < end
     right = after("d")
@@ -39,20 +39,20 @@ def test_keys_zoom_and_pan(open_page: Open) -> None:
     assert after("0") == (start, end)
 
 
-def test_keys_one_types_do_not_move_the_timeline(open_page: Open) -> None:
+def test_keys_typed_in_the_search_do_not_move_the_viewport(open_page: Open) -> None:
     page = open_page(one_step()).page
-    before = window(page)
+    before = viewport(page)
     page.keyboard.press("/")
     page.keyboard.type("wasd")
 
     assert page.get_by_role("searchbox").input_value() == "wasd"
-    assert window(page) == before
+    assert viewport(page) == before
 
 
 @pytest.mark.parametrize("modifier", ["Control", None], ids=["with Ctrl", "where all is in sight"])
-def test_the_wheel_zooms_at_the_pointer(open_page: Open, modifier: str | None) -> None:
+def test_wheel_at_a_time_zooms_and_keeps_it_in_place(open_page: Open, modifier: str | None) -> None:
     page = open_page(one_step()).page
-    start, end = window(page)
+    start, end = viewport(page)
     box = page.locator("#timeline").bounding_box()
     assert box is not None
     # A pointer is at whole pixels.
@@ -61,21 +61,21 @@ def test_the_wheel_zooms_at_the_pointer(open_page: Open, modifier: str | None) -
     if modifier:
         page.keyboard.down(modifier)
     page.mouse.wheel(0, -200)
-    closer = window(page)
+    closer = viewport(page)
 
     assert closer[1] - closer[0] < 0.7 * (end - start)
     pixel = (closer[1] - closer[0]) / box["width"]
     assert closer[0] + part * (closer[1] - closer[0]) == pytest.approx(start + part * (end - start), abs=pixel)
     page.mouse.wheel(0, 200)
-    assert window(page) == pytest.approx((start, end), abs=1e-6 * (end - start))
+    assert viewport(page) == pytest.approx((start, end), abs=1e-6 * (end - start))
 
 
-def test_the_wheel_pans_sideways(open_page: Open) -> None:
+def test_wheel_sideways_pans(open_page: Open) -> None:
     page = open_page(one_step()).page
-    start, end = window(page)
-    page.mouse.move(*place(page, FORWARD, 1, 700 * US))
+    start, end = viewport(page)
+    page.mouse.move(*position_of(page, FORWARD, 1, 700 * US))
     page.mouse.wheel(200, 0)
-    moved = window(page)
+    moved = viewport(page)
 
     box = page.locator("#timeline").bounding_box()
     assert box is not None
@@ -83,38 +83,38 @@ def test_the_wheel_pans_sideways(open_page: Open) -> None:
     assert moved[1] - moved[0] == pytest.approx(end - start)
 
 
-def test_the_wheel_scrolls_where_there_is_more(open_page: Open) -> None:
+def test_wheel_over_more_rows_than_fit_scrolls(open_page: Open) -> None:
     page = open_page(gpt_timeline(1, 1, ranks=8)).page
-    before = window(page)
-    page.mouse.move(*place(page, FORWARD, 1, 0))
+    before = viewport(page)
+    page.mouse.move(*position_of(page, FORWARD, 1, 0))
     page.mouse.wheel(0, 150)
     page.wait_for_function("() => document.querySelector('.scroller').scrollTop === 150")
 
-    assert window(page) == before
+    assert viewport(page) == before
 
 
-def test_a_drag_takes_the_timeline_along(open_page: Open) -> None:
+def test_drag_sideways_pans_with_the_pointer(open_page: Open) -> None:
     page = open_page(one_step()).page
-    start, end = window(page)
-    x, y = place(page, FORWARD, 1, 700 * US)
+    start, end = viewport(page)
+    x, y = position_of(page, FORWARD, 1, 700 * US)
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x - 60, y)
     page.mouse.move(x - 150, y)
     page.mouse.up()
 
-    assert place(page, FORWARD, 1, 700 * US)[0] == pytest.approx(x - 150, abs=1)
-    moved = window(page)
+    assert position_of(page, FORWARD, 1, 700 * US)[0] == pytest.approx(x - 150, abs=1)
+    moved = viewport(page)
     assert moved[1] - moved[0] == pytest.approx(end - start)
     assert page.locator("#details dl").count() == 0, "a drag is no click"
 
 
-def test_two_fingers_take_their_moments_along(open_page: Open) -> None:
+def test_pinch_with_two_fingers_keeps_the_time_under_each(open_page: Open) -> None:
     page = open_page(one_step(), has_touch=True).page
     touch = page.context.new_cdp_session(page)
-    start, end = window(page)
-    left, y = place(page, FORWARD, 1, 600 * US)
-    right, _ = place(page, FORWARD, 1, 900 * US)
+    start, end = viewport(page)
+    left, y = position_of(page, FORWARD, 1, 600 * US)
+    right, _ = position_of(page, FORWARD, 1, 900 * US)
 
     def put(kind: str, *fingers: float) -> None:
         points = [{"x": x, "y": y, "id": number} for number, x in enumerate(fingers)]
@@ -124,10 +124,10 @@ def test_two_fingers_take_their_moments_along(open_page: Open) -> None:
     put("touchStart", left, right)
     for part in (0.25, 0.5, 0.75, 1):
         put("touchMove", left - 150 * part, right + 250 * part)
-    closer = window(page)
+    closer = viewport(page)
     assert closer[1] - closer[0] == pytest.approx((end - start) * (right - left) / (right - left + 400), rel=0.01)
-    assert place(page, FORWARD, 1, 600 * US)[0] == pytest.approx(left - 150, abs=1)
-    assert place(page, FORWARD, 1, 900 * US)[0] == pytest.approx(right + 250, abs=1)
+    assert position_of(page, FORWARD, 1, 600 * US)[0] == pytest.approx(left - 150, abs=1)
+    assert position_of(page, FORWARD, 1, 900 * US)[0] == pytest.approx(right + 250, abs=1)
 
     # Side by side and past each other they say nothing, and what is left of them does not move it either.
     put("touchMove", right + 250, right + 250)
@@ -135,15 +135,15 @@ def test_two_fingers_take_their_moments_along(open_page: Open) -> None:
     put("touchEnd", right + 300)
     put("touchMove", right - 100)
     put("touchEnd")
-    assert window(page) == closer
+    assert viewport(page) == closer
     assert page.locator("#details dl").count() == 0, "a pinch is no click"
 
 
-def test_one_finger_pans_and_taps(open_page: Open) -> None:
+def test_touch_with_one_finger_pans_and_selects(open_page: Open) -> None:
     page = open_page(one_step(), has_touch=True).page
     touch = page.context.new_cdp_session(page)
-    start, end = window(page)
-    x, y = place(page, FORWARD, 1, 700 * US)
+    start, end = viewport(page)
+    x, y = position_of(page, FORWARD, 1, 700 * US)
     for kind, points in (
         ("touchStart", [{"x": x, "y": y}]),
         ("touchMove", [{"x": x - 60, "y": y}]),
@@ -151,25 +151,25 @@ def test_one_finger_pans_and_taps(open_page: Open) -> None:
         ("touchEnd", []),
     ):
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-    moved = window(page)
+    moved = viewport(page)
     assert moved[1] - moved[0] == pytest.approx(end - start)
-    assert place(page, FORWARD, 1, 700 * US)[0] == pytest.approx(x - 150, abs=1)
+    assert position_of(page, FORWARD, 1, 700 * US)[0] == pytest.approx(x - 150, abs=1)
 
-    page.touchscreen.tap(*place(page, FORWARD, 1, 700 * US))
+    page.touchscreen.tap(*position_of(page, FORWARD, 1, 700 * US))
     page.locator("#details dl").wait_for()
     assert details(page)["Duration"] == "400 µs"
 
 
-def test_a_second_click_zooms_to_the_slice(open_page: Open) -> None:
+def test_double_click_on_a_span_zooms_to_it(open_page: Open) -> None:
     page = open_page(one_step()).page
-    page.mouse.dblclick(*place(page, FORWARD, 1, 700 * US))
-    start, end = window(page)
+    page.mouse.dblclick(*position_of(page, FORWARD, 1, 700 * US))
+    start, end = viewport(page)
 
     assert 480 * US < start < 500 * US
     assert 900 * US < end < 920 * US
 
 
-def test_steps_are_gone_through(open_page: Open) -> None:
+def test_step_keys_go_through_the_steps(open_page: Open) -> None:
     timeline = gpt_timeline(4, 2)
     ends = [0, *(mark.time_ns - BASE for mark in timeline.marks)]
     page = open_page(timeline).page
@@ -179,7 +179,7 @@ def test_steps_are_gone_through(open_page: Open) -> None:
     steps.get_by_role("button", name="Previous step").click()
     seen = []
     for _ in range(4):
-        start, end = window(page)
+        start, end = viewport(page)
         seen.append(
             next(i for i in range(4) if abs(start - ends[i]) < 0.1 * ends[1] and abs(end - ends[i + 1]) < 0.1 * ends[1])
         )
@@ -191,21 +191,21 @@ def test_steps_are_gone_through(open_page: Open) -> None:
     assert "step 2 · 3 of 4" in steps.inner_text()
 
 
-def test_the_overview_moves_the_window(open_page: Open) -> None:
+def test_click_in_the_overview_moves_the_viewport(open_page: Open) -> None:
     page = open_page(gpt_timeline(10, 2)).page
     page.keyboard.press("]")
-    start, end = window(page)
+    start, end = viewport(page)
     overview = page.locator(".overview").bounding_box()
     assert overview is not None
     page.mouse.click(overview["x"] + 0.9 * overview["width"], overview["y"] + 20)
-    moved = window(page)
+    moved = viewport(page)
 
     length = gpt_timeline(10, 2).marks[-1].time_ns - BASE
     assert (moved[0] + moved[1]) / 2 == pytest.approx(0.9 * length, rel=0.01)
     assert moved[1] - moved[0] == pytest.approx(end - start)
 
 
-def test_rows_fold(open_page: Open) -> None:
+def test_click_on_a_label_folds_its_row(open_page: Open) -> None:
     page = open_page(one_step()).page
     track = page.get_by_role("button", name="forward · MainThread")
     tall = page.locator("[data-row='track 0']").bounding_box()
@@ -213,7 +213,7 @@ def test_rows_fold(open_page: Open) -> None:
     short = page.locator("[data-row='track 0']").bounding_box()
     assert tall is not None
     assert short is not None
-    assert tall["height"] - short["height"] == LANE
+    assert tall["height"] - short["height"] == LEVEL_PX
     assert track.get_attribute("aria-expanded") == "false"
 
     page.get_by_role("button", name="rank 0 · python").click()

@@ -22,7 +22,7 @@ from tests.support.viewer_page import (
     click,
     details,
     one_step,
-    place,
+    position_of,
     table,
 )
 
@@ -52,7 +52,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_names_are_text(open_page: Open, kind: str) -> None:
+def test_hostile_names_everywhere_are_shown_as_text(open_page: Open, kind: str) -> None:
     name, shown = HOSTILE[kind], SHOWN.get(kind, HOSTILE[kind])
     plain = one_step()
     process = Process(1, 0, name)
@@ -68,12 +68,12 @@ def test_hostile_names_are_text(open_page: Open, kind: str) -> None:
     page = open_page(timeline).page
 
     page.get_by_role("searchbox").fill(shown)
-    assert page.locator(".finds").inner_text() == "8 found"
+    assert page.locator(".match-count").inner_text() == "8 found"
     click(page, FORWARD, 1, 250 * US)
     assert page.locator("#details h2").inner_text() == shown
     assert page.locator("#details nav span").inner_text() == f"{shown}.1"
     assert details(page)[shown] == shown
-    page.mouse.move(*place(page, FORWARD, 1, 260 * US))
+    page.mouse.move(*position_of(page, FORWARD, 1, 260 * US))
     assert shown in page.locator(".tooltip").inner_text()
     page.get_by_role("tab", name="Modules").click()
     assert f"{shown}.0" in table(page)
@@ -109,7 +109,7 @@ def listener() -> Iterator[tuple[str, list[str]]]:
         thread.join()
 
 
-def test_the_page_may_not_use_the_network_nor_run_other_scripts(
+def test_page_policy_refuses_the_network_and_other_scripts(
     browser: Browser, tmp_path: Path, listener: tuple[str, list[str]]
 ) -> None:
     address, asked = listener
@@ -124,11 +124,11 @@ def test_the_page_may_not_use_the_network_nor_run_other_scripts(
             """async address => {
                 const refused = [];
                 const attempt = async act => {
-                    const told = new Promise(done => {
+                    const violation = new Promise(done => {
                         document.addEventListener("securitypolicyviolation", done, { once: true });
                     });
                     act();
-                    refused.push((await told).effectiveDirective);
+                    refused.push((await violation).effectiveDirective);
                 };
                 const added = (tag, text) => {
                     const element = document.createElement(tag);
@@ -148,7 +148,7 @@ def test_the_page_may_not_use_the_network_nor_run_other_scripts(
     assert asked == ["/control"]
 
 
-def test_the_page_is_one_small_file() -> None:
+def test_page_file_is_small_and_refers_to_nothing() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
     assert len(page.encode()) < 150_000
@@ -156,7 +156,7 @@ def test_the_page_is_one_small_file() -> None:
     assert re.findall(r"""(?:src|href)=["'][^"']*["']""", page) == []
 
 
-def test_the_viewers_own_tests_pass(packages: Path) -> None:
+def test_npm_tests_of_the_viewer_pass(packages: Path) -> None:
     done = subprocess.run(
         ["npm", "test"], cwd=ROOT / "viewer", capture_output=True, text=True, check=False, timeout=240
     )

@@ -12,22 +12,22 @@ from tests.support.viewer_page import (
     Open,
     click,
     one_step,
-    place,
+    position_of,
     table,
-    window,
+    viewport,
 )
 
 if TYPE_CHECKING:
     pass
 
 
-def test_a_range_has_totals_per_module(open_page: Open) -> None:
+def test_totals_of_a_range_are_per_module(open_page: Open) -> None:
     page = open_page(one_step()).page
     click(page, FORWARD, 1, 250 * US)
     page.keyboard.press("m")
 
     assert "Selected range of 300 µs" in page.locator("#details").inner_text()
-    # Class, slices, forward, backward, recompute is left out, total, self, share of self.
+    # Class, spans, forward, backward, recompute is left out, total, self, share of self.
     assert table(page) == {
         "GPT": ["GPT", "1", "300 µs", "–", "300 µs", "–", "0.0 %"],
         "GPT.h.0": ["Block", "1", "300 µs", "–", "300 µs", "300 µs", "100.0 %"],
@@ -41,11 +41,11 @@ def test_a_range_has_totals_per_module(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("over", ["tracks", "axis"])
-def test_a_range_is_dragged(open_page: Open, over: str) -> None:
+def test_range_dragged_with_the_pointer_has_its_totals(open_page: Open, over: str) -> None:
     page = open_page(one_step()).page
-    x0, y = place(page, BACKWARD, 0, 1200 * US)
-    x1, _ = place(page, BACKWARD, 0, 2000 * US)
-    before = window(page)
+    x0, y = position_of(page, BACKWARD, 0, 1200 * US)
+    x1, _ = position_of(page, BACKWARD, 0, 2000 * US)
+    before = viewport(page)
     if over == "axis":
         axis = page.locator(".axis").bounding_box()
         assert axis is not None
@@ -63,10 +63,10 @@ def test_a_range_is_dragged(open_page: Open, over: str) -> None:
     assert length is not None
     assert float(length[1]) == pytest.approx(800, abs=4)
     assert table(page)["GPT"][1] == "1"
-    assert window(page) == before
+    assert viewport(page) == before
 
 
-def test_totals_are_sorted_by_any_column(open_page: Open) -> None:
+def test_totals_sorted_by_a_column_are_in_its_order(open_page: Open) -> None:
     page = open_page(one_step()).page
     page.get_by_role("tab", name="Modules").click()
     column = page.get_by_role("columnheader", name="Self", exact=True)
@@ -78,7 +78,7 @@ def test_totals_are_sorted_by_any_column(open_page: Open) -> None:
     assert (list(table(page)), column.get_attribute("aria-sort")) == (["GPT.h.0", "GPT", "GPT.h.1"], "ascending")
 
 
-def test_totals_by_class_and_on_the_gpu(open_page: Open) -> None:
+def test_totals_by_class_and_on_the_gpu_have_their_own_rows(open_page: Open) -> None:
     page = open_page(one_step()).page
     page.get_by_role("tab", name="Modules").click()
     page.get_by_role("button", name="By class").click()
@@ -88,7 +88,7 @@ def test_totals_by_class_and_on_the_gpu(open_page: Open) -> None:
     assert table(page) == {"gemm_kernel": ["1", "200 µs", "–", "200 µs", "200 µs", "100.0 %"]}
 
 
-def test_the_flame_graph_is_as_wide_as_the_totals(open_page: Open) -> None:
+def test_flame_graph_cells_are_as_wide_as_their_totals(open_page: Open) -> None:
     page = open_page(one_step()).page
     page.get_by_role("tab", name="Flame graph").click()
 
@@ -99,8 +99,8 @@ def test_the_flame_graph_is_as_wide_as_the_totals(open_page: Open) -> None:
 
     whole = wide("all 1.8 ms")
     assert wide("forward 1 ms (55.6 %)") == pytest.approx(whole / 1.8, abs=2)
-    assert wide("GPT 800 µs (44.4 %), self 300 µs, 1 slice, GPT") == pytest.approx(whole * 0.8 / 1.8, abs=2)
-    assert wide("h.1: Block 400 µs (22.2 %), self 400 µs, 1 slice, GPT.h.1") == pytest.approx(whole * 0.4 / 1.8, abs=2)
+    assert wide("GPT 800 µs (44.4 %), self 300 µs, 1 span, GPT") == pytest.approx(whole * 0.8 / 1.8, abs=2)
+    assert wide("h.1: Block 400 µs (22.2 %), self 400 µs, 1 span, GPT.h.1") == pytest.approx(whole * 0.4 / 1.8, abs=2)
 
     page.get_by_role("button", name="GPT 1 ms").click()
     assert wide("GPT 1 ms") == whole
