@@ -22,7 +22,7 @@ from .timeline.open_calls import ThreadStack, open_stacks
 from .track.engine import Engine, choose_engine, make_engine
 from .track.recording_metadata import recording_metadata
 from .track.sampling import Sampler
-from .write import check_path
+from .write import check_writable
 
 __all__ = ["Recording", "current", "record"]
 
@@ -54,7 +54,7 @@ class Recording:
         if on_signal is not None and path is None:
             raise RecordingError("on_signal needs a path to save to")
         if path is not None:
-            check_path(path)
+            check_writable(path)
         self._path = path
         self._wanted = engine
         self._capacity = capacity

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from modtrace.formats.escape import UNNAMED, shown
+from modtrace.formats.escape import UNNAMED, escaped
 from modtrace.timeline import BACKWARD, PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import in_start_order
 from modtrace.timeline.nesting import nested
@@ -84,17 +84,17 @@ def expected_slices(timeline: Timeline, first: int) -> list[dict[str, Any]]:
     for row, span in enumerate(timeline.spans):
         link = int(columns.link[row])
         band = span.depth // 512
-        track = shown(tracks[columns.track[row]])
+        track = escaped(tracks[columns.track[row]])
         rows.append(
             {
-                "name": shown(span.name) or UNNAMED,
+                "name": escaped(span.name) or UNNAMED,
                 "category": span.phase,
                 "ts": span.start_ns - first,
                 "dur": span.duration_ns,
                 "depth": span.depth % 512,
                 "track": f"{track} · from level {512 * band}" if band else track,
-                "fqn": shown(span.fqn),
-                "module_class": shown(span.module_class),
+                "fqn": escaped(span.fqn),
+                "module_class": escaped(span.module_class),
                 "call": span.call,
                 "step": span.step,
                 "complete": None if span.complete else 0,
@@ -122,7 +122,7 @@ def expected_flows(timeline: Timeline, first: int) -> list[dict[str, Any]]:
 
     def end(row: int, prefix: str) -> dict[str, Any]:
         span = spans[row]
-        name = shown(span.name) or UNNAMED
+        name = escaped(span.name) or UNNAMED
         return {f"{prefix}name": name, f"{prefix}ts": span.start_ns - first, f"{prefix}dur": span.duration_ns}
 
     return in_order([end(leaves, "") | end(arrives, "to_") for leaves, arrives in expected_pairs(timeline)])
@@ -137,7 +137,7 @@ def check(opener: Opener, timeline: Timeline, folder: Path) -> None:
         assert imported.flows == expected_flows(timeline, imported.first)
         assert imported.marks == in_order(
             [
-                {"name": shown(m.text), "category": m.kind, "ts": m.time_ns - imported.first, "dur": 0}
+                {"name": escaped(m.text), "category": m.kind, "ts": m.time_ns - imported.first, "dur": 0}
                 for m in timeline.marks
             ]
         )

@@ -35,8 +35,8 @@ def use(path: Path, out: Path) -> None:
 
 
 HEADER_FAULTS: list[tuple[tuple[Any, ...], list[Any], str]] = [
-    (("processes", 0, "here"), [], "processes[0].here is missing"),
-    (("processes", 0, "here"), ["4242"], "processes[0].here is '4242'"),
+    (("processes", 0, "trace_pid"), [], "processes[0].trace_pid is missing"),
+    (("processes", 0, "trace_pid"), ["4242"], "processes[0].trace_pid is '4242'"),
     (("processes", 0, "rank"), [], "processes[0].rank is missing"),
     (("processes", 0), [7], "processes[0] is 7"),
     (("processes",), [None], "processes is None"),
@@ -51,8 +51,8 @@ HEADER_FAULTS: list[tuple[tuple[Any, ...], list[Any], str]] = [
     (("stats", "recorded"), ["10"], "stats.recorded is '10'"),
     (("stats", "guessed"), [10], "stats.guessed is 10"),
     (("metadata",), [], "metadata is missing"),
-    (("originals", "a"), ["6"], "originals['a'] is '6'"),
-    (("originals", "a"), [6], "originals['a'] is 6"),
+    (("escaped_originals", "a"), ["6"], "escaped_originals['a'] is '6'"),
+    (("escaped_originals", "a"), [6], "escaped_originals['a'] is 6"),
 ]
 
 

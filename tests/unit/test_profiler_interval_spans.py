@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.profiler.attribute.interval_spans import LabelledInterval, PathSpan, nest, spans_from_intervals
-from modtrace.profiler.write.double_safe_nesting import seat, step_of, viewed
+from modtrace.profiler.write.double_safe_nesting import nest_after_rounding, perfetto_rounding, time_quantum_ns
 
 
 def test_neighbours_share_the_slices_of_their_common_calls() -> None:
@@ -65,16 +65,16 @@ spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10**6), st.integers
 
 @pytest.mark.parametrize("base", [0, 4_458_676_522_690_655, 7_900_000_000_000_123, 1_712_195_495_519_689_047_000])
 @given(spans)
-def test_seated_slices_nest_in_both_readings(base: int, found: list[tuple[int, int, int]]) -> None:
+def test_rounded_slices_nest_in_both_readings(base: int, found: list[tuple[int, int, int]]) -> None:
     base = base % (1 << 62)
     track, start, length = np.array(found, np.int64).reshape(-1, 3).T
     order = np.lexsort((-length, start, track))
     track, start, length = track[order], start[order] + base, length[order]
     end, parent, depth = nest(track, start, start + length, np.zeros(len(track), np.int64))
-    begin, lasts = seat(track, start, end, parent, depth, step_of(int(end.max(initial=0))))
+    begin, lasts = nest_after_rounding(track, start, end, parent, depth, time_quantum_ns(int(end.max(initial=0))))
     assert (lasts >= 0).all()
     assert (np.abs(begin - start) <= 250).all()
-    for reading in (begin, viewed(begin)):
+    for reading in (begin, perfetto_rounding(begin)):
         for at, around in enumerate(parent.tolist()):
             if around >= 0:
                 assert reading[around] <= reading[at]
@@ -86,7 +86,7 @@ def test_seated_slices_nest_in_both_readings(base: int, found: list[tuple[int, i
                     assert reading[one] + lasts[one] <= reading[other]
 
 
-def test_viewed_is_what_the_trace_processor_makes_of_the_text() -> None:
+def test_perfetto_rounding_is_what_the_trace_processor_makes_of_the_text() -> None:
     # As the trace processor v52 read them: a nanosecond more at x.605 µs, and steps of 256 ns since 1970.
     relative = {
         4458676522690604: 4458676522690604,
@@ -95,4 +95,4 @@ def test_viewed_is_what_the_trace_processor_makes_of_the_text() -> None:
     }
     absolute = {1712195495519689000: 1712195495519689000, 1712195495519689250: 1712195495519689216}
     known = relative | absolute
-    assert viewed(np.array(list(known), np.int64)).tolist() == list(known.values())
+    assert perfetto_rounding(np.array(list(known), np.int64)).tolist() == list(known.values())

@@ -13,7 +13,7 @@ import pytest
 
 from modtrace import WriteError
 from modtrace.write import SUFFIXES, write
-from modtrace.write.atomic_file import replacing
+from modtrace.write.atomic_file import atomic_writer
 from tests.support.timelines import gpt2_timeline, timeline_of
 
 FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
@@ -22,7 +22,7 @@ FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 def test_what_was_there_stays_until_all_is_written(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
-    with replacing(path) as file:
+    with atomic_writer(path) as file:
         file.write(b"new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
@@ -30,7 +30,7 @@ def test_what_was_there_stays_until_all_is_written(tmp_path: Path) -> None:
 
 
 def fail_halfway(path: Path, error: type[BaseException]) -> None:
-    with replacing(path) as file:
+    with atomic_writer(path) as file:
         file.write(b"half")
         raise error
 
@@ -46,7 +46,7 @@ def test_a_block_that_raises_leaves_nothing(tmp_path: Path, error: type[BaseExce
 
 
 def test_gz_is_compressed(tmp_path: Path) -> None:
-    with replacing(tmp_path / "out.json.gz") as file:
+    with atomic_writer(tmp_path / "out.json.gz") as file:
         file.write(b"a" * 1000)
         file.write(b"b")
     assert gzip.decompress((tmp_path / "out.json.gz").read_bytes()) == b"a" * 1000 + b"b"
@@ -59,7 +59,7 @@ def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path) -> 
     mask = os.umask(0o027)
     try:
         for path in (old, new):
-            with replacing(path) as file:
+            with atomic_writer(path) as file:
                 file.write(b"x")
     finally:
         os.umask(mask)
@@ -69,18 +69,18 @@ def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path) -> 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "target").touch()
     (tmp_path / "link").symlink_to("target")
-    with replacing(tmp_path / "link") as file:
+    with atomic_writer(tmp_path / "link") as file:
         file.write(b"x")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_bytes() == b"x"
 
 
 def test_a_device_is_written_and_not_replaced(tmp_path: Path) -> None:
-    with replacing(os.devnull) as file:
+    with atomic_writer(os.devnull) as file:
         file.write(b"x")
     assert Path(os.devnull).is_char_device()
     if Path("/dev/full").exists():
-        with pytest.raises(WriteError, match="/dev/full: No space left"), replacing("/dev/full") as file:
+        with pytest.raises(WriteError, match="/dev/full: No space left"), atomic_writer("/dev/full") as file:
             file.write(b"x")
 
 
@@ -133,7 +133,7 @@ except WriteError as error:
 def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(WriteError, match="Permission denied"), replacing(tmp_path / "x"):
+        with pytest.raises(WriteError, match="Permission denied"), atomic_writer(tmp_path / "x"):
             pass
     finally:
         tmp_path.chmod(0o700)

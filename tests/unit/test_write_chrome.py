@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace import WriteError
+from modtrace.formats.limits import MAX_CHROME_NS
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.write.chrome import chrome_events, first_moment, write_chrome
-from modtrace.write.decimal_columns import LONGEST, decimal, microseconds, width
+from modtrace.write.decimal_columns import digit_count, format_decimal, format_microseconds
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of
 
 PROCESS = Process(4242, 0)
@@ -51,14 +52,14 @@ HEAD = {
     "modtrace": {"format": 1, "version": "0.1.0"},
     "stats": {"recorded": 10, "overwritten": 0, "torn": 0, "unfinished": 1, "unstarted": 0, "unattributed": 0},
     "metadata": {"engine": "native", "versions": {"torch": "2.13.0"}},
-    "processes": [{"pid": 4242, "rank": 0, "program": "python", "here": 4242}],
+    "processes": [{"pid": 4242, "rank": 0, "program": "python", "trace_pid": 4242}],
     "tracks": [
         {"kind": "forward", "thread": "MainThread", "tid": 4242, "process": 0},
         {"kind": "backward", "thread": "MainThread", "tid": 4242, "process": 0},
     ],
     "counters": [{"name": "RSS", "unit": "bytes", "process": 0}],
     "lanes": [{"track": 0, "pid": 4242, "tid": 1}, {"track": 1, "pid": 4242, "tid": 2}],
-    "originals": {},
+    "escaped_originals": {},
 }
 
 EVENTS = """\
@@ -110,7 +111,7 @@ def test_times_count_from_the_first_moment_of_any_kind() -> None:
 
 
 def test_no_nanosecond_is_lost_in_eleven_days(tmp_path: Path) -> None:
-    edge = LONGEST - 1
+    edge = MAX_CHROME_NS - 1
     timeline = timeline_of((0, edge, "a"), (edge - 1, edge, "b"))
     events = [event for event in saved(timeline, tmp_path)["traceEvents"] if event["ph"] == "X"]
     assert [(round(event["ts"] * 1000), round(event["dur"] * 1000)) for event in events] == [(0, edge), (edge - 1, 1)]
@@ -118,8 +119,8 @@ def test_no_nanosecond_is_lost_in_eleven_days(tmp_path: Path) -> None:
 
 def test_longer_timelines_are_refused(tmp_path: Path) -> None:
     for timeline in (
-        timeline_of((0, LONGEST, "a")),
-        dataclasses.replace(timeline_of((0, 1, "a")), marks=[Mark(EPOCH + LONGEST, "mark", "")]),
+        timeline_of((0, MAX_CHROME_NS, "a")),
+        dataclasses.replace(timeline_of((0, 1, "a")), marks=[Mark(EPOCH + MAX_CHROME_NS, "mark", "")]),
     ):
         with pytest.raises(WriteError, match=r"11\.6 days long.*\.pftrace"):
             write_chrome(timeline, tmp_path / "trace.json")
@@ -166,16 +167,16 @@ def test_far_apart_calls_steps_and_links_are_written_too(tmp_path: Path) -> None
     assert [event["id"] for event in events if event["ph"] in "sf"] == [far, far]
 
 
-@given(st.lists(st.integers(0, LONGEST - 1), min_size=1, max_size=40))
+@given(st.lists(st.integers(0, MAX_CHROME_NS - 1), min_size=1, max_size=40))
 def test_digits(numbers: list[int]) -> None:
     values = np.array(numbers, np.int64)
-    assert [bytes(row).decode() for row in microseconds(values)] == [
+    assert [bytes(row).decode() for row in format_microseconds(values, 12)] == [
         f"{number // 1000:012}.{number % 1000:03}" for number in numbers
     ]
-    assert width(values).tolist() == [len(str(number)) for number in numbers]
-    assert [bytes(row).decode() for row in decimal(values, 15)] == [f"{number:015}" for number in numbers]
+    assert digit_count(values).tolist() == [len(str(number)) for number in numbers]
+    assert [bytes(row).decode() for row in format_decimal(values, 15)] == [f"{number:015}" for number in numbers]
 
 
 def test_width_at_the_powers_of_ten() -> None:
     edges = [0, 9, 10, 99, 100, 10**18 - 1, 10**18, 2**63 - 1]
-    assert width(np.array(edges, np.int64)).tolist() == [len(str(edge)) for edge in edges]
+    assert digit_count(np.array(edges, np.int64)).tolist() == [len(str(edge)) for edge in edges]

@@ -16,7 +16,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 from modtrace import WriteError
 from modtrace.timeline import Columns, Timeline
 from modtrace.write.perfetto import write_perfetto
-from modtrace.write.protobuf_columns import Field, Table, constant, joined, length, varint
+from modtrace.write.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of, timelines
 from tests.unit.test_write_chrome import call_of_net
 
@@ -181,7 +181,7 @@ Numbers = st.lists(st.one_of(st.integers(0, 300), st.integers(-(2**63), 2**63 - 
 def test_varints_are_the_packages(numbers: list[int]) -> None:
     field = varint(np.array(numbers, np.int64), b"\x20")
     expected = [TrackEvent(thread_time_delta_us=number).SerializeToString()[1:] for number in numbers]
-    sizes = length([field])
+    sizes = record_lengths([field])
     assert [field.text[row, 1 : sizes[row]].tobytes() for row in range(len(numbers))] == expected
 
 
@@ -189,7 +189,7 @@ def test_varints_are_the_packages(numbers: list[int]) -> None:
 def test_joined_records_are_the_fields_in_order(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=30))
     strings = data.draw(st.lists(st.binary(max_size=5), min_size=1, max_size=4))
-    table = Table(strings)
+    table = ByteTable(strings)
     parts, expected = [], [b""] * len(kinds)
     for kind in (0, 1):
         places = np.flatnonzero(np.array(kinds) == kind)
@@ -197,16 +197,16 @@ def test_joined_records_are_the_fields_in_order(data: st.DataObject) -> None:
             continue
         picks = data.draw(st.lists(st.integers(0, len(strings) - 1), min_size=len(places), max_size=len(places)))
         present = data.draw(st.lists(st.booleans(), min_size=len(places), max_size=len(places)))
-        fields: list[Field] = [
+        fields: list[BytesColumn] = [
             varint(places),
-            constant(b"ab", len(places)),
+            repeat(b"ab", len(places)),
             table.pick(np.array(picks)).where(np.array(present)),
-            constant(b"%d" % kind, len(places)).where(~np.array(present)),
+            repeat(b"%d" % kind, len(places)).where(~np.array(present)),
         ]
         parts.append((places, fields))
         for place, pick, there in zip(places.tolist(), picks, present, strict=True):
             expected[place] = bytes([place]) + b"ab" + (strings[pick] if there else b"%d" % kind)
-    assert joined(parts, len(kinds)) == b"".join(expected)
+    assert interleave(parts, len(kinds)) == b"".join(expected)
 
 
 def test_packets_of_a_sequence_name_it(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ SAVE = """
 import sys
 from modtrace.write import progress
 from tests.support.timelines import gpt2_timeline
-progress.PATIENCE = float(sys.argv[2])
+progress.BAR_DELAY_S = float(sys.argv[2])
 gpt2_timeline(60_000).save(sys.argv[1])
 """
 

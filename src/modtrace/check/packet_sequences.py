@@ -9,48 +9,34 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
-from ..formats.packet_stream import PACKET
+from ..formats.packet_stream import FramingError, packet_bounds
 from .model import Violation
 
 __all__ = ["PacketSequence", "parse_packets"]
 
 _MIN_SEQUENCE_CLOCK_ID = 64
 """Clock ids from here on are local to their sequence; smaller ones are Perfetto's built-in clocks."""
-_MAX_VARINT_BITS = 70
 
 
 def parse_packets(data: bytes, violations: list[Violation]) -> Iterator[Any]:
     """Parse packet by packet; stop, with a violation, at the first byte that belongs to none."""
     offset = 0
     while offset < len(data):
-        start = offset
-        if data[offset] != PACKET:
+        try:
+            bounds = packet_bounds(data, offset)
+        except FramingError:
             violations.append(Violation("unreadable", f"byte {offset}: no packet starts here"))
             return
-        length, offset = _read_varint(data, offset + 1)
-        if length is None or offset + length > len(data):
-            violations.append(Violation("unreadable", f"byte {start}: the packet that starts here is cut off"))
+        if bounds is None:
+            violations.append(Violation("unreadable", f"byte {offset}: the packet that starts here is cut off"))
             return
+        begin, end = bounds
         try:
-            yield proto.TracePacket.FromString(data[offset : offset + length])
+            yield proto.TracePacket.FromString(data[begin:end])
         except DecodeError:
-            violations.append(Violation("unreadable", f"byte {start}: the packet that starts here is no packet"))
+            violations.append(Violation("unreadable", f"byte {offset}: the packet that starts here is no packet"))
             return
-        offset += length
-
-
-def _read_varint(data: bytes, offset: int) -> tuple[int | None, int]:
-    """Return the number at `offset` (None where it is cut off or too long) and the offset behind it."""
-    value = 0
-    for shift in range(0, _MAX_VARINT_BITS, 7):
-        if offset >= len(data):
-            break
-        byte = data[offset]
-        offset += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, offset
-    return None, offset
+        offset = end
 
 
 @dataclass(slots=True)

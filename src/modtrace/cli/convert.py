@@ -57,9 +57,9 @@ def command(
     The options cut the timeline before it is written: first to steps, then to a window, then to modules.
     """
     from ..read import load
-    from ..write import check_path
+    from ..write import check_writable
 
-    check_path(target)
+    check_writable(target)
     timeline = load(source)
     if steps is not None:
         timeline = timeline.steps(*steps)

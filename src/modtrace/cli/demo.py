@@ -25,9 +25,9 @@ STEPS = 20
 )
 def command(output: str) -> None:
     """Train a small GPT on its own source for 20 steps, and record it."""
-    from ..write import check_path
+    from ..write import check_writable
 
-    check_path(output)
+    check_writable(output)
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

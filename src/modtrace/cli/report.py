@@ -19,12 +19,12 @@ def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None
     command line, no name of a user or a machine, no path and no value of the environment in it, and at most 25 MB: of
     a longer trace it holds the end.
     """
-    from ..write import check_path
+    from ..write import check_writable
 
     if output is None and not show:
         raise click.UsageError("Say where to write it: -o bug.zip.")
     if output is not None:
-        check_path(output)
+        check_writable(output)
         if not output.lower().endswith(".zip"):
             raise click.UsageError(f"A report is a .zip, and {output} is none.")
     from rich.console import Console

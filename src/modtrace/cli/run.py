@@ -63,13 +63,13 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
     FILE, %r is the rank and %p the process id; under torchrun, without them, each rank writes OUT.rank3.pftrace.
     """
     from ..autorecord import AutoRecording, expand_path
-    from ..write import check_path
+    from ..write import check_writable
     from ._script import run_file, run_module
 
     if not as_module and not os.path.isfile(script):
         raise click.UsageError(f"There is no script {script!r}.")
     trace = expand_path(output or _default_output(script, as_module), os.environ)
-    check_path(trace)
+    check_writable(trace)
     for option in OPTIONS:
         if option.is_path and options[option.name] is not None:
             # The script may change its directory.

@@ -1,1 +1,1 @@
-"""What the readers and the writers of a trace format share: its header, its escaping, its framing."""
+"""What the readers and the writers of trace files share: header, escaping, args, ids, limits, framing of packets."""

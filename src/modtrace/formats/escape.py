@@ -1,4 +1,4 @@
-"""Text that every reader of a trace shows alike."""
+"""Replaces the characters that some reader of traces cannot take by look-alikes, and puts the originals back."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["UNNAMED", "Originals", "restore", "shown"]
+__all__ = ["UNNAMED", "EscapedOriginals", "escaped", "escaped_json", "restore"]
 
 UNNAMED = "(unnamed)"
-"""What a slice without a name is called: readers disagree about an empty one."""
+"""What a slice without a name is called: readers disagree about an empty name."""
 
 # Perfetto's JSON reader does not undo escapes, and a backslash before a closing quote makes it refuse the whole file.
-# DEL makes it refuse a header, NUL ends a string in its SQL, and lone surrogates are no UTF-8.
+# DEL makes it refuse a header, NUL ends a string in its SQL, and lone surrogates are not UTF-8.
 _HOSTILE = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")
 
-Originals = dict[str, str]
-"""Texts that were changed, by what they were changed to; the original as hexadecimal digits of its UTF-8."""
+EscapedOriginals = dict[str, str]
+"""Escaped text → hexadecimal digits of the original's UTF-8; only texts that escaping changed."""
 
 
-def shown(text: str, originals: Originals | None = None) -> str:
-    """Return `text` with what readers cannot take replaced by a look-alike; note the original if it was changed."""
+def escaped(text: str, originals: EscapedOriginals | None = None) -> str:
+    """Return `text` with hostile characters replaced by look-alikes; note the original if that changed it.
+
+    Example:
+        >>> escaped("C:\\\\tmp")
+        'C:＼tmp'
+    """
     if text.isprintable() and "\\" not in text:
         return text
     safe = _HOSTILE.sub(_look_alike, text)
@@ -29,8 +34,24 @@ def shown(text: str, originals: Originals | None = None) -> str:
     return safe
 
 
+def escaped_json(value: Any, originals: EscapedOriginals) -> Any:
+    """Escape all texts of a JSON value, keys included."""
+    if isinstance(value, str):
+        return escaped(value, originals)
+    if isinstance(value, list | tuple):
+        return [escaped_json(item, originals) for item in value]
+    if isinstance(value, dict):
+        return {escaped_json(key, originals): escaped_json(item, originals) for key, item in value.items()}
+    return value
+
+
 def restore(value: Any, originals: Mapping[str, str]) -> Any:
-    """Undo `shown` in a text, or in all texts of a JSON value."""
+    """Undo `escaped` in a text, or in all texts of a JSON value.
+
+    Raises:
+        ValueError: an original is not hexadecimal digits of UTF-8.
+        TypeError: an original is not a text.
+    """
     if isinstance(value, str):
         digits = originals.get(value)
         return value if digits is None else bytes.fromhex(digits).decode("utf-8", "surrogatepass")

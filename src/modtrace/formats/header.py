@@ -1,42 +1,88 @@
-"""What a written trace says about the recording as a whole; the same in both formats."""
+"""The header of a trace: all that is known about a recording but its events; the same JSON object in both formats.
+
+JSON has it under `otherData`, a Perfetto trace in its metadata, and a merged trace in JSON under `modtrace.header`:
+
+    modtrace           {"format": 1, "version": "0.1.0"}
+    stats              counts by name, as in `Timeline.stats`
+    metadata           about the recording as a whole, JSON values
+    processes          [{"pid", "rank", "program", "trace_pid"}]; the trace has `trace_pid` where `pid` was taken
+    tracks             [{"kind", "thread", "tid", "process"}]; `process` is an index into `processes`
+    counters           [{"name", "unit", "process"}]
+    lanes              [{"track", "pid", "tid"}]: the rows that the spans of a track lie on, by their ids in the trace
+    escaped_originals  texts that were replaced because some reader cannot take them, see `escape`
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
+from reprlib import repr as shortened
 from typing import Any
 
 import orjson
 
-from .._errors import WriteError
+from .._errors import TraceError, WriteError
 from .._version import __version__
-from ..timeline import Name, Timeline
-from ..write.lanes import Lanes
-from .escape import UNNAMED, Originals, shown
+from ..timeline import Name, Process, Stats, Timeline
+from .escape import UNNAMED, EscapedOriginals, escaped, escaped_json, restore
 
-__all__ = ["FORMAT", "header", "shown_arguments", "shown_names", "shown_texts"]
+__all__ = [
+    "EDITED_FILE_ERRORS",
+    "FORMAT_VERSION",
+    "WHAT_TO_DO",
+    "checked_header",
+    "escape_late_texts",
+    "escaped_names",
+    "is_int64",
+    "is_tid",
+    "make_header",
+]
 
-FORMAT = 1
+FORMAT_VERSION = 1
 """The version of the header and of what is in the events; a reader refuses others."""
 
-RESERVED = frozenset({"fqn", "module_class", "call", "step", "complete", "link"})
-"""What a span's args say of themselves; its own arguments cannot have these names."""
+EDITED_FILE_ERRORS = (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
+"""What reading events raises where someone has edited them since modtrace wrote them."""
+
+WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recording"
 
 
-def header(timeline: Timeline, lanes: Lanes, originals: Originals) -> dict[str, Any]:
-    """Describe all that is no event, as JSON values without hostile text; `originals` has what was replaced so far."""
-    processes = list(lanes.pids)
-    said = {
-        "modtrace": {"format": FORMAT, "version": __version__},
+def make_header(
+    timeline: Timeline,
+    trace_pids: Mapping[Process, int | str],
+    lanes: Iterable[tuple[int, int | str, int]],
+    originals: EscapedOriginals,
+) -> dict[str, Any]:
+    """Return the header of a timeline's trace.
+
+    Args:
+        timeline: what is written.
+        trace_pids: the pid of each process in the trace.
+        lanes: of each row of spans the index of its track, and pid and tid in the trace.
+        originals: what was escaped so far; becomes part of the header, with what the header itself has to escape.
+
+    Raises:
+        WriteError: the timeline's metadata are not JSON values.
+    """
+    processes = list(trace_pids)
+    header = {
+        "modtrace": {"format": FORMAT_VERSION, "version": __version__},
         "stats": dict(timeline.stats),
-        "metadata": _safe(dict(timeline.metadata), originals),
+        "metadata": _json_metadata(dict(timeline.metadata), originals),
         "processes": [
-            {"pid": process.pid, "rank": process.rank, "program": shown(process.program, originals), "here": pid}
-            for process, pid in lanes.pids.items()
+            {
+                "pid": process.pid,
+                "rank": process.rank,
+                "program": escaped(process.program, originals),
+                "trace_pid": trace_pid,
+            }
+            for process, trace_pid in trace_pids.items()
         ],
         "tracks": [
             {
                 "kind": track.kind,
-                "thread": shown(track.thread, originals),
+                "thread": escaped(track.thread, originals),
                 "tid": track.tid,
                 "process": processes.index(track.process),
             }
@@ -44,66 +90,150 @@ def header(timeline: Timeline, lanes: Lanes, originals: Originals) -> dict[str, 
         ],
         "counters": [
             {
-                "name": shown(counter.name, originals),
-                "unit": shown(counter.unit, originals),
+                "name": escaped(counter.name, originals),
+                "unit": escaped(counter.unit, originals),
                 "process": processes.index(counter.process),
             }
             for counter in timeline.counters
         ],
-        "lanes": [{"track": lane.track, "pid": lane.pid, "tid": lane.tid} for lane in lanes.lanes],
+        "lanes": [{"track": track, "pid": pid, "tid": tid} for track, pid, tid in lanes],
     }
-    return {**said, "originals": originals}
+    return {**header, "escaped_originals": originals}
 
 
-def shown_names(timeline: Timeline, originals: Originals) -> list[Name]:
-    """Return the names as a trace shows them; a slice always has one."""
+def escaped_names(timeline: Timeline, originals: EscapedOriginals) -> list[Name]:
+    """Return the names of a timeline as they stand in a trace; a label is never empty there."""
     names = []
     for name in timeline.names:
-        label, fqn, module_class = (shown(text, originals) for text in name)
+        label, fqn, module_class = (escaped(text, originals) for text in name)
         if not label:
             originals[UNNAMED] = ""
         names.append(Name(label or UNNAMED, fqn, module_class))
     return names
 
 
-def shown_texts(timeline: Timeline, originals: Originals) -> None:
-    """Note what the texts of marks and arguments are replaced by; they are written long after the header."""
+def escape_late_texts(timeline: Timeline, originals: EscapedOriginals) -> None:
+    """Note the originals of marks' texts and spans' own args, which are written after the header."""
     texts = {mark.text for mark in timeline.marks}
-    texts.update(text for arguments in timeline.span_args.values() for pair in arguments.items() for text in pair)
+    texts.update(text for span_args in timeline.span_args.values() for pair in span_args.items() for text in pair)
     for text in texts:
-        shown(text, originals)
+        escaped(text, originals)
 
 
-def shown_arguments(arguments: Mapping[str, str]) -> dict[str, str]:
-    """Return a span's own arguments as a trace shows them.
+def checked_header(path: str | os.PathLike[str], header: Any, *, merged: bool = False) -> dict[str, Any]:
+    """Return a header that was read from a trace, with all that `make_header` puts into it.
 
-    Raises:
-        WriteError: one has the name of a fixed field.
-    """
-    taken = RESERVED & arguments.keys()
-    if taken:
-        raise WriteError(f"a span's arguments cannot be called {', '.join(sorted(taken))}: args has these already")
-    return {shown(key): shown(value) for key, value in arguments.items()}
-
-
-def _safe(value: Any, originals: Originals) -> Any:
-    """Return a JSON value with the hostile texts in it replaced.
+    Args:
+        path: the trace, for errors.
+        header: what stands where the header should be.
+        merged: whether the trace is a merged one, where a pid may be text, as the profiler wrote it.
 
     Raises:
-        WriteError: it is no JSON value.
+        TraceError: modtrace did not write it, wrote it in another version of the format, or it was edited since.
     """
+    written = header.get("modtrace") if isinstance(header, dict) else None
+    if not isinstance(written, dict):
+        raise TraceError(
+            path,
+            "it is a trace, but modtrace did not save it, so it holds no timeline; "
+            "to lay a recording over it: modtrace merge TRACE RECORDING",
+        )
+    if written.get("format") != FORMAT_VERSION:
+        raise TraceError(
+            path,
+            f"it was saved by modtrace {written.get('version')} in format {written.get('format')}, "
+            f"and this version reads format {FORMAT_VERSION}",
+        )
+    for fault in _faults(header, merged):
+        raise TraceError(path, f"its header is not as modtrace writes it: {fault}; {WHAT_TO_DO}")
+    return dict(header)
+
+
+def is_int64(value: object) -> bool:
+    """Tell whether a value is an integer of 64 bits with a sign."""
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def is_tid(value: object) -> bool:
+    """Tell whether a value can be a thread's id, which has 32 bits, with or without a sign."""
+    return type(value) is int and -(2**31) <= value < 2**32
+
+
+def _json_metadata(metadata: dict[str, object], originals: EscapedOriginals) -> Any:
     try:
-        plain = orjson.loads(orjson.dumps(_shown(value, originals)))
+        return orjson.loads(orjson.dumps(escaped_json(metadata, originals)))
     except orjson.JSONEncodeError as error:
         raise WriteError(f"the metadata of a timeline must be JSON values: {error}") from error
-    return plain
 
 
-def _shown(value: Any, originals: Originals) -> Any:
-    if isinstance(value, str):
-        return shown(value, originals)
-    if isinstance(value, list | tuple):
-        return [_shown(item, originals) for item in value]
-    if isinstance(value, dict):
-        return {_shown(key, originals): _shown(item, originals) for key, item in value.items()}
-    return value
+def _is_rank(value: object) -> bool:
+    return value is None or is_int64(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_track_kind(value: object) -> bool:
+    return value in ("forward", "backward")
+
+
+# Per list of the header what each of its entries holds; where that is the name of a list, it is an index into it.
+_LISTS: Mapping[str, Mapping[str, Callable[[object], bool] | str]] = {
+    "processes": {"pid": is_int64, "rank": _is_rank, "program": _is_text, "trace_pid": is_int64},
+    "tracks": {"kind": _is_track_kind, "thread": _is_text, "tid": is_tid, "process": "processes"},
+    "counters": {"name": _is_text, "unit": _is_text, "process": "processes"},
+    "lanes": {"track": "tracks", "pid": is_int64, "tid": is_int64},
+}
+_PIDS = frozenset({"trace_pid", "pid"})
+
+
+def _faults(header: dict[str, Any], merged: bool) -> Iterator[str]:
+    for name in ("stats", "metadata", "escaped_originals"):
+        if not isinstance(header.get(name), dict):
+            yield _describe_value(name, header)
+            return
+    for name, kinds in _LISTS.items():
+        if not isinstance(header.get(name), list):
+            yield _describe_value(name, header)
+            return
+        for index, entry in enumerate(header[name]):
+            yield from _entry_faults(f"{name}[{index}]", entry, kinds, header, merged)
+    known = {field.name for field in fields(Stats)}
+    for name, value in header["stats"].items():
+        if name not in known or not is_int64(value):
+            yield f"stats.{name} is {shortened(value)}"
+    for text, digits in header["escaped_originals"].items():
+        if not _restorable(digits):
+            yield f"escaped_originals[{text!r}] is {shortened(digits)}"
+
+
+def _entry_faults(
+    path: str,
+    entry: object,
+    kinds: Mapping[str, Callable[[object], bool] | str],
+    header: dict[str, Any],
+    merged: bool,
+) -> Iterator[str]:
+    if not isinstance(entry, dict):
+        yield f"{path} is {shortened(entry)}"
+        return
+    for name, kind in kinds.items():
+        value = entry.get(name)
+        fits = kind(value) if callable(kind) else type(value) is int and 0 <= value < len(header[kind])
+        if merged and name in _PIDS:
+            fits = fits or isinstance(value, str)
+        if name not in entry or not fits:
+            yield f"{path}.{_describe_value(name, entry)}"
+
+
+def _restorable(digits: Any) -> bool:
+    try:
+        restore("", {"": digits})
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _describe_value(name: str, entries: dict[str, Any]) -> str:
+    return f"{name} is {shortened(entries[name])}" if name in entries else f"{name} is missing"

@@ -136,17 +136,17 @@ def _merged_packets(path: str | os.PathLike[str]) -> Timeline:
     """Read the recording's packets, which are as they always are, without the profiler's."""
     from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-    from ..formats.packet_stream import packet_parts
+    from ..formats.packet_stream import read_packet_batches
+    from ..formats.perfetto_ids import PROFILER_SEQUENCE
     from ..profiler.trace.trace_file import TraceFile
-    from ..profiler.write.wire import SEQUENCE
     from .perfetto import BATCH, load_perfetto
 
     kept = io.BytesIO()
     with TraceFile(path) as source:
         unpacked = gzip.open if source.gzipped else open
     with unpacked(path, "rb") as file:
-        for _, part in packet_parts(Path(path), cast(BinaryIO, file), BATCH):
-            packets = [p for p in Trace.FromString(part).packet if p.trusted_packet_sequence_id != SEQUENCE]
+        for _, part in read_packet_batches(Path(path), cast(BinaryIO, file), BATCH):
+            packets = [p for p in Trace.FromString(part).packet if p.trusted_packet_sequence_id != PROFILER_SEQUENCE]
             kept.write(Trace(packet=packets).SerializeToString())
     kept.seek(0)
     return load_perfetto(Path(path), kept)

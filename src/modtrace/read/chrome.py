@@ -12,11 +12,10 @@ import orjson
 
 from .._errors import TraceError
 from .._typing import Int64Array
-from ..formats.header import RESERVED
-from ..formats.header_check import CHANGED, WHAT_TO_DO, checked_header
+from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
+from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS, MAX_TIME_NS
+from ..formats.span_args import RESERVED_ARGS
 from ..timeline import PHASES, Mark, Timeline
-from ..write.chrome_events import BIND
-from ..write.decimal_columns import LONGEST
 from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["load_chrome"]
@@ -25,9 +24,6 @@ Event = dict[str, Any]
 
 BATCH = 1 << 22
 """Bytes of JSON that are parsed at a time."""
-
-EPOCHS = 1 << 62
-"""Nanoseconds beyond which no time lies: to both sides of 1970 146 years."""
 
 FIXED = 4
 """How many args every span has."""
@@ -48,10 +44,10 @@ def load_chrome(path: Path, file: BinaryIO) -> Timeline:
         for events in batches:
             reader.take(events)
         base = document["baseTimeNanoseconds"]
-        if type(base) is not int or abs(base) > EPOCHS:
+        if type(base) is not int or abs(base) > MAX_TIME_NS:
             raise ValueError(f"baseTimeNanoseconds is {base!r}")
         return reader.timeline(base)
-    except CHANGED as error:
+    except EDITED_FILE_ERRORS as error:
         raise TraceError(path, f"its events are not as modtrace writes them: {error!r}; {WHAT_TO_DO}") from error
 
 
@@ -101,7 +97,7 @@ class _Reader:
         self._ts = array("d")
         self._dur = array("d")
         self._lanes = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
-        pids = [process["here"] for process in header["processes"]]
+        pids = [process["trace_pid"] for process in header["processes"]]
         self._counters = {
             (pids[said["process"]], said["name"], said["unit"]): index for index, said in enumerate(header["counters"])
         }
@@ -160,13 +156,13 @@ class _Reader:
         rows.complete.extend([said.get("complete", True) for said in args])
         rows.link.extend(
             [
-                span["bind_id"] - BIND if "bind_id" in span else said.get("link", -1)
+                span["bind_id"] - BIND_ID_OFFSET if "bind_id" in span else said.get("link", -1)
                 for span, said in zip(spans, args, strict=True)
             ]
         )
         for row, said in enumerate(args, first):
             if len(said) > FIXED:
-                own = {key: value for key, value in said.items() if key not in RESERVED}
+                own = {key: value for key, value in said.items() if key not in RESERVED_ARGS}
                 if not all(isinstance(value, str) for value in own.values()):
                     raise ValueError(f"an argument in {own!r} is no text")
                 if own:
@@ -178,7 +174,7 @@ class _Reader:
 def _nanoseconds(microseconds: array[float]) -> Int64Array:
     """Convert times as the writer has them: from 0 on, and no longer than it writes."""
     times = np.rint(np.array(microseconds, np.float64) * 1000)
-    wrong = np.flatnonzero(~((times >= 0) & (times < LONGEST)))
+    wrong = np.flatnonzero(~((times >= 0) & (times < MAX_CHROME_NS)))
     if len(wrong):
         raise ValueError(f"a time is {microseconds[wrong[0]]!r} µs")
     return times.astype(np.int64)

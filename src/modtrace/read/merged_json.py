@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._typing import Int64Array
-from ..formats.header_check import thread, whole
+from ..formats.header import is_int64, is_tid
 from ..profiler.trace.event_columns import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..timeline import PHASES, RECOMPUTE, Mark, Timeline
 from .timeline_builder import SpanColumns, build_timeline_from
@@ -90,7 +90,7 @@ class ModuleRows:
             "counters": [{"name": name, "unit": unit, "process": pids.index(pid)} for pid, name, unit in self._samples],
             "stats": {},
             "metadata": {},
-            "originals": {},
+            "escaped_originals": {},
         }
         return build_timeline_from(header, chosen, start, start + _nanoseconds(self._duration)[kept])
 
@@ -108,7 +108,7 @@ class ModuleRows:
         rows.name.append(rows.names.setdefault(name, len(rows.names)))
         rows.call.append(call)
         rows.step.append(step)
-        rows.complete.append("incomplete" not in said)
+        rows.complete.append(said.get("complete", True) is True)
         key = (event["pid"], said["fqn"], call)
         rows.link.append(-1 if phase == RECOMPUTE else self._links.setdefault(key, len(self._links)))
 
@@ -120,7 +120,7 @@ def _text(value: Any) -> str:
 
 
 def _whole(value: Any) -> int:
-    if not whole(value):
+    if not is_int64(value):
         raise TypeError(value)
     return int(value)
 
@@ -133,7 +133,7 @@ def _time(value: Any) -> float:
 
 def _row(event: dict[str, Any]) -> TrackKey:
     row = (event["pid"], event["tid"])
-    if not is_track_key(row) or not thread(row[1]):
+    if not is_track_key(row) or not is_tid(row[1]):
         raise TypeError(row)
     return row
 

@@ -16,10 +16,11 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from .._errors import TraceError
-from ..formats.header_check import CHANGED, WHAT_TO_DO, checked_header
-from ..formats.packet_stream import packet_parts
+from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
+from ..formats.packet_stream import read_packet_batches
+from ..formats.perfetto_ids import INCREMENTAL_CLOCK, SequenceIds
+from ..formats.span_args import CALL_FIELDS
 from ..timeline import Mark, Timeline
-from ..write.perfetto_descriptors import CALL_FIELDS, INCREMENTAL, Sequences
 from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["load_perfetto"]
@@ -38,10 +39,10 @@ def load_perfetto(path: Path, file: BinaryIO) -> Timeline:
     """
     reader = _Reader(path)
     try:
-        for offset, part in packet_parts(path, file, BATCH):
+        for offset, part in read_packet_batches(path, file, BATCH):
             reader.take(part, offset)
         return reader.timeline()
-    except CHANGED as error:
+    except EDITED_FILE_ERRORS as error:
         raise TraceError(path, f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}") from error
 
 
@@ -59,7 +60,7 @@ class _Reader:
         self._clock: dict[int, int] = {}
         self._open: dict[int, list[int]] = {}
         self._lanes = 0
-        self._sequences = Sequences(0)
+        self._sequences = SequenceIds(0)
         self._rows = SpanColumns()
         self._start = array("q")
         self._end = array("q")
@@ -101,7 +102,7 @@ class _Reader:
     def _define(self, packet: Any) -> None:
         if packet.HasField("clock_snapshot"):
             for clock in packet.clock_snapshot.clocks:
-                if clock.clock_id == INCREMENTAL:
+                if clock.clock_id == INCREMENTAL_CLOCK:
                     self._clock[packet.trusted_packet_sequence_id] = clock.timestamp
         if packet.HasField("interned_data"):
             interned = packet.interned_data
@@ -112,7 +113,7 @@ class _Reader:
             if entry.name == "modtrace":
                 self._header = checked_header(self._path, orjson.loads(entry.string_value))
                 self._lanes = len(self._header["lanes"])
-                self._sequences = Sequences(self._lanes)
+                self._sequences = SequenceIds(self._lanes)
 
     def _event(self, packet: Any) -> None:
         sequence, event = packet.trusted_packet_sequence_id, packet.track_event
@@ -124,9 +125,9 @@ class _Reader:
             self._open.setdefault(sequence, []).append(len(self._start))
             self._start.append(time)
             self._end.append(time)
-            self._begin(sequence - self._sequences.lane(0), event)
+            self._begin(self._sequences.lane_of(sequence), event)
         elif kind == TrackEvent.TYPE_COUNTER:
-            times, values = self._rows.samples.setdefault(sequence - self._sequences.counter(0), ([], []))
+            times, values = self._rows.samples.setdefault(self._sequences.counter_of(sequence), ([], []))
             times.append(time)
             values.append(event.counter_value)
         else:

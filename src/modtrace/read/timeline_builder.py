@@ -70,7 +70,7 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
             raise ValueError(f"{text!r} is no text")
     if np.any(end < start):
         raise ValueError("a span ends before it starts")
-    originals = header["originals"]
+    originals = header["escaped_originals"]
     processes = [
         Process(said["pid"], said["rank"], restore(said["program"], originals)) for said in header["processes"]
     ]

@@ -7,7 +7,7 @@ import os
 import zipfile
 from collections.abc import Mapping
 
-from ..write.atomic_file import replacing
+from ..write.atomic_file import atomic_writer
 
 __all__ = ["write_archive", "zip_bytes"]
 
@@ -36,5 +36,5 @@ def write_archive(files: Mapping[str, bytes], path: str | os.PathLike[str]) -> N
     Raises:
         WriteError: it cannot be written; an existing file at `path` is intact.
     """
-    with replacing(path) as file:
+    with atomic_writer(path) as file:
         file.write(zip_bytes(files))

@@ -1,4 +1,4 @@
-"""Outputs: one file per format; the suffix of the path picks it."""
+"""Writers of files, one for each format; the suffix of the path picks it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from .._errors import WriteError
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["SUFFIXES", "check_path", "write"]
+__all__ = ["SUFFIXES", "check_writable", "write"]
 
-WRITERS = {
-    ".json": ("chrome", "write_chrome"),
-    ".json.gz": ("chrome", "write_chrome"),
-    ".pftrace": ("perfetto", "write_perfetto"),
-    ".pftrace.gz": ("perfetto", "write_perfetto"),
-    ".html": ("html", "write_html"),
-    ".zip": (".report", "write_report"),
+# Named by text, so that a format's module is only imported where it is written, and the report, which is made with
+# these writers, can be one of them.
+_WRITERS = {
+    ".json": "modtrace.write.chrome:write_chrome",
+    ".json.gz": "modtrace.write.chrome:write_chrome",
+    ".pftrace": "modtrace.write.perfetto:write_perfetto",
+    ".pftrace.gz": "modtrace.write.perfetto:write_perfetto",
+    ".html": "modtrace.write.html:write_html",
+    ".zip": "modtrace.report:write_report",
 }
 
-SUFFIXES = tuple(WRITERS)
+SUFFIXES = tuple(_WRITERS)
 """The suffixes that `write` knows."""
 
 
@@ -33,18 +35,19 @@ def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         WriteError: the suffix is not known, or the file cannot be written; an existing file is intact.
     """
     name = os.fspath(path).lower()
-    for suffix, (module, function) in WRITERS.items():
+    for suffix, writer in _WRITERS.items():
         if name.endswith(suffix):
-            getattr(importlib.import_module(f".{module}", __name__), function)(timeline, path)
+            module, _, function = writer.partition(":")
+            getattr(importlib.import_module(module), function)(timeline, path)
             return
     raise _unknown_suffix(path)
 
 
-def check_path(path: str | os.PathLike[str]) -> None:
-    """Check that `path` has a known suffix and lies in a directory that can be written to: before a run, not after it.
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Check, before a run and not after it, that `path` has a known suffix and its directory can be written to.
 
     Raises:
-        WriteError: it does not.
+        WriteError: it has not, or cannot.
     """
     name = os.fspath(path)
     if not name.lower().endswith(SUFFIXES):

@@ -13,7 +13,7 @@ from typing import BinaryIO, Protocol
 
 from .._errors import WriteError
 
-__all__ = ["Sink", "replacing"]
+__all__ = ["Sink", "atomic_writer"]
 
 COMPRESSION = 3
 """zlib's level: traces repeat themselves so much that higher ones take three times as long for a tenth of the size."""
@@ -27,7 +27,7 @@ class Sink(Protocol):
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Sink]:
+def atomic_writer(path: str | os.PathLike[str]) -> Iterator[Sink]:
     """Write a file that takes the place of `path` when the block ends well.
 
     Until then the bytes go to a temporary file in the same directory; a block that raises leaves nothing behind and

@@ -1,4 +1,4 @@
-"""Chrome's JSON: `.json` and `.json.gz`, one event a line."""
+"""Chrome's JSON: `.json` and `.json.gz`, one event a line; the same events for a file of their own and for a merge."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from collections.abc import Collection, Iterator
 import orjson
 
 from .._errors import WriteError
-from ..formats.escape import UNNAMED, Originals, shown
-from ..formats.header import header, shown_names, shown_texts
+from ..formats.escape import UNNAMED, EscapedOriginals, escaped
+from ..formats.header import escape_late_texts, escaped_names, make_header
+from ..formats.limits import MAX_CHROME_NS
 from ..timeline import Timeline
-from .atomic_file import replacing
-from .chrome_events import blocks
-from .decimal_columns import LONGEST
-from .lanes import MARKS, Lanes
-from .progress import with_progress
+from .atomic_file import atomic_writer
+from .chrome_events import span_events
+from .lanes import MARKS_ROW, Lanes
+from .progress import show_progress
 
-__all__ = ["chrome_events", "write_chrome"]
-
-ABOVE = -1
-"""Where the row of steps and marks is sorted to: before that of the first thread."""
+__all__ = ["ChromeTimeline", "chrome_events", "first_moment", "microseconds", "row_metadata_events", "write_chrome"]
 
 
 def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -32,17 +29,17 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         WriteError: the timeline is longer than eleven days, or the file cannot be written; an existing file is intact.
     """
     base = first_moment(timeline)
-    layout = Layout(timeline)
-    with replacing(path) as file:
+    chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline), base)
+    with atomic_writer(path) as file:
         file.write(b'{"baseTimeNanoseconds":%d,"otherData":' % base)
-        file.write(orjson.dumps(header(timeline, layout.lanes, layout.originals)))
+        file.write(orjson.dumps(chrome.header()))
         file.write(b',\n"traceEvents":[\n')
-        before = b""
+        separator = b""
         what = f"writing {os.path.basename(path)}"
-        for block in with_progress(_events(timeline, layout, base), what, len(timeline.columns)):
-            file.write(before)
+        for block in show_progress(_all_events(chrome), what, len(timeline.columns)):
+            file.write(separator)
             file.write(block)
-            before = b",\n"
+            separator = b",\n"
         file.write(b"\n]}\n")
 
 
@@ -54,7 +51,8 @@ def chrome_events(timeline: Timeline, base: int, taken: Collection[int] = ()) ->
         base: Unix nanoseconds from which `ts` counts, no later than `first_moment(timeline)`.
         taken: numbers that the trace already uses as pid or tid, which these events shall not share.
     """
-    return (text for _, text in _events(timeline, Layout(timeline, taken), base))
+    chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline, taken), base)
+    return (text for _, text in _all_events(chrome))
 
 
 def first_moment(timeline: Timeline) -> int:
@@ -64,30 +62,83 @@ def first_moment(timeline: Timeline) -> int:
     return min(moments + [mark.time_ns for mark in timeline.marks], default=0)
 
 
-class Layout:
-    """Where the events go and what they are called."""
-
-    def __init__(self, timeline: Timeline, taken: Collection[int] = ()) -> None:
-        self.originals: Originals = {}
-        self.names = shown_names(timeline, self.originals)
-        shown_texts(timeline, self.originals)
-        self.lanes = Lanes.of(timeline, self.originals, taken)
+def row_metadata_events(pid: int | str, tid: int, name: str, sort_index: int) -> Iterator[bytes]:
+    """Yield the two events that name a row of a process and say where it is sorted to; `name` is escaped."""
+    yield _metadata_event("thread_name", pid, tid, name=name)
+    yield _metadata_event("thread_sort_index", pid, tid, sort_index=sort_index)
 
 
-def _events(timeline: Timeline, layout: Layout, base: int) -> Iterator[tuple[int, bytes]]:
-    """Yield how many spans, and their text."""
-    _check_length(timeline, base)
-    for events in (_metadata(timeline, layout), _marks(timeline, layout, base), _counters(timeline, layout, base)):
-        text = b",\n".join(events)
-        if text:
-            yield 0, text
-    yield from blocks(timeline, layout.lanes, layout.names, base)
+class ChromeTimeline:
+    """A timeline as it stands in a JSON trace: its texts escaped, its spans on rows, its times counted from a base."""
+
+    def __init__(self, timeline: Timeline, lanes: Lanes, base: int, resolution_ns: int = 1) -> None:
+        self.timeline = timeline
+        self.lanes = lanes
+        self.base = base
+        self._resolution_ns = resolution_ns
+        self._originals: EscapedOriginals = {}
+        self._names = escaped_names(timeline, self._originals)
+        escape_late_texts(timeline, self._originals)
+
+    def header(self) -> dict[str, object]:
+        """Return what the trace says about the recording as a whole, see `formats.header`."""
+        return make_header(self.timeline, self.lanes.pids, self.lanes.ids, self._originals)
+
+    def process_events(self) -> Iterator[bytes]:
+        """Yield the processes' names and their order."""
+        for index, (process, pid) in enumerate(self.lanes.pids.items()):
+            yield _metadata_event("process_name", pid, 0, name=escaped(process.name) or UNNAMED)
+            yield _metadata_event("process_sort_index", pid, 0, sort_index=index)
+
+    def events(self) -> Iterator[tuple[int, bytes]]:
+        """Yield everything else, some events with commas between them at a time, and how many spans they show."""
+        for events in (self._row_events(), self._mark_events(), self._counter_events()):
+            text = b",\n".join(events)
+            if text:
+                yield 0, text
+        yield from span_events(self.timeline, self.lanes, self._names, self.base, self._resolution_ns)
+
+    def _row_events(self) -> Iterator[bytes]:
+        first = self.lanes.sort_index
+        if self.timeline.marks:
+            yield from row_metadata_events(*self.lanes.marks, MARKS_ROW, first - 1)
+        for index, lane in enumerate(self.lanes.lanes, first):
+            yield from row_metadata_events(lane.pid, lane.tid, lane.name, index)
+
+    def _mark_events(self) -> Iterator[bytes]:
+        pid, tid = self.lanes.marks
+        for mark in self.timeline.marks:
+            # On a row of its own: on a thread with spans it would lie between them, and readers have no name for the
+            # row of what is global.
+            event = {"ph": "i", "s": "t", "pid": pid, "tid": tid, "cat": mark.kind, "name": escaped(mark.text)}
+            yield orjson.dumps(event)[:-1] + b',"ts":%s}' % microseconds(mark.time_ns - self.base)
+
+    def _counter_events(self) -> Iterator[bytes]:
+        for counter in self.timeline.counters:
+            event = {"ph": "C", "pid": self.lanes.pids[counter.process], "name": escaped(counter.name)}
+            head = orjson.dumps(event)[:-1] + b',"args":{' + orjson.dumps(escaped(counter.unit))
+            for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True):
+                yield head + b':%d},"ts":%b}' % (value, microseconds(time - self.base))
+
+
+def microseconds(nanoseconds: int) -> bytes:
+    """Return a time or a duration as JSON has it: µs with three decimals."""
+    return b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", *divmod(abs(nanoseconds), 1000))
+
+
+def _all_events(chrome: ChromeTimeline) -> Iterator[tuple[int, bytes]]:
+    """Yield all events of a trace with nothing else in it."""
+    _check_length(chrome.timeline, chrome.base)
+    processes = b",\n".join(chrome.process_events())
+    if processes:
+        yield 0, processes
+    yield from chrome.events()
 
 
 def _check_length(timeline: Timeline, base: int) -> None:
     ends = [int(timeline.columns.end.max(initial=base)), *(mark.time_ns for mark in timeline.marks)]
     ends += [int(counter.time.max(initial=base)) for counter in timeline.counters]
-    if max(ends) - base >= LONGEST:
+    if max(ends) - base >= MAX_CHROME_NS:
         days = (max(ends) - base) / 86_400e9
         raise WriteError(
             f"the timeline is {days:.1f} days long, and JSON holds 11.5 to the nanosecond; "
@@ -95,37 +146,5 @@ def _check_length(timeline: Timeline, base: int) -> None:
         )
 
 
-def _metadata(timeline: Timeline, layout: Layout) -> Iterator[bytes]:
-    def event(what: str, pid: int, tid: int, **said: object) -> bytes:
-        return orjson.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": said})
-
-    for index, (process, pid) in enumerate(layout.lanes.pids.items()):
-        yield event("process_name", pid, 0, name=shown(process.name) or UNNAMED)
-        yield event("process_sort_index", pid, 0, sort_index=index)
-    if timeline.marks:
-        yield event("thread_name", *layout.lanes.marks, name=MARKS)
-        yield event("thread_sort_index", *layout.lanes.marks, sort_index=ABOVE)
-    for index, lane in enumerate(layout.lanes.lanes):
-        yield event("thread_name", lane.pid, lane.tid, name=lane.name)
-        yield event("thread_sort_index", lane.pid, lane.tid, sort_index=index)
-
-
-def _marks(timeline: Timeline, layout: Layout, base: int) -> Iterator[bytes]:
-    pid, tid = layout.lanes.marks
-    for mark in timeline.marks:
-        # On a row of its own: on a thread with spans it would lie between them, and readers have no name for the row
-        # of what is global.
-        event = {"ph": "i", "s": "t", "pid": pid, "tid": tid, "cat": mark.kind, "name": shown(mark.text)}
-        yield orjson.dumps(event)[:-1] + b',"ts":%s}' % _microseconds(mark.time_ns - base)
-
-
-def _counters(timeline: Timeline, layout: Layout, base: int) -> Iterator[bytes]:
-    for counter in timeline.counters:
-        event = {"ph": "C", "pid": layout.lanes.pids[counter.process], "name": shown(counter.name)}
-        head = orjson.dumps(event)[:-1] + b',"args":{' + orjson.dumps(shown(counter.unit))
-        for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True):
-            yield head + b':%d},"ts":%b}' % (value, _microseconds(time - base))
-
-
-def _microseconds(nanoseconds: int) -> bytes:
-    return b"%d.%03d" % divmod(nanoseconds, 1000)
+def _metadata_event(what: str, pid: int | str, tid: int, **args: object) -> bytes:
+    return orjson.dumps({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args})

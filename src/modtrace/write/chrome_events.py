@@ -1,7 +1,7 @@
-"""Spans and arrows as the text of Chrome events, from columns to bytes without an object per span.
+"""Spans and their flows as the text of Chrome events, from columns to bytes without an object per span.
 
-The text of a span is put together from four pieces. What many spans share is made once and looked up; what is different
-in each (times, flow ids) is made for thousands of spans at once, as rows of digits of one width.
+The text of a span is put together from four pieces. What many spans share is made once and looked up; what differs in
+each (times, flow ids) is made for thousands of spans at once, as rows of digits of one width.
 """
 
 from __future__ import annotations
@@ -13,62 +13,70 @@ import numpy as np
 import orjson
 
 from .._typing import AnyArray, IndexArray, Int32Array, ObjectArray, UInt8Array
-from ..formats.header import shown_arguments
+from ..formats.limits import BIND_ID_OFFSET
+from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args
 from ..timeline import PHASES, Columns, Name, Timeline
-from .decimal_columns import decimal, microseconds, width
-from .flows import arrows
+from .decimal_columns import digit_count, format_decimal, format_microseconds
+from .flows import FlowRole, flow_roles
 from .lanes import Lanes
 
-__all__ = ["BIND", "blocks"]
+__all__ = ["span_events", "span_head"]
 
-CHUNK = 1 << 14
+_CHUNK = 1 << 14
 """Spans whose text is in memory at a time: few enough that the processor's cache holds it."""
 
-BIND = 1 << 32
-"""Added to a `bind_id`: Perfetto numbers the flows that are events of their own from 0, in the same space."""
-
-# How a span is part of an arrow. A flow event binds to the innermost slice that has begun by its time; where another
-# slice begins on the lane in the same nanosecond, it would bind to that one. There the slices themselves carry the
-# flow (`bind_id`), which is always exact but known to fewer readers.
-ALONE, LINKED, LEAVES, ARRIVES, BINDS_OUT, BINDS_IN = range(6)
-
 _NEXT = b"},\n"
-# What stands around the number that joins a span to others, behind the last of its args.
-_TOLD = {
-    ALONE: (b"}", b""),
-    LINKED: (b',"link":', b"}"),
-    BINDS_OUT: (b'},"flow_out":true,"bind_id":', b""),
-    BINDS_IN: (b'},"flow_in":true,"bind_id":', b""),
+# What stands around the link of a span, behind the last of its args.
+_LINK_TEXT = {
+    FlowRole.NO_LINK: (b"}", b""),
+    FlowRole.LINK_ARG: (b',"link":', b"}"),
+    FlowRole.BIND_OUT: (b'},"flow_out":true,"bind_id":', b""),
+    FlowRole.BIND_IN: (b'},"flow_in":true,"bind_id":', b""),
 }
+_FLOW_BEGIN, _FLOW_END = b'"s"', b'"f","bp":"e"'
 
-Segment = bytes | UInt8Array
 
-
-def blocks(timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int) -> Iterator[tuple[int, bytes]]:
+def span_events(
+    timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int, resolution_ns: int = 1
+) -> Iterator[tuple[int, bytes]]:
     """Yield the events of some thousand spans at a time: how many spans, and the text with commas between events.
 
     Args:
-        timeline: whose spans.
-        lanes: where they lie.
-        names: the timeline's, as they are to be shown.
-        base: Unix nanoseconds from which `ts` counts.
+        timeline: whose spans; they nest on each track.
+        lanes: the rows that they lie on.
+        names: the timeline's, escaped.
+        base: nanoseconds from which `ts` counts, on the timeline's clock.
+        resolution_ns: starts closer than this may be the same to a reader of the file.
     """
-    writer = _Writer(timeline, lanes, names, base)
-    for first in range(0, len(timeline.columns), CHUNK):
-        last = min(first + CHUNK, len(timeline.columns))
+    writer = _SpanWriter(timeline, lanes, names, base, resolution_ns)
+    for first in range(0, len(timeline.columns), _CHUNK):
+        last = min(first + _CHUNK, len(timeline.columns))
         yield last - first, writer.text(first, last)
 
 
-class _Writer:
-    def __init__(self, timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int) -> None:
+def span_head(pid: int | str, tid: int, category: str, name: Name, *, complete: bool = True) -> bytes:
+    """Return the beginning of a span's event, up to the value of its arg `call`; `name` is escaped."""
+    return b'{"ph":"X","pid":%b,"tid":%d,"cat":"%b","name":%b,"args":{"fqn":%b,"module_class":%b,%b"call":' % (
+        orjson.dumps(pid),
+        tid,
+        category.encode(),
+        orjson.dumps(name.label),
+        orjson.dumps(name.fqn),
+        orjson.dumps(name.module_class),
+        b"" if complete else b'"complete":false,',
+    )
+
+
+class _SpanWriter:
+    def __init__(self, timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int, resolution_ns: int) -> None:
         self._columns = timeline.columns
         self._lanes = lanes
-        self._names = [tuple(orjson.dumps(text) for text in name) for name in names]
+        self._names = names
         self._base = base
-        self._arguments = timeline.span_args
-        self._with_arguments = np.fromiter(sorted(timeline.span_args), np.int64, len(timeline.span_args))
-        self._roles = _roles(timeline, lanes)
-        self._heads = functools.cache(self._head)
+        self._span_args = timeline.span_args
+        self._with_args = np.fromiter(sorted(timeline.span_args), np.int64, len(timeline.span_args))
+        self._roles = _chrome_roles(timeline, lanes, resolution_ns)
+        self._head_of = functools.cache(self._head)
 
     def text(self, first: int, last: int) -> bytes:
         """Return the events of the spans from `first` to before `last`. Each piece ends where a comma may follow."""
@@ -78,12 +86,12 @@ class _Writer:
         key = columns.name.astype(np.int64) * len(self._lanes.lanes) + lane
         key = (key * len(PHASES) + columns.phase) * 2 + columns.complete
         pieces = np.empty((last - first, 4), object)
-        pieces[:, 0] = _looked_up(key, self._heads)
-        pieces[:, 1] = _looked_up(columns.call, lambda call: b'%d,"step":' % call)
-        pieces[:, 2] = _looked_up(columns.step, lambda step: b"%d" % step)
-        for row in self._with_arguments[slice(*np.searchsorted(self._with_arguments, (first, last)))].tolist():
-            pieces[row - first, 2] += _arguments(self._arguments[row])
-        pieces[:, 3] = _tails(columns, self._roles[part], lane, self._lanes, self._base)
+        pieces[:, 0] = _format_unique(key, self._head_of)
+        pieces[:, 1] = _format_unique(columns.call, lambda call: b'%d,"step":' % call)
+        pieces[:, 2] = _format_unique(columns.step, lambda step: b"%d" % step)
+        for row in self._with_args[slice(*np.searchsorted(self._with_args, (first, last)))].tolist():
+            pieces[row - first, 2] += _own_args(self._span_args[row])
+        pieces[:, 3] = _event_suffixes(columns, self._roles[part], lane, self._lanes, self._base)
         text = pieces.ravel().tolist()
         # Every event begins with the end of the one before it.
         text[0] = text[0].removeprefix(_NEXT)
@@ -93,85 +101,99 @@ class _Writer:
     def _head(self, key: int) -> bytes:
         key, complete = divmod(key, 2)
         key, phase = divmod(key, len(PHASES))
-        name, lane = divmod(key, len(self._lanes.lanes))
-        where = self._lanes.lanes[lane]
-        label, fqn, module_class = self._names[name]
-        return (
-            _NEXT
-            + b'{"ph":"X","pid":%d,"tid":%d,"cat":"%s","name":%s,"args":{"fqn":%s,"module_class":%s,%s"call":'
-            % (
-                where.pid,
-                where.tid,
-                PHASES[phase].encode(),
-                label,
-                fqn,
-                module_class,
-                b"" if complete else b'"complete":false,',
-            )
-        )
+        name, lane_index = divmod(key, len(self._lanes.lanes))
+        lane = self._lanes.lanes[lane_index]
+        return _NEXT + span_head(lane.pid, lane.tid, PHASES[phase], self._names[name], complete=bool(complete))
 
 
-def _roles(timeline: Timeline, lanes: Lanes) -> UInt8Array:
+def _chrome_roles(timeline: Timeline, lanes: Lanes, resolution_ns: int) -> UInt8Array:
+    """Return uint8[n], the `FlowRole` of each span.
+
+    A flow event binds to the innermost slice of its row that has begun by its time, so of two slices that begin at one
+    time it would bind to the inner one. There the slices themselves carry the flow (`bind_id`), which is always exact
+    but known to fewer readers.
+    """
     columns = timeline.columns
-    roles: UInt8Array = np.where(columns.link >= 0, np.uint8(LINKED), np.uint8(ALONE))
+    roles = flow_roles(columns)
     crowded = columns.start == columns.end  # at one time a flow event comes before an empty span
-    for rows in lanes.rows(timeline):
-        for first in range(0, len(rows), CHUNK):
-            part = rows[first : first + CHUNK + 1]
+    for rows in lanes.spans_by_lane(timeline):
+        for first in range(0, len(rows), _CHUNK):
+            part = rows[first : first + _CHUNK + 1]
             start = columns.start[part]
-            crowded[part[:-1][start[1:] == start[:-1]]] = True
-    for leaves, arrives in arrows(columns):
-        binds = crowded[leaves] | crowded[arrives]
-        roles[leaves] = np.where(binds, BINDS_OUT, LEAVES)
-        roles[arrives] = np.where(binds, BINDS_IN, ARRIVES)
+            crowded[part[:-1][start[1:] - start[:-1] < resolution_ns]] = True
+    begins, ends = _by_link(columns, roles, FlowRole.BEGIN), _by_link(columns, roles, FlowRole.END)
+    binds = crowded[begins] | crowded[ends]
+    roles[begins[binds]] = FlowRole.BIND_OUT
+    roles[ends[binds]] = FlowRole.BIND_IN
     return roles
 
 
-def _looked_up(values: AnyArray, make: Callable[[int], bytes]) -> ObjectArray:
-    """Return `make(value)` for each value, made once per different one."""
+def _by_link(columns: Columns, roles: UInt8Array, role: FlowRole) -> IndexArray:
+    """Return the spans of one role by their link, which no two of them share."""
+    rows = np.flatnonzero(roles == role)
+    return rows[np.argsort(columns.link[rows])]
+
+
+def _format_unique(values: AnyArray, form: Callable[[int], bytes]) -> ObjectArray:
+    """Return `form(value)` for each value, made once per different one."""
     low, high = int(values.min()), int(values.max())
     if high - low < 4 * len(values):
-        places = values - low
-        different = np.flatnonzero(np.bincount(places))
+        index = values - low
+        used = np.flatnonzero(np.bincount(index))
         table = np.empty(high - low + 1, object)
-        table[different] = [make(low + place) for place in different.tolist()]
+        table[used] = [form(low + offset) for offset in used.tolist()]
     else:
-        found, places = np.unique(values, return_inverse=True)
-        table = np.array([make(value) for value in found.tolist()], object)
-    made: ObjectArray = table[places]
-    return made
+        unique, index = np.unique(values, return_inverse=True)
+        table = np.array([form(value) for value in unique.tolist()], object)
+    texts: ObjectArray = table[index]
+    return texts
 
 
-def _tails(columns: Columns, roles: UInt8Array, lane: Int32Array, lanes: Lanes, base: int) -> ObjectArray:
-    """Return what ends the spans: their times, what joins them to others, and the ends of their arrows as events."""
+def _event_suffixes(columns: Columns, roles: UInt8Array, lane: Int32Array, lanes: Lanes, base: int) -> ObjectArray:
+    """Return what ends the spans: their times, their links, and where a flow begins or ends its event."""
     start, duration = columns.start - base, columns.end - columns.start
-    ts, dur = microseconds(start), microseconds(duration)
-    number = columns.link + np.where(roles >= BINDS_OUT, BIND, 0)
-    apart = (roles == LEAVES) | (roles == ARRIVES)
+    negative = start < 0
+    start = np.abs(start)
+    link = columns.link + np.where(roles >= FlowRole.BIND_OUT, BIND_ID_OFFSET, 0)
+    start_digits, duration_digits, link_digits = (digit_count(n) for n in (start // 1000, duration // 1000, link))
+    start_width, duration_width = int(start_digits.max()), int(duration_digits.max())
+    ts, dur = format_microseconds(start, start_width), format_microseconds(duration, duration_width)
+    own_event = (roles == FlowRole.BEGIN) | (roles == FlowRole.END)
     out = np.empty(len(roles), object)
     for rows in _groups(
         roles,
-        np.where(apart, lane, 0),  # only events of their own say again where they are
-        np.where(roles == ALONE, 0, width(number)),
-        width(start // 1000),
-        width(duration // 1000),
+        negative,
+        np.where(own_event, lane, 0),  # only a flow event says again where it is
+        np.where(roles == FlowRole.NO_LINK, 0, link_digits),
+        start_digits,
+        duration_digits,
     ):
         row = rows[0]
-        role = int(roles[row])
-        ts_digits = ts[rows, 12 - int(width(start[row : row + 1] // 1000)[0]) :]
-        dur_digits = dur[rows, 12 - int(width(duration[row : row + 1] // 1000)[0]) :]
-        digits = decimal(number[rows], int(width(number[row : row + 1])[0])) if role != ALONE else b""
-        if role in (LEAVES, ARRIVES):
-            where = lanes.lanes[lane[row]]
-            kind = b'"s"' if role == LEAVES else b'"f","bp":"e"'
-            event = b'{"ph":%s,"pid":%d,"tid":%d,"cat":"call","name":"backward","id":' % (kind, where.pid, where.tid)
-            out[rows] = _rows(
-                b'},"ts":', ts_digits, b',"dur":', dur_digits, _NEXT + event, digits, b',"ts":', ts_digits
+        role = FlowRole(roles[row])
+        before_ts = b',"ts":-' if negative[row] else b',"ts":'
+        ts_text = ts[rows, start_width - start_digits[row] :]
+        dur_text = dur[rows, duration_width - duration_digits[row] :]
+        link_text = format_decimal(link[rows], int(link_digits[row])) if role != FlowRole.NO_LINK else b""
+        if own_event[row]:
+            flow = _flow_head(role, lanes, int(lane[row]))
+            out[rows] = _join_columns(
+                b"}" + before_ts, ts_text, b',"dur":', dur_text, _NEXT + flow, link_text, before_ts, ts_text
             )
         else:
-            before, behind = _TOLD[role]
-            out[rows] = _rows(before, digits, behind + b',"ts":', ts_digits, b',"dur":', dur_digits)
+            before, behind = _LINK_TEXT[role]
+            out[rows] = _join_columns(before, link_text, behind + before_ts, ts_text, b',"dur":', dur_text)
     return out
+
+
+def _flow_head(role: FlowRole, lanes: Lanes, lane: int) -> bytes:
+    """Return the beginning of a flow event, up to the value of `id`."""
+    return b'{"ph":%b,"pid":%b,"tid":%d,"cat":"%b","name":"%b","id":' % (
+        _FLOW_BEGIN if role is FlowRole.BEGIN else _FLOW_END,
+        orjson.dumps(lanes.lanes[lane].pid),
+        lanes.lanes[lane].tid,
+        FLOW_CATEGORY.encode(),
+        FLOW_NAME.encode(),
+    )
 
 
 def _groups(*keys: AnyArray) -> list[IndexArray]:
@@ -182,20 +204,18 @@ def _groups(*keys: AnyArray) -> list[IndexArray]:
     return [np.flatnonzero(key == value) for value in np.flatnonzero(np.bincount(key))]
 
 
-def _rows(*segments: Segment) -> list[bytes]:
-    """Return the rows of the segments side by side; bytes are the same in every row."""
-    count = next(len(segment) for segment in segments if not isinstance(segment, bytes))
-    columns = [
-        np.broadcast_to(np.frombuffer(segment, np.uint8), (count, len(segment)))
-        if isinstance(segment, bytes)
-        else segment
-        for segment in segments
+def _join_columns(*columns: bytes | UInt8Array) -> list[bytes]:
+    """Return the rows of the columns side by side; bytes are the same in every row."""
+    count = next(len(column) for column in columns if not isinstance(column, bytes))
+    arrays = [
+        np.broadcast_to(np.frombuffer(column, np.uint8), (count, len(column))) if isinstance(column, bytes) else column
+        for column in columns
     ]
-    text = np.ascontiguousarray(np.concatenate(columns, axis=1))
+    text = np.ascontiguousarray(np.concatenate(arrays, axis=1))
     rows: list[bytes] = text.view(f"S{text.shape[1]}").ravel().tolist()
     return rows
 
 
-def _arguments(arguments: Mapping[str, str]) -> bytes:
-    texts = shown_arguments(arguments)
+def _own_args(span_args: Mapping[str, str]) -> bytes:
+    texts = escaped_span_args(span_args)
     return b"," + orjson.dumps(texts)[1:-1] if texts else b""

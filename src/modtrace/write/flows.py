@@ -1,54 +1,75 @@
-"""The arrows of a timeline: from each call's forward slice to its first backward slice."""
+"""Flows of a timeline: the arrow from each call's forward span to its first backward span."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 
 import numpy as np
 
-from .._typing import IndexArray, Int64Array
+from .._typing import IndexArray, Int64Array, UInt8Array
+from ..formats.limits import MAX_LINK
 from ..timeline import BACKWARD, Columns
 
-__all__ = ["arrows"]
+__all__ = ["FlowRole", "flow_pairs", "flow_roles"]
+
+_CHUNK = 1 << 16
+"""Spans, and pairs, that are looked at at a time."""
 
 
-CHUNK = 1 << 16
-HIGHEST = 1 << 62
-"""Links from here on have no arrow: the formats leave no room for their number."""
+class FlowRole(enum.IntEnum):
+    """How a written span says which others belong to its call: as the begin or the end of a flow, or in its args."""
+
+    NO_LINK = 0
+    LINK_ARG = 1
+    BEGIN = 2
+    END = 3
+    # Only in JSON: the span itself carries the flow, as its `bind_id`, where a flow event would bind to another span.
+    BIND_OUT = 4
+    BIND_IN = 5
 
 
-def arrows(columns: Columns) -> Iterator[tuple[IndexArray, IndexArray]]:
-    """Yield the positions of the spans where arrows leave, and of those where they arrive, some thousand pairs a time.
+def flow_roles(columns: Columns) -> UInt8Array:
+    """Return uint8[n], the `FlowRole` of each span, without those that only JSON has."""
+    roles: UInt8Array = np.where(columns.link >= 0, np.uint8(FlowRole.LINK_ARG), np.uint8(FlowRole.NO_LINK))
+    for begins, ends in flow_pairs(columns):
+        roles[begins] = FlowRole.BEGIN
+        roles[ends] = FlowRole.END
+    return roles
 
-    A link has an arrow if its first span that is not backward begins before its first backward one.
+
+def flow_pairs(columns: Columns) -> Iterator[tuple[IndexArray, IndexArray]]:
+    """Yield the positions of the spans where flows begin and of those where they end, some thousand pairs at a time.
+
+    A link has a flow if its first span that is not backward starts before its first backward span.
     """
-    number = _Numbers(columns.link)
-    leaves = np.full(number.count, -1, np.int32 if len(columns) < 1 << 31 else np.int64)
-    arrives = leaves.copy()
-    for last in range(len(columns), 0, -CHUNK):
-        rows = np.arange(max(last - CHUNK, 0), last)[::-1]
+    links = _LinkIndex(columns.link)
+    begins = np.full(links.count, -1, np.int32 if len(columns) < 1 << 31 else np.int64)
+    ends = begins.copy()
+    for last in range(len(columns), 0, -_CHUNK):
+        rows = np.arange(max(last - _CHUNK, 0), last)[::-1]
         link = columns.link[rows]
-        linked = (link >= 0) & (link < HIGHEST)
-        rows, link = rows[linked], number.of(link[linked])
+        linked = (link >= 0) & (link < MAX_LINK)
+        rows, index = rows[linked], links.index(link[linked])
         backward = columns.phase[rows] == BACKWARD
-        # Of several with one link the last one written stays, which is the first in the timeline.
-        leaves[link[~backward]] = rows[~backward]
-        arrives[link[backward]] = rows[backward]
-    for first in range(0, number.count, CHUNK):
-        here, there = leaves[first : first + CHUNK], arrives[first : first + CHUNK]
-        both = (here >= 0) & (there >= 0)
-        here, there = here[both], there[both]
-        before = columns.start[here] < columns.start[there]
-        yield here[before].astype(np.intp), there[before].astype(np.intp)
+        # Of several spans with one link the one written last stays, which is the first in the timeline.
+        begins[index[~backward]] = rows[~backward]
+        ends[index[backward]] = rows[backward]
+    for first in range(0, links.count, _CHUNK):
+        begin, end = begins[first : first + _CHUNK], ends[first : first + _CHUNK]
+        both = (begin >= 0) & (end >= 0)
+        begin, end = begin[both], end[both]
+        before = columns.start[begin] < columns.start[end]
+        yield begin[before].astype(np.intp), end[before].astype(np.intp)
 
 
-class _Numbers:
-    """Numbers from 0 for the links: themselves, unless they are too far apart for a table."""
+class _LinkIndex:
+    """Indices from 0 for links: the links themselves, unless they are too far apart for a table."""
 
     def __init__(self, link: Int64Array) -> None:
         highest = int(link.max(initial=-1))
         self._known = np.unique(link) if highest >= 2 * len(link) else None
         self.count = highest + 1 if self._known is None else len(self._known)
 
-    def of(self, link: Int64Array) -> Int64Array:
+    def index(self, link: Int64Array) -> Int64Array:
         return link if self._known is None else np.searchsorted(self._known, link).astype(np.int64)

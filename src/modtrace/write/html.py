@@ -16,7 +16,7 @@ import orjson
 from .._typing import AnyArray
 from ..timeline.columns import Columns
 from ..timeline.timeline import Process, Timeline
-from .atomic_file import Sink, replacing
+from .atomic_file import Sink, atomic_writer
 
 __all__ = ["payload", "render_html", "write_html"]
 
@@ -43,7 +43,7 @@ def write_html(timeline: Timeline, target: str | os.PathLike[str] | Sink) -> Non
     """
     page = render_html(timeline)
     if isinstance(target, (str, os.PathLike)):
-        with replacing(target) as file:
+        with atomic_writer(target) as file:
             file.write(page)
     else:
         target.write(page)

@@ -3,111 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from .._typing import Int32Array, SignedIntArray
-from ..formats.escape import Originals, shown
+from ..formats.escape import escaped
+from ..formats.limits import MAX_LEVELS_PER_ROW
 from ..timeline import Process, Timeline
 from ..timeline.nesting import nested, outermost_first
 
-__all__ = ["BAND", "MARKS", "Lane", "Lanes"]
+__all__ = ["MARKS_ROW", "Lane", "Lanes"]
 
-BAND = 512
-"""Levels of a row: the trace processor drops, silently, what lies deeper; deeper spans get a row of their own."""
-
-
-MARKS = "steps and marks"
+MARKS_ROW = "steps and marks"
 """What the row of the timeline's marks is called."""
 
 
 class Lane(NamedTuple):
-    """One row.
+    """One row of spans.
 
     Attributes:
         track: index into the timeline's tracks.
-        band: which 512 levels of the track these are, from 0.
+        first_level: the depth of its outermost spans on the track: 0, 512, 1024 …
         name: what the row is called.
-        pid: of its process in the file, unique there.
+        pid: of its process in the file; text only where a profiler's trace has text there.
         tid: of the row in the file, unique there; not a thread's.
     """
 
     track: int
-    band: int
+    first_level: int
     name: str
-    pid: int
+    pid: int | str
     tid: int
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """How a timeline is laid out in a file.
+    """How the spans of a timeline are laid out in a file.
 
     Attributes:
         lanes: in the order in which they are to be seen: by process and thread, forward above backward.
-        of_span: int32, the lane of each span.
-        pids: of each process in the file: the real one where it is free.
+        of_span: int32[n], the lane of each span.
+        pids: the pid of each process in the file: the real one where it is free.
         marks: pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any.
+        sort_index: where the first lane is sorted to among its process' rows in JSON; marks stand one before.
     """
 
     lanes: Sequence[Lane]
     of_span: Int32Array
-    pids: dict[Process, int]
-    marks: tuple[int, int]
+    pids: dict[Process, int | str]
+    marks: tuple[int | str, int]
+    sort_index: int = 0
 
     @classmethod
-    def of(cls, timeline: Timeline, originals: Originals, taken: Collection[int] = ()) -> Lanes:
-        """Lay out a timeline. `taken` are numbers that the file already uses as pid or tid."""
+    def from_timeline(cls, timeline: Timeline, taken: Collection[int] = ()) -> Lanes:
+        """Lay out a timeline.
+
+        Args:
+            timeline: whose spans nest on each track.
+            taken: numbers that the file already uses as pid or tid.
+        """
         columns = timeline.columns
+        # In Chrome's JSON and in Perfetto an empty span has the depth that its time gives it, not its own.
         depth = nested(columns).depth if np.any(columns.start == columns.end) else columns.depth
-        bands = int(depth.max(initial=0)) // BAND + 1
-        key = columns.track if bands == 1 else columns.track * bands + depth // BAND
-        count = len(timeline.tracks) * bands
+        rows_per_track = int(depth.max(initial=0)) // MAX_LEVELS_PER_ROW + 1
+        key = columns.track if rows_per_track == 1 else columns.track * rows_per_track + depth // MAX_LEVELS_PER_ROW
+        count = len(timeline.tracks) * rows_per_track
         used = np.bincount(key, minlength=count) > 0
-        seen = [track * bands + band for track in _in_view_order(timeline) for band in range(bands)]
-        shown_keys = [key for key in seen if used[key] or key % bands == 0]
-        number = np.zeros(count, np.int32)
-        number[shown_keys] = np.arange(len(shown_keys))
+        in_order = [track * rows_per_track + row for track in _in_view_order(timeline) for row in range(rows_per_track)]
+        written = [key for key in in_order if used[key] or key % rows_per_track == 0]
+        lane_of_key = np.zeros(count, np.int32)
+        lane_of_key[written] = np.arange(len(written))
 
-        free = _Free({*taken})
-        pids = {process: free.take(process.pid) for process in _processes(timeline)}
+        ids = _IdAllocator({*taken})
+        pids: dict[Process, int | str] = {process: ids.take(process.pid) for process in _processes(timeline)}
         names = timeline.track_names
-        lanes = [
-            Lane(
-                key // bands,
-                key % bands,
-                _lane_name(shown(names[key // bands], originals), key % bands),
-                pids[timeline.tracks[key // bands].process],
-                free.take(),
-            )
-            for key in shown_keys
-        ]
-        marks = (next(iter(pids.values())) if pids else free.take(), free.take())
-        return cls(lanes, number[key], pids, marks)
+        lanes = []
+        for key_ in written:
+            track, row = divmod(key_, rows_per_track)
+            first_level = row * MAX_LEVELS_PER_ROW
+            name = escaped(names[track]) + (f" · from level {first_level}" if first_level else "")
+            lanes.append(Lane(track, first_level, name, pids[timeline.tracks[track].process], ids.take()))
+        marks = (next(iter(pids.values())) if pids else ids.take(), ids.take())
+        return cls(lanes, lane_of_key[key], pids, marks)
 
-    def rows(self, timeline: Timeline) -> Iterator[SignedIntArray]:
+    def above_threads(self, pid: int | str, tids: Iterator[int]) -> Lanes:
+        """Return the lanes as rows above the threads of one process of a trace.
+
+        Args:
+            pid: of the process in the trace, to which all of the timeline belongs.
+            tids: ids that the trace does not use, see `unused_tids`.
+        """
+        return replace(
+            self,
+            lanes=[lane._replace(pid=pid, tid=next(tids)) for lane in self.lanes],
+            pids=dict.fromkeys(self.pids, pid),
+            marks=(pid, next(tids)),
+            sort_index=-len(self.lanes),
+        )
+
+    @property
+    def ids(self) -> list[tuple[int, int | str, int]]:
+        """Of each lane the index of its track, and pid and tid in the file."""
+        return [(lane.track, lane.pid, lane.tid) for lane in self.lanes]
+
+    def spans_by_lane(self, timeline: Timeline) -> Iterator[SignedIntArray]:
         """Yield per lane the positions of its spans, by start and outermost first."""
         kind = np.int32 if len(self.of_span) < 1 << 31 else np.int64
         for lane in range(len(self.lanes)):
             yield outermost_first(timeline.columns, np.flatnonzero(self.of_span == lane).astype(kind))
 
 
-class _Free:
+class _IdAllocator:
     """Hands out numbers from 1 to 2³²−1 that nobody has yet."""
 
     def __init__(self, taken: set[int]) -> None:
         self._taken = taken
         self._next = 1
 
-    def take(self, wish: int = 0) -> int:
-        if not 0 < wish < 1 << 32 or wish in self._taken:
+    def take(self, wanted: int = 0) -> int:
+        """Return `wanted` where it is free and in range, else the lowest free number."""
+        if not 0 < wanted < 1 << 32 or wanted in self._taken:
             while self._next in self._taken:
                 self._next += 1
-            wish = self._next
-        self._taken.add(wish)
-        return wish
+            wanted = self._next
+        self._taken.add(wanted)
+        return wanted
 
 
 def _processes(timeline: Timeline) -> list[Process]:
@@ -128,7 +150,3 @@ def _in_view_order(timeline: Timeline) -> list[int]:
             track.kind != "forward",
         ),
     )
-
-
-def _lane_name(name: str, band: int) -> str:
-    return name if band == 0 else f"{name} · from level {band * BAND}"

@@ -13,50 +13,27 @@ import orjson
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
-from ..formats.escape import UNNAMED, Originals, shown
-from ..formats.header import header
+from ..formats.escape import UNNAMED, EscapedOriginals, escaped
+from ..formats.header import make_header
+from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK
+from ..formats.span_args import CALL_FIELDS
 from ..timeline import PHASES, CounterSeries, Name, Process, Timeline
-from .lanes import MARKS, Lanes
+from .lanes import MARKS_ROW, Lanes
 
-__all__ = ["CALL_FIELDS", "INCREMENTAL", "UNIX", "Numbering", "Sequences", "Tracks", "encoded", "sequence_start"]
+__all__ = ["InternTable", "TrackDescriptors", "sequence_start", "serialize"]
 
-UNIX = 1
-"""Perfetto's number of the wall clock (BUILTIN_CLOCK_REALTIME), which is the time of our traces."""
-INCREMENTAL = 64
-"""The number of the clocks whose readings count from the packet before, one for each sequence."""
-
-CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "complete": 6}
-"""The fields of the message that holds what a span's args say."""
-
-_NAMES_A_PACKET = 10_000
+_NAMES_PER_PACKET = 10_000
 _MAX_METADATA_NAME = 100
 """Characters; Perfetto v52 crashes on the name of a metadatum that has thousands."""
 
 
-class Sequences:
-    """The numbers of the packet sequences of a trace with `lanes` lanes."""
-
-    def __init__(self, lanes: int) -> None:
-        self.about = lanes + 1
-        self.marks = lanes + 2
-        self._counters = lanes + 3
-
-    def lane(self, index: int) -> int:
-        """Return the sequence of a lane's spans."""
-        return index + 1
-
-    def counter(self, index: int) -> int:
-        """Return the sequence of a counter's samples."""
-        return self._counters + index
-
-
-def encoded(*packets: TracePacket) -> bytes:
-    """Return packets as they stand in a file."""
+def serialize(*packets: TracePacket) -> bytes:
+    """Return packets as they stand in a file, each with tag and length."""
     serialized: bytes = Trace(packet=packets).SerializeToString()
     return serialized
 
 
-class Numbering:
+class InternTable:
     """The numbers that stand for texts in a trace; what is used most has the shortest.
 
     The args of a span are a message of our own, an extension of TrackEvent that the trace itself describes. It takes
@@ -75,7 +52,7 @@ class Numbering:
     def __init__(self, timeline: Timeline, names: Sequence[Name]) -> None:
         uses = np.bincount(timeline.columns.name, minlength=len(names)).tolist()
         (labels, self.label), (fqns, self.fqn), (classes, self.module_class) = (
-            _by_use([name[field] for name in names], uses) for field in range(3)
+            _rank_by_use([name[field] for name in names], uses) for field in range(3)
         )
         self.label += 1
         self._labels = labels
@@ -84,8 +61,8 @@ class Numbering:
         self.extension = 9900 + check % 100  # the range that Perfetto leaves to everyone
         self._schema = _named(schema, f"modtrace_{check:08x}", self.extension)
         pairs = [pair for arguments in timeline.span_args.values() for pair in arguments.items()]
-        self.annotations = _iids(shown(key) for key, _ in pairs)
-        self.texts = _iids(shown(value) for _, value in pairs)
+        self.annotations = _iids(escaped(key) for key, _ in pairs)
+        self.texts = _iids(escaped(value) for _, value in pairs)
 
     def description(self) -> TracePacket:
         """Return the packet that tells a reader what the args are called."""
@@ -93,11 +70,11 @@ class Numbering:
         packet.extension_descriptor.extension_set.ParseFromString(self._schema.SerializeToString())
         return packet
 
-    def interned(self, sequence: int) -> Iterator[TracePacket]:
+    def packets(self, sequence: int) -> Iterator[TracePacket]:
         """Yield the packets that define what numbers mean on a sequence."""
-        for first in range(0, max(len(self._labels), 1), _NAMES_A_PACKET):
+        for first in range(0, max(len(self._labels), 1), _NAMES_PER_PACKET):
             packet = TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=2)
-            for iid, label in enumerate(self._labels[first : first + _NAMES_A_PACKET], first + 1):
+            for iid, label in enumerate(self._labels[first : first + _NAMES_PER_PACKET], first + 1):
                 packet.interned_data.event_names.add(iid=iid, name=label)
             yield packet
         packet = TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=2)
@@ -110,14 +87,14 @@ class Numbering:
         yield packet
 
 
-class Tracks:
+class TrackDescriptors:
     """The tree of tracks: process → thread → `modules` → forward and backward, and the process' counters.
 
     The level `modules` is there for the order: Perfetto keeps an explicit one only below tracks without a thread or
     process of their own.
     """
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, originals: Originals, sequence: int) -> None:
+    def __init__(self, timeline: Timeline, lanes: Lanes, originals: EscapedOriginals, sequence: int) -> None:
         self._timeline = timeline
         self._lanes = lanes
         self._originals = originals
@@ -149,15 +126,16 @@ class Tracks:
             if thread not in threads:
                 threads.add(thread)
                 packet = self._track("thread", *thread, parent=self._uuid(track.process), rank=rank)
-                said = packet.track_descriptor.thread
-                said.pid, said.tid, said.thread_name = lane.pid, _int32(track.tid), shown(track.thread) or UNNAMED
+                descriptor = packet.track_descriptor.thread
+                descriptor.pid, descriptor.tid = _int32(lane.pid), _int32(track.tid)
+                descriptor.thread_name = escaped(track.thread) or UNNAMED
                 yield packet
                 yield self._track("modules", *thread, parent=self._uuid("thread", *thread), rank=0, name="modules")
             yield self._track("lane", rank, parent=self._uuid("modules", *thread), rank=rank, name=lane.name)
         for index, counter in enumerate(self._timeline.counters):
             yield self._counter(index, counter)
         if self._timeline.marks:
-            yield self._track("marks", parent=None, rank=0, name=MARKS)
+            yield self._track("marks", parent=None, rank=0, name=MARKS_ROW)
 
     def _uuid(self, *what: object) -> int:
         return int.from_bytes(hashlib.blake2b(f"{self._recording} {what}".encode(), digest_size=8).digest(), "little")
@@ -167,22 +145,22 @@ class Tracks:
 
     def _metadata(self) -> TracePacket:
         packet = self._packet()
-        said = header(self._timeline, self._lanes, self._originals)
-        # A recording's metadata holds its modtrace version under the name that the loader looks for.
-        # One by one for people, who see them in Perfetto's list of metadata; all of them for our reader.
-        metadata = {name: value for name, value in said["metadata"].items() if len(name) < _MAX_METADATA_NAME}
-        told: dict[str, Any] = {**metadata, **said["stats"], "modtrace": said}
-        for name, value in told.items():
+        header = make_header(self._timeline, self._lanes.pids, self._lanes.ids, self._originals)
+        # Entry by entry for people, who see them in Perfetto's list of metadata; the whole header for our reader, in
+        # place of the entry `modtrace` of the recording's metadata.
+        metadata = {name: value for name, value in header["metadata"].items() if len(name) < _MAX_METADATA_NAME}
+        entries: dict[str, Any] = {**metadata, **header["stats"], "modtrace": header}
+        for name, value in entries.items():
             text = value if isinstance(value, str) else orjson.dumps(value).decode()
             packet.chrome_events.metadata.add(name=name, string_value=text)
         return packet
 
-    def _process(self, process: Process, pid: int, rank: int) -> TracePacket:
+    def _process(self, process: Process, pid: int | str, rank: int) -> TracePacket:
         packet = self._packet()
         descriptor = packet.track_descriptor
         descriptor.uuid = self._uuid(process)
         descriptor.process.pid = _int32(pid)
-        descriptor.process.process_name = shown(process.name) or UNNAMED
+        descriptor.process.process_name = escaped(process.name) or UNNAMED
         descriptor.child_ordering = TrackDescriptor.EXPLICIT
         descriptor.sibling_order_rank = rank
         return packet
@@ -202,24 +180,24 @@ class Tracks:
         return packet
 
     def _counter(self, index: int, counter: CounterSeries) -> TracePacket:
-        name = shown(counter.name)
+        name = escaped(counter.name)
         packet = self._track("counter", index, parent=self._uuid(counter.process), rank=index, name=name)
-        packet.track_descriptor.counter.unit_name = shown(counter.unit)
+        packet.track_descriptor.counter.unit_name = escaped(counter.unit)
         return packet
 
 
 def sequence_start(sequence: int, track: int, time: int) -> TracePacket:
     """Return the packet that begins a sequence: its clock at `time` (Unix ns), its events on `track`."""
     packet = TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=3)
-    packet.trace_packet_defaults.timestamp_clock_id = INCREMENTAL
+    packet.trace_packet_defaults.timestamp_clock_id = INCREMENTAL_CLOCK
     packet.trace_packet_defaults.track_event_defaults.track_uuid = track
-    packet.clock_snapshot.primary_trace_clock = UNIX
-    packet.clock_snapshot.clocks.add(clock_id=INCREMENTAL, timestamp=time, is_incremental=True)
-    packet.clock_snapshot.clocks.add(clock_id=UNIX, timestamp=time)
+    packet.clock_snapshot.primary_trace_clock = REALTIME_CLOCK
+    packet.clock_snapshot.clocks.add(clock_id=INCREMENTAL_CLOCK, timestamp=time, is_incremental=True)
+    packet.clock_snapshot.clocks.add(clock_id=REALTIME_CLOCK, timestamp=time)
     return packet
 
 
-def _by_use(texts: list[str], uses: list[int]) -> tuple[list[str], Any]:
+def _rank_by_use(texts: list[str], uses: list[int]) -> tuple[list[str], Any]:
     tally: Counter[str] = Counter()
     for text, count in zip(texts, uses, strict=True):
         tally[text] += count
@@ -232,7 +210,9 @@ def _iids(texts: Iterator[str]) -> dict[str, int]:
     return {text: iid for iid, text in enumerate(dict.fromkeys(texts), 1)}
 
 
-def _int32(number: int) -> int:
+def _int32(number: int | str) -> int:
+    """Return an id of 32 bits as protobuf's int32, which has a sign. Only ids in a JSON trace may be text."""
+    number = int(number)
     return number if number < 1 << 31 else number - (1 << 32)
 
 

@@ -3,95 +3,131 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._errors import WriteError
 from .._typing import IndexArray, Int32Array, Int64Array
-from ..formats.header import shown_arguments
+from ..formats.limits import MAX_LEVELS_PER_ROW
+from ..formats.packet_stream import PACKET_TAG
+from ..formats.span_args import CALL_FIELDS, escaped_span_args
 from ..timeline import PHASES, Timeline
 from ..timeline.nesting import nested
-from .flows import arrows
-from .lanes import BAND, Lanes
-from .perfetto_descriptors import CALL_FIELDS, Numbering
-from .protobuf_columns import Field, Table, constant, joined, length, varint
+from .flows import FlowRole, flow_roles
+from .lanes import Lanes
+from .perfetto_descriptors import InternTable
+from .protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
 
-__all__ = ["CHUNK", "Events"]
+__all__ = ["CHUNK", "SpanPackets", "field_tag", "framed"]
 
 CHUNK = 1 << 15
-"""Spans whose packets are in memory at a time."""
+"""Spans state packets are in memory at a time."""
+
+_VARINT, _LENGTH_DELIMITED = 0, 2
 
 
-ALONE, LINKED, LEAVES, ARRIVES = range(4)
+def _tag(number: int, wire_type: int = _VARINT) -> bytes:
+    return varint(np.array([number << 3 | wire_type])).text.tobytes()
 
 
-def _tag(field: int, wire: int = 0) -> bytes:
-    """Return what stands before a field: its number and how it is encoded (0: varint, 2: with a length)."""
-    return varint(np.array([field << 3 | wire])).text.tobytes()
+def field_tag(message: type[Any], name: str, wire_type: int = _VARINT) -> bytes:
+    """Return what stands before a field of a message: its number and how it is encoded."""
+    return _tag(message.DESCRIPTOR.fields_by_name[name].number, wire_type)
 
 
-_PACKET = b"\x0a"  # Trace.packet
-_TIMESTAMP = _tag(TracePacket.DESCRIPTOR.fields_by_name["timestamp"].number)
-_EVENT = _tag(TracePacket.DESCRIPTOR.fields_by_name["track_event"].number, 2)
+_PACKET = bytes([PACKET_TAG])
+_TIMESTAMP = field_tag(TracePacket, "timestamp")
+_EVENT = field_tag(TracePacket, "track_event", _LENGTH_DELIMITED)
 # The varint forms: `flow_ids` takes eight bytes for what is two or three.
-_LEAVES = _tag(TrackEvent.DESCRIPTOR.fields_by_name["flow_ids_old"].number)
-_ARRIVES = _tag(TrackEvent.DESCRIPTOR.fields_by_name["terminating_flow_ids_old"].number)
-_FLOWS = Table([b"", b"", _LEAVES, _ARRIVES])
+_FLOW_BEGIN = field_tag(TrackEvent, "flow_ids_old")
+_FLOW_END = field_tag(TrackEvent, "terminating_flow_ids_old")
+_FLOW_TAGS = ByteTable([b"", b"", _FLOW_BEGIN, _FLOW_END])  # by FlowRole
 _CALL, _STEP, _LINK, _COMPLETE = (_tag(CALL_FIELDS[name]) for name in ("call", "step", "link", "complete"))
 _END = TrackEvent(type=TrackEvent.TYPE_SLICE_END).SerializeToString()
 
 
-class Events:
-    """What the lanes of a timeline have in common when they are written."""
+def framed(delta: Int64Array, sequence: bytes, event: list[BytesColumn]) -> list[BytesColumn]:
+    """Return packets of track events as they stand in a file.
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, numbering: Numbering) -> None:
+    Args:
+        delta: int64[n], the packets' timestamps.
+        sequence: the field that names their sequence.
+        event: the fields of each event.
+    """
+    packet = [varint(delta, _TIMESTAMP), varint(record_lengths(event), sequence + _EVENT), *event]
+    return [varint(record_lengths(packet), _PACKET), *packet]
+
+
+class SpanPackets:
+    """The spans of a timeline as begin and end packets, lane by lane."""
+
+    def __init__(self, timeline: Timeline, lanes: Lanes, interned: InternTable) -> None:
         self._columns = columns = timeline.columns
         self._names = timeline.names
         self._lanes = lanes
-        flat = nested(columns).depth if np.any(columns.start == columns.end) else columns.depth
-        self._depth = flat if flat.max(initial=0) < BAND else flat % BAND
-        self._roles = np.where(columns.link >= 0, np.uint8(LINKED), np.uint8(ALONE))
-        for leaves, arrives in arrows(columns):
-            self._roles[leaves] = LEAVES
-            self._roles[arrives] = ARRIVES
-        described = _tag(numbering.extension, 2)
-        self._begin = Table(
+        depth = nested(columns).depth if np.any(columns.start == columns.end) else columns.depth
+        self._depth = depth if depth.max(initial=0) < MAX_LEVELS_PER_ROW else depth % MAX_LEVELS_PER_ROW
+        self._roles = flow_roles(columns)
+        call_message = _tag(interned.extension, _LENGTH_DELIMITED)
+        self._begin = ByteTable(
             [
                 TrackEvent(
                     type=TrackEvent.TYPE_SLICE_BEGIN, category_iids=[1 + phase], name_iid=iid
                 ).SerializeToString()
                 for phase in range(len(PHASES))
-                for iid in numbering.label.tolist()
+                for iid in interned.label.tolist()
             ]
         )
-        colours = [TrackEvent(correlation_id=1 + fqn) for fqn in numbering.fqn.tolist()]
-        self._colour = Table([event.SerializeToString() + described for event in colours])
-        modules = zip(numbering.fqn.tolist(), numbering.module_class.tolist(), strict=True)
-        self._module = Table([_module(fqn, module_class) for fqn, module_class in modules])
-        self._annotations, self._annotation = _annotations(timeline, numbering)
+        # Slices of one correlation id have one colour in Perfetto: a module's is the same wherever it runs.
+        colours = [TrackEvent(correlation_id=1 + fqn) for fqn in interned.fqn.tolist()]
+        self._colour = ByteTable([event.SerializeToString() + call_message for event in colours])
+        modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
+        self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
+        self._args_index, self._args = _own_args(timeline, interned)
 
     def of_lane(self, lane: int, sequence: int, rows: IndexArray) -> Iterator[tuple[int, bytes]]:
-        """Yield how many spans have ended, and the packets; `rows` are the lane's spans, outermost first."""
+        """Yield packets, some thousand at a time, and how many spans they end.
+
+        Args:
+            lane: which lane.
+            sequence: the id of its packet sequence.
+            rows: the lane's spans, by start and outermost first.
+
+        Raises:
+            WriteError: two of them overlap without one lying in the other.
+        """
         start = self._columns.start[rows]
-        whose = _Lane(TracePacket(trusted_packet_sequence_id=sequence).SerializeToString(), int(start[0]))
-        carried = np.empty(0, np.int64)
+        sequence_field = TracePacket(trusted_packet_sequence_id=sequence).SerializeToString()
+        last_time = int(start[0])
+        still_open = np.empty(0, np.int64)
         for first in range(0, len(rows), CHUNK):
             last = min(first + CHUNK, len(rows))
             # A begin stands behind all earlier begins, and the ends of those of them that are no longer open.
-            opened = np.arange(first, last)
-            begin = 2 * opened - self._depth[rows[opened]]
-            upto = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last
-            open_ = np.concatenate([carried, opened])
-            end = self._end_places(rows, start, open_)
-            closed = end < upto
-            carried = open_[~closed]
-            begins, ends = begin - begin[0], end[closed] - begin[0]
-            if upto - begin[0] != len(opened) + len(ends):
+            begun = np.arange(first, last)
+            begin = 2 * begun - self._depth[rows[begun]]
+            behind = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last
+            open_ = np.concatenate([still_open, begun])
+            end = self._end_positions(rows, start, open_)
+            ends_here = end < behind
+            ended, still_open = open_[ends_here], open_[~ends_here]
+            begin, end = begin - begin[0], end[ends_here] - begin[0]
+            count = len(begun) + len(ended)
+            time = np.full(count, -1, np.int64)
+            if behind - (2 * first - int(self._depth[rows[first]])) != count:
                 raise self._overlap(lane)
-            yield len(ends), self._packets(lane, whose, rows[opened], rows[open_[closed]], begins, ends)
+            time[begin], time[end] = start[begun], self._columns.end[rows[ended]]
+            delta = np.diff(time, prepend=last_time)
+            if np.any(delta < 0):
+                raise self._overlap(lane)
+            last_time = int(time[-1])
+            parts = [(begin, framed(delta[begin], sequence_field, self._begin_event(rows[begun])))]
+            if len(ended):
+                parts.append((end, framed(delta[end], sequence_field, [repeat(_END, len(ended))])))
+            yield len(ended), interleave(parts, count)
 
-    def _end_places(self, rows: IndexArray, start: Int64Array, spans: Int64Array) -> Int64Array:
+    def _end_positions(self, rows: IndexArray, start: Int64Array, spans: Int64Array) -> Int64Array:
         """Return where in the lane's sequence of begins and ends the ends of some spans stand."""
         end = self._columns.end[rows[spans]]
         empty = end == start[spans]
@@ -101,48 +137,28 @@ class Events:
             inside[empty] = np.searchsorted(start, end[empty], side="right")
         return 2 * inside - self._depth[rows[spans]] - 1
 
-    def _packets(
-        self, lane: int, whose: _Lane, opened: Int64Array, closed: Int64Array, begins: Int64Array, ends: Int64Array
-    ) -> bytes:
-        count = len(opened) + len(closed)
-        time = np.full(count, -1, np.int64)
-        time[begins] = self._columns.start[opened]
-        time[ends] = self._columns.end[closed]
-        delta = np.diff(time, prepend=whose.time)
-        if np.any(delta < 0):
-            raise self._overlap(lane)
-        whose.time = int(time[-1])
-        parts = [(begins, self._whole(whose, delta[begins], self._begin_event(opened)))]
-        if len(closed):
-            parts.append((ends, self._whole(whose, delta[ends], [constant(_END, len(closed))])))
-        return joined(parts, count)
-
-    def _whole(self, whose: _Lane, delta: Int64Array, event: list[Field]) -> list[Field]:
-        packet = [varint(delta, _TIMESTAMP), varint(length(event), whose.numbered + _EVENT), *event]
-        return [varint(length(packet), _PACKET), *packet]
-
-    def _begin_event(self, rows: Int64Array) -> list[Field]:
+    def _begin_event(self, rows: IndexArray) -> list[BytesColumn]:
         columns = self._columns
         count, name, roles = len(rows), columns.name[rows], self._roles[rows]
         link = varint(columns.link[rows])
-        linked, incomplete = roles == LINKED, ~columns.complete[rows]
+        in_args, incomplete = roles == FlowRole.LINK_ARG, ~columns.complete[rows]
         call = [
             self._module.pick(name),
             varint(columns.call[rows], _CALL),
             varint(columns.step[rows], _STEP),
         ]
-        if np.any(linked):
-            call.append(varint(columns.link[rows], _LINK).where(linked))
+        if np.any(in_args):
+            call.append(varint(columns.link[rows], _LINK).where(in_args))
         if np.any(incomplete):
-            call.append(constant(_COMPLETE + b"\0", count).where(incomplete))
-        annotations = [] if self._annotation is None else [self._annotation.pick(self._annotations[rows])]
+            call.append(repeat(_COMPLETE + b"\0", count).where(incomplete))
+        own_args = [] if self._args is None else [self._args.pick(self._args_index[rows])]
         return [
-            *annotations,
+            *own_args,
             self._begin.pick(columns.phase[rows].astype(np.int64) * len(self._names) + name),
-            _FLOWS.pick(roles),
-            link.where(roles >= LEAVES),
+            _FLOW_TAGS.pick(roles),
+            link.where(roles >= FlowRole.BEGIN),
             self._colour.pick(name),
-            varint(length(call)),
+            varint(record_lengths(call)),
             *call,
         ]
 
@@ -150,33 +166,25 @@ class Events:
         return WriteError(f"spans on {self._lanes.lanes[lane].name} overlap without one lying in the other")
 
 
-class _Lane:
-    """Where the writing of a lane has got to."""
-
-    def __init__(self, numbered: bytes, time: int) -> None:
-        self.numbered = numbered
-        self.time = time
-
-
 def _module(fqn: int, module_class: int) -> bytes:
     fields = ((CALL_FIELDS["fqn"], fqn), (CALL_FIELDS["module_class"], module_class))
-    return b"".join(_tag(field) + varint(np.array([number])).text.tobytes() for field, number in fields)
+    return b"".join(varint(np.array([value]), _tag(number)).text.tobytes() for number, value in fields)
 
 
-def _annotations(timeline: Timeline, numbering: Numbering) -> tuple[Int32Array, Table | None]:
-    """Return which arguments each span has, and what these are as bytes."""
+def _own_args(timeline: Timeline, interned: InternTable) -> tuple[Int32Array, ByteTable | None]:
+    """Return which args of its own each span has, and all that occur as bytes; None where there are none."""
     if not timeline.span_args:
         return np.empty(0, np.int32), None
-    which = np.zeros(len(timeline.columns), np.int32)
+    index = np.zeros(len(timeline.columns), np.int32)
     known: dict[tuple[tuple[str, str], ...], int] = {(): 0}
-    for row, arguments in timeline.span_args.items():
-        which[row] = known.setdefault(tuple(arguments.items()), len(known))
-    return which, Table([_debug(dict(arguments), numbering) for arguments in known])
+    for row, span_args in timeline.span_args.items():
+        index[row] = known.setdefault(tuple(span_args.items()), len(known))
+    return index, ByteTable([_annotations(dict(span_args), interned) for span_args in known])
 
 
-def _debug(arguments: Mapping[str, str], numbering: Numbering) -> bytes:
+def _annotations(span_args: Mapping[str, str], interned: InternTable) -> bytes:
     event = TrackEvent()
-    for name, text in shown_arguments(arguments).items():
-        event.debug_annotations.add(name_iid=numbering.annotations[name], string_value_iid=numbering.texts[text])
+    for name, text in escaped_span_args(span_args).items():
+        event.debug_annotations.add(name_iid=interned.annotations[name], string_value_iid=interned.texts[text])
     serialized: bytes = event.SerializeToString()
     return serialized

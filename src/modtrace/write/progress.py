@@ -7,27 +7,33 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["with_progress"]
+__all__ = ["show_progress"]
 
-PATIENCE = 1.0
+BAR_DELAY_S = 1.0
 """Seconds for which a bar is not worth drawing."""
 
 Part = TypeVar("Part")
 
 
-def with_progress(parts: Iterable[tuple[int, Part]], what: str, total: int) -> Iterator[Part]:
-    """Pass the parts on, and show on a terminal how much of `total` they come to once it has taken a second."""
+def show_progress(parts: Iterable[tuple[int, Part]], what: str, total: int) -> Iterator[Part]:
+    """Pass the parts on; from the second second on, show on a terminal how much of the whole they are.
+
+    Args:
+        parts: sizes and parts.
+        what: the text beside the bar.
+        total: what the sizes add up to.
+    """
     if not sys.stderr.isatty():
         yield from (part for _, part in parts)
         return
-    begun = time.monotonic()
+    started = time.monotonic()
     bar = None
     done = 0
     try:
         for size, part in parts:
             yield part
             done += size
-            if bar is None and time.monotonic() - begun > PATIENCE:
+            if bar is None and time.monotonic() - started > BAR_DELAY_S:
                 # rich takes longer to import than most files to write
                 from rich.console import Console
                 from rich.progress import Progress

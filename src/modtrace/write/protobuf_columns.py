@@ -9,22 +9,28 @@ import numpy as np
 
 from .._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
 
-__all__ = ["Field", "Table", "constant", "joined", "length", "varint"]
+__all__ = ["ByteTable", "BytesColumn", "interleave", "record_lengths", "repeat", "varint"]
 
 
-class Field(NamedTuple):
-    """One part of every record: `text` is (n, width), of which row i has `lengths[i]` bytes; all of them if None."""
+class BytesColumn(NamedTuple):
+    """One field of every record.
+
+    Attributes:
+        text: uint8[n, width].
+        lengths: int64[n], how many bytes of row i the record i has; None where all have all of them.
+    """
 
     text: UInt8Array
     lengths: Int64Array | None
 
-    def where(self, present: BoolArray) -> Field:
+    def where(self, present: BoolArray) -> BytesColumn:
         """Leave the field out of the records where `present` is False."""
-        return Field(self.text, np.where(present, self.text.shape[1] if self.lengths is None else self.lengths, 0))
+        lengths = self.text.shape[1] if self.lengths is None else self.lengths
+        return BytesColumn(self.text, np.where(present, lengths, 0))
 
 
-class Table:
-    """Byte strings to choose from."""
+class ByteTable:
+    """Byte strings to choose from; all take the room of the longest."""
 
     def __init__(self, strings: Sequence[bytes]) -> None:
         self._lengths = np.array([len(string) for string in strings], np.int64)
@@ -32,21 +38,23 @@ class Table:
         padded = b"".join(string.ljust(width, b"\0") for string in strings)
         self._text = np.frombuffer(padded, f"V{width}")
 
-    def pick(self, index: AnyIntArray) -> Field:
+    def pick(self, index: AnyIntArray) -> BytesColumn:
         """Return the strings at `index`."""
         picked = self._text[index]
-        return Field(picked.view(np.uint8).reshape(len(picked), -1), self._lengths[index])
+        return BytesColumn(picked.view(np.uint8).reshape(len(picked), -1), self._lengths[index])
 
 
-def constant(string: bytes, count: int) -> Field:
+def repeat(string: bytes, count: int) -> BytesColumn:
     """Return the same bytes `count` times."""
-    return Field(np.broadcast_to(np.frombuffer(string, np.uint8), (count, len(string))), None)
+    return BytesColumn(np.broadcast_to(np.frombuffer(string, np.uint8), (count, len(string))), None)
 
 
-def varint(numbers: AnyIntArray, before: bytes = b"") -> Field:
-    """Encode integers as protobuf does: seven bits a byte, the least first; negative ones as 64 bits.
+def varint(numbers: AnyIntArray, before: bytes = b"") -> BytesColumn:
+    """Encode integers as protobuf does: seven bits a byte, the lowest first; negative ones as 64 bits.
 
-    `before` stands in front of each.
+    Args:
+        numbers: int64[n], or what fits into it.
+        before: bytes in front of each, mostly the tag of the field.
     """
     rest = numbers.astype(np.int64).view(np.uint64)
     width = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
@@ -55,61 +63,66 @@ def varint(numbers: AnyIntArray, before: bytes = b"") -> Field:
     text[:, :first] = np.frombuffer(before, np.uint8)
     if width == 1:
         text[:, first] = rest
-        return Field(text, None)
+        return BytesColumn(text, None)
     lengths = np.full(len(rest), first + 1, np.int64)
-    for place in range(first, first + width):
-        text[:, place] = rest  # the lowest byte
+    for column in range(first, first + width):
+        text[:, column] = rest  # the lowest byte
         rest = rest >> np.uint64(7)
         more = rest > 0
-        text[:, place] = text[:, place] & 0x7F | more.view(np.uint8) << 7
+        text[:, column] = text[:, column] & 0x7F | more.view(np.uint8) << 7
         lengths += more
-    return Field(text, lengths)
+    return BytesColumn(text, lengths)
 
 
-def length(fields: Sequence[Field]) -> Int64Array:
-    """Return how many bytes the fields have in each record."""
+def record_lengths(fields: Sequence[BytesColumn]) -> Int64Array:
+    """Return int64[n]: how many bytes the fields have in each record."""
     fixed = sum(field.text.shape[1] for field in fields if field.lengths is None)
-    counts = np.full(len(fields[0].text), fixed, np.int64)
+    lengths = np.full(len(fields[0].text), fixed, np.int64)
     for field in fields:
         if field.lengths is not None:
-            counts += field.lengths
-    return counts
+            lengths += field.lengths
+    return lengths
 
 
-def joined(parts: Sequence[tuple[Int64Array, Sequence[Field]]], count: int) -> bytes:
-    """Return `count` records one after the other; each part has records of one kind, and the places where they go."""
+def interleave(parts: Sequence[tuple[Int64Array, Sequence[BytesColumn]]], count: int) -> bytes:
+    """Return `count` records one after the other.
+
+    Args:
+        parts: records of one kind each: their positions among all records, and their fields.
+        count: of all records together.
+    """
     lengths = np.zeros(count, np.int64)
-    for places, fields in parts:
-        lengths[places] = length(fields)
+    for positions, fields in parts:
+        lengths[positions] = record_lengths(fields)
     ends = np.cumsum(lengths)
     out = np.empty(int(ends[-1]) if count else 0, np.uint8)
-    for places, fields in parts:
-        at = (ends - lengths)[places]
+    for positions, fields in parts:
+        offset = (ends - lengths)[positions]
         for field in fields:
-            _place(out, at, field)
-            at += field.text.shape[1] if field.lengths is None else field.lengths
+            _scatter(out, offset, field)
+            offset += field.text.shape[1] if field.lengths is None else field.lengths
     return out.tobytes()
 
 
-def _place(out: UInt8Array, at: Int64Array, field: Field) -> None:
-    """Copy a field into all records, which want it at `at`."""
+def _scatter(out: UInt8Array, offset: Int64Array, field: BytesColumn) -> None:
+    """Copy a field into all records, which have it at `offset`."""
     text, lengths = field
     if lengths is None:
-        _stretches(out, text.shape[1])[at] = _whole(text)
+        _windows(out, text.shape[1])[offset] = _as_items(text)
         return
     for size in np.flatnonzero(np.bincount(lengths)).tolist():
         if size:
             rows = np.flatnonzero(lengths == size)
-            _stretches(out, size)[at[rows]] = _whole(text[rows, :size])
+            _windows(out, size)[offset[rows]] = _as_items(text[rows, :size])
 
 
-def _stretches(out: UInt8Array, size: int) -> RecordArray:
-    """Return all stretches of `size` bytes by where they begin; as items, which NumPy copies in one go."""
-    stretches: RecordArray = np.ndarray((len(out) - size + 1,), f"V{size}", out, 0, (1,))
-    return stretches
+def _windows(out: UInt8Array, size: int) -> RecordArray:
+    """Return all windows of `size` bytes by where they begin; as items, which NumPy copies in one go."""
+    windows: RecordArray = np.ndarray((len(out) - size + 1,), f"V{size}", out, 0, (1,))
+    return windows
 
 
-def _whole(text: UInt8Array) -> RecordArray:
+def _as_items(text: UInt8Array) -> RecordArray:
     """Return the rows as one item each."""
     items: RecordArray = np.ascontiguousarray(text).view(f"V{text.shape[1]}")[:, 0]
     return items

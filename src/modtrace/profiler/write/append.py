@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..._version import __version__
 from ...timeline import Timeline
-from ...write.atomic_file import Sink, replacing
+from ...write.atomic_file import Sink, atomic_writer
 from ..attribute.alignment import Alignment, align_by_sync_marks
 from ..attribute.overlay import for_process, recorded_pid, to_trace_time
 from ..result import MergeResult, refuse_merged, trailer_json
 from ..trace.event_columns import SYNC, EventCollector, ProfilerEvents
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import TraceFile, base_time_ns
-from .double_safe_nesting import step_of
-from .json_copy import Copy, find_ends, find_syncs
-from .json_events import row_events, timeline_events
-from .trace_rows import free_tids, marks_row, timeline_rows
+from .double_safe_nesting import time_quantum_ns
+from .json_copy import Copy, find_event_bounds, find_syncs
+from .json_events import recording_events
+from .trace_rows import unused_tids
 
-__all__ = ["add_recording"]
+__all__ = ["append_recording"]
 
-UNSEEN = (
+NO_ATTRIBUTION_NOTE = (
     "merged without attribution: no GPU tracks, backward slices as recorded, and nobody checked that recording and "
     "trace are of the same time"
 )
 
 
-def add_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeResult:
+def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeResult:
     """Add a timeline to a trace.
 
     A plain file is copied by the kernel. A compressed one, or one whose end is broken, has to be read.
@@ -39,34 +38,34 @@ def add_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeResul
         WriteError: `out` cannot be written.
     """
     plain = not source.gzipped and not out.lower().endswith(".gz")
-    ends = find_ends(source) if plain else None
-    with replacing(out) as sink:
-        if ends is None:
+    bounds = find_event_bounds(source) if plain else None
+    with atomic_writer(out) as sink:
+        if bounds is None:
             return _read(source, timeline, out, sink)
-        refuse_merged(ends.keys, source.path)
+        refuse_merged(bounds.keys, source.path)
         file: Any = sink
         begin = 0
-        if ends.head.bare:
+        if bounds.head.bare:
             sink.write(b'{"traceEvents":[')
-            begin = ends.head.length
+            begin = bounds.head.length
         file.flush()
-        copy = Copy(source.fileno(), file.fileno(), begin, ends.end)
+        copy = Copy(source.fileno(), file.fileno(), begin, bounds.end)
         copy.start()
         try:
-            syncs = find_syncs(source, ends.end)
+            syncs = find_syncs(source, bounds.end)
         finally:
             copy.join()
         if copy.error is not None:
             raise copy.error
         if file.seekable():
             file.seek(0, os.SEEK_END)
-        events = ends.sample
-        added = _Added(timeline, events, syncs, base_time_ns(ends.keys, source.path))
-        for text in added.events(free_tids(events.tids), comma=not ends.empty):
+        events = bounds.sample
+        added = _Added(timeline, events, syncs, base_time_ns(bounds.keys, source.path))
+        for text in added.events(unused_tids(events.tids), comma=not bounds.empty):
             sink.write(text)
-        tail = b"" if ends.head.bare else os.pread(source.fileno(), source.size - ends.end, ends.end)
+        tail = b"" if bounds.head.bare else os.pread(source.fileno(), source.size - bounds.end, bounds.end)
         merged = added.described(out, [])
-        sink.write(trailer_json(merged.metadata, tail, ends.keys, b""))
+        sink.write(trailer_json(added.metadata(merged), tail, bounds.keys, b""))
         return merged
 
 
@@ -85,10 +84,10 @@ def _read(source: TraceFile, timeline: Timeline, out: str, sink: Sink) -> MergeR
     refuse_merged(stream.keys, source.path)
     events = collector.events()
     added = _Added(timeline, events, events.syncs, base_time_ns(stream.keys, source.path))
-    for text in added.events(free_tids(events.tids), comma=bool(comma)):
+    for text in added.events(unused_tids(events.tids), comma=bool(comma)):
         sink.write(text)
     merged = added.described(out, stream.notes)
-    sink.write(trailer_json(merged.metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
+    sink.write(trailer_json(added.metadata(merged), b"" if stream.bare else stream.tail, stream.keys, stream.head))
     return merged
 
 
@@ -110,19 +109,25 @@ class _Added:
         self._timeline = to_trace_time(mine, self._alignment)
 
     def events(self, tids: Iterator[int], *, comma: bool) -> Iterator[bytes]:
-        rows = timeline_rows(self._timeline, self._pid, tids)
-        marks = marks_row(self._timeline, self._pid, tids)
-        step = step_of(int(self._timeline.columns.end.max(initial=0)))
-        for text in itertools.chain(row_events(rows), timeline_events(self._timeline, rows, marks, step)):
+        """Yield what is added, some events at a time, with the commas that belong before them."""
+        latest = int(self._timeline.columns.end.max(initial=0))
+        recording = recording_events(self._timeline, self._pid, tids, time_quantum_ns(latest))
+        self._header = recording.header()
+        for _, text in recording.events():
             yield (b",\n" if comma else b"\n") + text
             comma = True
 
     def described(self, out: str, notes: Sequence[str]) -> MergeResult:
-        said = [UNSEEN, *self._notes, *notes]
+        """Return what was done; after `events`."""
+        all_notes = [NO_ATTRIBUTION_NOTE, *self._notes, *notes]
         metadata = {
             "version": __version__,
             "recording": "recorded",
             "alignment": self._alignment.metadata(),
-            "notes": said,
+            "notes": all_notes,
         }
-        return MergeResult(out, str(self._alignment), len(self._timeline.columns), 0, None, said, metadata)
+        return MergeResult(out, str(self._alignment), len(self._timeline.columns), 0, None, all_notes, metadata)
+
+    def metadata(self, merged: MergeResult) -> dict[str, Any]:
+        """Return what the trace says of the merge and of the recording; after `events`."""
+        return {**merged.metadata, "header": self._header}

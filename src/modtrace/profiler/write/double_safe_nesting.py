@@ -1,4 +1,4 @@
-"""Nest slices as every reader of the JSON will see them.
+"""Choose the times of spans so that they nest for every reader of a merged JSON trace.
 
 A reader turns the text of a time into a double of µs. The trace processor makes nanoseconds of that double times 1000,
 rounded once more, so that a slice may begin a nanosecond later (in traces of before torch 2.4: 130 ns earlier or later)
@@ -8,20 +8,27 @@ dropped. So ends are chosen such that slices nest in both readings.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..._typing import Int64Array, SignedIntArray
+from ...timeline import Timeline
 
-__all__ = ["seat", "step_of", "viewed"]
+__all__ = ["nest_after_rounding", "nested_timeline", "perfetto_rounding", "time_quantum_ns"]
+
+# 2**43 µs (101 days) from the base doubles of µs begin to lie 2 ns apart.
+_EXACT_UNTIL_NS = 1000 << 43
+_UNIX_QUANTUM_NS = 250
+"""How far doubles of µs since 1970 lie apart."""
 
 
-def step_of(latest: int) -> int:
-    """Return the steps in ns in which a double of µs can tell times up to `latest` ns apart; 1 where it is enough."""
-    # 2**43 µs is where doubles lie 2 ns apart: 101 days from the base.
-    return 1 if latest < 1000 << 43 else 250
+def time_quantum_ns(latest: int) -> int:
+    """Return the steps in ns in which a double of µs can tell times up to `latest` ns apart."""
+    return 1 if latest < _EXACT_UNTIL_NS else _UNIX_QUANTUM_NS
 
 
-def viewed(nanoseconds: Int64Array) -> Int64Array:
+def perfetto_rounding(nanoseconds: Int64Array) -> Int64Array:
     """Return what the trace processor makes of the text of times.
 
     Whole microseconds stay what they are; of others it takes the nearest nanosecond of the product, halves up.
@@ -34,51 +41,58 @@ def viewed(nanoseconds: Int64Array) -> Int64Array:
     return np.where(micros == np.floor(micros), np.floor(micros).astype(np.int64) * 1000, nearest)
 
 
-def seat(
-    track: Int64Array, start: Int64Array, end: Int64Array, parent: Int64Array, depth: SignedIntArray, step: int
+def nested_timeline(timeline: Timeline, quantum: int) -> Timeline:
+    """Return a timeline, in ns from the trace's base, with times that nest in every reading, see `time_quantum_ns`."""
+    columns = timeline.columns
+    start, duration = nest_after_rounding(
+        columns.track.astype(np.int64), columns.start, columns.end, columns.parent, columns.depth, quantum
+    )
+    return replace(timeline, columns=replace(columns, start=start, end=start + duration))
+
+
+def nest_after_rounding(
+    track: Int64Array, start: Int64Array, end: Int64Array, parent: Int64Array, depth: SignedIntArray, quantum: int
 ) -> tuple[Int64Array, Int64Array]:
     """Move starts onto the reader's steps, and choose durations with which slices nest in every reading.
 
     Args:
         track: int64[n]; slices of one track nest.
         start: int64[n], ns from the base; in order within each track.
-        end: int64[n].
+        end: int64[n], ns from the base.
         parent: int64[n], the slice around each, or -1.
-        depth: slices around each.
-        step: as of `step_of`.
+        depth: int[n], how many slices lie around each.
+        quantum: the steps in ns, see `time_quantum_ns`.
 
     Returns:
-        Start and duration of each slice.
+        int64[n] start and int64[n] duration of each slice, in ns.
     """
     if not len(start):
         return start, start
-    begin = start // step * step
-    readings = (begin, viewed(begin))
-    length = end - begin
+    begin = start // quantum * quantum
+    readings = (begin, perfetto_rounding(begin))
+    duration = end - begin
     levels = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
     # Each is at least as long as what lies in it …
     for rows in reversed(levels[1:]):
-        around = parent[rows]
+        outer = parent[rows]
         for reading in readings:
-            np.maximum.at(length, around, reading[rows] + length[rows] - reading[around])
-    # … but ends before its follower begins, and with the slice around it.
-    follower = _followers(track, begin, parent)
+            np.maximum.at(duration, outer, reading[rows] + duration[rows] - reading[outer])
+    # … but ends before its next sibling begins, and with the slice around it.
+    sibling = _next_siblings(track, begin, parent)
     for rows in levels:
-        around, after = parent[rows], follower[rows]
+        outer, after = parent[rows], sibling[rows]
         for reading in readings:
-            inside = around >= 0
-            least = np.where(inside, reading[around] + length[around] - reading[rows], length[rows])
-            has = after >= 0
-            least = np.minimum(least, np.where(has, reading[after] - reading[rows], length[rows]))
-            length[rows] = np.maximum(np.minimum(length[rows], least), 0)
-    return begin, length
+            most = np.where(outer >= 0, reading[outer] + duration[outer] - reading[rows], duration[rows])
+            most = np.minimum(most, np.where(after >= 0, reading[after] - reading[rows], duration[rows]))
+            duration[rows] = np.maximum(np.minimum(duration[rows], most), 0)
+    return begin, duration
 
 
-def _followers(track: Int64Array, begin: Int64Array, parent: Int64Array) -> Int64Array:
+def _next_siblings(track: Int64Array, begin: Int64Array, parent: Int64Array) -> Int64Array:
     """Return for each slice the next one beside it, or -1."""
     order = np.lexsort((np.arange(len(begin)), begin, parent, track))
-    follower = np.full(len(begin), -1, np.int64)
-    here, following = order[:-1], order[1:]
-    beside = (track[here] == track[following]) & (parent[here] == parent[following])
-    follower[here[beside]] = following[beside]
-    return follower
+    sibling = np.full(len(begin), -1, np.int64)
+    this, following = order[:-1], order[1:]
+    beside = (track[this] == track[following]) & (parent[this] == parent[following])
+    sibling[this[beside]] = following[beside]
+    return sibling

@@ -15,7 +15,7 @@ from ..trace.event_columns import SYNC, EventCollector, ProfilerEvents
 from ..trace.event_repair import BOUNDARY
 from ..trace.trace_file import BLOCK_BYTES, TraceFile
 
-__all__ = ["Copy", "Ends", "copy_range", "find_ends", "find_syncs"]
+__all__ = ["Copy", "EventBounds", "copy_range", "find_event_bounds", "find_syncs"]
 
 _WINDOW = 1 << 20
 _WIDEST = 16 << 20
@@ -23,7 +23,7 @@ _OVERLAP = 4096
 """Bytes of a block that are looked at again with the next, so that nothing is missed between two."""
 
 
-class Ends(NamedTuple):
+class EventBounds(NamedTuple):
     """Where a trace's events begin and end.
 
     Attributes:
@@ -41,7 +41,7 @@ class Ends(NamedTuple):
     empty: bool
 
 
-def find_ends(source: TraceFile) -> Ends | None:
+def find_event_bounds(source: TraceFile) -> EventBounds | None:
     """Find where the events of a plain file begin and end; None where its end is broken.
 
     Raises:
@@ -69,7 +69,7 @@ def find_ends(source: TraceFile) -> Ends | None:
             collector.add(last)
             before = max(head.length, begin + at - _OVERLAP)
             empty = not os.pread(source.fileno(), begin + at - before, before).strip()
-            return Ends(head, begin + at, head.keys | keys, collector.events(), empty)
+            return EventBounds(head, begin + at, head.keys | keys, collector.events(), empty)
         if begin == head.length or window >= _WIDEST:
             return None
         window *= 4

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 
 from ..._errors import WriteError
 from ..._version import __version__
 from ...timeline import Timeline
-from ...write.atomic_file import Sink, replacing
+from ...write.atomic_file import Sink, atomic_writer
 from ..attribute.overlay import Overlay, overlay
 from ..result import MergeResult, Path, refuse_merged, trailer_json
-from ..trace.event_columns import EventCollector, ProfilerEvents
+from ..trace.event_columns import EventCollector
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import Progress, TraceFile
-from .append import add_recording
-from .double_safe_nesting import step_of
-from .json_events import DEEPEST, device_events, row_events, timeline_events
-from .trace_rows import device_rows, free_tids, marks_row, timeline_rows
+from .append import append_recording
+from .double_safe_nesting import time_quantum_ns
+from .json_events import device_events, recording_events
+from .trace_rows import device_rows, unused_tids
 
 __all__ = ["merge"]
 
@@ -66,12 +67,12 @@ def merge(
         if timeline is not None and not isinstance(timeline, Timeline):
             timeline = _loaded(timeline)
         if timeline is not None and not attribute:
-            return add_recording(source, timeline, name)
+            return append_recording(source, timeline, name)
         if packets:
             from .perfetto import write_packets  # protobuf takes time to import
 
             return write_packets(source, timeline, name)
-        with replacing(name) as sink:
+        with atomic_writer(name) as sink:
             return _stream(source, timeline, name, sink)
 
 
@@ -95,23 +96,18 @@ def _stream(source: TraceFile, timeline: Timeline | None, out: str, sink: Sink) 
     refuse_merged(stream.keys, source.path)
     events = collector.events()
     overlaid = overlay(timeline, events, stream.keys, source.path)
-    for text in _our_events(overlaid, events):
+    tids = unused_tids(events.tids)
+    quantum = time_quantum_ns(max(events.last, int(overlaid.timeline.columns.end.max(initial=0))))
+    recording = recording_events(overlaid.timeline, overlaid.pid, tids, quantum)
+    devices = device_rows(set(overlaid.devices.track.tolist()), events.tracks, events.thread_names, tids)
+    added = (text for _, text in recording.events())
+    for text in itertools.chain(added, device_events(overlaid.timeline, overlaid.devices, devices, quantum)):
         sink.write(comma + b"\n" + text)
         comma = b","
     merged = describe(overlaid, stream, out)
-    sink.write(trailer_json(merged.metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
+    metadata = {**merged.metadata, "header": recording.header()}
+    sink.write(trailer_json(metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
     return merged
-
-
-def _our_events(overlaid: Overlay, events: ProfilerEvents) -> Iterator[bytes]:
-    tids = free_tids(events.tids)
-    rows = timeline_rows(overlaid.timeline, overlaid.pid, tids)
-    marks = marks_row(overlaid.timeline, overlaid.pid, tids)
-    devices = device_rows(set(overlaid.devices.track.tolist()), events.tracks, events.thread_names, tids)
-    step = step_of(max(events.last, int(overlaid.timeline.columns.end.max(initial=0))))
-    yield from row_events([*rows, *devices.values()])
-    yield from timeline_events(overlaid.timeline, rows, marks, step)
-    yield from device_events(overlaid.timeline, overlaid.devices, devices, step)
 
 
 def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
@@ -133,9 +129,6 @@ def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
             f"{overlaid.straddling_ops} forward operations lie partly outside a call, by at most "
             f"{overlaid.max_straddle_ns} ns: the alignment may be off by that much"
         )
-    deep = int((overlaid.timeline.columns.depth >= DEEPEST).sum())
-    if deep:
-        notes.append(f"{deep} slices lie more than {DEEPEST} levels deep, which no viewer shows, and were left out")
     metadata = {
         "version": __version__,
         "recording": "reconstructed from the trace" if overlaid.alignment is None else "recorded",
@@ -152,7 +145,7 @@ def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
     return MergeResult(
         path=out,
         alignment="" if overlaid.alignment is None else str(overlaid.alignment),
-        slices=len(overlaid.timeline.columns) - deep,
+        slices=len(overlaid.timeline.columns),
         device_slices=len(overlaid.devices),
         totals=overlaid.totals,
         notes=notes,

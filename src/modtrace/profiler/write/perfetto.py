@@ -16,11 +16,13 @@ import numpy as np
 import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 
-from ...formats.escape import UNNAMED, shown
+from ...formats.escape import UNNAMED, escaped
+from ...formats.perfetto_ids import PROFILER_SEQUENCE as SEQUENCE
+from ...formats.perfetto_ids import REALTIME_CLOCK
 from ...timeline import PHASES, Timeline
-from ...write.atomic_file import Sink, replacing
+from ...write.atomic_file import Sink, atomic_writer
 from ...write.perfetto import perfetto_packets
-from ...write.perfetto_descriptors import UNIX, encoded
+from ...write.perfetto_descriptors import serialize
 from ..attribute.module_times import NO_MODULE
 from ..attribute.overlay import Overlay, overlay
 from ..result import MERGED, MergeResult, refuse_merged
@@ -35,7 +37,7 @@ from ..trace.event_columns import (
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import TraceFile, base_time_ns
 from .json_merge import describe
-from .wire import SEQUENCE, arguments, categories, end_packet, event_packet, flow, sized, utf8, varint
+from .wire import arguments, categories, end_packet, event_packet, flow, sized, utf8, varint
 
 __all__ = ["write_packets"]
 
@@ -61,7 +63,7 @@ def write_packets(source: TraceFile, timeline: Timeline | None, out: str) -> Mer
         )
     merged = describe(overlaid, stream, out)
     base = base_time_ns(stream.keys, source.path)
-    with replacing(out) as sink:
+    with atomic_writer(out) as sink:
         _write(sink, profile, events, overlaid, base, merged.metadata)
     return merged
 
@@ -100,10 +102,10 @@ class _Profile:
                 key, start = (event["pid"], event["tid"]), float(event["ts"])
                 duration = float(event["dur"]) if phase == "X" else -1.0
                 if phase in ("X", "i", "I") and start > 0:
-                    if key not in self.tracks and not is_track_key(key):
+                    if (key not in self.tracks and not is_track_key(key)) or not max(
+                        start, start + duration
+                    ) < MAX_TIME_US:
                         raise ValueError(key)
-                    if not max(start, start + duration) < MAX_TIME_US:
-                        raise ValueError(start)
                     body = categories(event.get("cat")) + arguments(event.get("args") or {})
                     track = self.tracks.setdefault(key, _Track())
                     track.add(start, duration, self._text(str(event["name"])), body)
@@ -123,13 +125,13 @@ def _write(
     sink: Sink, profile: _Profile, events: ProfilerEvents, overlaid: Overlay, base: int, metadata: Mapping[str, Any]
 ) -> None:
     first = TracePacket(trusted_packet_sequence_id=SEQUENCE, sequence_flags=3)
-    first.trace_packet_defaults.timestamp_clock_id = UNIX
+    first.trace_packet_defaults.timestamp_clock_id = REALTIME_CLOCK
     # Without slices of modules nothing else says that the trace's time is this clock, and a reader drops all.
-    first.clock_snapshot.primary_trace_clock = UNIX
-    first.clock_snapshot.clocks.add(clock_id=UNIX, timestamp=base)
+    first.clock_snapshot.primary_trace_clock = REALTIME_CLOCK
+    first.clock_snapshot.clocks.add(clock_id=REALTIME_CLOCK, timestamp=base)
     about = TracePacket(trusted_packet_sequence_id=SEQUENCE, sequence_flags=2)
     about.chrome_events.metadata.add(name=MERGED + "_merge", string_value=orjson.dumps(metadata).decode())
-    sink.write(encoded(first, about))
+    sink.write(serialize(first, about))
     columns = overlaid.timeline.columns
     unix = replace(
         overlaid.timeline,
@@ -140,7 +142,7 @@ def _write(
     for _, part in perfetto_packets(unix):
         sink.write(part)
     names = _Names(profile)
-    sink.write(encoded(*_tracks(profile, events, overlaid)))
+    sink.write(serialize(*_tracks(profile, events, overlaid)))
     for key, track in profile.tracks.items():
         for part in _slices(key, track, profile.arrows, names, base):
             sink.write(part)
@@ -180,7 +182,7 @@ def _tracks(profile: _Profile, events: ProfilerEvents, overlaid: Overlay) -> Ite
         said.child_ordering = TrackDescriptor.EXPLICIT
         if pid in events.cpu_pids and isinstance(pid, int) and -(2**31) <= pid < 2**31:
             said.process.pid = pid
-            said.process.process_name = shown(events.process_names.get(pid, "python"))
+            said.process.process_name = escaped(events.process_names.get(pid, "python"))
         else:
             said.name = f"GPU {pid}" if isinstance(pid, int) else str(pid) or "profiler"
         yield packet
@@ -190,7 +192,7 @@ def _tracks(profile: _Profile, events: ProfilerEvents, overlaid: Overlay) -> Ite
         said = packet.track_descriptor
         said.parent_uuid = _hash(("process", pid))
         unnamed = f"stream {tid}" if isinstance(pid, int) and pid not in events.cpu_pids else str(tid)
-        name = shown(events.thread_names.get(key, unnamed)).strip() or "profiler"
+        name = escaped(events.thread_names.get(key, unnamed)).strip() or "profiler"
         if pid in events.cpu_pids and isinstance(pid, int) and isinstance(tid, int) and 0 < tid < 1 << 31:
             said.thread.pid, said.thread.tid, said.thread.thread_name = pid, tid, name
         else:
@@ -238,7 +240,7 @@ def _slices(
             lane += 1
             if lane == len(lanes):
                 lanes.append([])
-                yield encoded(_beside(key, lane))
+                yield serialize(_beside(key, lane))
         stack.append(begin + length)
         yield event_packet(begin, TrackEvent.TYPE_SLICE_BEGIN, uuid, names.use(track.name[at]), body)
     for lane, stack in enumerate(lanes):
@@ -275,10 +277,10 @@ def _device_slices(overlaid: Overlay, events: ProfilerEvents, names: _Names, bas
         category, label = "gpu", NO_MODULE
         if span >= 0:
             name = timeline.names[columns.name[span]]
-            category, label = PHASES[columns.phase[span]], shown(name.label) or UNNAMED
+            category, label = PHASES[columns.phase[span]], escaped(name.label) or UNNAMED
             said |= {
-                "fqn": shown(name.fqn),
-                "module_class": shown(name.module_class),
+                "fqn": escaped(name.fqn),
+                "module_class": escaped(name.module_class),
                 "call": int(columns.call[span]),
                 "step": int(columns.step[span]),
             }

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
-from ...formats.escape import shown
+from ...formats.escape import escaped
+from ...formats.perfetto_ids import PROFILER_SEQUENCE as SEQUENCE
 
 __all__ = [
-    "SEQUENCE",
     "arguments",
     "categories",
     "end_packet",
@@ -22,9 +22,6 @@ __all__ = [
     "utf8",
     "varint",
 ]
-
-SEQUENCE = 1 << 24
-"""The packet sequence of the profiler's events; the recording's have small numbers."""
 
 
 def event_packet(time: int, kind: int, uuid: int, name: tuple[int, bytes], body: bytes) -> bytes:
@@ -68,7 +65,7 @@ def _argument(value: object) -> bytes:
 
 def utf8(text: str) -> bytes:
     """Return a text as a trace may hold it."""
-    return shown(text).encode("utf-8", "replace")
+    return escaped(text).encode("utf-8", "replace")
 
 
 def sized(tag: bytes, data: bytes) -> bytes:

@@ -1,0 +1,36 @@
+"""The args of a span in a written trace, and the flow that joins the spans of a call; the same in both formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .._errors import WriteError
+from .escape import escaped
+
+__all__ = ["CALL_FIELDS", "FLOW_CATEGORY", "FLOW_NAME", "RESERVED_ARGS", "escaped_span_args"]
+
+CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "complete": 6}
+"""The fixed args by their field number in the protobuf message that holds them in a Perfetto trace.
+
+`link` and `complete` are left out where they say nothing: a span that no other belongs to, or whose flow or `bind_id`
+says the link; a span that is complete.
+"""
+
+RESERVED_ARGS = frozenset(CALL_FIELDS)
+"""Names that a span's own args (`shapes` …) cannot have."""
+
+FLOW_CATEGORY = "call"
+FLOW_NAME = "backward"
+"""Category and name of the flow events in JSON, from a call's forward span to its first backward span."""
+
+
+def escaped_span_args(span_args: Mapping[str, str]) -> dict[str, str]:
+    """Return a span's own args as they stand in a trace.
+
+    Raises:
+        WriteError: one has the name of a fixed arg.
+    """
+    taken = RESERVED_ARGS & span_args.keys()
+    if taken:
+        raise WriteError(f"a span's arguments cannot be called {', '.join(sorted(taken))}: args has these already")
+    return {escaped(key): escaped(value) for key, value in span_args.items()}
