@@ -52,12 +52,12 @@ def gpt2_timeline(spans: int, layers: int = 12, seed: int = 0) -> Timeline:
         end=np.concatenate([part[1] for part in parts]),
         name=np.tile(np.arange(modules), repeat),
         phase=phases,
-        track=phase == BACKWARD,
+        track=phases == BACKWARD,
         depth=np.tile(depth, repeat),
         parent=np.where(parent < 0, -1, parent + offset),
-        call=step,
+        call=steps_of_spans,
         step=steps_of_spans,
-        link=step * modules + np.tile(np.arange(modules), repeat),
+        link=steps_of_spans * modules + np.tile(np.arange(modules), repeat),
         complete=np.ones(repeat * modules, bool),
     )
     process = Process(48213, 0)
