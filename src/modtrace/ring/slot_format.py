@@ -22,6 +22,7 @@ from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
 __all__ = [
     "ABANDONED_BIT",
     "BACKWARD_PASS_BITS",
+    "BACKWARD_PASS_MASK",
     "CALL_ENTER_KINDS",
     "CALL_EXIT_KINDS",
     "CALL_INDEX_BITS",
@@ -96,6 +97,7 @@ CALL_KEY_MASK = (1 << CALL_KEY_BITS) - 1
 
 # The value of a `SEGMENT_BEGIN`: a sequence number, and above that the backward pass, which wraps at its width.
 BACKWARD_PASS_BITS = 25
+BACKWARD_PASS_MASK = (1 << BACKWARD_PASS_BITS) - 1
 
 ABANDONED_BIT = 1 << 62
 """In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""

@@ -40,7 +40,7 @@ class NativeEngine:
         self._ring = ring
         self._on_error = on_error
         self._sync = SyncMarks(self, ring.names)
-        self._module_names = ModuleNames(ring.names, model, self._native.forget)
+        self._module_names = ModuleNames(ring.names, model, self._native.forget_module)
 
     def start(self) -> None:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass."""
@@ -71,7 +71,7 @@ class NativeEngine:
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""
-        self._native.event(kind << KIND_SHIFT | name, value)
+        self._native.write_event(kind << KIND_SHIFT | name, value)
 
     def _add_thread(self, torch_thread_id: int) -> int:
         return self._ring.names.thread(*describe_thread(), torch_thread_id)
@@ -97,17 +97,17 @@ class _CallPatch(Patch):
 
     def set_wrapped(self, wrapped: Callable[..., Any]) -> None:
         super().set_wrapped(wrapped)
-        self._native.short_cut(self.wrapper, wrapped)
+        self._native.set_vectorcall(self.wrapper, wrapped)
 
 
 class _BackwardPatch(Patch):
     def __init__(self, native: ModuleType) -> None:
         self._native = native
-        super().__init__(lambda _patch: native.run_pass, RUN_BACKWARD)
+        super().__init__(lambda _patch: native.run_backward, RUN_BACKWARD)
 
     def set_wrapped(self, wrapped: Callable[..., Any]) -> None:
         super().set_wrapped(wrapped)
-        self._native.wrap_pass(wrapped)
+        self._native.set_wrapped_backward(wrapped)
 
 
 @cache

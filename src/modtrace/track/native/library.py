@@ -1,4 +1,4 @@
-"""Building the native engine against the installed torch, and finding what was built."""
+"""Build the native engine against the installed torch, and load what was built."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from ..._errors import EngineError
 __all__ = ["build", "is_built", "load", "native_path"]
 
 _MODULE = "modtrace_native"
-_SOURCE = Path(__file__).with_name("module.cpp")
-_SOURCES = (_SOURCE, *sorted(_SOURCE.parent.glob("*.h")))
-_BUILD = """
+_FOLDER = Path(__file__).parent
+_SOURCES = sorted(_FOLDER.glob("*.cpp"))
+_HEADERS = sorted(_FOLDER.glob("*.h"))
+_BUILD_SCRIPT = """
 import sys
 from torch.utils.cpp_extension import load
-flags = ["-O3", "-fno-plt", "-ftls-model=initial-exec"]
-load(sys.argv[1], [sys.argv[2]], build_directory=sys.argv[3], extra_cflags=flags, is_python_module=False)
+name, folder, *sources = sys.argv[1:]
+flags = ["-O3", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden"]
+load(name, sources, build_directory=folder, extra_cflags=flags, is_python_module=False)
 """
 _HINT = "The portable engine needs no build: engine='python', or 'auto'."
 
 
 def native_path() -> Path:
-    """Return where the engine for this torch, Python and source lies once it is built.
+    """Return the path that the engine for this torch, Python and source has once it is built.
 
     The cache is `$MODTRACE_CACHE`, else `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`.
     """
@@ -47,20 +49,20 @@ def native_path() -> Path:
         str(torch.compiled_with_cxx11_abi()),
         str(sysconfig.get_config_var("SOABI")),
         platform.machine(),
-        *(hashlib.sha256(source.read_bytes()).hexdigest() for source in _SOURCES),
+        *(hashlib.sha256(source.read_bytes()).hexdigest() for source in (*_SOURCES, *_HEADERS)),
     )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
     return home.expanduser() / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{key}" / f"{_MODULE}.so"
 
 
 def is_built() -> bool:
-    """Whether the engine for this torch is there."""
+    """Return whether the engine for this torch is built."""
     return native_path().is_file()
 
 
 @cache
 def load() -> ModuleType:
-    """Load the built engine.
+    """Load the built engine's extension module.
 
     Raises:
         EngineError: it is not built for this torch, or does not load.
@@ -82,13 +84,13 @@ def load() -> ModuleType:
 
 
 def build(force: bool = False) -> Path:
-    """Compile the engine against the installed torch, and return where it lies; nothing where it is built already.
+    """Compile the engine against the installed torch, unless that was done before, and return its path.
 
     Args:
         force: build it again.
 
     Raises:
-        EngineError: there is no compiler or no ninja, or the build failed.
+        EngineError: there is no compiler or no ninja, the build failed, or the cache cannot be written.
     """
     path = native_path()
     if path.is_file() and not force:
@@ -105,7 +107,7 @@ def build(force: bool = False) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as work:
             done = subprocess.run(
-                [sys.executable, "-W", "ignore", "-c", _BUILD, _MODULE, str(_SOURCE), work],
+                [sys.executable, "-W", "ignore", "-c", _BUILD_SCRIPT, _MODULE, work, *map(str, _SOURCES)],
                 env=environment,
                 capture_output=True,
                 text=True,
@@ -113,7 +115,9 @@ def build(force: bool = False) -> Path:
             )
             built = Path(work) / f"{_MODULE}.so"
             if done.returncode != 0 or not built.is_file():
-                raise EngineError(f"the native engine could not be built. {_HINT}\n{_why(done.stdout + done.stderr)}")
+                raise EngineError(
+                    f"the native engine could not be built. {_HINT}\n{_first_errors(done.stdout + done.stderr)}"
+                )
             # Several ranks may build at once; each moves a whole file into place.
             os.replace(built, path)
     except OSError as error:
@@ -122,6 +126,6 @@ def build(force: bool = False) -> Path:
     return path
 
 
-def _why(output: str) -> str:
+def _first_errors(output: str) -> str:
     lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()
     return "\n".join(lines[:8])

@@ -1,4 +1,4 @@
-// From which sequence numbers on the nodes that a thread makes belong to another call than those before.
+// Segments of a thread's autograd nodes: at which sequence numbers the nodes of another module call begin.
 
 #pragma once
 
@@ -9,35 +9,37 @@
 
 namespace modtrace {
 
-// How far back from a thread's newest sequence number boundaries are known: a bit for each number.
-constexpr uint64_t kReach = 1 << 20;
+// How far back from a thread's newest sequence number boundaries are known; a bit for each number.
+constexpr uint64_t kSequenceWindow = 1 << 20;
 
-// Used by its own thread alone.
-class Boundaries {
+// A bit set over the last kSequenceWindow sequence numbers of a thread. Used by that thread alone.
+class SequenceBoundaries {
  public:
+  // Notes that the nodes from this number on belong to another call than those before it.
   void add(uint64_t sequence) {
     if (sequence == newest_) return;
-    if (bits_ == nullptr || sequence > newest_) reach(sequence);
+    if (bits_ == nullptr || sequence > newest_) advance(sequence);
     if (bits_ != nullptr) word(sequence) |= bit(sequence);
   }
 
-  // Tells each of these nodes apart from its neighbours.
+  // Makes a boundary of each number in [first, last]: each of these nodes is a segment of its own.
   void add_all(uint64_t first, uint64_t last) {
-    for (first = std::max(first, last - std::min(last, kReach)); first <= last; ++first) add(first);
+    for (first = std::max(first, last - std::min(last, kSequenceWindow)); first <= last; ++first) add(first);
   }
 
-  bool at(uint64_t sequence) const { return (word(sequence) & bit(sequence)) != 0; }
+  // Only where allocated().
+  bool is_boundary(uint64_t sequence) const { return (word(sequence) & bit(sequence)) != 0; }
 
-  // False where memory for them is wanting, or there were none.
-  bool known() const { return bits_ != nullptr; }
+  // False before the first boundary, and where there is no memory for them.
+  bool allocated() const { return bits_ != nullptr; }
 
-  void forget() {
+  void reset() {
     bits_.reset();
     newest_ = kNone;
   }
 
  private:
-  static constexpr uint64_t kWords = kReach / 64;
+  static constexpr uint64_t kWords = kSequenceWindow / 64;
   static constexpr uint64_t kNone = ~uint64_t{0};
 
   struct Free {
@@ -47,16 +49,16 @@ class Boundaries {
   static uint64_t bit(uint64_t sequence) { return uint64_t{1} << sequence % 64; }
   uint64_t& word(uint64_t sequence) const { return bits_[sequence / 64 % kWords]; }
 
-  // Clears what was noted a whole reach ago, up to this number.
-  void reach(uint64_t sequence) {
+  // Moves the window up to this number, and clears the words that enter it.
+  void advance(uint64_t sequence) {
     const uint64_t target = sequence / 64;
     if (bits_ == nullptr) {
-      // Pages of it that are never reached take no memory.
+      // Pages of it that are never written take no memory.
       bits_.reset(static_cast<uint64_t*>(std::calloc(kWords, sizeof(uint64_t))));
     } else {
-      uint64_t done = newest_ / 64;
-      if (target - done > kWords) done = target - kWords;
-      while (done != target) bits_[++done % kWords] = 0;
+      uint64_t cleared = newest_ / 64;
+      if (target - cleared > kWords) cleared = target - kWords;
+      while (cleared != target) bits_[++cleared % kWords] = 0;
     }
     newest_ = sequence;
   }

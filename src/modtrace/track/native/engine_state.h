@@ -1,0 +1,104 @@
+// The engine's state: the session that records, what each thread is doing, and the backward passes that run.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "py_ref.h"
+#include "sequence_boundaries.h"
+#include "slot_format.h"
+
+namespace modtrace {
+
+constexpr size_t kMaxConcurrentPasses = 256;
+
+// One recording: the ring that it writes, what it calls in Python, and the names it knows. Reached through SessionRef
+// where Python runs in between.
+struct Session {
+  Slot* slots = nullptr;
+  uint64_t capacity = 0;
+  int capacity_log2 = -1;  // of a power of two, else -1: dividing by the capacity is the dearest step of a write
+  Py_buffer buffer{};      // keeps the slots' memory
+  PyRef resolve_name;      // (module, [(module, name id) of the open calls, innermost first]) → name id
+  PyRef add_thread;        // (torch's number of the thread) → our number
+  PyRef emit_sync_mark;    // () → anything
+  PyRef on_error;          // (exception) → anything
+  std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
+      names;                                            // module → (parent's name id, name id)
+  std::vector<int64_t> forward_calls, recompute_calls;  // so far, by name id
+  int references = 1;                                   // guarded by the interpreter's lock
+};
+
+// A module call that has begun and not ended.
+struct OpenCall {
+  PyRef module;
+  int64_t name_id;
+  int64_t exit_meta, exit_value;  // of its exit event; the value still without the sequence number
+};
+
+// What one thread is doing. Never freed: `stop` looks at all of them, and a thread may end at any time.
+struct ThreadState {
+  std::atomic<bool> busy{false};  // while it writes without the interpreter's lock
+  uint64_t generation = 0;        // of the session that all below belongs to, but for the boundaries
+  int64_t meta_bits = 0;          // its number, where meta has it
+  int open_passes = 0;            // backward passes that it has called and not returned from
+  std::vector<OpenCall> open_calls;
+  SequenceBoundaries boundaries;
+  ThreadState* next = nullptr;  // in the list of all threads
+};
+
+// A backward pass with hooks on its segments. The hooks outlive it where the graph is retained, and do nothing then.
+struct BackwardPass {
+  std::atomic<uint64_t> number{0};  // 0: the slot is free
+  std::atomic<bool> begun{false}, over{false};
+};
+
+struct EngineState {
+  std::atomic<Session*> active_session{nullptr};
+  std::atomic<uint64_t> next_serial{0};
+  uint64_t generation = 0;  // number of the session; changes only while none is active
+  std::atomic<ThreadState*> threads{nullptr};
+
+  std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;                   // by number modulo
+  std::array<std::atomic<int>, kMaxConcurrentPasses> hooked_graph_tasks = {};  // task + 1, by task modulo
+
+  // Guarded by the interpreter's lock.
+  uint64_t last_pass = 0;                // the highest number that a pass had
+  int running_passes = 0;                // of all threads
+  int observed_passes = 0;               // of these, those that need the observer
+  uint64_t observer = 0;                 // its at::CallbackHandle
+  bool device_shared = false;            // whether passes of several threads ever ran on devices at once
+  PyObject* wrapped_call = nullptr;      // what the wrapper of nn.Module.__call__ wraps
+  PyObject* wrapped_backward = nullptr;  // torch's function that runs a backward pass
+};
+
+// Never destroyed: threads that the end of the process does not wait for may still write.
+static_assert(std::is_trivially_destructible_v<EngineState>);
+inline EngineState engine;
+
+// Makes the state of a thread that had none, and puts it on the list.
+ThreadState* add_thread_state();
+
+inline ThreadState& this_thread() {
+  thread_local struct Owner {
+    ThreadState* state = nullptr;
+    ~Owner() {
+      if (state != nullptr) state->boundaries.reset();
+    }
+  } owner;
+  if (owner.state == nullptr) owner.state = add_thread_state();
+  return *owner.state;
+}
+
+inline bool is_active(const Session& session) {
+  return engine.active_session.load(std::memory_order_relaxed) == &session;
+}
+
+}  // namespace modtrace

@@ -1,0 +1,113 @@
+#include "module_calls.h"
+
+#include <ATen/SequenceNumber.h>
+#include <torch/csrc/profiler/api.h>
+
+#include "graph_task.h"
+#include "ring_writer.h"
+
+namespace modtrace {
+namespace {
+
+constexpr int64_t kNotFound = -1;
+
+// Asks Python for the name that the module has below the open calls; kNotFound where that failed or the session ended.
+int64_t resolve_name(Session& session, ThreadState& thread, PyObject* module, int64_t parent) {
+  const SessionRef hold(session);
+  PyRef open_calls = PyRef::steal(PyList_New(0));
+  for (auto call = thread.open_calls.rbegin(); open_calls && call != thread.open_calls.rend(); ++call) {
+    const PyRef pair = PyRef::steal(Py_BuildValue("(OL)", call->module.get(), static_cast<long long>(call->name_id)));
+    if (!pair || PyList_Append(open_calls.get(), pair.get()) != 0) open_calls = PyRef();
+  }
+  const PyRef found = open_calls ? call_without_dynamo(session.resolve_name, module, open_calls.get()) : PyRef();
+  if (!found) {
+    report_error(session);
+    return kNotFound;
+  }
+  const int64_t name_id = PyLong_AsLongLong(found.get());
+  if (!is_active(session)) return kNotFound;
+  session.names[module].emplace_back(parent, name_id);
+  if (name_id != kNoName && session.forward_calls.size() <= static_cast<size_t>(name_id)) {
+    session.forward_calls.resize(name_id + 1);
+    session.recompute_calls.resize(name_id + 1);
+  }
+  return name_id;
+}
+
+int64_t name_of(Session& session, ThreadState& thread, PyObject* module) {
+  const int64_t parent = thread.open_calls.empty() ? kNoName : thread.open_calls.back().name_id;
+  const auto known = session.names.find(module);
+  if (C10_LIKELY(known != session.names.end())) {
+    for (const auto& [known_parent, name_id] : known->second) {
+      if (known_parent == parent) return name_id;
+    }
+  }
+  return resolve_name(session, thread, module, parent);
+}
+
+// Emits a sync mark where one is due, by which the recording is aligned with torch.profiler's trace. False where that
+// failed or the session ended.
+bool emit_sync_mark(Session& session) {
+  const SessionRef hold(session);
+  if (!call_without_dynamo(session.emit_sync_mark)) {
+    report_error(session);
+    return false;
+  }
+  return is_active(session);
+}
+
+void write_call(Session& session, ThreadState& thread, int64_t meta, int64_t value) {
+  const uint64_t sequence = at::sequence_number::peek();
+  thread.boundaries.add(sequence);
+  write_with_gil(session, meta, value | static_cast<int64_t>(sequence & kSequenceMask));
+}
+
+// Notes that a module is called. False where nothing was noted, and so no exit is to be; an error that is the user's is
+// pending then.
+bool enter(PyObject* module) {
+  Session* session = engine.active_session.load(std::memory_order_relaxed);
+  if (session == nullptr) return false;
+  ThreadState& thread = this_thread();
+  if (C10_UNLIKELY(thread.generation != engine.generation) && !register_thread(*session, thread)) return false;
+  if (thread.open_calls.empty() && C10_UNLIKELY(torch::profiler::impl::profilerEnabled())) {
+    if (!emit_sync_mark(*session)) return false;
+  }
+  const int64_t name_id = name_of(*session, thread, module);
+  if (name_id < 0 || name_id == kNoName) return false;
+  const bool recompute = current_graph_task() != kNoGraphTask;
+  int64_t& calls = (recompute ? session->recompute_calls : session->forward_calls)[name_id];
+  const int64_t value = static_cast<int64_t>((static_cast<uint64_t>(calls++) & kCallIndexMask) << kSequenceBits);
+  const int64_t meta = thread.meta_bits | name_id;
+  const int64_t exit_meta = (recompute ? kRecomputeExit : kForwardExit) << kKindShift | meta;
+  thread.open_calls.push_back({PyRef::borrow(module), name_id, exit_meta, value});
+  write_call(*session, thread, (recompute ? kRecomputeEnter : kForwardEnter) << kKindShift | meta, value);
+  return true;
+}
+
+// Notes that the call at this height of the stack ended. Calls above it have lost their exit to an interrupt.
+void exit(Session& session, ThreadState& thread, size_t height) {
+  const OpenCall& call = thread.open_calls[height];
+  write_call(session, thread, call.exit_meta, call.exit_value);
+  drop_open_calls(thread, height);
+}
+
+}  // namespace
+
+PyObject* call_module(PyObject*, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
+  if (PyVectorcall_NARGS(flagged_count) == 0 || !enter(args[0])) {
+    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
+    return PyObject_Vectorcall(engine.wrapped_call, args, flagged_count, keywords);
+  }
+  ThreadState& thread = this_thread();
+  const uint64_t generation = engine.generation;
+  const size_t height = thread.open_calls.size() - 1;
+  PyObject* result = PyObject_Vectorcall(engine.wrapped_call, args, flagged_count, keywords);
+  // The session may have ended meanwhile, or ended and another one begun.
+  Session* session = engine.active_session.load(std::memory_order_relaxed);
+  if (session != nullptr && generation == engine.generation && thread.open_calls.size() > height) {
+    exit(*session, thread, height);
+  }
+  return result;
+}
+
+}  // namespace modtrace

@@ -1,0 +1,65 @@
+#include "ring_writer.h"
+
+#include <ATen/record_function.h>
+
+namespace modtrace {
+
+ThreadState* add_thread_state() {
+  auto* state = new ThreadState;
+  state->next = engine.threads.load();
+  while (!engine.threads.compare_exchange_weak(state->next, state)) {
+  }
+  return state;
+}
+
+bool register_thread(Session& session, ThreadState& thread) {
+  const SessionRef hold(session);
+  drop_open_calls(thread, 0);
+  const PyRef torch_thread_id = PyRef::steal(PyLong_FromUnsignedLongLong(at::RecordFunction::currentThreadId()));
+  const PyRef number = torch_thread_id ? call_without_dynamo(session.add_thread, torch_thread_id.get()) : PyRef();
+  if (!number) {
+    report_error(session);
+    return false;
+  }
+  const int64_t meta_bits = PyLong_AsLongLong(number.get()) << kThreadShift;
+  if (!is_active(session)) return false;
+  thread.meta_bits = meta_bits;
+  thread.open_passes = 0;
+  thread.generation = engine.generation;
+  return true;
+}
+
+void register_thread_without_gil(ThreadState& thread) {
+  if (!Py_IsInitialized()) return;
+  const GilLock gil;
+  Session* session = engine.active_session.load();
+  if (session == nullptr || thread.generation == engine.generation) return;
+  if (!register_thread(*session, thread) && PyErr_Occurred()) PyErr_WriteUnraisable(nullptr);
+}
+
+void release_session(Session& session) {
+  if (--session.references == 0) delete &session;
+}
+
+PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* second) {
+  PyInterpreterState* interpreter = PyInterpreterState_Get();
+  const _PyFrameEvalFunction evaluate = _PyInterpreterState_GetEvalFrameFunc(interpreter);
+  const bool replaced = evaluate != _PyEval_EvalFrameDefault;
+  if (replaced) _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
+  PyRef result = PyRef::steal(PyObject_CallFunctionObjArgs(function.get(), first, second, nullptr));
+  if (replaced) _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+  return result;
+}
+
+void report_error(Session& session) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (traceback != nullptr) PyException_SetTraceback(value, traceback);
+  const PyRef owned_type = PyRef::steal(type), error = PyRef::steal(value), owned_traceback = PyRef::steal(traceback);
+  // The session may end in there.
+  const PyRef on_error = PyRef::borrow(session.on_error.get());
+  call_without_dynamo(on_error, error ? error.get() : Py_None);
+}
+
+}  // namespace modtrace

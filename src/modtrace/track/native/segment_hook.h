@@ -1,0 +1,63 @@
+// The hook on the first node of a segment, and the backward pass that it belongs to.
+
+#pragma once
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <cstdint>
+
+#include "graph_task.h"
+#include "ring_writer.h"
+
+namespace modtrace {
+
+inline BackwardPass& pass_slot(uint64_t number) { return engine.pass_slots[number % kMaxConcurrentPasses]; }
+
+// Notes that a pass is over: once, and only where it began.
+inline void end_pass(uint64_t number) {
+  BackwardPass& pass = pass_slot(number);
+  if (pass.number.load() != number || !pass.begun.load() || pass.over.exchange(true)) return;
+  write_without_gil(registered_thread(), kBackwardOver << kKindShift | kNoName,
+                    static_cast<int64_t>(number & kBackwardPassMask));
+}
+
+// Notes that the nodes from this one on belong to another call than those before.
+class SegmentHook final : public torch::autograd::FunctionPreHook {
+ public:
+  SegmentHook(uint64_t pass_number, uint64_t forward_thread, uint64_t sequence)
+      : pass_number_(pass_number), forward_thread_(forward_thread), sequence_(sequence) {}
+
+  // Takes the hook over for another pass: the graph was retained, and runs again.
+  void set_pass(uint64_t pass_number) { pass_number_.store(pass_number); }
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    const uint64_t number = pass_number_.load(std::memory_order_relaxed);
+    BackwardPass& pass = pass_slot(number);
+    if (C10_LIKELY(pass.number.load(std::memory_order_acquire) == number)) begin_segment(pass, number);
+    return gradients;
+  }
+
+  // What torch.compile makes of a backward runs no hooks of ours. One of the two overrides, by torch's version.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {}
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {}
+
+ private:
+  void begin_segment(BackwardPass& pass, uint64_t number) const {
+    const int graph_task = current_graph_task();
+    if (C10_UNLIKELY(graph_task < 0)) return;
+    ThreadState& thread = registered_thread();
+    if (C10_UNLIKELY(!pass.begun.load(std::memory_order_relaxed)) && !pass.begun.exchange(true)) {
+      torch::autograd::Engine::get_default_engine().queue_callback([number] { end_pass(number); });
+    }
+    engine.hooked_graph_tasks[graph_task % kMaxConcurrentPasses].store(graph_task + 1, std::memory_order_relaxed);
+    write_without_gil(
+        thread, node_meta(kSegmentBegin, forward_thread_, 0),
+        static_cast<int64_t>((number & kBackwardPassMask) << kSequenceBits | (sequence_ & kSequenceMask)));
+  }
+
+  std::atomic<uint64_t> pass_number_;
+  uint64_t forward_thread_, sequence_;
+};
+
+}  // namespace modtrace
