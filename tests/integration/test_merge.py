@@ -21,8 +21,8 @@ import pytest
 
 import modtrace
 from modtrace import TraceError, WriteError
-from modtrace.profiler import merge, module_totals, read_merge_metadata
-from modtrace.profiler.attribute.module_times import NO_MODULE
+from modtrace.profiler import merge, read_merge_metadata, read_merged_summary
+from modtrace.profiler.attribute.gpu_times import NO_MODULE
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
 from modtrace.timeline.columns import in_start_order
 from tests.support.kineto import GPU_TRACES, recording, trace, x
@@ -147,14 +147,14 @@ def test_our_ids_collide_with_none_and_lie_above(path: Path, folder: Path) -> No
 
 @each_trace
 def test_gpu_time_adds_up_to_the_nanosecond(path: Path, folder: Path) -> None:
-    totals = module_totals(merged(path, folder))
-    assert totals is not None
+    summary = read_merged_summary(merged(path, folder))
+    assert summary is not None
     for category, name in GPU.items():
         whole = sum(ns(event["dur"]) for event in slices(document(path)["traceEvents"], category))
-        assert getattr(totals, name) == whole
-        assert sum(getattr(row, name) for row in totals.rows) == whole
+        assert (0 if summary.gpu is None else getattr(summary.gpu, name)) == whole
+        assert sum(getattr(row, name) for row in summary.rows) == whole
     kernels = len(slices(document(path)["traceEvents"], "kernel"))
-    assert sum(row.kernels for row in totals.rows) == kernels
+    assert sum(row.kernels for row in summary.rows) == kernels
 
 
 @each_trace
@@ -251,7 +251,7 @@ def test_as_pftrace_every_slice_of_the_profiler_keeps_its_time(
     rows = opened.query("select category, ts, dur from slice where category is not null")
     ours = {"forward", "backward", "recompute", "gpu"}
     assert Counter((r["category"], r["ts"], r["dur"]) for r in rows if r["category"] not in ours) == wanted
-    assert module_totals(out) == module_totals(merged(path, folder))
+    assert read_merged_summary(out) == read_merged_summary(merged(path, folder))
     written = Counter(
         event["cat"]
         for event in json.loads(merged(path, folder).read_text())["traceEvents"][len(document(path)["traceEvents"]) :]
@@ -276,7 +276,7 @@ def test_without_attribution_the_recording_is_added_as_it_is(path: Path, tmp_pat
     assert not slices(added, "backward", "gpu")
     assert not {event["tid"] for event in added} & {event.get("tid") for event in before}
     assert "without attribution" in after["modtrace"]["notes"][0]
-    assert module_totals(tmp_path / "out.json") is None
+    assert read_merged_summary(tmp_path / "out.json") is None
 
 
 def test_sync_marks_are_found_without_reading_the_events(tmp_path: Path) -> None:
@@ -386,10 +386,11 @@ def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "profile with with_stack=True" in done.stderr
-    totals = module_totals(out)
-    assert totals is not None
-    assert [row.fqn for row in totals.rows] == [NO_MODULE]
-    assert totals.kernel_ns == sum(ns(e["dur"]) for e in slices(document(GPU_TRACES[0])["traceEvents"], "kernel"))
+    summary = read_merged_summary(out)
+    assert summary is not None
+    assert [row.fqn for row in summary.rows] == [NO_MODULE]
+    assert summary.gpu is not None
+    assert summary.gpu.kernel_ns == sum(ns(e["dur"]) for e in slices(document(GPU_TRACES[0])["traceEvents"], "kernel"))
     failed = subprocess.run(
         [sys.executable, "-m", "modtrace", "merge", str(Path(__file__).parents[2] / "README.md"), "-o", str(out)],
         capture_output=True,
@@ -404,18 +405,19 @@ def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpu_traces")
 def test_totals_sort_and_print(folder: Path) -> None:
-    totals = module_totals(merged(GPU_TRACES[1], folder))
-    assert totals is not None
-    top = totals.top("gpu", 3)
-    assert [row.gpu_self_ns for row in top.rows] == sorted((row.gpu_self_ns for row in totals.rows), reverse=True)[:3]
-    assert top.note.endswith(f"{len(totals.rows) - 3} more rows")
+    summary = read_merged_summary(merged(GPU_TRACES[1], folder))
+    assert summary is not None
+    assert summary.gpu is not None
+    top = summary.sort_by("gpu", 3)
+    assert [row.gpu_self_ns for row in top.rows] == sorted((row.gpu_self_ns for row in summary.rows), reverse=True)[:3]
+    assert top.footer.endswith(f"; {len(summary.rows) - 3} more modules")
     assert top.to_markdown().count("\n| ") == 4
-    assert len(totals.to_csv().splitlines()) == 1 + len(totals.rows)
-    assert json.loads(totals.to_json())["kernel_ns"] == totals.kernel_ns
+    assert len(summary.to_csv().splitlines()) == 1 + len(summary.rows)
+    assert json.loads(summary.to_json())["gpu"]["kernel_ns"] == summary.gpu.kernel_ns
     from rich.console import Console
 
     console = Console(width=240, record=True, file=io.StringIO())
     console.print(top)
     assert top.rows[0].fqn in console.export_text()
-    with pytest.raises(ValueError, match="sort by"):
-        totals.top("colour")
+    with pytest.raises(ValueError, match="sorts by"):
+        summary.sort_by("colour")

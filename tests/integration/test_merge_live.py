@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from modtrace.profiler import module_totals
+from modtrace.profiler import read_merged_summary
 from tests.support.trace_processor import TraceProcessor
 
 CPU = [ProfilerActivity.CPU]
@@ -155,9 +155,9 @@ def test_the_handler_records_exports_and_merges_each_cycle(tmp_path: Path) -> No
     assert [path.name for path in handler.paths] == ["w.0.json.gz", "w.1.json.gz"]
     assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == ["w.0.json.gz", "w.1.json.gz"]
     for path in handler.paths:
-        totals = module_totals(path)
-        assert totals is not None
-        assert {row.fqn for row in totals.rows} == {"Net", "Net.inner", "Net.inner.0", "Net.inner.1", "Net.plain"}
+        summary = read_merged_summary(path)
+        assert summary is not None
+        assert {row.fqn for row in summary.rows} == {"Net", "Net.inner", "Net.inner.0", "Net.inner.1", "Net.plain"}
     with modtrace.record(engine="python"):
         pass  # the handler's recording has ended
 

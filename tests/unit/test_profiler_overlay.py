@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from modtrace import TraceError
-from modtrace.profiler.attribute.module_times import NO_MODULE
+from modtrace.profiler.attribute.gpu_times import NO_MODULE
 from modtrace.profiler.attribute.overlay import Overlay, overlay
 from modtrace.profiler.trace.event_columns import EventCollector
 from modtrace.timeline import PHASES, Mark, Process, Timeline, Track
@@ -223,7 +223,7 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         ("c: ReLU", 10_320, 10_380, 2, "forward"),
     ]
     assert (found.work, found.attributed_work) == (8, 6)
-    rows = {row.fqn: row for row in found.totals.rows}
+    rows = {row.fqn: row for row in found.summary.rows}
     assert [
         (r.kernels, r.gpu_forward_ns, r.gpu_forward_self_ns, r.gpu_backward_ns, r.gpu_self_ns) for r in rows.values()
     ] == [
@@ -234,9 +234,11 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         (1, 0, 0, 0, 107),  # of unknown phase
     ]
     assert list(rows) == ["Net", "Net.a", "Net.b", "Net.b.c", NO_MODULE]
-    assert (found.totals.kernel_ns, found.totals.memcpy_ns, found.totals.memset_ns) == (510, 50, 7)
+    gpu = found.summary.gpu
+    assert gpu is not None
+    assert (gpu.kernel_ns, gpu.memcpy_ns, gpu.memset_ns) == (510, 50, 7)
     for kind in ("kernel_ns", "memcpy_ns", "memset_ns"):
-        assert sum(getattr(row, kind) for row in rows.values()) == getattr(found.totals, kind)
+        assert sum(getattr(row, kind) for row in rows.values()) == getattr(gpu, kind)
     assert (rows["Net.b"].forward_ns, rows["Net.b"].forward_self_ns, rows["Net.b"].calls) == (2000, 1000, 1)
 
 
@@ -249,7 +251,7 @@ def test_kernels_of_a_recomputed_call_say_so() -> None:
         ("c: ReLU", 10_000, 10_100, 2, "backward"),
         ("b: Linear", 10_000, 10_100, 3, "recompute"),
     ]
-    row = next(row for row in found.totals.rows if row.fqn == "Net.b")
+    row = next(row for row in found.summary.rows if row.fqn == "Net.b")
     assert (row.gpu_recompute_ns, row.gpu_backward_ns, row.gpu_backward_self_ns, row.gpu_recompute_self_ns) == (
         100,
         100,
@@ -332,7 +334,8 @@ def test_reconstructed_recompute_repeats_its_call() -> None:
 def test_without_module_slices_nothing_is_made_up() -> None:
     found = overlaid(None, *OPS, *NODES, kernel(10_000, 10_100, 1))
     assert len(found.timeline.columns) == 0
-    assert found.totals.kernel_ns == 100
+    assert found.summary.gpu is not None
+    assert found.summary.gpu.kernel_ns == 100
     assert "profile with with_stack=True" in found.notes[0]
 
 

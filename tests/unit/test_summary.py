@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.timeline.columns import BACKWARD, FORWARD, RECOMPUTE, Columns
-from modtrace.timeline.summary import Row, Summary, summarize
+from modtrace.timeline.summary import GpuTotals, ModuleTimes, Summary, summarize
 from modtrace.timeline.timeline import Name, Process, Stats, Timeline, Track
 
 MAIN = Process(1)
@@ -63,9 +63,9 @@ def test_totals_and_self_times_of_a_step_with_recompute() -> None:
 
     assert summarize(step) == Summary(
         [
-            Row("Net", "Net", 1, 1000, 300, 1000, 200, 0, 0),
-            Row("Net.a", "Linear", 2, 150, 150, 0, 0, 100, 100),
-            Row("Net.b", "Block", 1, 600, 550, 800, 400, 400, 300),
+            ModuleTimes("Net", "Net", 1, 1000, 300, 1000, 200, 0, 0),
+            ModuleTimes("Net.a", "Linear", 2, 150, 150, 0, 0, 100, 100),
+            ModuleTimes("Net.b", "Block", 1, 600, 550, 800, 400, 400, 300),
         ],
         modules=3,
     )
@@ -81,8 +81,8 @@ def test_a_module_that_calls_itself_counts_its_time_once() -> None:
     )
 
     assert summarize(recursion).rows == [
-        Row("Net.a", "Linear", 3, 100, 80, 0, 0, 0, 0),
-        Row("Net.b", "Block", 1, 80, 20, 0, 0, 0, 0),
+        ModuleTimes("Net.a", "Linear", 3, 100, 80, 0, 0, 0, 0),
+        ModuleTimes("Net.b", "Block", 1, 80, 20, 0, 0, 0, 0),
     ]
 
 
@@ -90,7 +90,7 @@ def test_slices_of_one_module_under_two_labels_are_one_row() -> None:
     names = (Name("a: Linear", "Net.a", "Linear"), Name("b.a: Linear", "Net.a", "Linear"))
     both = timeline((0, FORWARD, 0, 5, -1, True), (1, FORWARD, 5, 12, -1, True), names=names)
 
-    assert summarize(both).rows == [Row("Net.a", "Linear", 2, 12, 12, 0, 0, 0, 0)]
+    assert summarize(both).rows == [ModuleTimes("Net.a", "Linear", 2, 12, 12, 0, 0, 0, 0)]
 
 
 def test_what_was_lost_is_said() -> None:
@@ -101,11 +101,11 @@ def test_what_was_lost_is_said() -> None:
         stats=Stats(recorded=20, overwritten=7),
     )
 
-    summary = summarize(lossy).top(limit=1)
+    summary = summarize(lossy).sort_by(limit=1)
 
-    assert summary.note == "1 more modules, 2 slices incomplete, 7 events overwritten"
-    assert str(summary).splitlines()[-1] == summary.note
-    assert summary.to_markdown().splitlines()[-1] == summary.note
+    assert summary.footer == "1 more modules, 2 spans incomplete, 7 events overwritten"
+    assert str(summary).splitlines()[-1] == summary.footer
+    assert summary.to_markdown().splitlines()[-1] == summary.footer
 
 
 @pytest.mark.parametrize(
@@ -121,23 +121,23 @@ def test_what_was_lost_is_said() -> None:
 )
 def test_sorting(key: str, order: str) -> None:
     rows = [
-        Row("c", "C", 9, 20, 1, 1, 1, 3, 2),
-        Row("a", "A", 5, 30, 1, 2, 1, 2, 1),
-        Row("b", "B", 1, 10, 9, 3, 1, 1, 1),
+        ModuleTimes("c", "C", 9, 20, 1, 1, 1, 3, 2),
+        ModuleTimes("a", "A", 5, 30, 1, 2, 1, 2, 1),
+        ModuleTimes("b", "B", 1, 10, 9, 3, 1, 1, 1),
     ]
 
-    assert "".join(row.fqn for row in Summary(rows, 3).top(key).rows) == order
+    assert "".join(row.fqn for row in Summary(rows, 3).sort_by(key).rows) == order
 
 
 def test_ties_keep_the_order_of_calls_and_an_unknown_key_is_refused() -> None:
-    rows = [Row(fqn, "L", 1, 5, 5, 0, 0, 0, 0) for fqn in ("z", "a", "m")]
+    rows = [ModuleTimes(fqn, "L", 1, 5, 5, 0, 0, 0, 0) for fqn in ("z", "a", "m")]
 
-    assert [row.fqn for row in Summary(rows, 3).top().rows] == ["z", "a", "m"]
+    assert [row.fqn for row in Summary(rows, 3).sort_by().rows] == ["z", "a", "m"]
     with pytest.raises(ValueError, match="not by 'size'"):
-        Summary(rows, 3).top("size")
+        Summary(rows, 3).sort_by("size")
 
 
-EXAMPLE = Summary([Row("Net.a", "Linear", 2, 1_234_567, 1_000_000, 2_000_500, 0, 0, 0)], 1)
+EXAMPLE = Summary([ModuleTimes("Net.a", "Linear", 2, 1_234_567, 1_000_000, 2_000_500, 0, 0, 0)], 1)
 
 
 def test_as_text() -> None:
@@ -156,7 +156,7 @@ def test_as_markdown() -> None:
 
 
 def test_recompute_is_a_column_where_there_is_any() -> None:
-    summary = Summary([*EXAMPLE.rows, Row("Net.b", "B", 1, 0, 0, 0, 0, 7_000, 7_000)], 2)
+    summary = Summary([*EXAMPLE.rows, ModuleTimes("Net.b", "B", 1, 0, 0, 0, 0, 7_000, 7_000)], 2)
 
     assert str(summary) == (
         "module  class   calls  forward ms   self  backward ms   self  recompute ms\n"
@@ -195,9 +195,75 @@ def test_as_a_rich_table_names_are_not_markup() -> None:
     from rich.console import Console
 
     out = io.StringIO()
-    Console(file=out, width=140, force_terminal=False).print(Summary([Row("[red]a[/]", "L", 1, 5, 5, 0, 0, 0, 0)], 1))
+    summary = Summary([ModuleTimes("[red]a[/]", "L", 1, 5, 5)], 1)
+    Console(file=out, width=140, force_terminal=False).print(summary)
 
     assert "[red]a[/]" in out.getvalue()
+
+
+def test_html_escapes_names_and_aligns_numbers() -> None:
+    summary = Summary([ModuleTimes("<b>a</b>", "L & M", 2, 1_234_567, 1_000_000)], modules=3)
+
+    assert summary.to_html() == summary._repr_html_() == HTML
+
+
+HTML = (
+    "<table>\n"
+    '<thead><tr><th style="text-align: left">module</th><th style="text-align: left">class</th>'
+    '<th style="text-align: right">calls</th><th style="text-align: right">forward ms</th>'
+    '<th style="text-align: right">self</th><th style="text-align: right">backward ms</th>'
+    '<th style="text-align: right">self</th></tr></thead>\n'
+    "<tbody>\n"
+    '<tr><td style="text-align: left">&lt;b&gt;a&lt;/b&gt;</td><td style="text-align: left">L &amp; M</td>'
+    '<td style="text-align: right">2</td><td style="text-align: right">1.235</td>'
+    '<td style="text-align: right">1.000</td><td style="text-align: right">0.000</td>'
+    '<td style="text-align: right">0.000</td></tr>\n'
+    "</tbody>\n"
+    '<tfoot><tr><td colspan="7">2 more modules</td></tr></tfoot>\n'
+    "</table>\n"
+)
+
+PROFILED = Summary(
+    [
+        ModuleTimes("Net", "Net", 1, 9_000, 4_000, kernels=1, gpu_forward_ns=50_000, kernel_ns=20_000),
+        ModuleTimes("Net.a", "L", 2, 5_000, 5_000, kernels=3, gpu_forward_ns=30_000, kernel_ns=25_000, memcpy_ns=5_000),
+    ],
+    modules=2,
+    overwritten=4,
+    gpu=GpuTotals(45_000, 5_000, 0),
+)
+
+
+def test_gpu_columns_stand_in_every_form_where_a_gpu_was_profiled() -> None:
+    # What is 0 in every row has no column: backward, recompute and their GPU times.
+    assert str(PROFILED) == (
+        "module  class  calls  forward ms  self ms  kernels  GPU forward ms  GPU self ms\n"
+        "Net     Net        1       0.009    0.004        1           0.050        0.020\n"
+        "Net.a   L          2       0.005    0.005        3           0.030        0.030\n"
+        "GPU: kernels 0.045 ms, memcpys 0.005 ms, memsets 0.000 ms; 4 events overwritten"
+    )
+    assert PROFILED.to_markdown().splitlines()[3] == "| `Net.a` | `L` | 2 | 0.005 | 0.005 | 3 | 0.030 | 0.030 |"
+    header, first, _ = PROFILED.to_csv().splitlines()
+    assert header.split(",") == list(ModuleTimes._fields)
+    assert first == "Net,Net,1,9000,4000,0,0,0,0,1,50000,0,0,0,0,0,20000,0,0"
+    assert json.loads(PROFILED.to_json())["gpu"] == {"kernel_ns": 45_000, "memcpy_ns": 5_000, "memset_ns": 0}
+    assert json.loads(PROFILED.to_json())["rows"][1]["memcpy_ns"] == 5_000
+
+
+def test_gpu_time_is_what_a_profiled_summary_is_sorted_by() -> None:
+    assert [row.fqn for row in PROFILED.sort_by().rows] == ["Net.a", "Net"]
+    assert [row.fqn for row in PROFILED.sort_by("forward").rows] == ["Net", "Net.a"]
+    with pytest.raises(ValueError, match="sorts by self, forward, backward, recompute, calls, name, not by 'gpu'"):
+        EXAMPLE.sort_by("gpu")
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("summary", [EXAMPLE, PROFILED], ids=["cpu", "gpu"])
+def test_json_values_are_read_back_as_the_same_summary(summary: Summary, sparse: bool) -> None:
+    values = json.loads(json.dumps(summary.to_json_values(sparse=sparse)))
+
+    assert Summary.from_json_values(values) == summary
+    assert ("recompute_ns" in values["rows"][0]) is not sparse
 
 
 def test_an_empty_timeline() -> None:
@@ -225,12 +291,14 @@ def test_an_empty_timeline() -> None:
     ],
 )
 def test_hostile_names_in_markdown(name: str, markdown: str) -> None:
-    assert Summary([Row(name, "L", 0, 0, 0, 0, 0, 0, 0)], 1).to_markdown().splitlines()[2].startswith(f"| {markdown} |")
+    summary = Summary([ModuleTimes(name, "L")], 1)
+
+    assert summary.to_markdown().splitlines()[2].startswith(f"| {markdown} |")
 
 
 @given(st.text())
 def test_any_name_is_one_line_of_printable_utf8_everywhere(name: str) -> None:
-    summary = Summary([Row(name, name, 1, 2, 2, 0, 0, 0, 0)], 1)
+    summary = Summary([ModuleTimes(name, name, 1, 2, 2, 0, 0, 0, 0)], 1)
 
     assert len(str(summary).splitlines()) == 2
     assert len(summary.to_markdown().splitlines()) == 3

@@ -51,7 +51,7 @@ def command(output: str) -> None:
             recording.step()
             progress.update(task, advance=1, loss=loss)
     console.print()
-    console.print(recording.timeline().summary().top(limit=16))
+    console.print(recording.timeline().summary().sort_by(limit=16))
     console.print()
     console.print(next_step_hint(output), highlight=False, markup=False, soft_wrap=True)
 

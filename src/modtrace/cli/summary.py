@@ -35,13 +35,13 @@ def command(
 
     TRACE is a ring file, anything that modtrace saved, or a merged trace, which has GPU times and kernels too.
     """
-    from ..profiler import module_totals
+    from ..profiler import read_merged_summary
     from ..read import load
 
-    totals = module_totals(trace)
-    if totals is None and sort == "gpu":
+    summary = read_merged_summary(trace) or load(trace).summary()
+    if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
-    summary = load(trace).summary().top(sort or "self", limit) if totals is None else totals.top(sort or "gpu", limit)
+    summary = summary.sort_by(sort, limit)
     if output_format == "table":
         from rich.console import Console
 

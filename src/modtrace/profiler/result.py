@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from .._errors import TraceError
-from .attribute.module_times import ModuleTotals
+from ..timeline import Summary
 
 __all__ = ["MERGED", "MergeResult", "Path", "refuse_merged", "trailer_json"]
 
@@ -29,7 +29,7 @@ class MergeResult:
         alignment: how well the recording lies over the trace; empty where there was no recording.
         slices: slices written above the process's threads.
         device_slices: slices written above the devices' streams.
-        totals: what each module took; None without attribution.
+        summary: what each module took; None without attribution.
         notes: what the user should know.
         metadata: what the trace's metadata says; JSON values.
     """
@@ -38,7 +38,7 @@ class MergeResult:
     alignment: str
     slices: int
     device_slices: int
-    totals: ModuleTotals | None
+    summary: Summary | None
     notes: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
 

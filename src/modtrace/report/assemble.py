@@ -126,25 +126,25 @@ def _report_names(anonymize: bool) -> ReportNames:
 
 def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
     """Return the table of a merged trace, which has GPU times; None for any other."""
-    from ..profiler import module_totals
-    from ..profiler.attribute.module_times import NO_MODULE
+    from ..profiler import read_merged_summary
+    from ..profiler.attribute.gpu_times import NO_MODULE
 
-    totals = module_totals(path)
-    if totals is None:
+    summary = read_merged_summary(path)
+    if summary is None:
         return None
     rows = [
         row
         if row.fqn == NO_MODULE
         else row._replace(fqn=names.fqn(row.fqn), module_class=names.module_class(row.module_class))
-        for row in totals.rows
+        for row in summary.rows
     ]
-    return replace(totals, rows=rows).top(limit=MAX_TABLE_ROWS).to_markdown()
+    return replace(summary, rows=rows).sort_by(limit=MAX_TABLE_ROWS).to_markdown()
 
 
 def _fit(source: ReportSource, table: str | None, names: ReportNames, max_bytes: int) -> Report:
     """Return the report with as much of the trace as fits."""
     environment_text = environment(names.text).encode()
-    table = table or source.timeline.summary().top(limit=MAX_TABLE_ROWS).to_markdown()
+    table = table or source.timeline.summary().sort_by(limit=MAX_TABLE_ROWS).to_markdown()
     max_items = source.count
     while True:
         part = source.last(max_items)

@@ -10,14 +10,14 @@ import numpy as np
 
 from ..._errors import TraceError
 from ..._typing import Int64Array
-from ...timeline import CounterSeries, Process, Timeline
+from ...timeline import CounterSeries, Process, Summary, Timeline
 from ..trace.event_columns import ProfilerEvents
 from ..trace.trace_file import base_time_ns
 from .alignment import Alignment, align_by_sync_marks
 from .backward_from_nodes import attribute_nodes, cut_to_nodes
 from .call_lookup import InnermostLookup, runs_module_code, threads_of
+from .gpu_times import compute_module_times
 from .gpu_work import StreamSpans, attribute_gpu_work, build_stream_spans
-from .module_times import ModuleTotals, add_up
 from .reconstruct import reconstruct
 
 __all__ = ["Overlay", "for_process", "overlay", "recorded_pid", "threads_of_trace", "to_trace_time"]
@@ -32,7 +32,7 @@ class Overlay:
         pid: the process it belongs to, as it stands in the trace.
         alignment: None where the timeline was made from the trace itself.
         devices: slices above the streams.
-        totals: what each module took.
+        summary: what each module took.
         nodes: autograd nodes of the trace.
         nodes_placed: of these, how many belong to a call.
         work: kernels, memcpys and memsets.
@@ -46,7 +46,7 @@ class Overlay:
     pid: int | str
     alignment: Alignment | None
     devices: StreamSpans
-    totals: ModuleTotals
+    summary: Summary
     nodes: int
     attributed_nodes: int
     work: int
@@ -101,7 +101,7 @@ def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str
         pid=pid,
         alignment=alignment,
         devices=build_stream_spans(timeline, events, span),
-        totals=add_up(timeline, events, span),
+        summary=compute_module_times(timeline, events, span),
         nodes=len(nodes),
         attributed_nodes=int(np.count_nonzero(nodes.call >= 0)),
         work=len(span),

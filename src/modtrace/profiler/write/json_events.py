@@ -12,8 +12,8 @@ from ...timeline import PHASES, Name, Timeline
 from ...write.chrome import ChromeTimeline, microseconds, row_metadata_events
 from ...write.chrome_events import span_head
 from ...write.lanes import Lanes
+from ..attribute.gpu_times import NO_MODULE
 from ..attribute.gpu_work import StreamSpans
-from ..attribute.module_times import NO_MODULE
 from .double_safe_nesting import nest_after_rounding, nested_timeline
 from .trace_rows import DeviceRow
 

@@ -140,14 +140,14 @@ def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
         "straddling_ops": overlaid.straddling_ops,
         "max_straddle_ns": overlaid.max_straddle_ns,
         "notes": notes,
-        "modules": overlaid.totals.as_json(),
+        "modules": overlaid.summary.to_json_values(sparse=True),
     }
     return MergeResult(
         path=out,
         alignment="" if overlaid.alignment is None else str(overlaid.alignment),
         slices=len(overlaid.timeline.columns),
         device_slices=len(overlaid.devices),
-        totals=overlaid.totals,
+        summary=overlaid.summary,
         notes=notes,
         metadata=metadata,
     )

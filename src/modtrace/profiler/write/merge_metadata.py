@@ -6,18 +6,18 @@ import json
 import os
 from typing import Any
 
-from ..attribute.module_times import ModuleTotals
+from ...timeline import Summary
 from ..result import MERGED
 from ..trace.trace_file import BLOCK_BYTES, TraceFile
 
-__all__ = ["module_totals", "read_merge_metadata"]
+__all__ = ["read_merge_metadata", "read_merged_summary"]
 
 _IN_JSON = f'\n],\n"{MERGED}":'.encode()
 _IN_PACKETS = f"{MERGED}_merge".encode()
 _LONGEST = 64 << 20
 
 
-def module_totals(path: str | os.PathLike[str]) -> ModuleTotals | None:
+def read_merged_summary(path: str | os.PathLike[str]) -> Summary | None:
     """Return what each module took, from a file that `merge` wrote with attribution; None for any other file.
 
     Raises:
@@ -26,7 +26,7 @@ def module_totals(path: str | os.PathLike[str]) -> ModuleTotals | None:
     metadata = read_merge_metadata(path)
     if metadata is None or "modules" not in metadata:
         return None
-    return ModuleTotals.from_json(metadata["modules"])
+    return Summary.from_json_values(metadata["modules"])
 
 
 def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from ...timeline import PHASES, Timeline
 from ...write.atomic_file import Sink, atomic_writer
 from ...write.perfetto import perfetto_packets
 from ...write.perfetto_descriptors import serialize
-from ..attribute.module_times import NO_MODULE
+from ..attribute.gpu_times import NO_MODULE
 from ..attribute.overlay import Overlay, overlay
 from ..result import MERGED, MergeResult, refuse_merged
 from ..trace.event_columns import (

@@ -1,0 +1,85 @@
+"""The rows of a summary: what one module took."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["CPU_FIELDS", "GpuTotals", "ModuleTimes"]
+
+
+class ModuleTimes(NamedTuple):
+    """What one module took over the whole timeline; times are integer nanoseconds.
+
+    A total counts a call within a call of the same module once; a self time leaves out what inner modules took. GPU
+    times are sums of the durations of kernels, memcpys and memsets, wherever they overlap; they are 0 in a summary
+    without GPU columns.
+
+    Attributes:
+        fqn: the module's fully qualified name (`GPT.transformer.h.0`).
+        module_class: the name of its class (`Block`).
+        calls: how often its forward ran; a recompute is not a call.
+        forward_ns: total of forward on the CPU.
+        forward_self_ns: of it, outside inner modules.
+        backward_ns: total of backward on the CPU, recompute inside it included.
+        backward_self_ns: of it, outside inner modules and recompute.
+        recompute_ns: total of recompute on the CPU.
+        recompute_self_ns: of it, outside inner modules.
+        kernels: kernels that the module itself launched.
+        gpu_forward_ns: GPU time launched in forward, by it or its inner modules.
+        gpu_forward_self_ns: of it, launched by itself.
+        gpu_backward_ns: the same of backward, recompute included.
+        gpu_backward_self_ns: of it, launched by itself.
+        gpu_recompute_ns: the same of recompute.
+        gpu_recompute_self_ns: of it, launched by itself.
+        kernel_ns: of the GPU self times together, kernels.
+        memcpy_ns: of the GPU self times together, memcpys.
+        memset_ns: of the GPU self times together, memsets.
+    """
+
+    fqn: str
+    module_class: str
+    calls: int = 0
+    forward_ns: int = 0
+    forward_self_ns: int = 0
+    backward_ns: int = 0
+    backward_self_ns: int = 0
+    recompute_ns: int = 0
+    recompute_self_ns: int = 0
+    kernels: int = 0
+    gpu_forward_ns: int = 0
+    gpu_forward_self_ns: int = 0
+    gpu_backward_ns: int = 0
+    gpu_backward_self_ns: int = 0
+    gpu_recompute_ns: int = 0
+    gpu_recompute_self_ns: int = 0
+    kernel_ns: int = 0
+    memcpy_ns: int = 0
+    memset_ns: int = 0
+
+    @property
+    def self_ns(self) -> int:
+        """The CPU self times of all phases together, in nanoseconds."""
+        return self.forward_self_ns + self.backward_self_ns + self.recompute_self_ns
+
+    @property
+    def gpu_self_ns(self) -> int:
+        """The GPU self times of all phases together, in nanoseconds."""
+        return self.kernel_ns + self.memcpy_ns + self.memset_ns
+
+
+CPU_FIELDS = ModuleTimes._fields[: ModuleTimes._fields.index("kernels")]
+"""The fields of `ModuleTimes` that every summary has; the others are known only where there was a GPU."""
+
+
+class GpuTotals(NamedTuple):
+    """GPU time of a whole trace, in integer nanoseconds; the rows of its summary add up to it.
+
+    Attributes:
+        kernel_ns: durations of all kernels.
+        memcpy_ns: durations of all memcpys.
+        memset_ns: durations of all memsets.
+    """
+
+    kernel_ns: int
+    memcpy_ns: int
+    memset_ns: int

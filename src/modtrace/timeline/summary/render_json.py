@@ -1,0 +1,53 @@
+"""A summary as JSON, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .module_times import CPU_FIELDS, GpuTotals, ModuleTimes
+
+if TYPE_CHECKING:
+    from .summary import Summary
+
+__all__ = ["from_json_values", "render_json", "to_json_values"]
+
+
+def render_json(summary: Summary) -> str:
+    """Return one indented JSON object; times in ns."""
+    return json.dumps(to_json_values(summary, sparse=False), indent=2) + "\n"
+
+
+def to_json_values(summary: Summary, *, sparse: bool) -> dict[str, Any]:
+    """Return a summary as JSON values; `sparse` leaves out what is 0 in a row."""
+    fields = CPU_FIELDS if summary.gpu is None else ModuleTimes._fields
+    values: dict[str, Any] = {
+        "rows": [
+            {field: value for field, value in zip(fields, row, strict=False) if value != 0 or not sparse}
+            for row in summary.rows
+        ],
+        "modules": summary.modules,
+        "incomplete": summary.incomplete,
+        "overwritten": summary.overwritten,
+    }
+    if summary.gpu is not None:
+        values["gpu"] = summary.gpu._asdict()
+    return values
+
+
+def from_json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the `Summary` that `values` was made from.
+
+    Raises:
+        KeyError: `values` was made from something else.
+        TypeError: `values` was made from something else.
+    """
+    gpu = values.get("gpu")
+    return {
+        "rows": [ModuleTimes(**row) for row in values["rows"]],
+        "modules": values["modules"],
+        "incomplete": values["incomplete"],
+        "overwritten": values["overwritten"],
+        "gpu": None if gpu is None else GpuTotals(**gpu),
+    }
