@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import modtrace
 from modtrace.check import check
 from modtrace.cli.demo import next_step_hint
 from modtrace.demo import GPT, batches, make_optimizer, train_step
+from tests.support.python_process import python_environment, run_python
 from tests.support.trace_processor import TraceProcessor
 
 STEPS = 20
@@ -22,10 +20,7 @@ STEPS = 20
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The trace that `modtrace demo` wrote, and what it printed."""
     folder = tmp_path_factory.mktemp("demo")
-    environment = {**os.environ, "PYTHONPATH": str(Path(modtrace.__file__).parents[1]), "COLUMNS": "120"}
-    command = [sys.executable, "-m", "modtrace", "demo"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", "modtrace", "demo", cwd=folder, env=python_environment(COLUMNS="120"))
     return folder / "demo.json", done.stdout
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modtrace.track.engine import EngineName
 from tests.support import fake_device
+from tests.support.python_process import run_python
 
-ROOT = Path(__file__).parents[2]
 DEVICE, MAIN = "pt_autograd_0", "MainThread"
-MARKED, WATCHED = "STRETCH", "NODE_BEGIN"
+MARKED, WATCHED = "SEGMENT_BEGIN", "NODE_BEGIN"
 
 
 @pytest.fixture(autouse=True)
@@ -27,16 +23,7 @@ def possible() -> None:
 
 
 def run(scenario: str, engine: EngineName) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.fake_device", scenario, engine],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_python("-m", "tests.support.fake_device", scenario, engine)
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return said
 

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import modtrace
 from modtrace.track.engine import EngineName
-
-SOURCE = Path(modtrace.__file__).parents[1]
+from tests.support.python_process import python_environment, run_python
 
 IMPORT_ONLY = "import sys, modtrace; assert 'torch' not in sys.modules"
 
@@ -48,14 +46,7 @@ if __name__ == "__main__":
 def run(script: str, folder: Path, value: str) -> subprocess.CompletedProcess[str]:
     file = folder / "script.py"
     file.write_text(script)
-    return subprocess.run(
-        [sys.executable, file],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "MODTRACE": value},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    return run_python(file, status=None, cwd=folder, env=python_environment(MODTRACE=value))
 
 
 def spans(path: Path) -> list[tuple[str, str, int]]:
@@ -131,14 +122,9 @@ def test_with_the_process_in_the_name_children_are_recorded_too(tmp_path: Path) 
 
 
 def test_the_command_line_does_not_record_itself(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "modtrace", "demo", "-o", "demo.json"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "MODTRACE": "trace.json"},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    environment = python_environment(MODTRACE="trace.json")
+
+    done = run_python("-m", "modtrace", "demo", "-o", "demo.json", cwd=tmp_path, env=environment)
 
     assert done.stderr == "" or "MODTRACE" not in done.stderr
     assert os.listdir(tmp_path) == ["demo.json"]

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import modtrace
 from modtrace.track.engine import EngineName
-
-SOURCE = Path(modtrace.__file__).parents[1]
+from tests.support.python_process import run_python
 
 HEAD = """
 import os, sys, threading, torch, modtrace
@@ -110,14 +107,7 @@ if __name__ == "__main__":
 def run(body: str, engine: EngineName, folder: Path, method: str = "fork") -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(HEAD + body + TAIL)
-    return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", script, engine, folder, method],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_python("-W", "ignore::DeprecationWarning", script, engine, folder, method, status=None)
 
 
 def calls(path: Path) -> list[tuple[str, int, bool]]:

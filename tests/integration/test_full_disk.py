@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import modtrace
 from modtrace.track.engine import EngineName
-
-SOURCE = Path(modtrace.__file__).parents[1]
+from tests.support.python_process import run_python
 
 HEAD = """
 import logging, os, resource, sys, torch, modtrace
@@ -98,17 +95,12 @@ def on_a_small_disk(code: str, engine: EngineName, kilobytes: int, folder: Path)
     small, large = folder / "small", folder / "large"
     small.mkdir()
     large.mkdir()
-    mount = f'mount -t tmpfs -o size={kilobytes}k none "$2" && exec "$0" -c "$CODE" "$1" "$2" "$3"'
+    mount = f'mount -t tmpfs -o size={kilobytes}k none "$0" && exec "$@"'
     probe = subprocess.run(["unshare", "-Urm", "mount", "-t", "tmpfs", "none", small], check=False, capture_output=True)
     if probe.returncode != 0:
         pytest.skip(f"no small disk can be mounted here: {probe.stderr.decode().strip()}")
-    return subprocess.run(
-        ["unshare", "-Urm", "sh", "-c", mount, sys.executable, engine, small, large],
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "CODE": HEAD + code},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    wrapper = ("unshare", "-Urm", "sh", "-c", mount, str(small))
+    return run_python("-c", HEAD + code, engine, small, large, status=None, wrapper=wrapper)
 
 
 def test_at_the_start_it_is_an_error_and_leaves_nothing(engine: EngineName, tmp_path: Path) -> None:
@@ -141,14 +133,10 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 
 
 def test_a_limit_on_file_sizes_is_as_a_full_disk(engine: EngineName, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + LIMITED + AT_START.rpartition("with modtrace")[0], engine, tmp_path, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    code = HEAD + LIMITED + AT_START.rpartition("with modtrace")[0]
 
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_python("-c", code, engine, tmp_path, tmp_path)
+
+    assert done.stderr == ""
     assert f"{tmp_path}/run.modtrace: cannot reserve 34,607,104 bytes" in done.stdout
     assert "File too large. Free some space" in done.stdout

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +12,10 @@ import pytest
 import modtrace
 from modtrace.ring import Kind, read_ring
 from modtrace.track.engine import EngineName
+from tests.support.python_process import start_python
 from tests.support.test_scale import scaled
 
 SECONDS = scaled(3, 30)
-SOURCE = Path(modtrace.__file__).parents[1]
 
 EVENTS = """
 import sys, threading
@@ -74,12 +72,10 @@ sys.stdin.read()
 
 @contextmanager
 def running(code: str, *arguments: object) -> Iterator[None]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    process = start_python("-c", code, *arguments, stdin=subprocess.PIPE)
     try:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+        assert process.stdout.readline() == "ready\n"
         yield
         assert process.poll() is None
     finally:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import modtrace
 from modtrace.track.engine import EngineName
+from tests.support.python_process import run_python
 from tests.support.test_scale import scaled
 
-SOURCE = Path(modtrace.__file__).parents[1]
 STEPS = scaled(60, 500)
 CALLS = 2_000
 CAPACITY = 100_000
@@ -72,13 +68,7 @@ print(json.dumps({
 
 
 def run(engine: EngineName, ring: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, engine, ring, *map(str, (STEPS, CALLS, CAPACITY))],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-c", SCRIPT, engine, ring, STEPS, CALLS, CAPACITY, timeout_s=300)
     found = json.loads(done.stdout)
 
     # Two events a forward call, and a step's mark; backward has the engine's own number of events.

@@ -6,10 +6,7 @@ import bisect
 import gzip
 import io
 import json
-import os
 import stat
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -26,6 +23,7 @@ from modtrace.profiler.attribute.gpu_times import NO_MODULE
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
 from modtrace.timeline.columns import in_start_order
 from tests.support.kineto import GPU_TRACES, recording, trace, x
+from tests.support.python_process import run_python
 from tests.support.trace_processor import TraceProcessor
 
 GPU = {"kernel": "kernel_ns", "gpu_memcpy": "memcpy_ns", "gpu_memset": "memset_ns"}
@@ -377,28 +375,14 @@ def test_wrong_targets_are_refused_and_harm_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("gpu_traces")
 def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "modtrace", "merge", str(GPU_TRACES[0]), "-o", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-m", "modtrace", "merge", GPU_TRACES[0], "-o", out)
     assert "profile with with_stack=True" in done.stderr
     summary = read_merged_summary(out)
     assert summary is not None
     assert [row.fqn for row in summary.rows] == [NO_MODULE]
     assert summary.gpu is not None
     assert summary.gpu.kernel_ns == sum(ns(e["dur"]) for e in slices(document(GPU_TRACES[0])["traceEvents"], "kernel"))
-    failed = subprocess.run(
-        [sys.executable, "-m", "modtrace", "merge", str(Path(__file__).parents[2] / "README.md"), "-o", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert failed.returncode == 1
+    failed = run_python("-m", "modtrace", "merge", Path(__file__).parents[2] / "README.md", "-o", out, status=1)
     assert failed.stderr.count("\n") == 1
     assert "README.md, byte 0: not a profiler trace" in failed.stderr
 

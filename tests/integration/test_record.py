@@ -5,8 +5,6 @@ import logging
 import os
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +19,11 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.check import check
 from modtrace.track.engine import EngineName
+from tests.support.python_process import run_python
 from tests.support.random_models import Spec, Tree, called, specs, with_gradient
 from tests.support.trace_processor import TraceProcessor
 
 Slice = tuple[str, int]
-SOURCE = Path(modtrace.__file__).parents[1]
 
 
 def slices(trace: TraceProcessor, category: str) -> list[Slice]:
@@ -442,13 +440,7 @@ def test_a_full_disk_is_an_error_that_names_the_path_and_keeps_the_old_file(
     path = tmp_path / f"trace{suffix}"
     path.write_text("what was there before")
 
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, path, engine],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", FULL_DISK, path, engine)
 
     error, spans = done.stdout.splitlines()
     assert str(path) in error

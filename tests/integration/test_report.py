@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,6 +27,7 @@ from modtrace.report import MAX_REPORT_BYTES, Report, report_file, report_timeli
 from modtrace.timeline import Mark, Name, Process, Timeline
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
+from tests.support.python_process import run_python
 
 ALEXNET, DDP, _ = GPU_TRACES
 FILES = ["summary.md", "environment.txt", "trace.pftrace.gz", "viewer.html"]
@@ -148,10 +148,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("run") / "heartofgold" / "zaphod"
     home.mkdir(parents=True)
     (home / "deepthought.py").write_text(RUN)
-    command = [sys.executable, "deepthought.py", "--token", "tok_5f1e2d3c4b5a"]
+    wrapper: tuple[str, ...] = ()
     if shutil.which("unshare") and subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode == 0:
-        command = ["unshare", "--uts", "sh", "-c", 'hostname magrathea && exec "$@"', "sh", *command]
-    subprocess.run(command, cwd=home, env=environ(home), check=True, capture_output=True)
+        wrapper = ("unshare", "--uts", "sh", "-c", 'hostname magrathea && exec "$@"', "sh")
+    run_python("deepthought.py", "--token", "tok_5f1e2d3c4b5a", cwd=home, env=environ(home), wrapper=wrapper)
     for name in ("plain.json", "with.json"):
         (home / name).write_text(json.dumps(planted(json.loads((home / name).read_text()))))
     for name in ("merged.json", "merged.pftrace"):
@@ -192,8 +192,8 @@ def test_nothing_private_is_in_any_byte(
     source = gzip.decompress(source) if name.endswith(".gz") else source
     assert b"zaphod" in source  # the test can fail
 
-    command = [sys.executable, "-m", "modtrace", "report", name, "-o", str(tmp_path / "bug.zip"), "--show", *options]
-    done = subprocess.run(command, cwd=run, env=environ(run), check=True, capture_output=True, text=True)
+    command = ("-m", "modtrace", "report", name, "-o", tmp_path / "bug.zip", "--show", *options)
+    done = run_python(*command, cwd=run, env=environ(run))
     data = (tmp_path / "bug.zip").read_bytes()
 
     expected = ["trace.json.gz" if file.startswith("trace") and name == "merged.json" else file for file in FILES]

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import modtrace
+from tests.support.python_process import python_environment, run_python
 
 TRAIN = """
 import torch
@@ -71,8 +70,7 @@ ENDS = {
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python with `command`; stderr without our own lines is in `.stderr`."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(modtrace.__file__).parents[1]), **environment}
-    return subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True)
+    return run_python(*command, status=None, cwd=cwd, env=python_environment(**environment))
 
 
 def ours(stderr: str) -> list[str]:

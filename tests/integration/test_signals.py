@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,7 @@ import modtrace
 from modtrace import RecordingError
 from modtrace.on_signal import SignalDump
 from modtrace.track.engine import EngineName
-
-SOURCE = Path(modtrace.__file__).parents[1]
+from tests.support.python_process import run_python, start_python
 
 
 class Gate(nn.Module):
@@ -69,12 +66,7 @@ with modtrace.record(sys.argv[1], engine=sys.argv[2], on_signal=signal.SIGUSR1):
 
 def test_a_hung_process_saves_on_a_signal_and_goes_on(engine: EngineName, tmp_path: Path) -> None:
     path = tmp_path / "hung.json"
-    process = subprocess.Popen(
-        [sys.executable, "-c", HUNG, path, engine],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start_python("-c", HUNG, path, engine)
     assert process.stdout is not None
     assert process.stdout.readline() == "hung\n"
     for _ in range(2):
@@ -241,14 +233,8 @@ def test_a_recording_that_was_never_stopped_is_saved_at_exit(
 ) -> None:
     path, ring = tmp_path / "trace.pftrace", tmp_path / "run.modtrace"
 
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT.format(end), path, engine, ring],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        check=False,
-        capture_output=True,
-    )
+    run_python("-c", AT_EXIT.format(end), path, engine, ring, status=status)
 
-    assert done.returncode == status
     for file in (path, ring):
         assert [(span.fqn, span.phase, span.complete) for span in modtrace.load(file).spans] == [
             ("Linear", "forward", True),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import html
-import os
 import re
 import shutil
 import signal
@@ -28,6 +27,7 @@ from modtrace.view.server import TraceServer
 from tests.support import perfetto_ui
 from tests.support.browser import chromium, missing, require, visit
 from tests.support.gpt_timeline import gpt_timeline
+from tests.support.python_process import python_environment, start_python
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -143,14 +143,12 @@ def test_no_other_site_can_read_the_trace(browser: Browser, ui: str, tmp_path: P
 def started(*arguments: str | Path, **environ: str) -> subprocess.Popen[str]:
     clean = {
         key: value
-        for key, value in os.environ.items()
+        for key, value in python_environment().items()
         if key not in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION", "SSH_TTY")
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "modtrace", "view", *map(str, arguments)],
-        stdout=subprocess.PIPE,
+    return start_python(
+        *("-m", "modtrace", "view", *arguments),
         stderr=subprocess.PIPE,
-        text=True,
         env=clean | {"PYTHONUNBUFFERED": "1"} | environ,
     )
 

@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +20,7 @@ import modtrace
 from modtrace.demo import GPT
 from modtrace.timeline.open_calls import open_stacks
 from modtrace.track.engine import EngineName
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(modtrace.__file__).parents[1])}
+from tests.support.python_process import python_environment, run_python, start_python
 
 HANGS = """
 import os, sys, torch, modtrace
@@ -102,41 +100,27 @@ def test_what_is_open_is_found_from_the_last_events_as_from_all(engine: EngineNa
 
 
 @pytest.fixture
-def ranks(engine: EngineName, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def ranks(engine: EngineName, tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """Four ranks that hang: 0 and 1 in Net.attn, 2 in Net.mlp, 3 in the backward of Net.attn."""
     places = ("attn", "attn", "mlp", "backward")
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", HANGS, engine, tmp_path / f"run-{rank}.modtrace", str(rank), place],
-            stdout=subprocess.PIPE,
-            env=ENVIRONMENT,
-        )
+        start_python("-c", HANGS, engine, tmp_path / f"run-{rank}.modtrace", rank, place)
         for rank, place in enumerate(places)
     ]
     for process in processes:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"hangs\n"
+        assert process.stdout.readline() == "hangs\n"
     yield processes
     for process in processes:
         process.kill()
         process.communicate()
 
 
-def test_where_hung_ranks_are(ranks: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "modtrace", "where"]
-
-    done = subprocess.run(
-        [*command, f"{tmp_path}/run-*.modtrace"], env=ENVIRONMENT, capture_output=True, text=True, check=True
-    )
+def test_where_hung_ranks_are(ranks: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+    done = run_python("-m", "modtrace", "where", f"{tmp_path}/run-*.modtrace")
     ranks[2].kill()
     ranks[2].wait()
-    told = subprocess.run(
-        [*command, "--json", f"{tmp_path}/run-2.modtrace", f"{tmp_path}/run-3.modtrace"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    told = run_python("-m", "modtrace", "where", "--json", f"{tmp_path}/run-2.modtrace", f"{tmp_path}/run-3.modtrace")
 
     lines = done.stdout.splitlines()
     assert lines[0] == "rank 2 is in Net.mlp, the other 3 in Net.attn"
@@ -150,13 +134,13 @@ def test_where_hung_ranks_are(ranks: list[subprocess.Popen[bytes]], tmp_path: Pa
     assert states[1]["threads"][0]["stack"][0]["seconds"] > 0
 
 
-def test_watching_shows_what_changes(ranks: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_watching_shows_what_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     terminal, inner = pty.openpty()
-    watching = subprocess.Popen(
-        [sys.executable, "-m", "modtrace", "where", "--watch", f"{tmp_path}/run-*.modtrace"],
+    watching = start_python(
+        *("-m", "modtrace", "where", "--watch", f"{tmp_path}/run-*.modtrace"),
         stdout=inner,
         stderr=inner,
-        env={**ENVIRONMENT, "COLUMNS": "120", "TERM": "xterm"},
+        env=python_environment(COLUMNS="120", TERM="xterm"),
     )
     os.close(inner)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import modtrace
+from tests.support.python_process import start_python
 
 __all__ = ["DEATHS", "CrashProcesses", "Death", "Finished"]
 
@@ -53,14 +54,7 @@ class CrashProcesses:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_roots())}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-        )
+        self._process = start_python("-m", __name__, stdin=subprocess.PIPE)
 
     def close(self) -> None:
         """End the process that starts them."""
@@ -80,10 +74,6 @@ class CrashProcesses:
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         return Death(answer["status"], [Finished(*entry) for entry in answer["finished"]], errors.read_text())
-
-
-def _roots() -> list[str]:
-    return [str(Path(modtrace.__file__).parents[1]), str(Path(__file__).parents[2])]
 
 
 def main() -> None:

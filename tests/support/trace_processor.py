@@ -12,7 +12,6 @@ import os
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import Any, Protocol
 import perfetto.trace_processor as native
 from perfetto.trace_processor.platform import PlatformDelegate
 from perfetto.trace_processor.protos import ProtoFactory
+
+from .python_process import run_python
 
 __all__ = ["TraceProcessor", "TraceProcessorError", "missing"]
 
@@ -127,7 +128,7 @@ def start() -> Engine:
 def _binary() -> str | None:
     fetch = "from perfetto.trace_processor.platform import PlatformDelegate as P; print(P().get_shell_path(None))"
     try:
-        done = subprocess.run([sys.executable, "-c", fetch], capture_output=True, text=True, timeout=60)
+        done = run_python("-c", fetch, status=None, timeout_s=60)
     except subprocess.TimeoutExpired:
         return None
     return done.stdout.splitlines()[-1] if done.returncode == 0 else None

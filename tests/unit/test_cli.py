@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from click.testing import CliRunner
 import modtrace.cli
 from modtrace import ModtraceError
 from modtrace.cli._group import group
+from tests.support.python_process import run_python
 
 COMMANDS = ["build", "check", "convert", "demo", "merge", "report", "run", "summary", "view", "where"]
 HEAVY = {"torch", "numpy", "rich", "perfetto", "google.protobuf", "orjson"}
@@ -44,7 +43,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         f"print(sorted({HEAVY} & set(sys.modules)))"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code)
 
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -54,7 +53,7 @@ def test_help_is_there_at_once() -> None:
     seconds = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "modtrace", "--help"], capture_output=True, check=True)
+        run_python("-m", "modtrace", "--help")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
@@ -70,9 +69,9 @@ def test_the_version() -> None:
 def test_an_error_of_ours_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent.json")
 
-    done = subprocess.run([sys.executable, "-m", "modtrace", "check", absent], capture_output=True, text=True)
+    done = run_python("-m", "modtrace", "check", absent, status=1)
 
-    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stdout == ""
     assert done.stderr == f"modtrace: {absent}: cannot be read: No such file or directory\n"
 
 
@@ -119,7 +118,6 @@ def test_check_prints_names_that_no_terminal_encoding_has(tmp_path: Path) -> Non
     trace = tmp_path / "trace.json"
     trace.write_text(json.dumps([{"ph": "B", "name": "\ud800\x1b[2J", "ts": 1}]))
 
-    done = subprocess.run([sys.executable, "-m", "modtrace", "check", str(trace)], capture_output=True, text=True)
+    done = run_python("-m", "modtrace", "check", trace, status=1)
 
-    assert done.returncode == 1
     assert done.stdout.splitlines()[0] == r"begin-without-end: event 0: '\ud800\x1b[2J' is never ended"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
+from tests.support.python_process import run_python
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(modtrace.__file__).parent
@@ -20,8 +20,7 @@ PACKAGE = Path(modtrace.__file__).parent
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the built wheel and source distribution."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    run_python("-m", "hatchling", "build", "--directory", folder, cwd=ROOT)
     return folder
 
 
@@ -66,13 +65,13 @@ def test_reading_a_trace_imports_no_torch() -> None:
         "assert 'torch' not in sys.modules, 'torch'\n"
     )
 
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 def test_importing_modtrace_alone_imports_nothing_heavy() -> None:
     code = "import sys, modtrace; print(sorted({'torch', 'numpy', 'orjson', 'rich', 'click'} & set(sys.modules)))"
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code)
 
     assert done.stdout == "[]\n"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from modtrace.report.event_filter import EventFilter
 from modtrace.report.redact import Redactor
 from modtrace.report.system_info import allowed_lines, environment
 from modtrace.timeline import Columns, CounterSeries, Mark, Name, Process, Timeline, Track
+from tests.support.python_process import run_python
 
 ENVIRON = {
     "HOME": "/home/Jane Doe",
@@ -351,8 +350,7 @@ def of_another_torch(folder: Path, source: str, timeout_s: float = 30) -> str:
     (folder / "torch/utils/collect_env.py").write_text(source)
     code = f"from modtrace.report.system_info import environment; print(environment(str, {timeout_s}))"
     environ = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2] / 'src'}", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    return done.stdout
+    return run_python("-c", code, env=environ).stdout
 
 
 def test_torchs_report_may_hang(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from modtrace.where import RankState, group, headline, look
 from modtrace.where.process_status import is_alive
 from modtrace.where.rank_groups import path, ranges
 from modtrace.where.render import duration
+from tests.support.python_process import start_python
 
 SECOND = 1_000_000_000
 
@@ -160,7 +160,7 @@ def test_states(tmp_path: Path, metadata: dict[str, Any], stopped: bool, state: 
 
 
 def test_a_process_that_was_killed_and_not_waited_for_is_not_alive() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = start_python("-c", "input()", stdin=subprocess.PIPE)
     began = time.time_ns()
     assert is_alive(process.pid, began)
 

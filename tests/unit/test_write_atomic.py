@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from modtrace import WriteError
 from modtrace.write import SUFFIXES, write
 from modtrace.write.atomic_file import atomic_writer
+from tests.support.python_process import run_python
 from tests.support.timelines import gpt2_timeline, timeline_of
 
 FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
@@ -122,8 +121,7 @@ try:
 except WriteError as error:
     print(error)
 """
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    done = run_python("-c", code)
     assert done.stdout == f"cannot write {path}: File too large\n"
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.python_process import run_python, start_python
 
 SAVE = """
 import sys
@@ -24,7 +22,7 @@ gpt2_timeline(60_000).save(sys.argv[1])
 def on_a_terminal(*arguments: str) -> str:
     """Run the save with a terminal for stderr, and return what it drew there."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", SAVE, *arguments], cwd=ROOT, stderr=theirs)
+    process = start_python("-c", SAVE, *arguments, stdout=None, stderr=theirs)
     os.close(theirs)
     drawn = b""
     try:
@@ -49,6 +47,5 @@ def test_a_short_save_shows_nothing(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_nothing_is_shown(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SAVE, str(tmp_path / "trace.json"), "0"]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert (done.stdout, done.stderr) == (b"", b"")
+    done = run_python("-c", SAVE, tmp_path / "trace.json", "0")
+    assert (done.stdout, done.stderr) == ("", "")

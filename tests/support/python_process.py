@@ -1,0 +1,72 @@
+"""Python in a process of its own, with the modtrace and the tests of this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import modtrace
+
+__all__ = ["python_environment", "run_python", "start_python"]
+
+_SOURCE, _ROOT = Path(modtrace.__file__).parents[1], Path(__file__).parents[2]
+
+
+def python_environment(**variables: str) -> dict[str, str]:
+    """This process's environment, from which a Python can import modtrace and the tests, and more variables."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_SOURCE), str(_ROOT)]), **variables}
+
+
+def run_python(
+    *arguments: object,
+    status: int | None = 0,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    wrapper: Sequence[str] = (),
+    timeout_s: float = 120,
+) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end and return what it printed.
+
+    Args:
+        arguments: of Python: "-c" and code, "-m" and a module, or a script; turned into text.
+        status: the exit status that it must have; None for any.
+        cwd: where it runs.
+        env: its whole environment; else `python_environment()`.
+        wrapper: a command that runs it.
+        timeout_s: after so many seconds it is killed.
+    """
+    done = subprocess.run(
+        [*wrapper, sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=python_environment() if env is None else env,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert status in (None, done.returncode), f"exit status {done.returncode}\n{done.stderr}"
+    return done
+
+
+def start_python(
+    *arguments: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: int | None = None,
+    stdout: int | IO[bytes] | None = subprocess.PIPE,
+    stderr: int | IO[bytes] | None = None,
+) -> subprocess.Popen[str]:
+    """Start Python and return at once; arguments as of `run_python`, and those of `subprocess.Popen`."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=python_environment() if env is None else env,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+    )
