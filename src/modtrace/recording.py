@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -13,6 +12,7 @@ from types import TracebackType
 from torch import nn
 
 from ._errors import ModtraceError, RecordingError
+from .current_recording import is_running, running, starting, stopping
 from .on_signal import SignalDump, raised_by_handler
 from .record_options import DEFAULT_CAPACITY, ENGINES, EngineName
 from .ring import Kind, NameTable, Ring
@@ -27,12 +27,28 @@ from .write import check_writable
 __all__ = ["Recording", "current", "record"]
 
 _log = logging.getLogger("modtrace")
-_lock = threading.RLock()
-_running: Recording | None = None
 
 
 class Recording:
-    """Records when each module runs; a context manager, or `start` and `stop`. Made by `record`."""
+    """A recording of when each module runs; made by `record`.
+
+    Use it in a with block, or call `start` and `stop`. It can be started once. While it runs, any thread may call its
+    methods; `start` with a signal to save on, and the `stop` that goes with it, belong to the main thread. Whatever
+    needs a recording that was started raises `RecordingError` where it was not.
+
+    Attributes:
+        saved: whether `stop` has saved it to its path.
+        replaceable: True for recordings started by `MODTRACE=` or `modtrace run`: an explicit `record()` stops and
+            replaces them.
+
+    Example:
+        >>> recording = modtrace.record(ring="run.modtrace")
+        >>> recording.start()
+        >>> train_step()
+        >>> recording.step()
+        >>> recording.stop()
+        >>> recording.timeline().summary()
+    """
 
     def __init__(
         self,
@@ -56,7 +72,7 @@ class Recording:
         if path is not None:
             check_writable(path)
         self._path = path
-        self._wanted = engine
+        self._engine_name = engine
         self._capacity = capacity
         self._ring_path = ring
         self._model = weakref.ref(model) if isinstance(model, nn.Module) else model
@@ -70,9 +86,7 @@ class Recording:
         self._steps = 0
         self._failed = False
         self.saved = False
-        """Whether `stop` has saved it."""
         self.replaceable = False
-        """True for recordings that nobody wrote a line for: an explicit `record()` stops and replaces them."""
 
     def __enter__(self) -> Recording:
         self.start()
@@ -96,7 +110,7 @@ class Recording:
     @property
     def running(self) -> bool:
         """Whether it was started and not stopped yet."""
-        return _running is self
+        return is_running(self)
 
     @property
     def engine(self) -> str:
@@ -108,10 +122,10 @@ class Recording:
         return self._started()[0].kind
 
     def start(self) -> None:
-        """Begin to record.
+        """Start recording: from now on each call of a module is recorded.
 
         Raises:
-            RecordingError: another recording runs, or this one was started before.
+            RecordingError: another recording runs, this one was started before, or its signal cannot be listened to.
             RingError: the ring's file cannot be made or its space not be reserved.
             EngineError: the native engine is asked for and is not built.
         """
@@ -123,28 +137,24 @@ class Recording:
             if self._signal is not None:
                 self._signal.stop()
             raise
-        atexit.register(self._at_exit)
+        atexit.register(self._save_at_exit)
 
     def _start(self) -> None:
-        global _running
-        with _lock:
-            if _running is not None and _running.replaceable:
-                _running._at_exit()
-            if _running is not None:
-                raise RecordingError("a recording is running in this process; stop it before starting another")
+        with starting(self):
             if self._ring is not None:
                 raise RecordingError("this recording was started before; make a new one with modtrace.record()")
-            kind = choose_engine(self._wanted)
+            kind = choose_engine(self._engine_name)
             metadata = recording_metadata(kind, self._capacity, self._host_name)
             self._ring = Ring(self._capacity, self._ring_path, metadata)
             model = self._model() if isinstance(self._model, weakref.ref) else self._model
             self._engine = make_engine(kind, self._ring, model, self._on_error)
             self._sampler.start(self._engine, self._ring.names, self._on_error)
             self._engine.start()
-            _running = self
 
     def stop(self) -> None:
-        """End the recording, restore `nn.Module.__call__`, and save where a path was given; nothing when stopped.
+        """Stop recording, restore `nn.Module.__call__`, and save where a path was given; does nothing when stopped.
+
+        Thread-safe; calls that are open then have no end in the timeline.
 
         Raises:
             WriteError: the file cannot be written; the timeline is still there, `save` can try another path.
@@ -154,14 +164,17 @@ class Recording:
             self.saved = True
 
     def step(self) -> None:
-        """Mark the end of a training step; after `max_steps` of them the recording stops, and saves."""
+        """Mark the end of a training step: what was recorded since the last one has its number, from 0.
+
+        After `max_steps` of them the recording stops, and saves; an error of saving is logged.
+        """
         self._write_mark(Kind.STEP, lambda _: NO_NAME, self._steps)
         self._steps += 1
         if self._steps == self._max_steps:
             self._stop_and_log("after max_steps")
 
     def mark(self, text: str) -> None:
-        """Note a moment, which traces show under this text."""
+        """Mark a moment, which traces show under this text."""
         self._write_mark(Kind.MARK, lambda names: names.text(text), 0)
 
     def _write_mark(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
@@ -181,7 +194,7 @@ class Recording:
         """Return the timeline of a stopped recording.
 
         Raises:
-            RecordingError: it runs still (then `snapshot` is meant) or was never started.
+            RecordingError: it runs still; then `snapshot` is meant.
         """
         self._started()
         if self.running:
@@ -208,15 +221,13 @@ class Recording:
         return self._engine, self._ring
 
     def _end(self) -> bool:
-        global _running
-        with _lock:
-            if _running is not self:
+        with stopping(self) as was_running:
+            if not was_running:
                 return False
             engine, ring = self._started()
             engine.stop()
             self._sampler.stop()
-            _running = None
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self._save_at_exit)
         if self._signal is not None:
             self._signal.stop()
         try:
@@ -226,9 +237,9 @@ class Recording:
         return True
 
     def _on_error(self, error: BaseException) -> None:
-        """Stop noting after something went wrong inside; called from the user's own calls.
+        """Stop recording after an error inside modtrace, and log it; called from within the user's own calls.
 
-        What only came while we ran, an interrupt or what the handler of a signal raises, is the user's and is raised.
+        An interrupt, or what the handler of a signal raised while our code ran, is the user's: it is raised.
         """
         if not isinstance(error, Exception) or raised_by_handler(error):
             raise error
@@ -252,11 +263,11 @@ class Recording:
         except ModtraceError as error:
             _log.error("the recording could not be saved on the signal: %s", error)
 
-    def _at_exit(self) -> None:
+    def _save_at_exit(self) -> None:
         self._stop_and_log("at exit")
 
     def _stop_and_log(self, when: str) -> None:
-        """Stop where nobody could handle an error of saving."""
+        """Stop where nobody could handle an error of saving: log it."""
         try:
             self.stop()
         except ModtraceError as error:
@@ -264,7 +275,7 @@ class Recording:
 
     def _after_fork(self) -> None:
         """In a forked child: the ring, its file and the path to save to are the parent's."""
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self._save_at_exit)
         self._failed = True
         if self._engine is not None:
             self._engine.after_fork()
@@ -275,7 +286,9 @@ class Recording:
 
 def current() -> Recording | None:
     """Return the recording that runs in this process, None where none does."""
-    return _running
+    recording = running()
+    assert recording is None or isinstance(recording, Recording)
+    return recording
 
 
 def record(
@@ -291,24 +304,24 @@ def record(
     on_signal: int | None = None,
     host_name: bool = False,
 ) -> Recording:
-    """Record when each module runs forward, backward and again.
+    """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
 
     One recording runs at a time in a process. What fails inside it is logged once and the recording stops; the
-    training goes on.
+    training goes on. `modtrace run` and `MODTRACE=` take the same options, by the same names.
 
     Args:
-        path: where to save at the end: `.pftrace`, `.json`, `.html` (each also with `.gz`, but html), `.zip`; None
-            saves nothing until `save`.
+        path: where to save at the end; the suffix picks the format: `.pftrace`, `.json` (both also with `.gz`),
+            `.html`, `.zip`. None saves nothing until `save`.
         engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
         capacity: events kept, 32 bytes each; the oldest are overwritten.
         ring: a file behind the ring: it survives SIGKILL, and another process can read it.
-        model: names start at this module, or at the first one found whose class has this name; None starts them at
-            each outermost called module.
+        model: names start at this module, or (a text) at a module whose class has this name; None starts them at each
+            outermost called module.
         max_steps: stop, and save where a path is given, after so many calls of `step`.
-        shapes: also note shapes and dtypes of the tensors that go into each call.
-        memory_interval: also sample memory at module boundaries, at most once in so many seconds.
+        shapes: also record shapes and dtypes of the tensors that go into each call.
+        memory_interval: also sample memory when modules are called, at most once in so many seconds.
         on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
-        host_name: note the host's name in the ring's file instead of a hash of it.
+        host_name: write the host's name into the recording instead of a hash of it.
 
     Raises:
         RecordingError: the arguments make no sense.
@@ -330,15 +343,3 @@ def record(
         on_signal=on_signal,
         host_name=host_name,
     )
-
-
-def _after_fork_in_child() -> None:
-    global _running, _lock
-    # Another thread of the parent may have held it.
-    _lock = threading.RLock()
-    recording, _running = _running, None
-    if recording is not None:
-        recording._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
