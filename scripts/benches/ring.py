@@ -15,7 +15,7 @@ import torch
 
 import modtrace
 from modtrace.demo import GPT
-from modtrace.where import look
+from modtrace.where import read_rank_state
 
 
 def fill(path: Path, engine: str, capacity: int) -> None:
@@ -77,7 +77,7 @@ def main() -> None:
                 seconds(partial(modtrace.load, path), options.rounds),
                 seconds(partial(convert, path, folder / "trace.pftrace"), options.rounds),
                 seconds(partial(convert, path, folder / "trace.json"), options.rounds),
-                seconds(partial(look, path), options.rounds),
+                seconds(partial(read_rank_state, path), options.rounds),
             ]
             grown = peak("modtrace.load(sys.argv[1])", path) / path.stat().st_size
             shown = " | ".join(f"{figure:.2f} s" for figure in figures)

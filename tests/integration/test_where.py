@@ -72,7 +72,7 @@ with modtrace.record(engine=engine, ring=ring) as recording:
 """
 
 
-def test_what_is_open_is_found_from_the_last_events_as_from_all(engine: EngineName) -> None:
+def test_open_stacks_from_the_last_events_equal_those_from_all(engine: EngineName) -> None:
     model, tokens = GPT(layers=2, width=16), torch.randint(0, 256, (1, 4))
 
     def step() -> None:
@@ -116,7 +116,7 @@ def ranks(engine: EngineName, tmp_path: Path) -> Iterator[list[subprocess.Popen[
         process.communicate()
 
 
-def test_where_hung_ranks_are(ranks: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_command_groups_hung_ranks_by_open_modules(ranks: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     done = run_python("-m", "modtrace", "where", f"{tmp_path}/run-*.modtrace")
     ranks[2].kill()
     ranks[2].wait()
@@ -134,7 +134,7 @@ def test_where_hung_ranks_are(ranks: list[subprocess.Popen[str]], tmp_path: Path
     assert states[1]["threads"][0]["stack"][0]["seconds"] > 0
 
 
-def test_watching_shows_what_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_watch_shows_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     terminal, inner = pty.openpty()
     watching = start_python(
         *("-m", "modtrace", "where", "--watch", f"{tmp_path}/run-*.modtrace"),

@@ -20,12 +20,12 @@ TRACKS = (Track("forward", "MainThread", 1, MAIN), Track("backward", "MainThread
 NET, A, B = range(3)
 NAMES = (Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear"), Name("b: Block", "Net.b", "Block"))
 
-Slice = tuple[int, int, int, int, int, int]
+SpanRow = tuple[int, int, int, int, int, int]
 
 
-def timeline(*slices: Slice, names: tuple[Name, ...] = NAMES, **more: Any) -> Timeline:
-    """Slices as (name, phase, start, end, parent, complete), each phase but forward on the backward track."""
-    name, phase, start, end, parent, complete = zip(*slices, strict=True) if slices else ((),) * 6
+def timeline(*spans: SpanRow, names: tuple[Name, ...] = NAMES, **more: Any) -> Timeline:
+    """Spans as (name, phase, start, end, parent, complete), each phase but forward on the backward track."""
+    name, phase, start, end, parent, complete = zip(*spans, strict=True) if spans else ((),) * 6
     depth: list[int] = []
     for above in parent:
         depth.append(0 if above < 0 else depth[above] + 1)
@@ -37,9 +37,9 @@ def timeline(*slices: Slice, names: tuple[Name, ...] = NAMES, **more: Any) -> Ti
         track=[int(p != FORWARD) for p in phase],
         depth=depth,
         parent=parent,
-        call=[0] * len(slices),
-        step=[0] * len(slices),
-        link=[-1] * len(slices),
+        call=[0] * len(spans),
+        step=[0] * len(spans),
+        link=[-1] * len(spans),
         complete=complete,
     )
     return replace(Timeline(columns, names, TRACKS), **more)
@@ -86,14 +86,14 @@ def test_a_module_that_calls_itself_counts_its_time_once() -> None:
     ]
 
 
-def test_slices_of_one_module_under_two_labels_are_one_row() -> None:
+def test_spans_of_one_module_under_two_labels_are_one_row() -> None:
     names = (Name("a: Linear", "Net.a", "Linear"), Name("b.a: Linear", "Net.a", "Linear"))
     both = timeline((0, FORWARD, 0, 5, -1, True), (1, FORWARD, 5, 12, -1, True), names=names)
 
     assert summarize(both).rows == [ModuleTimes("Net.a", "Linear", 2, 12, 12, 0, 0, 0, 0)]
 
 
-def test_what_was_lost_is_said() -> None:
+def test_footer_of_a_lossy_timeline_counts_what_is_missing() -> None:
     lossy = timeline(
         (NET, FORWARD, 0, 5, -1, False),
         (A, FORWARD, 6, 9, -1, False),
@@ -119,7 +119,7 @@ def test_what_was_lost_is_said() -> None:
         ("name", "abc"),
     ],
 )
-def test_sorting(key: str, order: str) -> None:
+def test_sort_by_each_key_orders_the_rows(key: str, order: str) -> None:
     rows = [
         ModuleTimes("c", "C", 9, 20, 1, 1, 1, 3, 2),
         ModuleTimes("a", "A", 5, 30, 1, 2, 1, 2, 1),
@@ -140,14 +140,14 @@ def test_ties_keep_the_order_of_calls_and_an_unknown_key_is_refused() -> None:
 EXAMPLE = Summary([ModuleTimes("Net.a", "Linear", 2, 1_234_567, 1_000_000, 2_000_500, 0, 0, 0)], 1)
 
 
-def test_as_text() -> None:
+def test_text_aligns_names_left_and_numbers_right() -> None:
     assert str(EXAMPLE) == (
         "module  class   calls  forward ms   self  backward ms   self\n"
         "Net.a   Linear      2       1.235  1.000        2.001  0.000"
     )
 
 
-def test_as_markdown() -> None:
+def test_markdown_is_a_github_table() -> None:
     assert EXAMPLE.to_markdown() == (
         "| module | class | calls | forward ms | self | backward ms | self |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
@@ -166,7 +166,7 @@ def test_recompute_is_a_column_where_there_is_any() -> None:
     assert summary.to_markdown().splitlines()[-1] == "| `Net.b` | `B` | 1 | 0.000 | 0.000 | 0.000 | 0.000 | 0.007 |"
 
 
-def test_as_csv_and_json() -> None:
+def test_csv_and_json_have_nanoseconds() -> None:
     assert EXAMPLE.to_csv() == (
         "fqn,module_class,calls,forward_ns,forward_self_ns,backward_ns,backward_self_ns,recompute_ns,recompute_self_ns\n"
         "Net.a,Linear,2,1234567,1000000,2000500,0,0,0\n"
@@ -191,7 +191,7 @@ def test_as_csv_and_json() -> None:
     }
 
 
-def test_as_a_rich_table_names_are_not_markup() -> None:
+def test_rich_table_shows_names_as_text_and_not_as_markup() -> None:
     from rich.console import Console
 
     out = io.StringIO()
@@ -266,7 +266,7 @@ def test_json_values_are_read_back_as_the_same_summary(summary: Summary, sparse:
     assert ("recompute_ns" in values["rows"][0]) is not sparse
 
 
-def test_an_empty_timeline() -> None:
+def test_summary_of_an_empty_timeline_has_no_rows() -> None:
     empty = summarize(Timeline(Columns.empty()))
 
     assert empty == Summary([], 0)

@@ -24,10 +24,10 @@ from modtrace.ring.slot_format import (
     THREAD_SHIFT,
 )
 from modtrace.timeline.open_calls import OpenCall, ThreadStack
-from modtrace.where import RankState, group, headline, look
+from modtrace.where import RankState, group_ranks, headline, read_rank_state
 from modtrace.where.process_status import is_alive
-from modtrace.where.rank_groups import path, ranges
-from modtrace.where.render import duration
+from modtrace.where.rank_groups import format_ranges, format_stack
+from modtrace.where.render import format_durations
 from tests.support.python_process import start_python
 
 SECOND = 1_000_000_000
@@ -69,21 +69,21 @@ def seen(state: RankState) -> list[tuple[str, str, float]]:
     ]
 
 
-def test_the_open_calls_of_a_forward(tmp_path: Path) -> None:
+def test_rank_state_in_forward_has_the_open_calls(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run.modtrace", rank=3)
     writer.enter(1, "Net", "Net.a")
     writer.leave(2, "Net.a")
     writer.event(3, Kind.STEP, NO_NAME, 41)
     writer.enter(4, "Net.b")
 
-    state = look(tmp_path / "run.modtrace")
+    state = read_rank_state(tmp_path / "run.modtrace")
 
     assert (state.rank, state.pid, state.engine, state.state, state.step) == (3, os.getpid(), "native", "running", 41)
     assert seen(state) == [("Net", "forward", 3.0), ("Net.b", "forward", 0.0)]
-    assert abs(state.last_wall_ns - time.time_ns() - 4 * SECOND) < 60 * SECOND
+    assert abs(state.last_unix_ns - time.time_ns() - 4 * SECOND) < 60 * SECOND
 
 
-def test_the_open_calls_of_a_native_backward(tmp_path: Path) -> None:
+def test_rank_state_in_a_native_backward_has_the_call_path_of_the_node(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run.modtrace")
     net, inner = writer.ring.names.name("Net", "Net", "M"), writer.ring.names.name("a", "Net.a", "M")
     for at, kind, name, sequence in [
@@ -98,10 +98,10 @@ def test_the_open_calls_of_a_native_backward(tmp_path: Path) -> None:
     writer.event(6, Kind.NODE_END, origin, 16)
     writer.event(7, Kind.NODE_BEGIN, origin, 13)
 
-    assert seen(look(tmp_path / "run.modtrace")) == [("Net", "backward", 0.0), ("Net.a", "backward", 0.0)]
+    assert seen(read_rank_state(tmp_path / "run.modtrace")) == [("Net", "backward", 0.0), ("Net.a", "backward", 0.0)]
 
 
-def test_a_recomputation_inside_backward(tmp_path: Path) -> None:
+def test_rank_state_in_a_recomputation_has_backward_and_recompute(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run.modtrace")
     writer.enter(1, "Net")
     writer.leave(2, "Net")
@@ -109,7 +109,7 @@ def test_a_recomputation_inside_backward(tmp_path: Path) -> None:
     writer.event(3, Kind.CALL_BACKWARD, net, 5 << CALL_KEY_BITS)
     writer.call(4, Kind.RECOMPUTE_ENTER, "Net")
 
-    assert seen(look(tmp_path / "run.modtrace")) == [("Net", "backward", 1.0), ("Net", "recompute", 0.0)]
+    assert seen(read_rank_state(tmp_path / "run.modtrace")) == [("Net", "backward", 1.0), ("Net", "recompute", 0.0)]
 
 
 def test_a_portable_backward_that_is_over_is_not_open(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_portable_backward_that_is_over_is_not_open(tmp_path: Path) -> None:
     writer.event(3, Kind.CALL_BACKWARD, net, 5 << CALL_KEY_BITS)
     writer.event(4, Kind.BACKWARD_OVER, NO_NAME, 5)
 
-    assert seen(look(tmp_path / "run.modtrace")) == []
+    assert seen(read_rank_state(tmp_path / "run.modtrace")) == []
 
 
 def test_a_call_whose_exit_was_torn_is_not_open(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_call_whose_exit_was_torn_is_not_open(tmp_path: Path) -> None:
     slot = writer.ring.offset + 2 * 32
     writer.ring.buffer[slot : slot + 32] = bytes(32)
 
-    assert seen(look(tmp_path / "run.modtrace")) == [("Other", "forward", 0.0)]
+    assert seen(read_rank_state(tmp_path / "run.modtrace")) == [("Other", "forward", 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,15 @@ def test_a_call_whose_exit_was_torn_is_not_open(tmp_path: Path) -> None:
         ({"pid": 0}, False, "dead"),
     ],
 )
-def test_states(tmp_path: Path, metadata: dict[str, Any], stopped: bool, state: str) -> None:
+def test_state_follows_from_process_host_and_recording(
+    tmp_path: Path, metadata: dict[str, Any], stopped: bool, state: str
+) -> None:
     writer = Writer(tmp_path / "run.modtrace", **metadata)
     writer.enter(0, "Net")
     if stopped:
         writer.ring.close()
 
-    found = look(tmp_path / "run.modtrace")
+    found = read_rank_state(tmp_path / "run.modtrace")
 
     assert found.state == state
     assert (found.now_ns > found.last_ns) == (state in ("running", "unknown"))
@@ -182,7 +184,7 @@ def state(rank: int | None, *stack: tuple[str, str], step: int | None = 5, **fie
     threads = (ThreadStack("MainThread", 1, calls, 101 * SECOND), ThreadStack("other", 2, (), 0))
     known: dict[str, Any] = {"path": f"run-{rank}.modtrace", "pid": 1, "engine": "native", "state": "running"}
     return RankState(
-        **(known | {"now_ns": 112 * SECOND, "last_wall_ns": 0} | fields), rank=rank, step=step, threads=threads
+        **(known | {"now_ns": 112 * SECOND, "last_unix_ns": 0} | fields), rank=rank, step=step, threads=threads
     )
 
 
@@ -190,14 +192,14 @@ def test_ranks_that_agree_are_one_group_and_the_odd_one_comes_first() -> None:
     ahead = (("GPT", "forward"), ("GPT.h.8", "forward"), ("GPT.h.8.attn", "forward"))
     behind = (("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward"))
 
-    groups = group(state(rank, *(behind if rank == 3 else ahead)) for rank in reversed(range(64)))
+    groups = group_ranks(state(rank, *(behind if rank == 3 else ahead)) for rank in reversed(range(64)))
 
     assert [one.label for one in groups] == ["rank 3", "ranks 0-2, 4-63"]
     assert headline(groups) == "rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn"
 
 
 def test_ranks_differ_by_step_state_and_phase() -> None:
-    groups = group(
+    groups = group_ranks(
         [
             state(0, ("GPT", "forward")),
             state(1, ("GPT", "backward")),
@@ -211,8 +213,8 @@ def test_ranks_differ_by_step_state_and_phase() -> None:
     assert headline(groups) == "ranks 0-4 are in GPT"
 
 
-def test_a_headline_of_three_places() -> None:
-    groups = group(
+def test_headline_of_three_groups_names_each_module() -> None:
+    groups = group_ranks(
         [state(0, ("A", "forward")), *[state(rank, ("B", "forward")) for rank in (1, 2)]]
         + [state(rank) for rank in (3, 4, 5)]
     )
@@ -221,33 +223,38 @@ def test_a_headline_of_three_places() -> None:
 
 
 def test_files_without_a_rank_are_called_by_their_name() -> None:
-    groups = group([state(None, ("A", "forward"), path="/runs/a.modtrace"), state(None, ("A", "forward"), path="b")])
+    groups = group_ranks(
+        [state(None, ("A", "forward"), path="/runs/a.modtrace"), state(None, ("A", "forward"), path="b")]
+    )
 
     assert [one.label for one in groups] == ["a.modtrace, b"]
 
 
 def test_of_many_files_without_a_rank_the_first_are_named() -> None:
-    groups = group(state(None, ("A", "forward"), path=f"{number}.modtrace") for number in range(9))
+    groups = group_ranks(state(None, ("A", "forward"), path=f"{number}.modtrace") for number in range(9))
 
     assert [one.label for one in groups] == ["0.modtrace, 1.modtrace, 7 more files"]
-    assert [one.label for one in group(groups[0].ranks[:3])] == ["0.modtrace, 1.modtrace, 2.modtrace"]
+    assert [one.label for one in group_ranks(groups[0].ranks[:3])] == ["0.modtrace, 1.modtrace, 2.modtrace"]
 
 
-def test_a_stack_in_one_line() -> None:
-    assert path([]) == ""
-    assert path([("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward")]) == "forward GPT › h.7 › mlp"
-    assert path([("GPT", "backward"), ("GPT.h.7", "backward"), ("GPT.h.7", "recompute"), ("Other", "recompute")]) == (
-        "backward GPT › h.7 · recompute GPT.h.7 › Other"
+def test_format_stack_shortens_inner_names_and_names_each_phase() -> None:
+    assert format_stack([]) == ""
+    assert (
+        format_stack([("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward")])
+        == "forward GPT › h.7 › mlp"
     )
+    assert format_stack(
+        [("GPT", "backward"), ("GPT.h.7", "backward"), ("GPT.h.7", "recompute"), ("Other", "recompute")]
+    ) == ("backward GPT › h.7 · recompute GPT.h.7 › Other")
 
 
-def test_numbers_and_durations_are_short() -> None:
-    assert ranges([5, 0, 1, 2, 2, 9, 8]) == "0-2, 5, 8-9"
-    assert duration([0.0123]) == "12 ms"
-    assert duration([12.34, 12.3]) == "12.3 s"
-    assert duration([0.5, 119.0]) == "500 ms to 119.0 s"
-    assert duration([125.0]) == "2 min 5 s"
-    assert duration([7200 + 61.0]) == "2 h 1 min"
+def test_format_ranges_and_durations_are_short() -> None:
+    assert format_ranges([5, 0, 1, 2, 2, 9, 8]) == "0-2, 5, 8-9"
+    assert format_durations([0.0123]) == "12 ms"
+    assert format_durations([12.34, 12.3]) == "12.3 s"
+    assert format_durations([0.5, 119.0]) == "500 ms to 119.0 s"
+    assert format_durations([125.0]) == "2 min 5 s"
+    assert format_durations([7200 + 61.0]) == "2 h 1 min"
 
 
 def where(*arguments: object) -> Result:
@@ -303,7 +310,7 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
     }
 
 
-def test_what_cannot_be_read_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
+def test_command_with_an_unreadable_ring_reports_it_and_shows_the_rest(tmp_path: Path) -> None:
     Writer(tmp_path / "a.modtrace", rank=0, pid=1 << 30).enter(0, "Net")
     (tmp_path / "b.modtrace").write_text("something else")
 
@@ -314,10 +321,10 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(tmp_path: Path) -> No
     assert f"{tmp_path}/absent: cannot be read: No such file or directory" in done.stdout
     assert "rank 0" in done.stdout
     with pytest.raises(RingError):
-        look(tmp_path / "b.modtrace")
+        read_rank_state(tmp_path / "b.modtrace")
 
 
-def test_a_recording_without_an_event(tmp_path: Path) -> None:
+def test_command_for_a_recording_without_events_shows_no_module(tmp_path: Path) -> None:
     Writer(tmp_path / "run.modtrace")
 
     done = where(tmp_path / "run.modtrace")
@@ -326,6 +333,6 @@ def test_a_recording_without_an_event(tmp_path: Path) -> None:
     assert "no module" in done.stdout
 
 
-def test_wrong_usage_is_said() -> None:
+def test_command_with_wrong_usage_exits_with_2() -> None:
     assert where().exit_code == 2
     assert where("--watch", "--json", "run.modtrace").exit_code == 2

@@ -43,14 +43,14 @@ def command(rings: tuple[str, ...], watch: bool, as_json: bool) -> None:
     else:
         from rich.console import Console
 
-        from ..where import group
+        from ..where import group_ranks
         from ..where.render import render
 
         console = Console(highlight=False)
         if not console.is_terminal:
             # Nothing is folded where a program or a file reads it.
             console.width = 10_000
-        console.print(render(group(states), errors))
+        console.print(render(group_ranks(states), errors))
     if errors:
         raise click.exceptions.Exit(1)
 
@@ -67,10 +67,10 @@ def _look(rings: tuple[str, ...]) -> tuple[list[RankState], list[str]]:
 
 
 def _look_at(path: str) -> RankState | str:
-    from ..where import look
+    from ..where import read_rank_state
 
     try:
-        return look(path)
+        return read_rank_state(path)
     except RingError as error:
         return str(error)
 
@@ -89,14 +89,14 @@ def _watch(rings: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from ..where import group
+    from ..where import group_ranks
     from ..where.render import render
 
     with Live(console=Console(highlight=False), auto_refresh=False, screen=False) as live:
         try:
             while True:
                 states, errors = _look(rings)
-                live.update(render(group(states), errors), refresh=True)
+                live.update(render(group_ranks(states), errors), refresh=True)
                 time.sleep(REFRESH_S)
         except KeyboardInterrupt:
             pass

@@ -14,7 +14,7 @@ from ..timeline.build import Clock
 from ..timeline.open_calls import ThreadStack, open_stacks
 from .process_status import is_alive, is_this_host
 
-__all__ = ["RankState", "look"]
+__all__ = ["RankState", "read_rank_state"]
 
 
 class RankState(NamedTuple):
@@ -23,15 +23,15 @@ class RankState(NamedTuple):
     Attributes:
         path: its ring file.
         rank: its distributed rank, or None.
-        pid: its process number.
+        pid: its process id.
         engine: "native" or "python".
         state: "running"; "stopped", the recording ended in good order; "dead", the process is gone and the recording
             had not ended; "unknown", it ran on another host.
         step: the number of the last step that ended, or None where the ring holds none.
         threads: what each thread is in.
-        now_ns: the moment that durations count to, on the recording's monotonic clock: now, or its last event where it
-            has ended.
-        last_wall_ns: its last event, Unix nanoseconds.
+        now_ns: the moment that durations count to, monotonic nanoseconds of the recording's host: now, or its last
+            event where it has ended.
+        last_unix_ns: its last event, Unix nanoseconds.
     """
 
     path: str
@@ -42,7 +42,7 @@ class RankState(NamedTuple):
     step: int | None
     threads: tuple[ThreadStack, ...]
     now_ns: int
-    last_wall_ns: int
+    last_unix_ns: int
 
     @property
     def label(self) -> str:
@@ -51,7 +51,7 @@ class RankState(NamedTuple):
 
     @property
     def last_ns(self) -> int:
-        """Its last event, on the same clock as `now_ns`."""
+        """Its last event, in nanoseconds of the same clock as `now_ns`."""
         return max((thread.last_ns for thread in self.threads), default=self.now_ns)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class RankState(NamedTuple):
             "engine": self.engine,
             "state": self.state,
             "step": self.step,
-            "last_event_ns": self.last_wall_ns,
+            "last_event_ns": self.last_unix_ns,
             "last_event_seconds": (self.now_ns - self.last_ns) / 1e9,
             "threads": [
                 {
@@ -80,8 +80,8 @@ class RankState(NamedTuple):
         }
 
 
-def look(path: str | os.PathLike[str]) -> RankState:
-    """Read one ring file and say where its process is.
+def read_rank_state(path: str | os.PathLike[str]) -> RankState:
+    """Read one ring file and tell where its process is.
 
     Raises:
         RingError: it cannot be read, or is no ring file.
@@ -92,23 +92,23 @@ def look(path: str | os.PathLike[str]) -> RankState:
     steps = events.value[events.kind == Kind.STEP]
     anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
     state = _state(snapshot, anchors)
-    last = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
-    now = last
+    last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
+    now_ns = last_ns
     if state == "running":
-        now = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
     elif state == "unknown" and anchors:
         # The other host's monotonic clock, as far as the two wall clocks agree.
-        now = int(anchors[0]["monotonic"]) + time.time_ns() - int(anchors[0]["wall"])
+        now_ns = int(anchors[0]["monotonic"]) + time.time_ns() - int(anchors[0]["wall"])
     return RankState(
         path=os.fspath(path),
-        rank=_number(metadata, "rank"),
-        pid=_number(metadata, "pid") or 0,
+        rank=_int_or_none(metadata, "rank"),
+        pid=_int_or_none(metadata, "pid") or 0,
         engine=str(metadata.get("engine", "")),
         state=state,
         step=int(np.max(steps)) if len(steps) else None,
         threads=threads,
-        now_ns=max(now, last),
-        last_wall_ns=int(Clock(snapshot.records).to_unix(np.array([last]))[0]),
+        now_ns=max(now_ns, last_ns),
+        last_unix_ns=int(Clock(snapshot.records).to_unix(np.array([last_ns]))[0]),
     )
 
 
@@ -117,10 +117,10 @@ def _state(snapshot: RingSnapshot, anchors: list[Mapping[str, Any]]) -> str:
         return "stopped"
     if not is_this_host(snapshot.metadata):
         return "unknown"
-    began = int(anchors[0]["wall"]) if anchors else 0
-    return "running" if is_alive(_number(snapshot.metadata, "pid") or 0, began) else "dead"
+    started_unix_ns = int(anchors[0]["wall"]) if anchors else 0
+    return "running" if is_alive(_int_or_none(snapshot.metadata, "pid") or 0, started_unix_ns) else "dead"
 
 
-def _number(metadata: Mapping[str, object], key: str) -> int | None:
+def _int_or_none(metadata: Mapping[str, object], key: str) -> int | None:
     value = metadata.get(key)
     return value if isinstance(value, int) else None

@@ -5,61 +5,62 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from rich.console import Group as Lines
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .rank_groups import Group, headline, path
+from .rank_groups import RankGroup, format_stack, headline
 from .rank_state import RankState
 
-__all__ = ["duration", "render"]
+__all__ = ["format_durations", "render"]
 
 _COLORS = {"running": "green", "dead": "red", "stopped": "dim", "unknown": "yellow"}
 
 
-def render(groups: Sequence[Group], errors: Iterable[str] = ()) -> RenderableType:
+def render(groups: Sequence[RankGroup], errors: Iterable[str] = ()) -> RenderableType:
     """Return a headline where there are several ranks, a line per group and open thread, and what could not be read."""
     table = Table(box=None, pad_edge=False)
     for column in ("", "state", "step", "thread", "in"):
         table.add_column(column, overflow="fold")
     table.add_column("for", justify="right")
-    for one in groups:
-        first = one.ranks[0]
+    for group in groups:
+        first = group.ranks[0]
         step = "" if first.step is None else str(first.step)
-        head: list[RenderableType] = [one.label, Text(first.state, style=_COLORS[first.state]), step]
-        for number, (thread, calls) in enumerate(one.place):
-            table.add_row(*head, thread, path(calls), _times([_open_since(rank, number) for rank in one.ranks], one))
+        head: list[RenderableType] = [group.label, Text(first.state, style=_COLORS[first.state]), step]
+        for thread_index, (thread, calls) in enumerate(group.stacks):
+            since_ns = [_open_since(rank, thread_index) for rank in group.ranks]
+            table.add_row(*head, thread, format_stack(calls), _lasted(since_ns, group))
             head = ["", "", ""]
-        if not one.place:
-            table.add_row(*head, "", "no module", _times([rank.last_ns for rank in one.ranks], one))
+        if not group.stacks:
+            table.add_row(*head, "", "no module", _lasted([rank.last_ns for rank in group.ranks], group))
     lines: list[RenderableType] = [Text(error, style="red") for error in errors]
-    if sum(len(one.ranks) for one in groups) > 1:
+    if sum(len(group.ranks) for group in groups) > 1:
         lines += [Text(headline(groups), style="bold"), ""]
     if groups:
         lines.append(table)
-    return Lines(*lines)
+    return Group(*lines)
 
 
-def _open_since(rank: RankState, number: int) -> int:
+def _open_since(rank: RankState, thread_index: int) -> int:
     """Return when the innermost call of the group's n-th thread was entered."""
-    return [thread.calls for thread in rank.threads if thread.calls][number][-1].since_ns
+    return [thread.calls for thread in rank.threads if thread.calls][thread_index][-1].since_ns
 
 
-def _times(since: Sequence[int], one: Group) -> str:
-    """Show for how long it has lasted; of a recording that is over, when it ended."""
-    if one.ranks[0].state in ("running", "unknown"):
-        return duration([(rank.now_ns - begin) / 1e9 for rank, begin in zip(one.ranks, since, strict=True)])
-    return f"until {datetime.fromtimestamp(max(rank.last_wall_ns for rank in one.ranks) / 1e9):%F %T}"
+def _lasted(since_ns: Sequence[int], group: RankGroup) -> str:
+    """Return for how long it has lasted; of a recording that is over, when it ended."""
+    if group.ranks[0].state in ("running", "unknown"):
+        durations = [(rank.now_ns - begin_ns) / 1e9 for rank, begin_ns in zip(group.ranks, since_ns, strict=True)]
+        return format_durations(durations)
+    return f"until {datetime.fromtimestamp(max(rank.last_unix_ns for rank in group.ranks) / 1e9):%F %T}"
 
 
-def duration(seconds: Sequence[float]) -> str:
-    """Show seconds, or the shortest and the longest of several."""
-    least, most = _short(min(seconds)), _short(max(seconds))
-    return least if least == most else f"{least} to {most}"
+def format_durations(seconds: Sequence[float]) -> str:
+    """Return seconds for people, of several the shortest and the longest."""
+    shortest, longest = _format_seconds(min(seconds)), _format_seconds(max(seconds))
+    return shortest if shortest == longest else f"{shortest} to {longest}"
 
 
-def _short(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 120:

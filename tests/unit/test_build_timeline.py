@@ -40,7 +40,7 @@ def test_an_empty_ring_is_an_empty_timeline() -> None:
     assert dict(timeline.stats) == dict.fromkeys(timeline.stats, 0)
 
 
-def test_a_step_of_the_native_engine() -> None:
+def test_a_step_of_the_native_engine_has_nested_forward_and_backward_spans() -> None:
     script = Script()
     two_calls(script)
     for begin, sequence in ((40, 2), (50, 1), (60, 0)):
@@ -67,7 +67,7 @@ def test_a_step_of_the_native_engine() -> None:
     assert dict(timeline.stats) == {**dict.fromkeys(timeline.stats, 0), "recorded": 12}
 
 
-def test_a_step_of_the_portable_engine() -> None:
+def test_a_step_of_the_portable_engine_has_the_spans_of_the_native_one() -> None:
     script = Script()
     a, b = two_calls(script)
     script.goes_on(40, a, task=1)
@@ -148,7 +148,7 @@ def test_a_non_reentrant_recomputation_lies_inside_the_backward_that_asked_for_i
     assert timeline.columns.link.tolist() == [0, 1, 0, 1, -1]
 
 
-def test_a_recomputation_has_the_number_of_the_call_that_it_repeats() -> None:
+def test_a_recomputation_has_the_call_index_of_the_call_that_it_repeats() -> None:
     script = Script()
     a, b = script.name("A"), script.name("A.b")
     script.enter(1, a, sequence=0)

@@ -12,10 +12,10 @@ from modtrace.timeline.build.call_tree import build_intervals
 from tests.support.event_script import Script
 
 Cut = tuple[str, int, int, int]
-"""Whose slice it is, its first and its last nanosecond, and how many calls of its chain are around it."""
+"""Of a backward span its fqn, its first and its last nanosecond, and how many calls of its call path are around it."""
 
 
-class Chain:
+class CallPath:
     """Calls made ahead of all nodes: "a", "a.b", "a.b.c" and "d"; each has one sequence number of its own."""
 
     def __init__(self) -> None:
@@ -40,38 +40,38 @@ class Chain:
         events = self.script.events()
         intervals = build_intervals(events)
         call = attribute_nodes(intervals, events, np.array([1]))
-        slices = cut_backward_spans(intervals, call, call_path_lengths(intervals))
+        spans = cut_backward_spans(intervals, call, call_path_lengths(intervals))
         fqn = {number: name for name, number in self.names.items()}
         return sorted(
             (
                 (fqn[int(intervals.name[c])], int(intervals.start[first]), int(intervals.end[last]), int(level))
-                for first, last, c, level in zip(*slices, strict=True)
+                for first, last, c, level in zip(*spans, strict=True)
             ),
             key=lambda cut: (cut[1], cut[3]),
         )
 
 
-def test_no_nodes_are_no_slices() -> None:
-    assert Chain().cut() == []
+def test_no_nodes_are_no_backward_spans() -> None:
+    assert CallPath().cut() == []
 
 
-def test_a_node_opens_its_whole_chain() -> None:
-    chain = Chain()
-    chain.node(20, 29, "a.b.c")
+def test_a_node_has_spans_for_its_whole_call_path() -> None:
+    path = CallPath()
+    path.node(20, 29, "a.b.c")
 
-    assert chain.cut() == [("a", 20, 29, 0), ("a.b", 20, 29, 1), ("a.b.c", 20, 29, 2)]
+    assert path.cut() == [("a", 20, 29, 0), ("a.b", 20, 29, 1), ("a.b.c", 20, 29, 2)]
 
 
-def test_neighbours_share_what_they_have_in_common() -> None:
-    chain = Chain()
-    chain.node(20, 21, "d")
-    chain.node(30, 31, "a.e")
-    chain.node(40, 41, "a")
-    chain.node(50, 51, "a.b.c")
-    chain.node(60, 61, "a.b")
+def test_adjacent_nodes_share_the_spans_of_common_calls() -> None:
+    path = CallPath()
+    path.node(20, 21, "d")
+    path.node(30, 31, "a.e")
+    path.node(40, 41, "a")
+    path.node(50, 51, "a.b.c")
+    path.node(60, 61, "a.b")
 
     # Each node lasts until the next one begins.
-    assert chain.cut() == [
+    assert path.cut() == [
         ("d", 20, 30, 0),
         ("a", 30, 61, 0),
         ("a.e", 30, 40, 1),
@@ -80,12 +80,12 @@ def test_neighbours_share_what_they_have_in_common() -> None:
     ]
 
 
-def test_a_call_whose_nodes_are_interleaved_is_several_slices() -> None:
-    chain = Chain()
+def test_a_call_whose_nodes_are_interleaved_has_several_spans() -> None:
+    path = CallPath()
     for at, whose in enumerate(["a.b", "d", "a.b", "d"]):
-        chain.node(20 + 10 * at, 25 + 10 * at, whose)
+        path.node(20 + 10 * at, 25 + 10 * at, whose)
 
-    assert chain.cut() == [
+    assert path.cut() == [
         ("a", 20, 30, 0),
         ("a.b", 20, 30, 1),
         ("d", 30, 40, 0),
@@ -95,52 +95,52 @@ def test_a_call_whose_nodes_are_interleaved_is_several_slices() -> None:
     ]
 
 
-def test_a_node_of_no_module_ends_the_slices() -> None:
-    chain = Chain()
-    chain.node(20, 21, "a")
-    chain.node(30, 31, "none")
-    chain.node(40, 41, "a")
+def test_a_node_of_no_module_ends_the_spans() -> None:
+    path = CallPath()
+    path.node(20, 21, "a")
+    path.node(30, 31, "none")
+    path.node(40, 41, "a")
 
-    assert chain.cut() == [("a", 20, 30, 0), ("a", 40, 41, 0)]
+    assert path.cut() == [("a", 20, 30, 0), ("a", 40, 41, 0)]
 
 
-def test_another_backward_begins_other_slices() -> None:
-    chain = Chain()
-    chain.node(20, 21, "a", task=1)
-    chain.node(30, 31, "a", task=2)
+def test_another_backward_pass_starts_other_spans() -> None:
+    path = CallPath()
+    path.node(20, 21, "a", task=1)
+    path.node(30, 31, "a", task=2)
 
-    assert chain.cut() == [("a", 20, 21, 0), ("a", 30, 31, 0)]
+    assert path.cut() == [("a", 20, 21, 0), ("a", 30, 31, 0)]
 
 
 def test_a_call_between_two_nodes_parts_them() -> None:
-    chain = Chain()
-    chain.node(20, 21, "a")
-    chain.script.enter(24, chain.names["d"], 1, sequence=7)
-    chain.script.leave(25, chain.names["d"], 1, sequence=8)
-    chain.node(30, 31, "a")
+    path = CallPath()
+    path.node(20, 21, "a")
+    path.script.enter(24, path.names["d"], 1, sequence=7)
+    path.script.leave(25, path.names["d"], 1, sequence=8)
+    path.node(30, 31, "a")
 
-    assert chain.cut() == [("a", 20, 21, 0), ("a", 30, 31, 0)]
+    assert path.cut() == [("a", 20, 21, 0), ("a", 30, 31, 0)]
 
 
-def test_an_inner_backward_has_slices_of_its_own() -> None:
-    chain = Chain()
-    chain.script.begin(20, chain.sequence["a"], task=1)
-    chain.node(22, 23, "a.b", task=2)
-    chain.node(24, 25, "a", task=2)
-    chain.script.end(29, chain.sequence["a"], task=1)
+def test_an_inner_backward_pass_has_spans_of_its_own() -> None:
+    path = CallPath()
+    path.script.begin(20, path.sequence["a"], task=1)
+    path.node(22, 23, "a.b", task=2)
+    path.node(24, 25, "a", task=2)
+    path.script.end(29, path.sequence["a"], task=1)
 
-    assert chain.cut() == [("a", 20, 29, 0), ("a", 22, 25, 0), ("a.b", 22, 24, 1)]
+    assert path.cut() == [("a", 20, 29, 0), ("a", 22, 25, 0), ("a.b", 22, 24, 1)]
 
 
 def reference(whose: list[str]) -> list[Cut]:
-    """The slices of nodes at 20, 30, …, made one at a time by the rule: keep open what the next one shares."""
+    """The spans of nodes at 20, 30, …, made one at a time by the rule: keep open what the next one shares."""
     found: list[Cut] = []
     open_: list[tuple[str, int]] = []
     for at, (one, following) in enumerate(itertools.pairwise([*whose, "none"])):
         begin, end = 20 + 10 * at, 30 + 10 * at if at + 1 < len(whose) else 25 + 10 * at
         parts = one.split(".") if one != "none" else []
-        chain = [".".join(parts[: count + 1]) for count in range(len(parts))]
-        open_ += [(fqn, begin) for fqn in chain[len(open_) :]]
+        call_path = [".".join(parts[: count + 1]) for count in range(len(parts))]
+        open_ += [(fqn, begin) for fqn in call_path[len(open_) :]]
         after = following.split(".") if following != "none" else []
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(parts, after, strict=False)))
         found += [(fqn, since, end, level) for level, (fqn, since) in enumerate(open_) if level >= shared]
@@ -149,9 +149,9 @@ def reference(whose: list[str]) -> list[Cut]:
 
 
 @given(st.lists(st.sampled_from(["none", "a", "a.b", "a.b.c", "a.e", "d"]), min_size=1, max_size=20))
-def test_slices_are_those_of_the_plain_rule(whose: list[str]) -> None:
-    chain = Chain()
+def test_backward_spans_are_those_of_the_plain_rule(whose: list[str]) -> None:
+    path = CallPath()
     for at, one in enumerate(whose):
-        chain.node(20 + 10 * at, 25 + 10 * at, one)
+        path.node(20 + 10 * at, 25 + 10 * at, one)
 
-    assert chain.cut() == reference(whose)
+    assert path.cut() == reference(whose)

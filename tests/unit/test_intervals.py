@@ -17,7 +17,7 @@ def rows(intervals: Intervals, *fields: str) -> list[tuple[int, ...]]:
     return list(zip(*(getattr(intervals, field).tolist() for field in fields), strict=True))
 
 
-def test_no_events_are_no_brackets() -> None:
+def test_no_events_are_no_intervals() -> None:
     assert len(build_intervals(Script().events())) == 0
 
 
@@ -57,7 +57,7 @@ def test_a_module_that_calls_itself_nests_in_itself() -> None:
     ]
 
 
-def test_what_is_open_at_the_end_lasts_until_the_last_event() -> None:
+def test_calls_open_at_the_end_last_until_the_last_event() -> None:
     script = Script()
     outer, inner = script.name("A"), script.name("A.b")
     script.enter(1, outer)
@@ -67,7 +67,7 @@ def test_what_is_open_at_the_end_lasts_until_the_last_event() -> None:
     assert rows(build_intervals(script.events()), "start", "end", "depth", "has_end") == [(1, 7, 0, 0), (2, 7, 1, 0)]
 
 
-def test_what_was_open_before_the_first_event_nests_by_its_exits() -> None:
+def test_calls_open_before_the_first_event_nest_by_their_exits() -> None:
     script = Script(capacity=16)
     outer, inner, other = script.name("A"), script.name("A.b"), script.name("A.c")
     script.enter(1, outer)
@@ -202,7 +202,7 @@ def test_nodes_pair_where_one_end_is_missing() -> None:
     ]
 
 
-def test_a_stretch_lasts_until_the_next_of_its_task() -> None:
+def test_a_segment_lasts_until_the_next_of_its_pass() -> None:
     script = Script()
     a, b = script.name("A"), script.name("A.b")
     script.goes_on(10, a, 4, task=7)
@@ -221,7 +221,7 @@ def test_a_stretch_lasts_until_the_next_of_its_task() -> None:
     assert intervals.forward_thread.tolist() == [-1, -1, -1]
 
 
-def test_an_abandoned_stretch_ends_with_the_last_event_that_is_known() -> None:
+def test_an_abandoned_segment_ends_with_the_last_event_that_is_known() -> None:
     script = Script()
     a = script.name("A")
     script.goes_on(10, a, task=7)
@@ -231,7 +231,7 @@ def test_an_abandoned_stretch_ends_with_the_last_event_that_is_known() -> None:
     assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(10, 14, 0)]
 
 
-def test_stretches_of_an_inner_backward_nest_in_the_outer_one() -> None:
+def test_segments_of_an_inner_backward_nest_in_the_outer_one() -> None:
     script = Script()
     a, b = script.name("A"), script.name("B")
     script.goes_on(1, a, task=1)
@@ -250,7 +250,7 @@ Flat = list[tuple[int, bool, int]]
 
 
 @pytest.mark.parametrize(("time", "end"), [(5, 21), (30, 30), (10**15, 40)])
-def test_what_another_thread_closes_ends_among_the_events_of_its_own(time: int, end: int) -> None:
+def test_a_segment_that_another_thread_ends_ends_among_the_events_of_its_own(time: int, end: int) -> None:
     script = Script()
     outer, inner, other = script.name("A"), script.name("A.b"), script.add_thread("other", 2)
     script.enter(20, outer)
@@ -263,7 +263,7 @@ def test_what_another_thread_closes_ends_among_the_events_of_its_own(time: int, 
     assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(20, 40, 1), (21, end, 1)]
 
 
-def test_what_other_threads_close_one_after_the_other_nests() -> None:
+def test_segments_that_other_threads_end_in_turn_nest() -> None:
     script = Script()
     outer, inner = script.name("A"), script.name("A.b")
     script.enter(20, outer)
@@ -277,7 +277,7 @@ def test_what_other_threads_close_one_after_the_other_nests() -> None:
 
 
 @st.composite
-def bracketed(draw: st.DrawFn) -> Flat:
+def nested_intervals(draw: st.DrawFn) -> Flat:
     """Well-nested intervals on up to three threads, interleaved."""
     shuffle = random.Random(draw(st.integers(0, 1 << 30)))
     flat: Flat = []
@@ -294,8 +294,8 @@ def bracketed(draw: st.DrawFn) -> Flat:
 
 
 @pytest.mark.parametrize("nodes", [False, True], ids=["calls", "nodes"])
-@given(flat=bracketed(), data=st.data())
-def test_brackets_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data: st.DataObject) -> None:
+@given(flat=nested_intervals(), data=st.data())
+def test_intervals_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(flat) - 1))
     window = flat[first : data.draw(st.integers(first + 1, len(flat)))]
     script = Script(capacity=64)
@@ -343,7 +343,7 @@ VALUES = [0, 1, 1 << CALL_KEY_BITS, 1 << SEQUENCE_BITS]
     ),
     st.tuples(*3 * [st.integers(0, 100)]),
 )
-def test_brackets_nest_whatever_the_events(said: list[tuple[Kind, int, int, int]], clocks: tuple[int, ...]) -> None:
+def test_intervals_nest_whatever_the_events(said: list[tuple[Kind, int, int, int]], clocks: tuple[int, ...]) -> None:
     script = Script(capacity=64)
     threads = [0, script.add_thread("one", 2), script.add_thread("two", 3)]
     for at, (kind, name, value, thread) in enumerate(said):

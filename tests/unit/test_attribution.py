@@ -50,7 +50,7 @@ def test_a_node_belongs_to_the_innermost_call_whose_range_holds_it() -> None:
     assert [found[1, sequence] for sequence in range(9, 19)] == [None, a, a, b, b, d, a, a, None, None]
 
 
-def test_threads_count_apart() -> None:
+def test_sequence_numbers_of_two_threads_count_apart() -> None:
     script = Script()
     worker = script.add_thread("worker", 2, torch_thread_id=7)
     a, b = script.name("A"), script.name("B")
@@ -69,7 +69,7 @@ def test_threads_count_apart() -> None:
     assert found == {(7, 2): b, (7, 1): b, (7, 0): None, (1, 1): a, (1, 0): a, (9, 1): None}
 
 
-def test_what_a_backward_pass_builds_belongs_to_the_call_whose_node_built_it() -> None:
+def test_nodes_made_by_create_graph_belong_to_the_call_whose_node_made_them() -> None:
     script = Script()
     a, b = script.name("A"), script.name("A.b")
     script.enter(1, a, sequence=0)
@@ -112,7 +112,7 @@ def test_a_recomputation_has_a_range_of_its_own() -> None:
     assert intervals.is_recompute[call[node]]
 
 
-def test_the_portable_engine_says_the_call_itself() -> None:
+def test_nodes_of_the_portable_engine_belong_to_the_call_they_name() -> None:
     script = Script()
     a = script.name("A")
     for number in range(2):

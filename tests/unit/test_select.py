@@ -75,7 +75,7 @@ def test_a_window_cuts_what_reaches_out_of_it() -> None:
     assert cut.marks == []
 
 
-def test_what_only_touches_a_window_is_out_and_marks_belong_to_its_start() -> None:
+def test_a_span_that_only_touches_a_window_is_out_and_marks_belong_to_its_start() -> None:
     assert brief(window(small(), 100, 110)) == []
     assert [mark.text for mark in window(small(), 200, 250).marks] == ["0"]
     assert [mark.text for mark in window(small(), 200, 251).marks] == ["0", "here"]
@@ -104,7 +104,7 @@ def test_a_window_that_ends_before_it_starts_is_refused() -> None:
         steps(small(), 2, 1)
 
 
-def test_steps() -> None:
+def test_steps_keep_whole_spans_and_their_marks() -> None:
     assert brief(steps(small(), 1, 2)) == [
         ("Net", 210, 300, 0, True),
         ("Net.a", 220, 240, 1, True),
@@ -141,7 +141,7 @@ def test_modules_by_pattern_move_up() -> None:
     ]
 
 
-def test_modules_by_depth() -> None:
+def test_modules_by_depth_keep_the_outer_levels() -> None:
     assert {span.fqn for span in modules(small(), max_depth=1).spans} == {"Net"}
     assert brief(modules(small(), max_depth=2)) == brief(small())
     assert {span.fqn for span in modules(small(), "Net.*", max_depth=1).spans} == {"Net.a", "Net.b"}
