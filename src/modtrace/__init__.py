@@ -16,7 +16,8 @@ from ._errors import EngineError, ModtraceError, RecordingError, RingError, Trac
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .profiler import merge as merge
+    from .merging import MergeResult as MergeResult
+    from .merging import merge as merge
     from .profiler import on_trace_ready as on_trace_ready
     from .read import load as load
     from .recording import Recording as Recording
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EngineError",
+    "MergeResult",
     "ModTracker",
     "ModtraceError",
     "ModuleTracker",
@@ -53,7 +55,8 @@ _HOMES = {
     "Span": ".timeline",
     "Timeline": ".timeline",
     "load": ".read",
-    "merge": ".profiler",
+    "MergeResult": ".merging",
+    "merge": ".merging",
     "on_trace_ready": ".profiler",
     "record": ".recording",
 }

@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.read.any_trace import Kind, drawable, kind_of, timeline_of
+from modtrace.read import FileKind, file_kind, load
 from modtrace.timeline import Name, Timeline
 from modtrace.view.notebook_html import MAX_SPANS, iframe_html
 from modtrace.view.perfetto_page import handover_page
 from modtrace.view.server import TraceServer
+from modtrace.view.viewable import ensure_viewable
 from tests.support import perfetto_ui
 from tests.support.browser import chromium, missing, require, visit
 from tests.support.gpt_timeline import gpt_timeline
@@ -104,7 +105,7 @@ def test_a_profiler_trace_is_converted_and_drawn(
     browser: Browser, ui: str, gpu_traces: list[Path], tmp_path: Path
 ) -> None:
     source = gpu_traces[1]
-    trace, notes = drawable(source, tmp_path)
+    trace, notes = ensure_viewable(source, tmp_path)
 
     assert any("no nn.Module slices" in note for note in notes)
     with visit(browser) as seen:
@@ -275,31 +276,31 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("run.ring", Kind.RING),
-        ("run.json", Kind.SAVED),
-        ("profile.json", Kind.PROFILE),
-        ("merged.json", Kind.MERGED),
-        ("merged.pftrace", Kind.MERGED_PACKETS),
+        ("run.ring", FileKind.RING),
+        ("run.json", FileKind.SAVED_JSON),
+        ("profile.json", FileKind.PROFILE),
+        ("merged.json", FileKind.MERGED_JSON),
+        ("merged.pftrace", FileKind.MERGED_PERFETTO),
     ],
 )
 def test_every_kind_of_trace_is_known_and_gives_its_timeline(
-    recorded: Path, name: str, kind: Kind, tmp_path: Path
+    recorded: Path, name: str, kind: FileKind, tmp_path: Path
 ) -> None:
     path = recorded / name
     with path.open("rb") as plain, gzip.open(tmp_path / "packed.gz", "wb") as packed:
-        if kind is not Kind.RING:  # a ring is a mapping, never packed
+        if kind is not FileKind.RING:  # a ring is a mapping, never packed
             shutil.copyfileobj(plain, packed)
 
-    assert kind_of(path) is kind
-    calls = [(span.module_class, span.call) for span in timeline_of(path).spans if span.phase == "forward"]
+    assert file_kind(path) is kind
+    calls = [(span.module_class, span.call) for span in load(path).spans if span.phase == "forward"]
     assert calls == [(module, call) for call in range(3) for module in ("Sequential", "Linear", "ReLU", "Linear")]
-    if kind is not Kind.RING:
-        assert kind_of(tmp_path / "packed.gz") is kind
-        assert list(timeline_of(tmp_path / "packed.gz").spans) == list(timeline_of(path).spans)
+    if kind is not FileKind.RING:
+        assert file_kind(tmp_path / "packed.gz") is kind
+        assert list(load(tmp_path / "packed.gz").spans) == list(load(path).spans)
 
 
 def test_a_merged_trace_gives_the_same_timeline_in_both_formats(recorded: Path) -> None:
-    ours, packets = timeline_of(recorded / "merged.json"), timeline_of(recorded / "merged.pftrace")
+    ours, packets = load(recorded / "merged.json"), load(recorded / "merged.pftrace")
 
     # JSON's times are doubles of µs, and slices are moved by a nanosecond where they would not nest as such.
     assert [span._replace(end_ns=0) for span in ours.spans] == [span._replace(end_ns=0) for span in packets.spans]
@@ -311,12 +312,12 @@ def test_a_merged_trace_gives_the_same_timeline_in_both_formats(recorded: Path) 
 
 
 def test_a_ring_is_drawn_as_packets(recorded: Path, tmp_path: Path) -> None:
-    made, notes = drawable(recorded / "run.ring", tmp_path)
+    made, notes = ensure_viewable(recorded / "run.ring", tmp_path)
 
     assert notes == []
     assert list(modtrace.load(made).spans) == list(modtrace.load(recorded / "run.ring").spans)
-    assert drawable(recorded / "run.json", tmp_path) == (recorded / "run.json", [])
-    assert drawable(recorded / "merged.json", tmp_path) == (recorded / "merged.json", [])
+    assert ensure_viewable(recorded / "run.json", tmp_path) == (recorded / "run.json", [])
+    assert ensure_viewable(recorded / "merged.json", tmp_path) == (recorded / "merged.json", [])
 
 
 # Notebooks.

@@ -93,12 +93,39 @@ ALL = [
         (["--modules", "Net*", "--max-depth", "1", "--steps", "1:"], [ALL[3], ALL[5]]),
         # The window counts from the first slice of the steps that are left.
         (["--steps", "1:", "--window", "0:1.5"], [("Net", "forward", 10, 11.5), ("Net.a", "forward", 11, 11.5)]),
-        (["--modules", "nothing"], []),
-        (["--modules", "nothing", "--window", "0:1"], []),
     ],
 )
 def test_convert_cuts(trace: Path, options: list[str], kept: list[tuple[str, str, float, float]]) -> None:
     assert converted(trace, *options) == kept
+
+
+@pytest.mark.parametrize(
+    "options", [["--modules", "nothing"], ["--steps", "7:"], ["--window", "99:"], ["--modules", "x", "--window", "0:1"]]
+)
+def test_convert_of_a_selection_that_leaves_nothing_says_so_and_writes_nothing(trace: Path, options: list[str]) -> None:
+    out = trace.with_name("out.json")
+
+    result = invoke("convert", trace, out, *options)
+
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"modtrace: nothing is left of {trace}: it holds 6 slices in steps 0 to 1, over 17.000 ms, of modules such as "
+        "Net\n"
+    )
+    assert not out.exists()
+
+
+def test_convert_refuses_to_write_over_what_it_reads(trace: Path) -> None:
+    before = trace.read_bytes()
+    link, hard = trace.with_name("link.json"), trace.with_name("hard.json")
+    link.symlink_to(trace)
+    hard.hardlink_to(trace)
+
+    for target in (trace, link, hard, trace.parent / "." / trace.name):
+        result = invoke("convert", trace, target, "--steps", "1:")
+        assert result.exit_code == 1
+        assert result.stderr == f"modtrace: {target}: IN and OUT are the same file; give OUT another name\n"
+    assert trace.read_bytes() == before
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace", ".pftrace.gz"])

@@ -11,7 +11,7 @@ import pytest
 
 from modtrace import ModtraceError, TraceError, merge
 from modtrace.profiler.trace.event_columns import EventCollector
-from modtrace.read.any_trace import Kind, kind_of, timeline_of
+from modtrace.read import FileKind, file_kind, load
 from tests.support.json_mutations import mutated, mutations
 from tests.support.kineto import BASE, PID, TID, evaluate, recording, trace, x
 
@@ -38,7 +38,7 @@ USES: dict[str, Callable[[Path, Path], object]] = {
     "merged as packets": lambda path, folder: merge(path, RECORDING, folder / "out.pftrace"),
     "merged with what it knows itself": lambda path, folder: merge(path, None, folder / "out.pftrace"),
     "merged without attribution": lambda path, folder: merge(path, RECORDING, folder / "out.json", attribute=False),
-    "as a timeline": lambda path, folder: timeline_of(path).save(folder / "out.pftrace"),
+    "as a timeline": lambda path, folder: load(path).save(folder / "out.pftrace"),
 }
 
 
@@ -106,14 +106,14 @@ def test_a_merged_trace_is_read_whatever_one_of_its_events_is(tmp_path: Path) ->
     merge(tmp_path / "profile.json", RECORDING, path)
     document = json.loads(path.read_text())
     path.write_text(laid_out_as_merged(document))
-    assert kind_of(path) is Kind.MERGED
-    spans = len(timeline_of(path).spans)
+    assert file_kind(path) is FileKind.MERGED_JSON
+    spans = len(load(path).spans)
     assert spans >= 2
 
     inside = [(*place, key) for place, said in _events(document) for key in said]
     for changed in mutations(document, 250, inside):
         path.write_text(laid_out_as_merged(changed))
-        timeline = timeline_of(path)
+        timeline = load(path)
         assert spans - 1 <= len(timeline.spans) <= spans + 1
         timeline.save(tmp_path / "out.pftrace")
         timeline.save(tmp_path / "out.json")
@@ -127,4 +127,4 @@ def _events(document: dict[str, Any]) -> list[tuple[tuple[Any, ...], dict[str, A
 def test_times_are_as_the_profile_says(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(PROFILE))
-    assert timeline_of(path).spans[0].start_ns == BASE + 1
+    assert load(path).spans[0].start_ns == BASE + 1

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 
+from .._errors import RingError, TraceError
 from .model import Violation
 
 __all__ = ["Violation", "check"]
@@ -12,8 +15,10 @@ __all__ = ["Violation", "check"]
 def check(path: str | os.PathLike[str]) -> list[Violation]:
     """Check a Chrome JSON or Perfetto trace, plain or gzipped, written by modtrace or by anything else.
 
+    Of a report's `.zip` the trace inside is checked, of a ring file what `modtrace convert` makes of it.
+
     Args:
-        path: the trace.
+        path: the file.
 
     Returns:
         One violation per broken rule and place: first those of the file and of single events in file order, then
@@ -32,7 +37,12 @@ def check(path: str | os.PathLike[str]) -> list[Violation]:
     from .track_layout import lay_out
 
     violations: list[Violation] = []
-    data = read_trace_bytes(path, violations)
+    with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
+        try:
+            trace = _trace_of(path, Path(folder))
+        except RingError as error:
+            return [Violation("not-a-trace", str(error))]
+        data = read_trace_bytes(trace, violations)
     if data is None:
         return violations
     if format_of(data) == "chrome":
@@ -43,3 +53,18 @@ def check(path: str | os.PathLike[str]) -> list[Violation]:
     for rule in STRUCTURE_RULES:
         violations.extend(rule(layout))
     return violations
+
+
+def _trace_of(path: str | os.PathLike[str], folder: Path) -> Path:
+    """Return the file that is checked; it is made in `folder` where `path` is no trace but holds one."""
+    from ..read import FileKind, extract_trace, file_kind_by_head, load
+
+    try:
+        trace = extract_trace(path, folder)
+    except TraceError:
+        return Path(path)  # its bytes are judged as they are
+    if file_kind_by_head(trace) is FileKind.RING:
+        made = folder / "ring.pftrace"
+        load(trace).save(made)
+        return made
+    return trace

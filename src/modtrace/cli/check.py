@@ -15,8 +15,8 @@ __all__ = ["command"]
 def command(context: click.Context, trace: str) -> None:
     """Check TRACE: Chrome JSON or Perfetto, plain or gzipped, from modtrace or from anything else.
 
-    Prints one line per fault that viewers drop, hide or draw wrongly, then a count by rule. Exits with 1 where there
-    is any.
+    Of a report's .zip the trace inside is checked, of a ring file what `modtrace convert` makes of it. Prints one line
+    per fault that viewers drop, hide or draw wrongly, then a count by rule. Exits with 1 where there is any.
     """
     from ..check import check
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
 
 __all__ = ["command"]
 
@@ -52,15 +56,20 @@ def command(
     modules: str | None,
     max_depth: int | None,
 ) -> None:
-    """Convert IN, a ring file or anything that modtrace saved, to OUT, whose suffix picks the format.
+    """Convert IN, any file that modtrace reads, to OUT, whose suffix picks the format.
 
-    The options cut the timeline before it is written: first to steps, then to a window, then to modules.
+    Of a merged trace or one of torch.profiler, OUT holds the modules and not the profiler's own events. The options cut
+    the timeline before it is written: first to steps, then to a window, then to modules. Exits with 1, and writes
+    nothing, where they leave no span.
     """
+    from .._errors import ModtraceError, WriteError
     from ..read import load
     from ..write import check_writable
 
     check_writable(target)
-    timeline = load(source)
+    if os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
+        raise WriteError(f"{target}: IN and OUT are the same file; give OUT another name")
+    timeline = whole = load(source)
     if steps is not None:
         timeline = timeline.steps(*steps)
     if window is not None and len(timeline.columns):
@@ -68,5 +77,22 @@ def command(
         timeline = timeline.window(*(None if ms is None else first + round(ms * 1e6) for ms in window))
     if modules is not None or max_depth is not None:
         timeline = timeline.modules(modules, max_depth)
+    if not len(timeline.columns):
+        if len(whole.columns):
+            raise ModtraceError(f"nothing is left of {source}: {_describe(whole)}")
+        notes = whole.metadata.get("notes")
+        if isinstance(notes, list) and notes:
+            raise ModtraceError(f"{source} holds no module: {notes[0]}")
     timeline.save(target)
     click.echo(f"{len(timeline.columns)} spans are in {target}", err=True)
+
+
+def _describe(timeline: Timeline) -> str:
+    """Say what a selection can choose from."""
+    columns = timeline.columns
+    first, last = int(columns.step.min()), int(columns.step.max())
+    length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
+    return (
+        f"it holds {len(columns)} spans in steps {first} to {last}, over {length:.3f} ms, of modules such as "
+        f"{timeline.names[columns.name[0]].fqn}"
+    )

@@ -28,10 +28,10 @@ __all__ = ["command"]
 def command(profile: str, recording: str | None, output: str, attribute: bool) -> None:
     """Write PROFILE, a trace of torch.profiler, with RECORDING's module tracks in it; PROFILE itself is not changed.
 
-    RECORDING is a ring file or anything that modtrace saved. Without it the module tracks are made from what PROFILE
+    RECORDING is any file that modtrace reads. Without it the module tracks are made from what PROFILE
     knows of modules.
     """
-    from ..profiler import merge
+    from ..merging import merge
 
     with _progress(profile) as progress:
         merged = merge(profile, recording, output, attribute=attribute, progress=progress)

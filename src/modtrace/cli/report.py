@@ -15,7 +15,7 @@ __all__ = ["command"]
 def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None:
     """Pack TRACE for an issue: the trace, a page that shows it, a summary to paste, and the environment.
 
-    TRACE is a ring file, anything that modtrace saved, or a trace of torch.profiler. The archive has no source code, no
+    TRACE is any file that modtrace reads. The archive has no source code, no
     command line, no name of a user or a machine, no path and no value of the environment in it, and at most 25 MB: of
     a longer trace it holds the end.
     """

@@ -33,12 +33,13 @@ def command(
 ) -> None:
     """Print calls, forward, backward, recompute and self time of each module in TRACE.
 
-    TRACE is a ring file, anything that modtrace saved, or a merged trace, which has GPU times and kernels too.
+    TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too.
     """
     from ..profiler import read_merged_summary
-    from ..read import load
+    from ..read import load, trace_path
 
-    summary = read_merged_summary(trace) or load(trace).summary()
+    with trace_path(trace) as path:
+        summary = read_merged_summary(path) or load(path).summary()
     if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
     summary = summary.sort_by(sort, limit)

@@ -17,11 +17,11 @@ __all__ = ["command"]
 def command(trace: str, offline: bool) -> None:
     """Open TRACE in ui.perfetto.dev, with the module tracks on top.
 
-    TRACE is a ring file, anything that modtrace saved, or a trace of torch.profiler. It goes from a server on this
+    TRACE is any file that modtrace reads. It goes from a server on this
     machine to the browser and nowhere else; the server ends when the browser has it.
     """
     from .._errors import ModtraceError
-    from ..read.any_trace import drawable, timeline_of
+    from ..read import load
     from ..view.browser import WAIT_TIMEOUT_S, open_and_serve
     from ..view.server import PERFETTO_ORIGIN, Page, TraceServer
 
@@ -29,11 +29,12 @@ def command(trace: str, offline: bool) -> None:
         if offline:
             from ..write.html import render_html
 
-            server = TraceServer(Page(render_html(timeline_of(trace))))
+            server = TraceServer(Page(render_html(load(trace))))
         else:
             from ..view.perfetto_page import handover_page
+            from ..view.viewable import ensure_viewable
 
-            path, notes = drawable(trace, Path(folder))
+            path, notes = ensure_viewable(trace, Path(folder))
             for note in notes:
                 click.echo(note, err=True)
             server = TraceServer(handover_page("trace", os.path.basename(trace), PERFETTO_ORIGIN), path)

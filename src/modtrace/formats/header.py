@@ -135,8 +135,8 @@ def checked_header(path: str | os.PathLike[str], header: Any, *, merged: bool = 
     if not isinstance(written, dict):
         raise TraceError(
             path,
-            "it is a trace, but modtrace did not save it, so it holds no timeline; "
-            "to lay a recording over it: modtrace merge TRACE RECORDING",
+            "it is a trace, but modtrace did not write it, so it holds no timeline; modtrace reads what it wrote "
+            "itself, and the JSON of torch.profiler",
         )
     if written.get("format") != FORMAT_VERSION:
         raise TraceError(

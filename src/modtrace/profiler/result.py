@@ -54,7 +54,10 @@ def refuse_merged(keys: Mapping[str, Any], path: str) -> None:
         TraceError: it was.
     """
     if MERGED in keys:
-        raise TraceError(path, "this trace was merged before; merge the profiler's own trace")
+        raise TraceError(
+            path,
+            "this trace was merged before and holds its recording: open it as it is, or merge the profiler's own trace",
+        )
 
 
 def trailer_json(metadata: Mapping[str, Any], tail: bytes, keys: Mapping[str, Any], head: bytes) -> bytes:

@@ -1,4 +1,7 @@
-"""Files → timelines: a ring file, or a trace that modtrace wrote."""
+"""Reading: every kind of file that modtrace writes or merges → `Timeline`.
+
+`load` is the one way in, for commands as for users; `file_kind` says what a file is, `trace_path` opens a report.
+"""
 
 from __future__ import annotations
 
@@ -6,78 +9,88 @@ import gzip
 import os
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from .._errors import TraceError
-from ..formats.trace_kind import format_of
+from .file_kind import FileKind, file_kind, file_kind_by_head
+from .report_zip import extract_trace, trace_path
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["load"]
+__all__ = ["FileKind", "extract_trace", "file_kind", "file_kind_by_head", "load", "trace_path"]
 
-RING = b"MODTRACE"
-GZIP = b"\x1f\x8b"
-
-HEAD = 4096
-"""Bytes that are looked at to tell what a file is; JSON may begin with empty lines."""
-
-# What a file is that we cannot read, by how it begins.
+# What a file is that cannot be read, by how it begins.
 _OTHERS = {
-    b"PK": "it is a ZIP archive; unpack it and load the trace inside",
     b"<": "it is a page; load the trace that it was made from",
     b"\x89HDF": "it is an HDF5 file",
     b"\x7fELF": "it is a program",
 }
+_READABLE = "modtrace reads ring files, reports, traces of torch.profiler, and .json and .pftrace that it wrote"
 
 
 def load(path: str | os.PathLike[str]) -> Timeline:
-    """Read a timeline from a ring file, also of a killed process, or from a `.json` or `.pftrace` that modtrace saved.
+    """Read a timeline from any file that modtrace knows; what it is follows from its content, not from its name.
 
-    What the file is follows from its content, not from its name.
+    Args:
+        path: a ring file, also of a running or a killed process; `.json` or `.pftrace` (also `.gz`) that modtrace
+            saved or merged; a report's `.zip`; or a trace of torch.profiler, of whose `nn.Module` slices module tracks
+            are made (profile with `with_stack=True`; what cannot be known is in `timeline.metadata["notes"]`).
+
+    Returns:
+        The spans of modules. Of a merged trace or a profiler's, the profiler's own events are not in it.
 
     Raises:
         RingError: a ring file is damaged beyond reading.
         TraceError: the file cannot be read, is broken, or is something else; says what.
+
+    Example:
+        >>> modtrace.load("step.pftrace").summary()
     """
     try:
-        with open(path, "rb") as plain:
-            head = plain.read(len(RING))
-            plain.seek(0)
-            if head == RING:
-                return _ring(path)
-            if not head.startswith(GZIP):
-                return _trace(path, plain)
-            with gzip.open(plain) as unpacked:
-                return _trace(path, unpacked)  # type: ignore[arg-type]
+        with trace_path(path) as trace:
+            return _load(trace)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(path, f"it is not whole, or damaged: {error}") from error
     except OSError as error:
         raise TraceError(path, f"it cannot be read: {error.strerror or error}") from error
 
 
-def _ring(path: str | os.PathLike[str]) -> Timeline:
-    from ..ring import read_ring
-    from ..timeline import build_timeline
+def _load(path: Path) -> Timeline:
+    # Each reader is imported when it is needed: protobuf alone takes longer to import than a small file to read.
+    kind = file_kind_by_head(path)
+    if kind is FileKind.RING:
+        from ..ring import read_ring
+        from ..timeline import build_timeline
 
-    return build_timeline(read_ring(path))
+        return build_timeline(read_ring(path))
+    if kind is FileKind.PROFILE:
+        from .profile import load_profile
 
+        return load_profile(path)
+    if kind is FileKind.MERGED_PERFETTO:
+        from .merged_perfetto import load_merged_perfetto
 
-def _trace(path: str | os.PathLike[str], file: BinaryIO) -> Timeline:
-    head = file.read(HEAD)
-    file.seek(0)
-    format_ = format_of(head)
-    if format_ == "chrome":
-        from .chrome import load_chrome
+        return load_merged_perfetto(path)
+    with _unpacked(path) as file:
+        if kind is FileKind.SAVED_JSON:
+            from .saved_json import load_chrome
 
-        return load_chrome(Path(path), file)
-    if format_ == "perfetto":
-        from .perfetto import load_perfetto
+            return load_chrome(path, file)
+        if kind is FileKind.PERFETTO:
+            from .saved_perfetto import load_perfetto
 
-        return load_perfetto(Path(path), file)
+            return load_perfetto(path, file)
+        head = file.read(16)
     if not head:
         raise TraceError(path, "it is empty")
     for start, what in _OTHERS.items():
         if head.startswith(start):
-            raise TraceError(path, f"{what}; modtrace loads ring files, and .json and .pftrace that it saved")
+            raise TraceError(path, f"{what}; {_READABLE}")
     raise TraceError(path, "it is neither a ring file nor a trace in JSON or Perfetto's format")
+
+
+def _unpacked(path: Path) -> BinaryIO:
+    with path.open("rb") as file:
+        gzipped = file.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(path)) if gzipped else path.open("rb")

@@ -14,13 +14,13 @@ from ..profiler.trace.event_columns import MAX_TIME_US, TrackKey, is_track_key, 
 from ..timeline import PHASES, RECOMPUTE, Mark, Timeline
 from .timeline_builder import SpanColumns, build_timeline_from
 
-__all__ = ["ModuleRows"]
+__all__ = ["MergedEvents"]
 
 SEPARATOR = " · "
 """What stands between the kind of a track and its thread."""
 
 
-class ModuleRows:
+class MergedEvents:
     """Takes a merged trace's events, in any order, and picks out what the recording added.
 
     The arguments that a recording may note beside the fixed fields are not in a merged trace.
@@ -35,6 +35,10 @@ class ModuleRows:
         self._links: dict[tuple[int | str, str, int], int] = {}
         self._marks: list[tuple[float, str, str]] = []
         self._samples: dict[tuple[int | str, str, str], list[tuple[float, int]]] = {}
+
+    def __len__(self) -> int:
+        """How many spans were found."""
+        return len(self._start)
 
     def add(self, events: Iterable[Any]) -> None:
         """Take some events; what is malformed counts as nothing: a merged trace keeps the profiler's as they are."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .._errors import WriteError
-from ..read.any_trace import Kind, kind_of, timeline_of
+from ..read import FileKind, file_kind, load, trace_path
 from ..timeline import Timeline
 from ..write.html import render_html
 from .aliases import AliasedNames, ReportNames
@@ -68,7 +68,7 @@ def report_timeline(timeline: Timeline, *, anonymize: bool = False, max_bytes: i
 
 
 def report_file(path: str | os.PathLike[str], *, anonymize: bool = False, max_bytes: int = MAX_REPORT_BYTES) -> Report:
-    """Make the report of a file: a ring, what modtrace saved or merged, or a trace of torch.profiler.
+    """Make the report of any file that `modtrace.load` reads.
 
     Args:
         path: the file.
@@ -81,16 +81,16 @@ def report_file(path: str | os.PathLike[str], *, anonymize: bool = False, max_by
         WriteError: not even one span fits.
     """
     names = _report_names(anonymize)
-    kind = kind_of(path)
-    with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
+    with trace_path(path) as trace, tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
+        kind = file_kind(trace)
         source: ReportSource
-        if kind in (Kind.PROFILE, Kind.MERGED):
-            source = ProfileSource(path, kind, names, Path(folder))
+        if kind in (FileKind.PROFILE, FileKind.MERGED_JSON):
+            source = ProfileSource(trace, kind, names, Path(folder))
         else:
-            source = TimelineSource(timeline_of(path, kind), names, Path(folder))
-        if kind is Kind.MERGED_PACKETS:
+            source = TimelineSource(load(trace), names, Path(folder))
+        if kind is FileKind.MERGED_PERFETTO:
             source.notes.append(_ONLY_MODULES_NOTE)
-        return _fit(source, _gpu_table(path, names), names, max_bytes)
+        return _fit(source, _gpu_table(trace, names), names, max_bytes)
 
 
 def write_report(

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..read.any_trace import Kind, timeline_of
+from ..read import FileKind, load
 from ..timeline import Timeline
 from ..timeline.tail import last_spans, last_steps
 from ..write.perfetto import write_perfetto
@@ -79,10 +79,10 @@ class ProfileSource:
     lose what was recorded.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: Kind, names: ReportNames, folder: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str], kind: FileKind, names: ReportNames, folder: Path) -> None:
         self._names, self._folder, self._kind = names, folder, kind
         self._clean = clean_profile(path, folder / "clean.json", names)
-        self.timeline = clean_timeline(timeline_of(self._clean.path, kind), _Unchanged(names))
+        self.timeline = clean_timeline(load(self._clean.path), _Unchanged(names))
         self.count = len(self._clean.times)
         self.notes = list(self._clean.notes)
         if self._clean.dropped:
@@ -105,7 +105,7 @@ class ProfileSource:
                 description = f"the last {kept_ms:,.3f} ms of {all_ms:,.3f} ms"
             clean = clean_profile(clean.path, self._folder / "end.json", _Unchanged(self._names), since)
             timeline = timeline.window(clean.base + int(np.rint(since * 1e3)))
-        if self._kind is Kind.MERGED:
+        if self._kind is FileKind.MERGED_JSON:
             return TracePart("trace.json.gz", gzip.compress(clean.path.read_bytes(), 6, mtime=0), timeline, description)
         from ..profiler import merge
 

@@ -1,4 +1,4 @@
-"""`modtrace.merge`: a recording over a torch.profiler trace."""
+"""A recording over a torch.profiler trace: what `modtrace.merge` does once its paths are resolved."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["merge"]
 
 def merge(
     profiler_trace: Path,
-    timeline: Timeline | Path | None = None,
-    out: Path | None = None,
+    timeline: Timeline | None,
+    out: Path,
     *,
     attribute: bool = True,
     progress: Progress | None = None,
@@ -41,7 +41,7 @@ def merge(
 
     Args:
         profiler_trace: `.json` or `.json.gz`, as `export_chrome_trace` writes it.
-        timeline: the recording, or a file of one; None makes module tracks from what the trace knows of modules.
+        timeline: the recording; None makes module tracks from what the trace knows of modules.
         out: `.json`, `.json.gz`, `.pftrace` or `.pftrace.gz`.
         attribute: False adds the recording without looking at the trace's events: no GPU tracks, and backward slices
             as they were recorded, in the time that copying takes.
@@ -51,8 +51,6 @@ def merge(
         TraceError: the trace cannot be read, or has no moment in common with the recording.
         WriteError: `out` cannot be written; an existing file there is intact.
     """
-    if out is None:
-        raise WriteError("say where to write the merged trace: merge(trace, recording, out)")
     name = os.fspath(out)
     packets = name.lower().endswith((".pftrace", ".pftrace.gz"))
     if not packets and not name.lower().endswith((".json", ".json.gz")):
@@ -64,8 +62,6 @@ def merge(
     with TraceFile(profiler_trace, progress) as source, _no_collection():
         if os.path.exists(name) and os.path.samefile(name, profiler_trace):
             raise WriteError(f"cannot write {name}: it is the profiler's trace itself; give another name")
-        if timeline is not None and not isinstance(timeline, Timeline):
-            timeline = _loaded(timeline)
         if timeline is not None and not attribute:
             return append_recording(source, timeline, name)
         if packets:
@@ -74,13 +70,6 @@ def merge(
             return write_packets(source, timeline, name)
         with atomic_writer(name) as sink:
             return _stream(source, timeline, name, sink)
-
-
-def _loaded(path: Path) -> Timeline:
-    from ... import load  # a Timeline can be merged without any reader of files
-
-    timeline: Timeline = load(path)
-    return timeline
 
 
 def _stream(source: TraceFile, timeline: Timeline | None, out: str, sink: Sink) -> MergeResult:

@@ -1,0 +1,64 @@
+"""`modtrace.merge`: a recording over a trace of torch.profiler, each given as a file or the recording as a Timeline."""
+
+from __future__ import annotations
+
+import os
+
+from ._errors import TraceError
+from .profiler import MergeResult
+from .profiler import merge as merge_timeline
+from .profiler.trace.trace_file import Progress
+from .read import FileKind, file_kind_by_head, load
+from .timeline import Timeline
+
+__all__ = ["MergeResult", "merge"]
+
+Path = str | os.PathLike[str]
+
+# What is no profiler's trace, and what to do with it.
+_NO_PROFILE = {
+    FileKind.RING: "give the profiler's trace first, then the recording",
+    FileKind.SAVED_JSON: "give the profiler's trace first, then the recording",
+    FileKind.PERFETTO: "give the profiler's trace first, as `export_chrome_trace` wrote it",
+    FileKind.MERGED_PERFETTO: "open it as it is, or merge the profiler's own trace",
+    FileKind.ZIP: "unpack it and give the profiler's trace, as `export_chrome_trace` wrote it",
+}
+
+
+def merge(
+    profiler_trace: Path,
+    timeline: Timeline | Path | None,
+    out: Path,
+    *,
+    attribute: bool = True,
+    progress: Progress | None = None,
+) -> MergeResult:
+    """Lay a recording over a trace of torch.profiler.
+
+    The profiler's events are kept byte for byte, and its file is never written. What is broken in it is repaired or
+    left out, and the result says so. Module tracks lie above the threads of the process; above each stream of a GPU
+    lies a track of the modules whose kernels ran.
+
+    Args:
+        profiler_trace: `.json` or `.json.gz`, as `export_chrome_trace` writes it.
+        timeline: the recording, or any file that `modtrace.load` reads; None makes module tracks from what the trace
+            knows of modules.
+        out: `.json`, `.json.gz`, `.pftrace` or `.pftrace.gz`.
+        attribute: False adds the recording without looking at the trace's events: no GPU tracks, and backward spans
+            as they were recorded, in the time that copying takes.
+        progress: called with the number of bytes of the trace that were read since the last call.
+
+    Raises:
+        RingError: the recording is a ring file that is damaged beyond reading.
+        TraceError: a file cannot be read, or the two have no moment in common.
+        WriteError: `out` cannot be written; an existing file there is intact.
+
+    Example:
+        >>> print(modtrace.merge("profile.json", "run.ring", "merged.pftrace"))
+    """
+    kind = file_kind_by_head(profiler_trace)
+    if kind in _NO_PROFILE:
+        raise TraceError(profiler_trace, f"it is {kind.value}, no trace of torch.profiler; {_NO_PROFILE[kind]}")
+    if timeline is not None and not isinstance(timeline, Timeline):
+        timeline = load(timeline)
+    return merge_timeline(profiler_trace, timeline, out, attribute=attribute, progress=progress)

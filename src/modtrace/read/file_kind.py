@@ -1,0 +1,77 @@
+"""What kind of file a trace is, by its content and never by its name."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+
+from ..formats.trace_kind import format_of
+from ..profiler import read_merge_metadata
+from ..profiler.trace.envelope import HeadError, find_head
+from ..profiler.trace.trace_file import TraceFile
+from ..ring import MAGIC as RING_MAGIC
+
+__all__ = ["FileKind", "file_kind", "file_kind_by_head"]
+
+ZIP_MAGIC = b"PK\x03\x04"
+
+_SAVED_HEADER = re.compile(rb'"otherData"\s*:\s*\{\s*"modtrace"\s*:')
+_MERGED_PACKET = b"modtrace_merge"
+"""The name of the metadata that a merged `.pftrace` has in its first packets."""
+
+
+class FileKind(enum.Enum):
+    """What a file is; the value says it in words."""
+
+    RING = "a ring file"
+    SAVED_JSON = "a recording that modtrace saved, in JSON"
+    PERFETTO = "a trace in Perfetto's format"
+    PROFILE = "a trace of torch.profiler"
+    MERGED_JSON = "a merged trace, in JSON"
+    MERGED_PERFETTO = "a merged trace, in Perfetto's format"
+    ZIP = "a ZIP archive"
+    OTHER = "something else"
+
+
+def file_kind(path: str | os.PathLike[str]) -> FileKind:
+    """Return what a file is; of JSON the end has to be read, and all of it where it is compressed.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    kind = file_kind_by_head(path)
+    if kind is FileKind.PROFILE and read_merge_metadata(path) is not None:
+        return FileKind.MERGED_JSON
+    return kind
+
+
+def file_kind_by_head(path: str | os.PathLike[str]) -> FileKind:
+    """Return what a file is by its first MiB; `PROFILE` also for a merged trace in JSON, which says it at its end.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    with TraceFile(path) as file:
+        head = next(file.blocks(), b"")
+    if head.startswith(RING_MAGIC):
+        return FileKind.RING
+    if head.startswith(ZIP_MAGIC):
+        return FileKind.ZIP
+    format_ = format_of(head)
+    if format_ == "perfetto":
+        return FileKind.MERGED_PERFETTO if _MERGED_PACKET in head else FileKind.PERFETTO
+    if format_ == "chrome":
+        return FileKind.SAVED_JSON if _is_saved(head) else FileKind.PROFILE
+    return FileKind.OTHER
+
+
+def _is_saved(head: bytes) -> bool:
+    """Tell whether JSON begins as modtrace saves it, with what it says of the recording before the events."""
+    if _SAVED_HEADER.search(head.partition(b'"traceEvents"')[0]):
+        return True
+    try:
+        other = find_head(head).keys.get("otherData")
+    except HeadError:
+        return False
+    return isinstance(other, dict) and "modtrace" in other
