@@ -109,7 +109,7 @@ def test_convert_of_a_selection_that_leaves_nothing_says_so_and_writes_nothing(t
 
     assert result.exit_code == 1
     assert result.stderr == (
-        f"modtrace: nothing is left of {trace}: it holds 6 slices in steps 0 to 1, over 17.000 ms, of modules such as "
+        f"modtrace: nothing is left of {trace}: it holds 6 spans in steps 0 to 1, over 17.000 ms, of modules such as "
         "Net\n"
     )
     assert not out.exists()

@@ -28,6 +28,7 @@ def test_the_public_names() -> None:
     assert modtrace.__all__ == sorted(modtrace.__all__)
     assert set(modtrace.__all__) == {
         "EngineError",
+        "MergeResult",
         "ModTracker",
         "ModtraceError",
         "ModuleTracker",

@@ -17,8 +17,8 @@ __all__ = ["command"]
 def command(trace: str, offline: bool) -> None:
     """Open TRACE in ui.perfetto.dev, with the module tracks on top.
 
-    TRACE is any file that modtrace reads. It goes from a server on this
-    machine to the browser and nowhere else; the server ends when the browser has it.
+    TRACE is any file that modtrace reads. It goes from a server on this machine to the browser and nowhere else; the
+    server ends when the browser has it.
     """
     from .._errors import ModtraceError
     from ..read import load

@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from .._typing import Float64Array
+from ..profiler.result import MERGED
 from ..profiler.trace.event_stream import EventStream
 from ..profiler.trace.trace_file import TraceFile, base_time_ns
 from .aliases import ReportNames
@@ -26,6 +27,7 @@ _DEVICE_NUMBER_KEYS = (
     *("regsPerBlock", "regsPerMultiprocessor", "warpSize", "sharedMemPerBlock", "sharedMemPerMultiprocessor"),
     *("numSms", "sharedMemPerBlockOptin"),
 )
+_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*\w*", re.ASCII)
 _DEVICE_NAME = re.compile(r"(?:NVIDIA|Tesla|Quadro|GeForce|RTX|AMD|Instinct|Radeon|Intel)[\w -]{0,60}", re.ASCII)
 
 
@@ -91,7 +93,8 @@ def clean_profile(
                 file.write(separator + orjson.dumps(clean_events)[1:-1])
                 separator = b",\n"
         base = base_time_ns(stream.keys, source.path)
-        file.write(b"]," + orjson.dumps(_clean_keys(stream.keys, base))[1:])
+        # A merged trace is known by how it goes on behind its events.
+        file.write(b"\n],\n" + orjson.dumps(_clean_keys(stream.keys, base))[1:])
     return CleanProfile(
         out,
         base,
@@ -104,7 +107,9 @@ def clean_profile(
 
 
 def _clean_keys(keys: dict[str, Any], base: int) -> dict[str, Any]:
-    clean: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
+    merged = keys.get(MERGED)
+    clean: dict[str, Any] = {} if merged is None else {MERGED: _clean_merge_metadata(merged)}
+    clean |= {"schemaVersion": 1, "displayTimeUnit": "ms"}
     if "baseTimeNanoseconds" in keys:
         clean["baseTimeNanoseconds"] = base
     devices = keys.get("deviceProperties")
@@ -116,6 +121,11 @@ def _clean_keys(keys: dict[str, Any], base: int) -> dict[str, Any]:
             key: distributed[key] for key in ("rank", "world_size") if type(distributed.get(key)) is int
         }
     return clean
+
+
+def _clean_merge_metadata(merged: object) -> dict[str, Any]:
+    version = merged.get("version") if isinstance(merged, dict) else None
+    return {"version": version} if isinstance(version, str) and _VERSION.fullmatch(version) else {}
 
 
 def _clean_device(device: dict[str, Any]) -> dict[str, Any]:
