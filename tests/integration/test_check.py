@@ -45,7 +45,7 @@ def counted(path: Path) -> Counter[str]:
     return Counter(violation.rule for violation in check(path))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(slices, min_size=1, max_size=12))
 def test_partial_overlaps_are_those_that_the_trace_processor_drops(
     trace_processor: type[TraceProcessor], tmp_path: Path, events: list[dict[str, Any]]
@@ -58,7 +58,7 @@ def test_partial_overlaps_are_those_that_the_trace_processor_drops(
     assert counted(trace)["partial-overlap"] == dropped
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(flows, max_size=8, unique_by=lambda flow: flow["ts"]))
 def test_flows_are_told_as_the_trace_processor_counts_them(
     trace_processor: type[TraceProcessor], tmp_path: Path, events: list[dict[str, Any]]
@@ -74,7 +74,7 @@ def test_flows_are_told_as_the_trace_processor_counts_them(
     assert rules["duplicate-flow"] == problems.get("flow_duplicate_id", 0)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(bound_flows, max_size=8, unique_by=lambda flow: flow["ts"]))
 def test_flows_of_slices_are_told_as_the_trace_processor_counts_them(
     trace_processor: type[TraceProcessor], tmp_path: Path, events: list[dict[str, Any]]

@@ -14,6 +14,7 @@ from modtrace.formats.escape import UNNAMED, escaped
 from modtrace.timeline import BACKWARD, PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import in_start_order
 from modtrace.timeline.nesting import nested
+from tests.support.test_scale import scaled
 from tests.support.timelines import EPOCH, HOSTILE, gpt2_timeline, timeline_of, timelines
 from tests.support.trace_processor import TraceProcessor
 
@@ -150,7 +151,7 @@ def check(opener: Opener, timeline: Timeline, folder: Path) -> None:
         )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(timeline=timelines())
 def test_any_timeline_is_imported_alike_and_whole(trace_processor: Opener, tmp_path: Path, timeline: Timeline) -> None:
     check(trace_processor, timeline, tmp_path)

@@ -18,6 +18,7 @@ from modtrace.ring import Kind
 from modtrace.timeline import Timeline
 from tests.support.random_models import Spec, Tree, specs
 from tests.support.small_modules import Failing, Scale
+from tests.support.test_scale import scaled
 
 Slice = tuple[str, int, int]
 RUN_PASS = torch.autograd.graph._engine_run_backward
@@ -54,7 +55,7 @@ ONCE = [("Chain", 0, 0), ("Chain.c", 0, 1), ("Chain.b", 0, 1), ("Chain.a", 0, 1)
 
 
 @given(spec=specs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60, 1000))
 def test_a_marked_pass_comes_out_as_a_watched_one(spec: Spec) -> None:
     torch.manual_seed(0)
     model = Tree(spec)

@@ -21,6 +21,7 @@ from modtrace.check import check
 from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python
 from tests.support.random_models import Spec, Tree, called, specs, with_gradient
+from tests.support.test_scale import scaled
 from tests.support.trace_processor import TraceProcessor
 
 Slice = tuple[str, int]
@@ -35,7 +36,7 @@ def slices(trace: TraceProcessor, category: str) -> list[Slice]:
     return [(row["fqn"], row["depth"]) for row in rows]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(30, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(spec=specs(), suffix=st.sampled_from([".json", ".pftrace"]))
 def test_slices_are_the_tree_of_calls(
     engine: EngineName,

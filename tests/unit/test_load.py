@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from modtrace import TraceError
 from modtrace.read import load
 from modtrace.timeline import Timeline
+from tests.support.test_scale import scaled
 from tests.support.timelines import gpt2_timeline, timeline_of, timelines
 
 FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
@@ -40,7 +41,7 @@ def told(timeline: Timeline) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(timeline=timelines())
 def test_a_round_trip_keeps_everything(tmp_path: Path, suffix: str, timeline: Timeline) -> None:
     path = tmp_path / f"trace{suffix}"

@@ -18,6 +18,7 @@ from modtrace.profiler.trace import trace_file as source
 from modtrace.profiler.trace.event_stream import EventStream
 from modtrace.profiler.trace.trace_file import TraceFile
 from tests.support.kineto import GPU_TRACES, trace, x
+from tests.support.test_scale import scaled
 
 
 def read(path: Path) -> tuple[EventStream, list[Any], bytes]:
@@ -62,7 +63,7 @@ def test_blocks_of_any_size_give_the_same_events(tmp_path: Path, monkeypatch: py
     assert (found.repaired, found.dropped) == (0, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(60, 1000))
 @given(
     st.lists(
         st.fixed_dictionaries(
