@@ -14,14 +14,15 @@ from ..formats.perfetto_ids import SequenceIds
 from ..timeline import Timeline
 from .atomic_file import atomic_writer
 from .lanes import Lanes
+from .packet_columns import message_field_tag, track_event_packets
 from .perfetto_descriptors import InternTable, TrackDescriptors, sequence_start, serialize
-from .perfetto_events import CHUNK, SpanPackets, field_tag, framed
+from .perfetto_events import CHUNK, SpanPackets
 from .progress import show_progress
 from .protobuf_columns import interleave, varint
 
 __all__ = ["perfetto_packets", "write_perfetto"]
 
-_COUNTER_VALUE = field_tag(TrackEvent, "counter_value")
+_COUNTER_VALUE = message_field_tag(TrackEvent, "counter_value")
 
 
 def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -88,4 +89,4 @@ def _counter(timeline: Timeline, tracks: TrackDescriptors, index: int, sequence:
         part = slice(first, first + CHUNK)
         delta = np.diff(counter.time[part], prepend=counter.time[max(first - 1, 0)])
         event = [varint(counter.value[part], kind + _COUNTER_VALUE)]
-        yield interleave([(np.arange(len(delta)), framed(delta, sequence_field, event))], len(delta))
+        yield interleave([(np.arange(len(delta)), track_event_packets(delta, sequence_field, event))], len(delta))

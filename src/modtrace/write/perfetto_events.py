@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
@@ -11,53 +10,26 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from .._errors import WriteError
 from .._typing import IndexArray, Int32Array, Int64Array
 from ..formats.limits import MAX_LEVELS_PER_ROW
-from ..formats.packet_stream import PACKET_TAG
 from ..formats.span_args import CALL_FIELDS, escaped_span_args
 from ..timeline import PHASES, Timeline
 from ..timeline.nesting import nested
 from .flows import FlowRole, flow_roles
 from .lanes import Lanes
+from .packet_columns import LENGTH_DELIMITED, field_tag, message_field_tag, track_event_packets
 from .perfetto_descriptors import InternTable
 from .protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
 
-__all__ = ["CHUNK", "SpanPackets", "field_tag", "framed"]
+__all__ = ["CHUNK", "SpanPackets"]
 
 CHUNK = 1 << 15
 """Spans state packets are in memory at a time."""
 
-_VARINT, _LENGTH_DELIMITED = 0, 2
-
-
-def _tag(number: int, wire_type: int = _VARINT) -> bytes:
-    return varint(np.array([number << 3 | wire_type])).text.tobytes()
-
-
-def field_tag(message: type[Any], name: str, wire_type: int = _VARINT) -> bytes:
-    """Return what stands before a field of a message: its number and how it is encoded."""
-    return _tag(message.DESCRIPTOR.fields_by_name[name].number, wire_type)
-
-
-_PACKET = bytes([PACKET_TAG])
-_TIMESTAMP = field_tag(TracePacket, "timestamp")
-_EVENT = field_tag(TracePacket, "track_event", _LENGTH_DELIMITED)
 # The varint forms: `flow_ids` takes eight bytes for what is two or three.
-_FLOW_BEGIN = field_tag(TrackEvent, "flow_ids_old")
-_FLOW_END = field_tag(TrackEvent, "terminating_flow_ids_old")
+_FLOW_BEGIN = message_field_tag(TrackEvent, "flow_ids_old")
+_FLOW_END = message_field_tag(TrackEvent, "terminating_flow_ids_old")
 _FLOW_TAGS = ByteTable([b"", b"", _FLOW_BEGIN, _FLOW_END])  # by FlowRole
-_CALL, _STEP, _LINK, _COMPLETE = (_tag(CALL_FIELDS[name]) for name in ("call", "step", "link", "complete"))
+_CALL, _STEP, _LINK, _COMPLETE = (field_tag(CALL_FIELDS[name]) for name in ("call", "step", "link", "complete"))
 _END = TrackEvent(type=TrackEvent.TYPE_SLICE_END).SerializeToString()
-
-
-def framed(delta: Int64Array, sequence: bytes, event: list[BytesColumn]) -> list[BytesColumn]:
-    """Return packets of track events as they stand in a file.
-
-    Args:
-        delta: int64[n], the packets' timestamps.
-        sequence: the field that names their sequence.
-        event: the fields of each event.
-    """
-    packet = [varint(delta, _TIMESTAMP), varint(record_lengths(event), sequence + _EVENT), *event]
-    return [varint(record_lengths(packet), _PACKET), *packet]
 
 
 class SpanPackets:
@@ -70,7 +42,7 @@ class SpanPackets:
         depth = nested(columns).depth if np.any(columns.start == columns.end) else columns.depth
         self._depth = depth if depth.max(initial=0) < MAX_LEVELS_PER_ROW else depth % MAX_LEVELS_PER_ROW
         self._roles = flow_roles(columns)
-        call_message = _tag(interned.extension, _LENGTH_DELIMITED)
+        call_message = field_tag(interned.extension, LENGTH_DELIMITED)
         self._begin = ByteTable(
             [
                 TrackEvent(
@@ -122,9 +94,9 @@ class SpanPackets:
             if np.any(delta < 0):
                 raise self._overlap(lane)
             last_time = int(time[-1])
-            parts = [(begin, framed(delta[begin], sequence_field, self._begin_event(rows[begun])))]
+            parts = [(begin, track_event_packets(delta[begin], sequence_field, self._begin_event(rows[begun])))]
             if len(ended):
-                parts.append((end, framed(delta[end], sequence_field, [repeat(_END, len(ended))])))
+                parts.append((end, track_event_packets(delta[end], sequence_field, [repeat(_END, len(ended))])))
             yield len(ended), interleave(parts, count)
 
     def _end_positions(self, rows: IndexArray, start: Int64Array, spans: Int64Array) -> Int64Array:
@@ -168,7 +140,7 @@ class SpanPackets:
 
 def _module(fqn: int, module_class: int) -> bytes:
     fields = ((CALL_FIELDS["fqn"], fqn), (CALL_FIELDS["module_class"], module_class))
-    return b"".join(varint(np.array([value]), _tag(number)).text.tobytes() for number, value in fields)
+    return b"".join(varint(np.array([value]), field_tag(number)).text.tobytes() for number, value in fields)
 
 
 def _own_args(timeline: Timeline, interned: InternTable) -> tuple[Int32Array, ByteTable | None]:

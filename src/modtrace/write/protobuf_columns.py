@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from .._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
 
-__all__ = ["ByteTable", "BytesColumn", "interleave", "record_lengths", "repeat", "varint"]
+__all__ = ["ByteTable", "BytesColumn", "Column", "RaggedColumn", "interleave", "record_lengths", "repeat", "varint"]
 
 
 class BytesColumn(NamedTuple):
@@ -27,6 +27,27 @@ class BytesColumn(NamedTuple):
         """Leave the field out of the records where `present` is False."""
         lengths = self.text.shape[1] if self.lengths is None else self.lengths
         return BytesColumn(self.text, np.where(present, lengths, 0))
+
+
+class RaggedColumn(NamedTuple):
+    """One field of every record, of lengths so different that padding them would not do.
+
+    Attributes:
+        data: uint8[m], all of them one after the other.
+        lengths: int64[n], how many bytes each record has; they add up to m.
+    """
+
+    data: UInt8Array
+    lengths: Int64Array
+
+    @classmethod
+    def from_strings(cls, strings: Sequence[bytes]) -> RaggedColumn:
+        """Return a column of given byte strings."""
+        lengths = np.fromiter(map(len, strings), np.int64, len(strings))
+        return cls(np.frombuffer(b"".join(strings), np.uint8), lengths)
+
+
+Column: TypeAlias = BytesColumn | RaggedColumn
 
 
 class ByteTable:
@@ -74,17 +95,23 @@ def varint(numbers: AnyIntArray, before: bytes = b"") -> BytesColumn:
     return BytesColumn(text, lengths)
 
 
-def record_lengths(fields: Sequence[BytesColumn]) -> Int64Array:
+def record_lengths(fields: Sequence[Column]) -> Int64Array:
     """Return int64[n]: how many bytes the fields have in each record."""
-    fixed = sum(field.text.shape[1] for field in fields if field.lengths is None)
-    lengths = np.full(len(fields[0].text), fixed, np.int64)
+    fixed, varying = 0, []
     for field in fields:
-        if field.lengths is not None:
-            lengths += field.lengths
+        if field.lengths is None:
+            fixed += field.text.shape[1]
+        else:
+            varying.append(field.lengths)
+    first = fields[0]
+    count = len(first.lengths) if isinstance(first, RaggedColumn) else len(first.text)
+    lengths = np.full(count, fixed, np.int64)
+    for of_field in varying:
+        lengths += of_field
     return lengths
 
 
-def interleave(parts: Sequence[tuple[Int64Array, Sequence[BytesColumn]]], count: int) -> bytes:
+def interleave(parts: Sequence[tuple[Int64Array, Sequence[Column]]], count: int) -> bytes:
     """Return `count` records one after the other.
 
     Args:
@@ -99,9 +126,19 @@ def interleave(parts: Sequence[tuple[Int64Array, Sequence[BytesColumn]]], count:
     for positions, fields in parts:
         offset = (ends - lengths)[positions]
         for field in fields:
-            _scatter(out, offset, field)
+            if isinstance(field, RaggedColumn):
+                _scatter_ragged(out, offset, field)
+            else:
+                _scatter(out, offset, field)
             offset += field.text.shape[1] if field.lengths is None else field.lengths
     return out.tobytes()
+
+
+def _scatter_ragged(out: UInt8Array, offset: Int64Array, field: RaggedColumn) -> None:
+    """Copy a field into all records, which have it at `offset`."""
+    behind = np.cumsum(field.lengths)
+    shift = np.repeat(offset - (behind - field.lengths), field.lengths)
+    out[shift + np.arange(len(field.data))] = field.data
 
 
 def _scatter(out: UInt8Array, offset: Int64Array, field: BytesColumn) -> None:

@@ -1,0 +1,279 @@
+"""The profiler's events as packets of track events: what each says is a message, what stands around it a column.
+
+A slice of a track event has no duration but a begin and an end, and an end closes the innermost open slice. So the
+slices of a track are sorted before they are written; what partly overlaps another goes to a row of its own beside.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
+
+from ..._typing import Int64Array
+from ...formats.escape import UNNAMED, escaped
+from ...formats.limits import MAX_LINK
+from ...formats.perfetto_ids import PROFILER_SEQUENCE
+from ...write.packet_columns import message_field_tag, track_event_packets
+from ...write.perfetto_descriptors import serialize
+from ...write.protobuf_columns import ByteTable, RaggedColumn, interleave, varint
+from ..trace.event_columns import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
+
+__all__ = ["EventEncoder", "EventPackets", "ProfilerSlices", "TrackSlices", "sequence_packet", "slice_packets"]
+
+_CHUNK = 1 << 13
+"""Packets that are in memory at a time."""
+_NAMES_PER_PACKET = 10_000
+_NAME_IID = message_field_tag(TrackEvent, "name_iid")
+_BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
+
+
+def sequence_packet() -> TracePacket:
+    """Return a packet on the sequence of the profiler's events that builds on what the sequence defined before."""
+    return TracePacket(
+        trusted_packet_sequence_id=PROFILER_SEQUENCE, sequence_flags=TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+    )
+
+
+class _IdByText(dict[str, int]):
+    """Numbers texts from 1 as they are asked for."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self) + 1
+        return number
+
+
+class EventEncoder:
+    """Encodes what events say; texts that occur again and again stand once in the trace, and events have their ids."""
+
+    def __init__(self) -> None:
+        self.names = _IdByText()
+        self._categories = _IdByText()
+        self._arg_names = _IdByText()
+
+    def fields(self, category: object, args: Mapping[str, Any]) -> bytes:
+        """Return the category and the args of an event as fields of a TrackEvent.
+
+        Raises:
+            TypeError: a value is not JSON.
+        """
+        event = TrackEvent()
+        if category is not None:
+            event.category_iids.append(self._categories[str(category)])
+        add, ids = event.debug_annotations.add, self._arg_names
+        for name, value in args.items():
+            kind = type(value)
+            annotation = add(name_iid=ids[name])
+            if kind is int and -(1 << 63) <= value < 1 << 63:
+                annotation.int_value = value
+            elif kind is float:
+                annotation.double_value = value
+            elif kind is bool:
+                annotation.bool_value = value
+            elif kind is str:
+                annotation.string_value = escaped(value)
+            else:
+                annotation.string_value = escaped(orjson.dumps(value, default=str).decode())
+        serialized: bytes = event.SerializeToString()
+        return serialized
+
+    def interned_packets(self) -> Iterator[TracePacket]:
+        """Yield the packets that say what the ids mean; they stand before all events."""
+        names = list(self.names.items())
+        for first in range(0, len(names), _NAMES_PER_PACKET):
+            packet = sequence_packet()
+            for text, iid in names[first : first + _NAMES_PER_PACKET]:
+                packet.interned_data.event_names.add(iid=iid, name=escaped(text) or UNNAMED)
+            yield packet
+        packet = sequence_packet()
+        for text, iid in self._categories.items():
+            packet.interned_data.event_categories.add(iid=iid, name=escaped(text))
+        for text, iid in self._arg_names.items():
+            packet.interned_data.debug_annotation_names.add(iid=iid, name=escaped(text))
+        yield packet
+
+
+@dataclass
+class TrackSlices:
+    """The slices and instants of one track.
+
+    Attributes:
+        start: µs from the trace's base.
+        duration: µs; -1 for an instant.
+        name: id of the name.
+        fields: what else each says, see `EventEncoder.fields`.
+    """
+
+    start: array[float] = field(default_factory=lambda: array("d"))
+    duration: array[float] = field(default_factory=lambda: array("d"))
+    name: array[int] = field(default_factory=lambda: array("q"))
+    fields: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class ProfilerSlices:
+    """Takes the profiler's events chunk by chunk.
+
+    Attributes:
+        tracks: the slices of each track, by its pid and tid in the trace.
+        flows: ids of the flows that begin or end at a moment of a track.
+        skipped: events that a Perfetto trace has no place for.
+    """
+
+    encoder: EventEncoder = field(default_factory=EventEncoder)
+    tracks: dict[TrackKey, TrackSlices] = field(default_factory=dict)
+    flows: dict[tuple[TrackKey, float], list[int]] = field(default_factory=dict)
+    skipped: int = 0
+    _flow_ids: _IdByText = field(default_factory=_IdByText)
+
+    def add(self, events: Sequence[Any]) -> None:
+        """Take some events; what is malformed is skipped."""
+        names, fields = self.encoder.names, self.encoder.fields
+        for event in events:
+            try:
+                phase = event["ph"]
+                if phase == "M":
+                    continue
+                key, start = (event["pid"], event["tid"]), float(event["ts"])
+                duration = float(event["dur"]) if phase == "X" else -1.0
+                if phase in ("X", "i", "I") and start > 0:
+                    track = self.tracks.get(key)
+                    if track is None and not is_track_key(key):
+                        raise ValueError(key)
+                    if not max(start, start + duration) < MAX_TIME_US:
+                        raise ValueError(start)
+                    name, said = str(event["name"]), fields(event.get("cat"), event.get("args") or {})
+                    if track is None:
+                        track = self.tracks[key] = TrackSlices()
+                    track.start.append(start)
+                    track.duration.append(duration)
+                    track.name.append(names[name])
+                    track.fields.append(said)
+                elif phase in ("s", "f"):
+                    flow = self._flow_ids[f"{event.get('cat')} {event['name']} {event['id']}"]
+                    # A recording's flow ids are links, which are smaller.
+                    self.flows.setdefault((key, start), []).append(MAX_LINK + flow)
+                else:
+                    self.skipped += 1
+            except (KeyError, TypeError, ValueError, AttributeError):
+                self.skipped += 1
+
+    def packets(self, key: TrackKey, base: int, uuid: int, row_beside: Callable[[int], TracePacket]) -> Iterator[bytes]:
+        """Yield the packets of a track, see `slice_packets`; `base` is what its times count from, in Unix ns."""
+        track = self.tracks[key]
+        start, duration = np.frombuffer(track.start, np.float64), np.frombuffer(track.duration, np.float64)
+        fields = track.fields
+        if self.flows:
+            flows = (self.flows.get((key, time)) for time in track.start)
+            fields = [
+                own + TrackEvent(flow_ids=ids).SerializeToString() if ids else own
+                for own, ids in zip(fields, flows, strict=True)
+            ]
+        start_ns, duration_ns = microseconds_to_ns(start) + base, microseconds_to_ns(duration)
+        yield from slice_packets(start_ns, duration_ns, track.name, fields, uuid, row_beside)
+
+
+class EventPackets(NamedTuple):
+    """The packets of one track in the order in which they are written.
+
+    Attributes:
+        event: index of the slice or instant.
+        type: of the packet, as TrackEvent has it.
+        row: 0 for the track itself, from 1 on for rows beside it.
+        rows: how many rows there are.
+    """
+
+    event: Int64Array
+    type: Int64Array
+    row: Int64Array
+    rows: int
+
+
+def slice_packets(
+    start: Int64Array,
+    duration: Int64Array,
+    name: Sequence[int],
+    fields: Sequence[bytes],
+    uuid: int,
+    row_beside: Callable[[int], TracePacket],
+) -> Iterator[bytes]:
+    """Yield the packets of a track's slices and instants, some thousand at a time.
+
+    Args:
+        start: int64[n], Unix ns.
+        duration: int64[n], ns; negative for an instant.
+        name: ids of their names.
+        fields: what else they say, see `EventEncoder.fields`.
+        uuid: of the track.
+        row_beside: returns the descriptor of a row, from 1 on, for slices that partly overlap those of the rows before.
+    """
+    packets = _in_order(start, duration)
+    uuids = [uuid]
+    for row in range(1, packets.rows):
+        descriptor = row_beside(row)
+        uuids.append(descriptor.track_descriptor.uuid)
+        yield serialize(descriptor)
+    tables = {
+        kind: ByteTable([TrackEvent(type=kind, track_uuid=uuid).SerializeToString() for uuid in uuids])
+        for kind in (_BEGIN, _END, _INSTANT)
+    }
+    sequence = sequence_packet().SerializeToString()
+    names = np.array(name, np.int64)
+    for first in range(0, len(packets.event), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        event, type_, row_of = packets.event[part], packets.type[part], packets.row[part]
+        time = start[event] + np.where(type_ == _END, duration[event], 0)
+        parts = []
+        for kind, table in tables.items():
+            positions = np.flatnonzero(type_ == kind)
+            if not len(positions):
+                continue
+            track_event: list[Any] = [table.pick(row_of[positions])]
+            if kind != _END:
+                which = event[positions]
+                said = RaggedColumn.from_strings([fields[index] for index in which.tolist()])
+                track_event += [varint(names[which], _NAME_IID), said]
+            parts.append((positions, track_event_packets(time[positions], sequence, track_event)))
+        yield interleave(parts, len(event))
+
+
+def _in_order(start: Int64Array, duration: Int64Array) -> EventPackets:
+    """Sort begins and ends so that every end closes the slice it belongs to."""
+    order = np.lexsort((np.arange(len(start)), -duration, start)).tolist()
+    starts, durations = start.tolist(), duration.tolist()
+    events, types, rows = array("q"), array("q"), array("q")
+    open_: list[list[tuple[int, int]]] = [[]]
+    for index in order:
+        begin, lasts = starts[index], durations[index]
+        row = 0
+        type_ = _INSTANT
+        if lasts >= 0:
+            type_ = _BEGIN
+            end = begin + lasts
+            while True:
+                stack = open_[row]
+                while stack and stack[-1][0] <= begin:
+                    events.append(stack.pop()[1])
+                    types.append(_END)
+                    rows.append(row)
+                if not stack or end <= stack[-1][0]:
+                    break
+                row += 1
+                if row == len(open_):
+                    open_.append([])
+            stack.append((end, index))
+        events.append(index)
+        types.append(type_)
+        rows.append(row)
+    for row, stack in enumerate(open_):
+        while stack:
+            events.append(stack.pop()[1])
+            types.append(_END)
+            rows.append(row)
+    event, type_of, row_of = (np.frombuffer(column, np.int64) for column in (events, types, rows))
+    return EventPackets(event, type_of, row_of, len(open_))
