@@ -1,4 +1,4 @@
-"""Signals: saving a recording on one, also while the main thread is stuck inside a call into C; errors of handlers."""
+"""Saving a recording when a signal comes, also while the main thread hangs; and errors of signal handlers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from ._errors import RecordingError
 
-__all__ = ["SignalDump", "raised_by_handler"]
+__all__ = ["SaveOnSignal", "raised_by_handler"]
 
 
-class SignalDump:
-    """Calls `dump` on a thread of its own for each signal that comes.
+class SaveOnSignal:
+    """Calls `save` on a thread of its own for each signal that comes.
 
     Python runs a handler only when the main thread comes back to it, which a hang never does. The wake-up descriptor
     is written by the C handler itself, at once; a waiting thread reads it. Where somebody else (asyncio) has the
@@ -25,45 +25,46 @@ class SignalDump:
 
     Args:
         number: the signal.
-        dump: what to call; it must not raise.
+        save: what to call; it must not raise.
 
     Raises:
         RecordingError: there is no such signal.
     """
 
-    def __init__(self, number: int, dump: Callable[[], None]) -> None:
+    def __init__(self, number: int, save: Callable[[], None]) -> None:
         try:
             self._number = signal.Signals(number)
         except ValueError as error:
             raise RecordingError(f"on_signal is {number!r}; it must be a signal, as signal.SIGUSR1") from error
-        self._dump = dump
+        self._save = save
         self._old_handler: Any = None
-        self._read = self._write = -1
+        self._read_fd = self._write_fd = -1
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Listen.
+        """Start listening.
 
         Raises:
-            RecordingError: it is not the main thread, where alone Python takes handlers, or the signal has none.
+            RecordingError: this is not the main thread, where alone Python installs handlers, or the signal can have
+                none.
         """
         try:
             self._old_handler = signal.signal(self._number, self._handle)
         except (ValueError, OSError) as error:
             raise RecordingError(f"on_signal: {self._number.name} cannot be listened to: {error}") from error
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._write, False)
-        others = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        if others != -1:
-            signal.set_wakeup_fd(others)
-        self._thread = threading.Thread(target=self._wait, name="modtrace-signal", daemon=True)
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._write_fd, False)
+        other_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        if other_fd != -1:
+            signal.set_wakeup_fd(other_fd)
+        self._thread = threading.Thread(target=self._listen, name="modtrace-signal", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening and put back what was there; away from the main thread an idle handler stays on."""
+        """Stop listening and restore the old handler; away from the main thread, an idle handler stays."""
         if self._thread is None:
             return
-        os.write(self._write, b"\0")
+        os.write(self._write_fd, b"\0")
         self._thread.join()
         self._thread = None
         # Only the main thread can free the descriptor that the C handler writes to.
@@ -71,7 +72,7 @@ class SignalDump:
             self._restore()
 
     def after_fork(self) -> None:
-        """In a forked child: the waiting thread is gone, and the signal is the parent's business."""
+        """Stop in a forked child, where the listening thread does not exist; the signal is its parent's."""
         if self._thread is not None:
             self._thread = None
             self._restore()
@@ -79,35 +80,35 @@ class SignalDump:
     def _restore(self) -> None:
         if signal.getsignal(self._number) == self._handle:
             signal.signal(self._number, self._old_handler if self._old_handler is not None else signal.SIG_DFL)
-        if self._has_descriptor():
+        if self._owns_wakeup_fd():
             signal.set_wakeup_fd(-1)
-        os.close(self._read)
-        os.close(self._write)
-        self._read = self._write = -1
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+        self._read_fd = self._write_fd = -1
 
-    def _has_descriptor(self) -> bool:
+    def _owns_wakeup_fd(self) -> bool:
         current = signal.set_wakeup_fd(-1)
         if current != -1:
-            signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write)
-        return current == self._write
+            signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write_fd)
+        return current == self._write_fd
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._thread is not None and not self._has_descriptor():
+        if self._thread is not None and not self._owns_wakeup_fd():
             with contextlib.suppress(BlockingIOError):  # so many are waiting already
-                os.write(self._write, bytes([number]))
+                os.write(self._write_fd, bytes([number]))
         if callable(self._old_handler):
             self._old_handler(number, frame)
 
-    def _wait(self) -> None:
-        while numbers := os.read(self._read, 64):
+    def _listen(self) -> None:
+        while numbers := os.read(self._read_fd, 64):
             if self._number in numbers:
-                self._dump()
+                self._save()
             if 0 in numbers:
                 return
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Say whether the handler of a signal raised `error`: it is the user's then, whatever code it interrupted."""
+    """Return whether the handler of a signal raised `error`: it is the user's then, whatever code it interrupted."""
     codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     trace = error.__traceback__
     while trace is not None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from ._errors import ModtraceError, RecordingError
 from .current_recording import is_running, running, starting, stopping
-from .on_signal import SignalDump, raised_by_handler
+from .on_signal import SaveOnSignal, raised_by_handler
 from .record_options import DEFAULT_CAPACITY, ENGINES, EngineName
 from .ring import Kind, NameTable, Ring
 from .ring.slot_format import NO_NAME
@@ -79,7 +79,7 @@ class Recording:
         self._max_steps = max_steps
         self._host_name = host_name
         self._sampler = sampler
-        self._signal = None if on_signal is None else SignalDump(on_signal, self._save_on_signal)
+        self._signal = None if on_signal is None else SaveOnSignal(on_signal, self._save_on_signal)
         self._engine: Engine | None = None
         self._ring: Ring | None = None
         self._timeline: Timeline | None = None

@@ -12,7 +12,7 @@ from torch import nn
 
 import modtrace
 from modtrace import RecordingError
-from modtrace.on_signal import SignalDump
+from modtrace.on_signal import SaveOnSignal
 from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python, start_python
 
@@ -31,10 +31,10 @@ class Gate(nn.Module):
 
 
 @pytest.fixture
-def dumps() -> Iterator[tuple[SignalDump, threading.Semaphore]]:
+def dumps() -> Iterator[tuple[SaveOnSignal, threading.Semaphore]]:
     """A dump on SIGUSR1 that counts, started."""
     count = threading.Semaphore(0)
-    dump = SignalDump(signal.SIGUSR1, count.release)
+    dump = SaveOnSignal(signal.SIGUSR1, count.release)
     dump.start()
     yield dump, count
     dump.stop()
@@ -80,7 +80,7 @@ def test_a_hung_process_saves_on_a_signal_and_goes_on(engine: EngineName, tmp_pa
     process.communicate()
 
 
-def test_a_dump_comes_while_the_main_thread_waits(dumps: tuple[SignalDump, threading.Semaphore]) -> None:
+def test_a_dump_comes_while_the_main_thread_waits(dumps: tuple[SaveOnSignal, threading.Semaphore]) -> None:
     _, count = dumps
 
     signal.raise_signal(signal.SIGUSR1)
@@ -108,7 +108,7 @@ def test_somebody_elses_descriptor_stays_and_the_dump_comes() -> None:
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)
     count = threading.Semaphore(0)
-    dump = SignalDump(signal.SIGUSR1, count.release)
+    dump = SaveOnSignal(signal.SIGUSR1, count.release)
     try:
         dump.start()
         signal.raise_signal(signal.SIGUSR1)
@@ -123,7 +123,7 @@ def test_somebody_elses_descriptor_stays_and_the_dump_comes() -> None:
 
 
 def test_a_descriptor_that_was_taken_since_does_not_silence_it(
-    dumps: tuple[SignalDump, threading.Semaphore],
+    dumps: tuple[SaveOnSignal, threading.Semaphore],
 ) -> None:
     dump, count = dumps
     read, write = os.pipe()

@@ -25,7 +25,7 @@ OpenCall = tuple[nn.Module, int]
 
 
 class ModuleNames:
-    """Finds the id of a module's name; asked once per module and place, since the engines keep the answer.
+    """Finds the id of a module's name; asked once per module and call around it, since the engines keep the answer.
 
     Args:
         table: gives out the ids.

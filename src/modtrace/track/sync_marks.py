@@ -1,4 +1,4 @@
-"""Sync marks: moments that both the ring and a running torch.profiler note, by which the two are aligned later."""
+"""Sync marks: moments that both the ring and a running torch.profiler record, by which the two are aligned later."""
 
 from __future__ import annotations
 

@@ -6,33 +6,26 @@ of writing events.
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.autograd import Variable
+from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Patch
 from ..module_names import ModuleNames, OpenCall
-from ..portable.backward_hooks import SegmentHooks
 from ..portable.graph_tasks import NO_GRAPH_TASK, current_graph_task
-from ..portable.pass_depth import backward_nesting_depth
+from .backward_follower import BackwardFollower, Hook
 from .input_hooks import InputHooks
-from .state import Call, LiveFrame, LiveGraphTask, LiveThread
+from .state import Call, LiveFrame, LiveThread
 
 __all__ = ["Follower"]
 
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
-
-Hook = Callable[..., object]
 
 
 class NamedModule(NamedTuple):
@@ -49,7 +42,7 @@ class NamedModule(NamedTuple):
     module: weakref.ref[nn.Module]
 
 
-class Follower(SegmentHooks):
+class Follower(BackwardFollower):
     """Knows which calls are open now, on the thread that asks; calls the user's hooks where they begin and end.
 
     Args:
@@ -58,35 +51,26 @@ class Follower(SegmentHooks):
     Attributes:
         pre_fw: called with (module, args) when a call was entered.
         post_fw: called with (module, args, output) before a call is left; output is None where it raised.
-        pre_bw: called with (module or None, gradients of outputs) when the backward of a call began.
-        post_bw: called with (module or None, gradients of inputs) when all gradients of its inputs are known, at the
-            latest when its backward ends.
     """
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
+        super().__init__(follow_graphs_after_exit)
         self._names = ModuleNames(NameTable(), None, self._forget)
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NamedModule]] = {}
         self._roots: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._local = threading.local()
-        self._running: dict[int, list[LiveGraphTask]] = {}
-        self._inputs = InputHooks(self._on_input_gradient)
-        self.on_segment_start = self._on_node
-        self._follow_graphs_after_exit = follow_graphs_after_exit
-        self._active = False
+        self._inputs = InputHooks(self.on_input_gradient)
         self.pre_fw: Hook | None = None
         self.post_fw: Hook | None = None
-        self.pre_bw: Hook | None = None
-        self.post_bw: Hook | None = None
 
     def start(self) -> None:
         """Start following: wrap `nn.Module.__call__`."""
-        self._active = True
+        self.active = True
         _PATCH.add(self)
 
     def stop(self) -> None:
         """Stop following and restore `nn.Module.__call__`."""
-        self._active = False
+        self.active = False
         _PATCH.remove(self)
 
     def active_names(self) -> set[str]:
@@ -94,7 +78,7 @@ class Follower(SegmentHooks):
         thread = self._thread()
         names = {frame.call_id.name for frame in thread.open_frames() if frame.call_id is not None}
         if thread.graph_tasks:
-            names.update(call.name for call in self._backward_calls(thread))
+            names.update(call.name for call in self.backward_calls(thread))
         return names
 
     def name_of(self, module: nn.Module) -> str | None:
@@ -103,7 +87,7 @@ class Follower(SegmentHooks):
         for frame in reversed(thread.open_frames()):
             if frame.module is module and frame.call_id is not None:
                 return frame.call_id.name
-        for call in self._backward_calls(thread):
+        for call in self.backward_calls(thread):
             if call.module() is module:
                 return call.name
         name = self._names.last(module)
@@ -182,13 +166,6 @@ class Follower(SegmentHooks):
         frame.module = frame.call_id = None
         thread.frames[depth].segment_start_seq = sequence
 
-    def _thread(self) -> LiveThread:
-        try:
-            thread: LiveThread = self._local.thread
-        except AttributeError:
-            thread = self._local.thread = LiveThread()
-        return thread
-
     def _resolve(self, module: nn.Module, outer_name: int, thread: LiveThread) -> NamedModule:
         frames = thread.open_frames()
         open_calls: Iterable[OpenCall] = ((f.module, f.name) for f in reversed(frames) if f.module is not None)
@@ -202,107 +179,6 @@ class Follower(SegmentHooks):
 
     def _forget(self, module_id: int) -> None:
         self._names_by_module.pop(module_id, None)
-
-    def _backward_calls(self, thread: LiveThread) -> Iterator[Call]:
-        """Yield the calls whose backward runs on this thread, innermost first."""
-        if not thread.graph_tasks or current_graph_task() == NO_GRAPH_TASK:
-            return
-        last = thread.graph_tasks[-1]
-        for task in reversed(thread.graph_tasks):
-            if task.call is not None and not task.ended and (task is last or task.nesting_depth < last.nesting_depth):
-                yield from task.call.chain()
-
-    def _on_node(self, call: Call | None, gradient: Tensor) -> None:
-        if not (self._active or self._follow_graphs_after_exit):
-            return
-        thread = self._thread()
-        graph_task_id = current_graph_task()
-        if not thread.graph_tasks or thread.graph_tasks[-1].id != graph_task_id:
-            if graph_task_id == NO_GRAPH_TASK:
-                return
-            self._begin_graph_task(thread, graph_task_id)
-        task = thread.graph_tasks[-1]
-        if task.call is not call:
-            if self.pre_bw is None and self.post_bw is None:
-                task.call = call
-            else:
-                self._switch_call(task, call, gradient)
-
-    def _begin_graph_task(self, thread: LiveThread, graph_task_id: int) -> None:
-        tasks, depth = thread.graph_tasks, backward_nesting_depth()
-        # The engine's own threads run tasks by turns. On others one runs inside of another or follows it, also where
-        # the one before ended by an exception; for that the engine calls nobody.
-        tasks[:] = [
-            task
-            for task in tasks
-            if not task.ended and (task.id == graph_task_id or task.nesting_depth < depth or depth == 0)
-        ]
-        for task in tasks:
-            if task.id == graph_task_id:
-                tasks.remove(task)
-                tasks.append(task)
-                return
-        task = LiveGraphTask(graph_task_id, depth)
-        tasks.append(task)
-        running = self._running.get(graph_task_id)
-        if running is None:
-            self._running[graph_task_id] = [task]
-            Variable._execution_engine.queue_callback(partial(self._end_graph_task, graph_task_id))
-        else:
-            running.append(task)
-
-    def _end_graph_task(self, graph_task_id: int) -> None:
-        thread = self._thread()
-        for task in self._running.pop(graph_task_id, ()):
-            if task not in thread.graph_tasks:
-                # It ran on another thread; the user's hooks are called on this one, and find its calls open.
-                thread.graph_tasks.append(task)
-            while task.call is not None:
-                self._end_backward(task, None)
-            task.ended = True
-        thread.graph_tasks[:] = [task for task in thread.graph_tasks if not task.ended]
-
-    def _switch_call(self, task: LiveGraphTask, call: Call | None, gradient: Tensor) -> None:
-        """End the backward of calls that are not around `call`, and begin that of those that are."""
-        around = set() if call is None else set(call.chain())
-        while task.call is not None and task.call not in around:
-            self._end_backward(task, gradient)
-        opening: list[Call] = []
-        while call is not task.call:
-            assert call is not None
-            opening.append(call)
-            call = call.outer
-        for inner in reversed(opening):
-            task.call = inner
-            if self.pre_bw is not None:
-                self.pre_bw(inner.module(), (gradient,))
-
-    def _end_backward(self, task: LiveGraphTask, gradient: Tensor | None) -> None:
-        call = task.call
-        assert call is not None
-        known = task.gradients.pop(call, None)
-        if call not in task.notified and self.post_bw is not None:
-            if gradient is not None and call.inputs:
-                # The node that runs now can be the one whose gradient was waited for.
-                running_edge = (_current_node()._sequence_nr(), 0)
-                known = [gradient if edge == running_edge else None for edge in call.inputs] if known is None else known
-            self.post_bw(call.module(), () if known is None else (known,))
-        task.notified.discard(call)
-        task.call = call.outer
-
-    def _on_input_gradient(self, call: Call, index: int, gradient: Tensor) -> None:
-        tasks = self._thread().graph_tasks
-        if self.post_bw is None or not tasks or tasks[-1].id != current_graph_task():
-            return
-        task = tasks[-1]
-        if task.call is None or call in task.notified or call not in set(task.call.chain()):
-            return
-        known = task.gradients.setdefault(call, [None] * len(call.inputs))
-        known[index] = gradient
-        if all(value is not None for value in known):
-            task.notified.add(call)
-            del task.gradients[call]
-            self.post_bw(call.module(), (known,))
 
 
 def _make_wrapper(patch: Patch) -> Callable[..., Any]:

@@ -52,10 +52,10 @@ class _Tracker:
 
 
 class ModuleTracker(_Tracker):
-    """Says which modules run now; stands in for `torch.utils.module_tracker.ModuleTracker`.
+    """Tells which modules run now; stands in for `torch.utils.module_tracker.ModuleTracker`.
 
-    Names start at each outermost called module's class (`GPT.transformer.h.0`). What is said holds for the thread that
-    asks. It may be entered again while it is entered; the last exit ends it.
+    Names start at each outermost called module's class (`GPT.transformer.h.0`). All of it holds for the thread
+    that asks. It may be entered again while it is entered; the last exit ends it.
 
     Example:
         >>> with modtrace.ModuleTracker() as tracker:
@@ -67,7 +67,7 @@ class ModuleTracker(_Tracker):
 
 
 class ModTracker(_Tracker):
-    """Says which modules run now, and calls hooks; for `torch.distributed._tools.mod_tracker.ModTracker`.
+    """Tells which modules run now, and calls hooks; stands in for `torch.distributed._tools.mod_tracker.ModTracker`.
 
     As `ModuleTracker`; a graph made inside the block is followed as long as it lives.
     """

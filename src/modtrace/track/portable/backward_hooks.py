@@ -71,7 +71,7 @@ class SegmentHooks:
             try:
                 node = tensor.grad_fn
             except RuntimeError:
-                # A view whose base was changed in place can refuse to say.
+                # A view whose base was changed in place can refuse to tell.
                 continue
             if node is not None and first <= (number := node._sequence_nr()) <= newest:
                 # As `_hook` does: a call of it would cost a tenth of all this.
@@ -111,9 +111,9 @@ class SegmentHooks:
 
 
 def node_of(tensor: Tensor) -> Node | None:
-    """Return the node that made `tensor`, None where there is none or it cannot be said."""
+    """Return the node that made `tensor`, None where there is none or torch cannot tell."""
     try:
         return tensor.grad_fn
     except RuntimeError:
-        # A view whose base was changed in place can refuse to say.
+        # A view whose base was changed in place can refuse to tell.
         return None
