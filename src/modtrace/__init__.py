@@ -1,4 +1,6 @@
-"""Timelines of PyTorch modules: forward, backward and recompute as nested slices, in Perfetto and Chrome traces.
+"""Timelines of PyTorch modules: forward, backward and recompute as nested spans, in Perfetto and Chrome traces.
+
+The names in this package are public. Its submodules are not: what they hold moves without notice.
 
 Example:
     >>> import modtrace
@@ -18,27 +20,55 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .merging import MergeResult as MergeResult
     from .merging import merge as merge
+    from .profiler import TraceHandler as TraceHandler
     from .profiler import on_trace_ready as on_trace_ready
     from .read import load as load
     from .recording import Recording as Recording
     from .recording import record as record
+    from .timeline import Columns as Columns
+    from .timeline import CounterSeries as CounterSeries
+    from .timeline import GpuTotals as GpuTotals
+    from .timeline import Mark as Mark
+    from .timeline import ModuleTimes as ModuleTimes
+    from .timeline import Name as Name
+    from .timeline import OpenCall as OpenCall
+    from .timeline import Process as Process
     from .timeline import Span as Span
+    from .timeline import Spans as Spans
+    from .timeline import Stats as Stats
+    from .timeline import Summary as Summary
+    from .timeline import ThreadStack as ThreadStack
     from .timeline import Timeline as Timeline
+    from .timeline import Track as Track
     from .track.live.trackers import ModTracker as ModTracker
     from .track.live.trackers import ModuleTracker as ModuleTracker
 
 __all__ = [
+    "Columns",
+    "CounterSeries",
     "EngineError",
+    "GpuTotals",
+    "Mark",
     "MergeResult",
     "ModTracker",
     "ModtraceError",
+    "ModuleTimes",
     "ModuleTracker",
+    "Name",
+    "OpenCall",
+    "Process",
     "Recording",
     "RecordingError",
     "RingError",
     "Span",
+    "Spans",
+    "Stats",
+    "Summary",
+    "ThreadStack",
     "Timeline",
     "TraceError",
+    "TraceHandler",
+    "Track",
     "WriteError",
     "__version__",
     "load",
@@ -48,14 +78,28 @@ __all__ = [
 ]
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
-_HOMES = {
+_MODULE_OF = {
+    "Columns": ".timeline",
+    "CounterSeries": ".timeline",
+    "GpuTotals": ".timeline",
+    "Mark": ".timeline",
+    "MergeResult": ".merging",
     "ModTracker": ".track.live.trackers",
+    "ModuleTimes": ".timeline",
     "ModuleTracker": ".track.live.trackers",
+    "Name": ".timeline",
+    "OpenCall": ".timeline",
+    "Process": ".timeline",
     "Recording": ".recording",
     "Span": ".timeline",
+    "Spans": ".timeline",
+    "Stats": ".timeline",
+    "Summary": ".timeline",
+    "ThreadStack": ".timeline",
     "Timeline": ".timeline",
+    "TraceHandler": ".profiler",
+    "Track": ".timeline",
     "load": ".read",
-    "MergeResult": ".merging",
     "merge": ".merging",
     "on_trace_ready": ".profiler",
     "record": ".recording",
@@ -63,10 +107,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULE_OF.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home, __name__), name)
+    value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
     return value
 
 

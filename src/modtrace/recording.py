@@ -17,8 +17,7 @@ from .on_signal import SaveOnSignal, raised_by_handler
 from .record_options import DEFAULT_CAPACITY, ENGINES, EngineName
 from .ring import Kind, NameTable, Ring
 from .ring.slot_format import NO_NAME
-from .timeline import Timeline, build_timeline
-from .timeline.open_calls import ThreadStack, open_stacks
+from .timeline import ThreadStack, Timeline, build_timeline, open_stacks
 from .track.engine import Engine, choose_engine, make_engine
 from .track.recording_metadata import recording_metadata
 from .track.sampling import Sampler

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from modtrace.formats.escape import UNNAMED, escaped
 from modtrace.timeline import BACKWARD, PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import in_start_order
-from modtrace.timeline.nesting import nested
+from modtrace.timeline.nesting import nest_by_time
 from tests.support.test_scale import scaled
 from tests.support.timelines import EPOCH, HOSTILE, gpt2_timeline, timeline_of, timelines
 from tests.support.trace_processor import TraceProcessor
@@ -370,4 +370,4 @@ def test_nesting_follows_perfetto_where_times_alone_decide() -> None:
             strict=True,
         )
     ) == {(start, end): depth for start, end, depth in rows}
-    assert np.array_equal(in_start_order(nested(columns)).depth, columns.depth)
+    assert np.array_equal(in_start_order(nest_by_time(columns)).depth, columns.depth)

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.demo import GPT
-from modtrace.timeline.open_calls import open_stacks
+from modtrace.timeline import open_stacks
 from modtrace.track.engine import EngineName
 from tests.support.python_process import python_environment, run_python, start_python
 

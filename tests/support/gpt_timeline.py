@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import BACKWARD, DTYPES, FORWARD, Columns, in_start_order
-from modtrace.timeline.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 
 __all__ = ["BASE", "gpt_timeline"]
 

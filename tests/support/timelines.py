@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from modtrace.formats.escape import UNNAMED
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import in_start_order
-from modtrace.timeline.nesting import nested
+from modtrace.timeline.nesting import nest_by_time
 
 __all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "timeline_of", "timelines"]
 
@@ -185,7 +185,7 @@ def timeline_of(
     )
     process = Process(4242, 0)
     tracks = [Track(kind, "MainThread", 4242, process) for kind in kinds]
-    return Timeline(columns=in_start_order(nested(columns)), names=names, tracks=tracks)
+    return Timeline(columns=in_start_order(nest_by_time(columns)), names=names, tracks=tracks)
 
 
 Texts = st.one_of(
@@ -230,7 +230,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
         link=column(st.one_of(st.integers(-1, 4), st.just(2**61))),
         complete=column(st.integers(0, 1)),
     )
-    columns = in_start_order(nested(columns))
+    columns = in_start_order(nest_by_time(columns))
     own = st.dictionaries(Plain.map(lambda text: f"own {text}"), Plain, min_size=1, max_size=2)
     marks = st.builds(
         Mark,

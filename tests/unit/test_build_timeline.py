@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.timeline import Mark, Process, Timeline, Track, build_timeline
-from modtrace.timeline.nesting import nested
+from modtrace.timeline.nesting import nest_by_time
 from tests.support.event_script import WALL, Script
 from tests.support.profiler_truth import share_nested
 
@@ -271,4 +271,4 @@ def test_any_recording_nests_whatever_the_ring_kept(seed: int, calls: int, capac
     assert timeline.stats.recorded - timeline.stats.overwritten == len(script.events())
     # Where no span is empty, the times alone give the same nesting.
     if np.all(columns.start < columns.end):
-        assert nested(columns).parent.tolist() == columns.parent.tolist()
+        assert nest_by_time(columns).parent.tolist() == columns.parent.tolist()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import tarfile
@@ -24,38 +25,40 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_public_names() -> None:
-    assert modtrace.__all__ == sorted(modtrace.__all__)
-    assert set(modtrace.__all__) == {
-        "EngineError",
-        "MergeResult",
-        "ModTracker",
-        "ModtraceError",
-        "ModuleTracker",
-        "Recording",
-        "RecordingError",
-        "RingError",
-        "Span",
-        "Timeline",
-        "TraceError",
-        "WriteError",
-        "__version__",
-        "load",
-        "merge",
-        "on_trace_ready",
-        "record",
-    }
-    assert dir(modtrace) == modtrace.__all__
+def test_public_names_are_exactly_those_that_the_readme_documents() -> None:
+    section = (ROOT / "README.md").read_text().split("## Names in Python\n")[1].strip().split("\n\n")[0]
+    first_cells = [line.split("|")[1] for line in section.splitlines()]
+
+    assert sorted(name for cell in first_cells for name in re.findall(r"`(\w+)", cell)) == modtrace.__all__
+
+
+def test_each_public_name_can_be_imported_and_listed() -> None:
+    assert dir(modtrace) == modtrace.__all__ == sorted(set(modtrace.__all__))
     for name in modtrace.__all__:
         assert getattr(modtrace, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         modtrace.absent  # noqa: B018
 
 
-def test_every_public_name_is_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
+def names_returned(value: object) -> set[str]:
+    """Return the names in the annotations of what a public function returns, or a public class's methods and fields."""
+    functions, fields = [value], []
+    if isinstance(value, type):
+        members = {name: member for name, member in vars(value).items() if not name.startswith("_")}
+        functions = [getattr(one, "fget", None) or getattr(one, "__func__", one) for one in members.values()]
+        fields = [text for name, text in vars(value).get("__annotations__", {}).items() if not name.startswith("_")]
+    returned = [function.__annotations__["return"] for function in functions if inspect.isfunction(function)]
+    trees = [ast.parse(str(getattr(text, "__forward_arg__", text))) for text in returned + fields]
+    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
-    assert [name for name in modtrace.__all__ if not re.search(rf"\b{name}\b", readme)] == []
+
+def test_types_that_public_functions_return_are_public() -> None:
+    returned = {name for public in modtrace.__all__ for name in names_returned(getattr(modtrace, public))}
+    of_python = {"Any", "Mapping", "None", "Sequence", "bool", "dict", "int", "list", "object", "str", "tuple"}
+    arrays = {"BoolArray", "Int8Array", "Int32Array", "Int64Array"}
+
+    assert {"Timeline", "Spans", "Summary", "ThreadStack", "MergeResult"} <= returned
+    assert returned - of_python - arrays <= set(modtrace.__all__)
 
 
 def test_reading_a_trace_imports_no_torch() -> None:

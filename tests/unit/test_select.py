@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
-from modtrace.timeline.nesting import nested
+from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.select import modules, steps, window
 from tests.support.test_scale import scaled
 from tests.support.timelines import EPOCH, timelines
@@ -161,7 +161,7 @@ def test_any_window_is_nested_and_within(timeline: Timeline, first: int, length:
     assert [(s.start_ns, s.depth) for s in cut.spans] == sorted((s.start_ns, s.depth) for s in cut.spans)
     solid = columns.start != columns.end
     if np.all(solid):
-        again = nested(columns)
+        again = nest_by_time(columns)
         assert np.array_equal(again.depth, columns.depth)
     inner = np.flatnonzero(columns.parent >= 0)
     outer = columns.parent[inner]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modtrace.timeline import Name, Process, Stats, Timeline, Track
 from modtrace.timeline.columns import BACKWARD, FORWARD, RECOMPUTE, Columns
 from modtrace.timeline.summary import GpuTotals, ModuleTimes, Summary, summarize
-from modtrace.timeline.timeline import Name, Process, Stats, Timeline, Track
 
 MAIN = Process(1)
 TRACKS = (Track("forward", "MainThread", 1, MAIN), Track("backward", "MainThread", 1, MAIN))

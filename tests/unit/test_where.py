@@ -23,7 +23,7 @@ from modtrace.ring.slot_format import (
     SEQUENCE_BITS,
     THREAD_SHIFT,
 )
-from modtrace.timeline.open_calls import OpenCall, ThreadStack
+from modtrace.timeline import OpenCall, ThreadStack
 from modtrace.where import RankState, group_ranks, headline, read_rank_state
 from modtrace.where.process_status import is_alive
 from modtrace.where.rank_groups import format_ranges, format_stack

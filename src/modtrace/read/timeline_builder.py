@@ -14,7 +14,7 @@ from .._typing import Int64Array
 from ..formats.escape import restore
 from ..timeline import Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from ..timeline.columns import in_start_order
-from ..timeline.nesting import nested
+from ..timeline.nesting import nest_by_time
 
 __all__ = ["SpanColumns", "build_timeline_from"]
 
@@ -92,7 +92,7 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         link=rows.link,
         complete=rows.complete,
     )
-    columns = nested(columns)
+    columns = nest_by_time(columns)
     order = np.lexsort((columns.depth, columns.start))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))

@@ -1,11 +1,14 @@
-"""Events → nested spans; Timeline; summaries."""
+"""Timelines: the spans of a recording, how they are built from a ring's events, selected and summed up."""
 
 from __future__ import annotations
 
 from .build import build_timeline
 from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from .contents import CounterSeries, Mark, Name, Process, Stats, Track
+from .open_calls import OpenCall, ThreadStack, open_stacks
+from .spans import Span, Spans
 from .summary import GpuTotals, ModuleTimes, Summary
-from .timeline import CounterSeries, Mark, Name, Process, Span, Spans, Stats, Timeline, Track
+from .timeline import Timeline
 
 __all__ = [
     "BACKWARD",
@@ -18,12 +21,15 @@ __all__ = [
     "Mark",
     "ModuleTimes",
     "Name",
+    "OpenCall",
     "Process",
     "Span",
     "Spans",
     "Stats",
     "Summary",
+    "ThreadStack",
     "Timeline",
     "Track",
     "build_timeline",
+    "open_stacks",
 ]

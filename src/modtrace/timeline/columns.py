@@ -30,8 +30,8 @@ class Columns:
         parent: int64, index of the span around it on its track, or -1.
         call: int64, which call of this module it is, from 0.
         step: int64, the number of steps that had ended when it started.
-        link: int64, what joins the slices of one call: a forward span and the backward slices of the
-            same call have the same link; -1 where a span has no other half.
+        link: int64, what joins the spans of one call: a forward span and the backward spans of the same call have the
+            same link; -1 where there is nothing to join.
         complete: bool, False where its enter or exit was overwritten or never came.
     """
 
@@ -52,7 +52,11 @@ class Columns:
 
     @classmethod
     def of(cls, **arrays: npt.ArrayLike) -> Columns:
-        """Build columns from anything array-like, cast to each field's type; all fields are required."""
+        """Build columns from anything array-like, cast to each field's type; all fields are required.
+
+        Raises:
+            KeyError: a field is missing.
+        """
         return cls(**{field: np.asarray(arrays[field], dtype) for field, dtype in DTYPES.items()})
 
     @classmethod
@@ -61,12 +65,12 @@ class Columns:
         return cls.of(**{field: [] for field in DTYPES})
 
     def take(self, index: AnyArray) -> Columns:
-        """Return the spans at `index` (positions or a mask), with `parent` left as it was."""
+        """Return the spans at `index` (indices or a mask), with `parent` left as it was."""
         return Columns(*(getattr(self, f.name)[index] for f in fields(self)))
 
     @property
     def nbytes(self) -> int:
-        """Bytes the arrays hold together."""
+        """How many bytes the arrays hold together."""
         return sum(getattr(self, f.name).nbytes for f in fields(self))
 
 
@@ -88,8 +92,8 @@ DTYPES: dict[str, type[np.generic]] = {
 def in_start_order(columns: Columns) -> Columns:
     """Sort by (start, depth) and renumber `parent`, so that a parent stands before its children."""
     order = np.lexsort((columns.depth, columns.start))
-    rank = np.empty(len(order) + 1, np.int64)
-    rank[order] = np.arange(len(order))
-    rank[-1] = -1
-    moved = columns.take(order)
-    return replace(moved, parent=rank[moved.parent])
+    new_index = np.empty(len(order) + 1, np.int64)
+    new_index[order] = np.arange(len(order))
+    new_index[-1] = -1
+    ordered = columns.take(order)
+    return replace(ordered, parent=new_index[ordered.parent])

@@ -1,4 +1,4 @@
-"""Which span lies in which, from their times alone."""
+"""Which span lies in which, computed from their times alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import numpy as np
 from .._typing import Int64Array, SignedIntArray
 from .columns import Columns
 
-__all__ = ["nested", "outermost_first"]
+__all__ = ["nest_by_time", "outermost_first"]
 
 
 _CHUNK = 1 << 16
 
 
 def outermost_first(columns: Columns, rows: SignedIntArray) -> SignedIntArray:
-    """Sort the positions of spans of one track by start, the longer first; mostly they are in this order already."""
+    """Sort spans of one track by start, the longer first; mostly they are in this order already.
+
+    Args:
+        columns: the spans.
+        rows: the indices of those of the track.
+    """
     for first in range(0, len(rows), _CHUNK):
         part = rows[first : first + _CHUNK + 1]
         start, end = columns.start[part], columns.end[part]
@@ -26,7 +31,7 @@ def outermost_first(columns: Columns, rows: SignedIntArray) -> SignedIntArray:
     return rows
 
 
-def nested(columns: Columns) -> Columns:
+def nest_by_time(columns: Columns) -> Columns:
     """Compute `depth` and `parent` anew, per track, from start and end; the order of the spans stays.
 
     A span lies in all that began no later and end no earlier. An empty span (start = end) lies in the longest one that
@@ -42,6 +47,7 @@ def nested(columns: Columns) -> Columns:
 
 
 def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int64Array, Int64Array]:
+    """Return depth and parent of the spans of one track; `rows` are their indices."""
     empty = start == end
     ended = np.searchsorted(np.sort(end[~empty]), start, side="right")
     ended += np.searchsorted(start[empty], start, side="left")

@@ -1,4 +1,4 @@
-"""Parts of a timeline: a stretch of time, some steps, some modules."""
+"""Parts of a timeline: a range of time, some steps, some modules."""
 
 from __future__ import annotations
 
@@ -13,35 +13,22 @@ from .._typing import IndexArray, Int32Array, Int64Array
 from .columns import BACKWARD, Columns
 
 if TYPE_CHECKING:
-    from .timeline import CounterSeries, Timeline
+    from .contents import CounterSeries
+    from .timeline import Timeline
 
 __all__ = ["modules", "steps", "window"]
 
 
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
-    """Return what lies in a stretch of time.
-
-    A span that begins before it or ends behind it is cut to it and marked incomplete; one that only touches it is
-    left out. Marks and samples are kept from `start_ns` to before `end_ns`, and for each counter the last sample
-    before, moved to `start_ns`, so that its value there is known.
-
-    Args:
-        timeline: what to cut.
-        start_ns: Unix nanoseconds; None: from the beginning.
-        end_ns: Unix nanoseconds; None: to the end.
-
-    Raises:
-        ValueError: the end is before the start.
-    """
+    """Return what lies in a range of time; see `Timeline.window`."""
     low = np.iinfo(np.int64).min if start_ns is None else start_ns
     high = np.iinfo(np.int64).max if end_ns is None else end_ns
     if high < low:
         raise ValueError(f"the window ends {low - high} ns before it starts")
     columns = timeline.columns
     # An empty span has no inside to overlap with: it is in where its moment is.
-    within = (columns.start < high) & (columns.end > low) | (columns.start == columns.end) & (columns.start == low)
-    kept = np.flatnonzero(within & (columns.start < high))
-    part = _only(timeline, kept)
+    overlaps = (columns.start < high) & (columns.end > low) | (columns.start == columns.end) & (columns.start == low)
+    part = _keep(timeline, np.flatnonzero(overlaps & (columns.start < high)))
     cut = dataclasses.replace(
         part.columns,
         start=np.maximum(part.columns.start, low),
@@ -56,24 +43,18 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
 
 
 def steps(timeline: Timeline, first: int | None = None, last: int | None = None) -> Timeline:
-    """Return the spans that began in the steps from `first` to before `last`, whole; None: from or to the end.
-
-    A step begins where the one before it ended, so marks and samples are those between these moments.
-
-    Raises:
-        ValueError: `last` is before `first`.
-    """
+    """Return the spans that began in the steps from `first` to before `last`, whole; see `Timeline.steps`."""
     low = 0 if first is None else first
     high = np.iinfo(np.int64).max if last is None else last
     if high < low:
         raise ValueError(f"step {high} is before step {low}")
     columns = timeline.columns
-    part = _only(timeline, np.flatnonzero((columns.step >= low) & (columns.step < high)))
-    ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
+    part = _keep(timeline, np.flatnonzero((columns.step >= low) & (columns.step < high)))
+    step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     # The mark that ends step n is the last in it; what had ended when the recording began has no mark.
-    before = _steps_before(columns, ends)
-    since = _moment(ends, low - before - 1, np.iinfo(np.int64).min)
-    until = _moment(ends, high - before - 1, np.iinfo(np.int64).max)
+    steps_before = _steps_before(columns, step_ends)
+    since = _time_at(step_ends, low - steps_before - 1, np.iinfo(np.int64).min)
+    until = _time_at(step_ends, high - steps_before - 1, np.iinfo(np.int64).max)
     return dataclasses.replace(
         part,
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
@@ -82,50 +63,48 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
 
 
 def modules(timeline: Timeline, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
-    """Return the spans of the modules whose qualified name matches.
-
-    A span whose outer spans are left out moves up. Its label stays, though it names the path below what called it.
-
-    Args:
-        timeline: what to choose from.
-        pattern: as of a shell, over the whole name, case matters: `GPT.h.*`; `*` also matches dots. None: all.
-        max_depth: how many levels to keep, counted after those left out by the pattern; None: all.
-    """
+    """Return the spans of the modules whose fully qualified name matches; see `Timeline.modules`."""
     part = timeline
     if pattern is not None and timeline.names:
         matches = re.compile(fnmatch.translate(pattern)).match
         chosen = np.array([matches(name.fqn) is not None for name in timeline.names])
-        part = _only(timeline, np.flatnonzero(chosen[timeline.columns.name]))
+        part = _keep(timeline, np.flatnonzero(chosen[timeline.columns.name]))
     if max_depth is not None:
-        part = _only(part, np.flatnonzero(part.columns.depth < max_depth))
+        part = _keep(part, np.flatnonzero(part.columns.depth < max_depth))
     return part
 
 
-def _only(timeline: Timeline, rows: IndexArray) -> Timeline:
+def _keep(timeline: Timeline, rows: IndexArray) -> Timeline:
     """Keep some spans, in order. Each lies in the innermost one around it that is kept; links to none are dropped."""
     columns = timeline.columns
     if len(rows) == len(columns):
         return timeline
-    place = np.full(len(columns), -1, np.int64)
-    place[rows] = np.arange(len(rows))
+    new_index = np.full(len(columns), -1, np.int64)
+    new_index[rows] = np.arange(len(rows))
     kept = columns.take(rows)
-    parent = _kept_parents(columns.parent, place, kept.parent)
-    kept = dataclasses.replace(kept, parent=parent, depth=_depths(parent), link=_halves(columns, kept))
+    parent = _kept_parents(columns.parent, new_index, kept.parent)
+    kept = dataclasses.replace(kept, parent=parent, depth=_depths(parent), link=_complete_links(columns, kept))
     return dataclasses.replace(
         timeline,
         columns=kept,
-        span_args={int(place[row]): said for row, said in timeline.span_args.items() if place[row] >= 0},
+        span_args={int(new_index[span]): args for span, args in timeline.span_args.items() if new_index[span] >= 0},
     )
 
 
-def _kept_parents(parent: Int64Array, place: Int64Array, own: Int64Array) -> Int64Array:
-    """Return the new position of the innermost kept span around each kept one; `own` are their parents till now."""
-    found = own.copy()
+def _kept_parents(parent: Int64Array, new_index: Int64Array, kept_parent: Int64Array) -> Int64Array:
+    """Return the new index of the innermost kept span around each kept one.
+
+    Args:
+        parent: the parent of each span.
+        new_index: of each span among the kept ones, or -1.
+        kept_parent: the parent of each kept span till now.
+    """
+    outer = kept_parent.copy()
     while True:
-        lost = np.flatnonzero((found >= 0) & (place[found] < 0))
-        if not len(lost):
-            return np.where(found >= 0, place[found], -1)
-        found[lost] = parent[found[lost]]
+        dropped = np.flatnonzero((outer >= 0) & (new_index[outer] < 0))
+        if not len(dropped):
+            return np.where(outer >= 0, new_index[outer], -1)
+        outer[dropped] = parent[outer[dropped]]
 
 
 def _depths(parent: Int64Array) -> Int32Array:
@@ -139,32 +118,33 @@ def _depths(parent: Int64Array) -> Int32Array:
     return depth
 
 
-def _halves(columns: Columns, kept: Columns) -> Int64Array:
-    """Return the links of the kept spans, without those that had two halves and have only one left."""
+def _complete_links(columns: Columns, kept: Columns) -> Int64Array:
+    """Return the links of the kept spans, without those that joined forward and backward and have only one left."""
 
-    def halves(some: Columns) -> Int64Array:
-        backward = some.phase == BACKWARD
-        return np.intersect1d(some.link[backward], some.link[~backward])
+    def joining(spans: Columns) -> Int64Array:
+        backward = spans.phase == BACKWARD
+        return np.intersect1d(spans.link[backward], spans.link[~backward])
 
-    lost = np.setdiff1d(halves(columns), halves(kept))
-    return np.where(np.isin(kept.link, lost), -1, kept.link)
+    broken = np.setdiff1d(joining(columns), joining(kept))
+    return np.where(np.isin(kept.link, broken), -1, kept.link)
 
 
 def _reordered(timeline: Timeline, columns: Columns) -> Timeline:
     """Sort by (start, depth) anew, as cutting makes spans begin together."""
     order = np.lexsort((columns.depth, columns.start))
-    place = np.empty(len(order) + 1, np.int64)
-    place[order] = np.arange(len(order))
-    place[-1] = -1
-    moved = columns.take(order)
+    new_index = np.empty(len(order) + 1, np.int64)
+    new_index[order] = np.arange(len(order))
+    new_index[-1] = -1
+    ordered = columns.take(order)
     return dataclasses.replace(
         timeline,
-        columns=dataclasses.replace(moved, parent=place[moved.parent]),
-        span_args={int(place[row]): said for row, said in timeline.span_args.items()},
+        columns=dataclasses.replace(ordered, parent=new_index[ordered.parent]),
+        span_args={int(new_index[span]): args for span, args in timeline.span_args.items()},
     )
 
 
 def _samples(counter: CounterSeries, low: int, high: int) -> CounterSeries:
+    """Keep the samples from `low` to before `high`, and the last one before, moved to `low`."""
     first, last = np.searchsorted(counter.time, (low, high))
     time, value = counter.time[first:last], counter.value[first:last]
     if first > 0 and low < high and (first == len(counter.time) or counter.time[first] > low):
@@ -172,12 +152,12 @@ def _samples(counter: CounterSeries, low: int, high: int) -> CounterSeries:
     return dataclasses.replace(counter, time=time, value=value)
 
 
-def _steps_before(columns: Columns, ends: Int64Array) -> int:
+def _steps_before(columns: Columns, step_ends: Int64Array) -> int:
     """Return how many steps had ended before the first mark of a step that is left, so that it ends that step."""
     if not len(columns):
         return 0
-    return int(columns.step[0] - np.searchsorted(ends, columns.start[0], side="right"))
+    return int(columns.step[0] - np.searchsorted(step_ends, columns.start[0], side="right"))
 
 
-def _moment(ends: Int64Array, index: int, otherwise: int) -> int:
-    return int(ends[index]) if 0 <= index < len(ends) else otherwise
+def _time_at(step_ends: Int64Array, index: int, otherwise: int) -> int:
+    return int(step_ends[index]) if 0 <= index < len(step_ends) else otherwise

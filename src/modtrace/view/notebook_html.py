@@ -22,11 +22,11 @@ def iframe_html(timeline: Timeline) -> str:
     columns = timeline.columns
     note = ""
     if len(columns) > MAX_SPANS:
-        shortened = last_steps(timeline, MAX_SPANS)
-        if shortened is None:
+        tail = last_steps(timeline, MAX_SPANS)
+        if tail is None:
             return _paragraph(f"{timeline!r} has too many spans in one step to be shown here. {_SAVE_HINT}")
-        timeline = shortened.timeline
-        note = _paragraph(f"{len(timeline.columns):,} of {len(columns):,} spans: {shortened.what}. {_SAVE_HINT}")
+        timeline = tail.timeline
+        note = _paragraph(f"{len(timeline.columns):,} of {len(columns):,} spans: {tail.description}. {_SAVE_HINT}")
     page = html.escape(render_html(timeline).decode())
     return (
         f'{note}<iframe title="modtrace timeline" sandbox="allow-scripts" srcdoc="{page}" '

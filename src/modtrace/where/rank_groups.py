@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..timeline.open_calls import OpenCall
+from ..timeline import OpenCall
 from .rank_state import RankState
 
 __all__ = ["RankGroup", "format_ranges", "format_stack", "group_ranks", "headline"]

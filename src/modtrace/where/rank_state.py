@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ring import Kind, RingSnapshot, read_ring
+from ..timeline import ThreadStack, open_stacks
 from ..timeline.build import Clock
-from ..timeline.open_calls import ThreadStack, open_stacks
 from .process_status import is_alive, is_this_host
 
 __all__ = ["RankState", "read_rank_state"]

@@ -14,8 +14,8 @@ import numpy as np
 import orjson
 
 from .._typing import AnyArray
+from ..timeline import Process, Timeline
 from ..timeline.columns import Columns
-from ..timeline.timeline import Process, Timeline
 from .atomic_file import Sink, atomic_writer
 
 __all__ = ["payload", "render_html", "write_html"]

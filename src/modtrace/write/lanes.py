@@ -12,7 +12,7 @@ from .._typing import Int32Array, SignedIntArray
 from ..formats.escape import escaped
 from ..formats.limits import MAX_LEVELS_PER_ROW
 from ..timeline import Process, Timeline
-from ..timeline.nesting import nested, outermost_first
+from ..timeline.nesting import nest_by_time, outermost_first
 
 __all__ = ["MARKS_ROW", "Lane", "Lanes"]
 
@@ -66,7 +66,7 @@ class Lanes:
         """
         columns = timeline.columns
         # In Chrome's JSON and in Perfetto an empty span has the depth that its time gives it, not its own.
-        depth = nested(columns).depth if np.any(columns.start == columns.end) else columns.depth
+        depth = nest_by_time(columns).depth if np.any(columns.start == columns.end) else columns.depth
         rows_per_track = int(depth.max(initial=0)) // MAX_LEVELS_PER_ROW + 1
         key = columns.track if rows_per_track == 1 else columns.track * rows_per_track + depth // MAX_LEVELS_PER_ROW
         count = len(timeline.tracks) * rows_per_track

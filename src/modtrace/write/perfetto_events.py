@@ -12,7 +12,7 @@ from .._typing import IndexArray, Int32Array, Int64Array
 from ..formats.limits import MAX_LEVELS_PER_ROW
 from ..formats.span_args import CALL_FIELDS, escaped_span_args
 from ..timeline import PHASES, Timeline
-from ..timeline.nesting import nested
+from ..timeline.nesting import nest_by_time
 from .flows import FlowRole, flow_roles
 from .lanes import Lanes
 from .packet_columns import LENGTH_DELIMITED, field_tag, message_field_tag, track_event_packets
@@ -39,7 +39,7 @@ class SpanPackets:
         self._columns = columns = timeline.columns
         self._names = timeline.names
         self._lanes = lanes
-        depth = nested(columns).depth if np.any(columns.start == columns.end) else columns.depth
+        depth = nest_by_time(columns).depth if np.any(columns.start == columns.end) else columns.depth
         self._depth = depth if depth.max(initial=0) < MAX_LEVELS_PER_ROW else depth % MAX_LEVELS_PER_ROW
         self._roles = flow_roles(columns)
         call_message = field_tag(interned.extension, LENGTH_DELIMITED)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from modtrace.timeline.timeline import Stats
+from modtrace.timeline import Stats
 from modtrace.write.html import write_html
 from tests.support.browser import visit
 from tests.support.viewer_page import (

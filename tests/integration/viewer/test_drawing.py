@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from modtrace.timeline import Stats, Timeline
 from modtrace.timeline.columns import Columns
-from modtrace.timeline.timeline import Stats, Timeline
 from tests.support.browser import visit
 from tests.support.viewer_page import (
     BACKWARD,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from modtrace.timeline.timeline import Mark, Name, Process
+from modtrace.timeline import Mark, Name, Process
 from modtrace.write.html import write_html
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE

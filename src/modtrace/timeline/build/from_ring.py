@@ -9,7 +9,8 @@ import numpy as np
 from ..._typing import AnyArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ..columns import BACKWARD, Columns
-from ..timeline import CounterSeries, Mark, Process, Stats, Timeline
+from ..contents import CounterSeries, Mark, Process, Stats
+from ..timeline import Timeline
 from .attribution import attribute_nodes
 from .call_tree import build_intervals
 from .clock import Clock

@@ -10,7 +10,7 @@ import numpy as np
 from ..._typing import Int32Array
 from ...ring import Events, Kind, Record
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS
-from ..timeline import Name
+from ..contents import Name
 
 __all__ = ["NameLookup"]
 

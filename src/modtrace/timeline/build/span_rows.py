@@ -9,7 +9,7 @@ import numpy as np
 from ..._typing import AnyArray, Int64Array
 from ...ring.slot_format import CALL_INDEX_MASK
 from ..columns import BACKWARD, FORWARD, RECOMPUTE
-from ..timeline import Process, Track
+from ..contents import Process, Track
 from .backward_spans import call_path_lengths, cut_backward_spans
 from .call_tree import Intervals
 from .recompute import forward_of_recompute

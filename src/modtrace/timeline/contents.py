@@ -1,0 +1,132 @@
+"""What a timeline holds beside its spans: names, processes, tracks, marks, counters and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from .._typing import Int64Array
+
+__all__ = ["CounterSeries", "Mark", "Name", "Process", "Stats", "Track"]
+
+
+class Name(NamedTuple):
+    """What a module is called.
+
+    Attributes:
+        label: the span's name: the path below the nearest called ancestor and the class (`h.0: Block`); the class
+            alone for a root.
+        fqn: the fully qualified name (`GPT.transformer.h.0`).
+        module_class: the name of the module's class (`Block`).
+    """
+
+    label: str
+    fqn: str
+    module_class: str
+
+
+class Process(NamedTuple):
+    """A process that was recorded.
+
+    Attributes:
+        pid: its id as the operating system has it.
+        rank: its distributed rank; None where there is none.
+        program: what it ran.
+    """
+
+    pid: int
+    rank: int | None = None
+    program: str = "python"
+
+    @property
+    def name(self) -> str:
+        """What a trace calls the process (`rank 0 · python`)."""
+        return self.program if self.rank is None else f"rank {self.rank} · {self.program}"
+
+
+class Track(NamedTuple):
+    """One row of spans: what ran `forward` or `backward` on one thread.
+
+    Attributes:
+        kind: "forward" or "backward"; recompute lies on the backward track of its thread.
+        thread: the thread's name (`MainThread`, `pt_autograd_0`).
+        tid: the thread's id as the operating system has it.
+        process: the process it belongs to.
+    """
+
+    kind: str
+    thread: str
+    tid: int
+    process: Process
+
+    @property
+    def name(self) -> str:
+        """What a trace calls the track (`forward · MainThread`)."""
+        return f"{self.kind} · {self.thread}"
+
+
+class Mark(NamedTuple):
+    """A moment in a recording.
+
+    Attributes:
+        time_ns: Unix nanoseconds.
+        kind: "step" (the end of a training step), "mark" (written by the user) or "sync" (written for alignment).
+        text: what it says (`step 3`).
+    """
+
+    time_ns: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSeries:
+    """A quantity that was sampled over time.
+
+    Attributes:
+        name: what was sampled (`process RSS`).
+        unit: its unit (`bytes`).
+        process: the process that it was sampled in.
+        time: int64[n], Unix nanoseconds, ascending.
+        value: int64[n], in `unit`.
+    """
+
+    name: str
+    unit: str
+    process: Process
+    time: Int64Array
+    value: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Stats(Mapping[str, int]):
+    """Counts of what a recording kept and lost; also readable as a mapping (`stats["recorded"]`).
+
+    Attributes:
+        recorded: events written to the ring since it was started.
+        overwritten: of these, the events whose slots were used again.
+        torn: slots that were being written when they were read or when the process died.
+        unfinished: spans whose exit never came.
+        unstarted: spans whose enter was overwritten.
+        unattributed: autograd nodes that belong to no module call.
+    """
+
+    recorded: int = 0
+    overwritten: int = 0
+    torn: int = 0
+    unfinished: int = 0
+    unstarted: int = 0
+    unattributed: int = 0
+
+    def __getitem__(self, key: str) -> int:
+        if key not in iter(self):
+            raise KeyError(key)
+        value: int = getattr(self, key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return (f.name for f in fields(self))
+
+    def __len__(self) -> int:
+        return len(fields(self))

@@ -1,0 +1,113 @@
+"""Span, and the sequence of a timeline's spans."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from .columns import PHASES, Columns
+from .contents import Name
+
+__all__ = ["Span", "Spans"]
+
+
+class Span(NamedTuple):
+    """One call of a module in one phase, from when to when.
+
+    A call whose backward is interleaved with another's has several backward spans.
+
+    Attributes:
+        name: the path below the nearest called ancestor and the class (`h.0: Block`); the class alone for a root.
+        fqn: the module's fully qualified name (`GPT.transformer.h.0`).
+        module_class: the name of the module's class (`Block`).
+        phase: "forward", "backward" or "recompute" (a forward that runs again inside backward).
+        start_ns: when it began, integer nanoseconds since the Unix epoch.
+        end_ns: when it ended, integer nanoseconds since the Unix epoch; never less than `start_ns`.
+        depth: how many spans are around it on its track.
+        track: the name of the track that it lies on (`forward · MainThread`).
+        call: which call of this module it is, from 0; the same for forward, backward and recompute of one call.
+        step: how many training steps had ended when it began.
+        complete: False where its enter or exit was overwritten or never came; its times are then the known part.
+
+    Examples:
+        >>> [span for span in timeline.spans if span.phase == "backward" and span.duration_ns > 1_000_000]
+    """
+
+    name: str
+    fqn: str
+    module_class: str
+    phase: str
+    start_ns: int
+    end_ns: int
+    depth: int
+    track: str
+    call: int
+    step: int
+    complete: bool
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took, in nanoseconds."""
+        return self.end_ns - self.start_ns
+
+
+class Spans(Sequence[Span]):
+    """The spans of a timeline in start order; a `Span` is made when it is asked for, so a million are cheap to hold.
+
+    Args:
+        columns: the spans as columns.
+        names: what `columns.name` points into.
+        tracks: the name of each track that `columns.track` points into.
+    """
+
+    _CHUNK = 1 << 14
+
+    def __init__(self, columns: Columns, names: Sequence[Name], tracks: Sequence[str]) -> None:
+        self._columns = columns
+        self._names = names
+        self._tracks = tracks
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @overload
+    def __getitem__(self, index: int) -> Span: ...
+    @overload
+    def __getitem__(self, index: slice) -> Spans: ...
+    def __getitem__(self, index: int | slice) -> Span | Spans:
+        if isinstance(index, slice):
+            return Spans(self._columns.take(np.arange(len(self))[index]), self._names, self._tracks)
+        position = range(len(self))[index]
+        return next(self._rows(position, position + 1))
+
+    def __iter__(self) -> Iterator[Span]:
+        starts = range(0, len(self), self._CHUNK)
+        return itertools.chain.from_iterable(self._rows(start, start + self._CHUNK) for start in starts)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} spans>"
+
+    def _rows(self, start: int, stop: int) -> Iterator[Span]:
+        c = self._columns
+        part = slice(start, stop)
+        rows = zip(
+            c.name[part].tolist(),
+            c.phase[part].tolist(),
+            c.start[part].tolist(),
+            c.end[part].tolist(),
+            c.depth[part].tolist(),
+            c.track[part].tolist(),
+            c.call[part].tolist(),
+            c.step[part].tolist(),
+            c.complete[part].tolist(),
+            strict=True,
+        )
+        for name, phase, start_ns, end_ns, depth, track, call, step, complete in rows:
+            label, fqn, module_class = self._names[name]
+            track_name = self._tracks[track]
+            yield Span(
+                label, fqn, module_class, PHASES[phase], start_ns, end_ns, depth, track_name, call, step, complete
+            )
