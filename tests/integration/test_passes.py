@@ -1,4 +1,4 @@
-"""Which passes the native engine marks, which it watches node by node, and that both come out the same."""
+"""Which passes the native engine hooks, which it observes node by node, and that both come out the same."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.usefixtures("native_engine")
 
 
 def recorded(run: Callable[[], object]) -> tuple[Timeline, set[str]]:
-    """What a recording of `run` shows, and how the nodes got into it: "marked", "watched" or both."""
+    """What a recording of `run` shows, and how the nodes got into it: "hooked", "observed" or both."""
     with modtrace.record(engine="native") as recording:
         run()
     kinds = set(recording._started()[1].read().slots.events.kind.tolist())
-    ways = {"marked": Kind.SEGMENT_BEGIN, "watched": Kind.NODE_BEGIN}
+    ways = {"hooked": Kind.SEGMENT_BEGIN, "observed": Kind.NODE_BEGIN}
     return recording.timeline(), {way for way, kind in ways.items() if kind in kinds}
 
 
@@ -56,7 +56,7 @@ ONCE = [("Chain", 0, 0), ("Chain.c", 0, 1), ("Chain.b", 0, 1), ("Chain.a", 0, 1)
 
 @given(spec=specs())
 @settings(max_examples=scaled(60, 1000))
-def test_a_marked_pass_comes_out_as_a_watched_one(spec: Spec) -> None:
+def test_a_hooked_pass_comes_out_as_a_observed_one(spec: Spec) -> None:
     torch.manual_seed(0)
     model = Tree(spec)
     inputs: list[Tensor] = []
@@ -69,14 +69,14 @@ def test_a_marked_pass_comes_out_as_a_watched_one(spec: Spec) -> None:
             out = out["out"] if isinstance(out, dict) else out[0]
         return out.sum() + x.sum()
 
-    marked, how = recorded(lambda: loss().backward())
-    watched, how_else = recorded(lambda: torch.autograd.backward(loss(), inputs=inputs))
+    hooked, how = recorded(lambda: loss().backward())
+    observed, how_else = recorded(lambda: torch.autograd.backward(loss(), inputs=inputs))
 
-    assert (how, how_else) == ({"marked"}, {"watched"})
-    assert backward(marked) == backward(watched)
+    assert (how, how_else) == ({"hooked"}, {"observed"})
+    assert backward(hooked) == backward(observed)
 
 
-def test_stretches_take_one_event_each() -> None:
+def test_segments_take_one_event_each() -> None:
     model = Chain()
     with modtrace.record(engine="native") as recording:
         model(torch.ones(2)).sum().backward()
@@ -88,7 +88,7 @@ def test_stretches_take_one_event_each() -> None:
     assert events.serial.tolist() == list(range(8 + 6))
 
 
-def test_a_graph_run_twice_is_marked_twice() -> None:
+def test_a_graph_run_twice_is_hooked_twice() -> None:
     model = Chain()
 
     def run() -> None:
@@ -101,11 +101,11 @@ def test_a_graph_run_twice_is_marked_twice() -> None:
 
     timeline, how = recorded(run)
 
-    assert how == {"marked"}
+    assert how == {"hooked"}
     assert backward(timeline) == [*ONCE, *ONCE, ("Chain.c", 1, 0), *ONCE]
 
 
-def test_marks_of_an_earlier_recording_are_silent() -> None:
+def test_hooks_of_an_earlier_recording_are_silent() -> None:
     model = Chain()
     with modtrace.record(engine="native"):
         loss = model(torch.ones(2)).sum()
@@ -113,12 +113,12 @@ def test_marks_of_an_earlier_recording_are_silent() -> None:
 
     timeline, how = recorded(lambda: torch.autograd.backward(loss, inputs=[model.a.weight], retain_graph=True))
 
-    assert how == {"watched"}
+    assert how == {"observed"}
     assert backward(timeline) == []
     loss.backward()
 
 
-def test_a_pass_that_builds_a_graph_is_watched_and_its_graph_is_marked() -> None:
+def test_a_pass_that_builds_a_graph_is_observed_and_its_graph_is_hooked() -> None:
     model, x = Chain(), torch.ones(2, requires_grad=True)
 
     def run() -> None:
@@ -127,12 +127,12 @@ def test_a_pass_that_builds_a_graph_is_watched_and_its_graph_is_marked() -> None
 
     timeline, how = recorded(run)
 
-    assert how == {"marked", "watched"}
+    assert how == {"hooked", "observed"}
     made = [("Chain", 0, 0), ("Chain.a", 0, 1), ("Chain.b", 0, 1), ("Chain.c", 0, 1)]
     assert backward(timeline) == ONCE + made + ONCE
 
 
-def test_a_graph_of_two_threads_is_watched() -> None:
+def test_a_graph_of_two_threads_is_observed() -> None:
     model, other = Chain(), Chain()
     outputs: list[Tensor] = []
 
@@ -144,12 +144,12 @@ def test_a_graph_of_two_threads_is_watched() -> None:
 
     timeline, how = recorded(run)
 
-    assert how == {"watched"}
+    assert how == {"observed"}
     assert sorted(span.fqn for span in timeline.spans if span.phase == "backward" and "." not in span.fqn)[0] == "Chain"
     assert timeline.stats.unattributed == 2  # the addition and the sum
 
 
-def test_a_pass_from_a_gradient_edge_is_watched() -> None:
+def test_a_pass_from_a_gradient_edge_is_observed() -> None:
     model = Chain()
 
     def run() -> None:
@@ -159,11 +159,11 @@ def test_a_pass_from_a_gradient_edge_is_watched() -> None:
 
     timeline, how = recorded(run)
 
-    assert how == {"watched"}
+    assert how == {"observed"}
     assert backward(timeline) == ONCE
 
 
-def test_what_is_older_than_a_million_nodes_is_watched() -> None:
+def test_a_node_older_than_a_million_others_is_observed() -> None:
     model = Chain()
 
     def run() -> None:
@@ -178,7 +178,7 @@ def test_what_is_older_than_a_million_nodes_is_watched() -> None:
 
     timeline, how = recorded(run)
 
-    assert how == {"marked", "watched"}
+    assert how == {"hooked", "observed"}
     assert backward(timeline) == [("Scale", 1, 0), ("Scale", 0, 0), *ONCE]
 
 
@@ -207,12 +207,12 @@ def test_a_pass_that_fails_is_over() -> None:
 
     timeline, how = recorded(run)
 
-    assert how == {"marked"}
+    assert how == {"hooked"}
     assert backward(timeline) == [("Scale", 1, 0), *ONCE]
     assert all(span.complete for span in timeline.spans)
 
 
-def test_passes_in_many_threads_at_once_are_marked() -> None:
+def test_passes_in_many_threads_at_once_are_hooked() -> None:
     def train() -> None:
         model = Chain()
         for _ in range(20):
@@ -227,7 +227,7 @@ def test_passes_in_many_threads_at_once_are_marked() -> None:
 
     timeline, how = recorded(run)
 
-    assert how == {"marked"}
+    assert how == {"hooked"}
     spans = zip(timeline.columns.track.tolist(), timeline.spans, strict=True)
     slices: dict[int, list[tuple[str, int]]] = {}
     for track, span in spans:
@@ -236,7 +236,7 @@ def test_passes_in_many_threads_at_once_are_marked() -> None:
     assert list(slices.values()) == [[(fqn, depth) for fqn, _, depth in ONCE] * 20] * 8
 
 
-def test_a_pass_on_one_device_is_marked_and_on_two_watched() -> None:
+def test_a_pass_on_one_device_is_hooked_and_on_two_observed() -> None:
     first, second = Chain(), Chain().to("meta")
 
     def one() -> None:
@@ -248,15 +248,15 @@ def test_a_pass_on_one_device_is_marked_and_on_two_watched() -> None:
             second(first(torch.ones(2)).to("meta")).sum().backward()
 
     timeline, how = recorded(one)
-    assert how == {"marked"}
+    assert how == {"hooked"}
     assert backward(timeline) == ONCE
 
     timeline, how = recorded(two)
-    assert how == {"watched"}
+    assert how == {"observed"}
     assert backward(timeline) == [(fqn, 1 - call, depth) for fqn, call, depth in ONCE]
 
 
-def test_passes_of_two_threads_on_one_device_are_watched() -> None:
+def test_passes_of_two_threads_on_one_device_are_observed() -> None:
     # They would take turns there; a pass inside of another one has it for itself.
     outer, inner = Chain().to("meta"), Chain().to("meta")
 
@@ -280,8 +280,8 @@ def test_passes_of_two_threads_on_one_device_are_watched() -> None:
 
         return run
 
-    assert recorded(during(nested))[1] == {"marked"}
-    assert recorded(during(beside))[1] == {"marked", "watched"}
+    assert recorded(during(nested))[1] == {"hooked"}
+    assert recorded(during(beside))[1] == {"hooked", "observed"}
 
 
 @pytest.fixture

@@ -169,8 +169,8 @@ def plain() -> None:
         model(_input()).sum().backward()
 
 
-def watched() -> None:
-    """A pass that builds a graph, and so is watched node by node."""
+def observed() -> None:
+    """A pass that builds a graph, and so is observed node by node."""
     model, x = Chain(), _input()
     torch.autograd.grad(model(x).sum(), [x, *model.parameters()], create_graph=True)
 
@@ -212,7 +212,7 @@ def shared() -> None:
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {
-    run.__name__: run for run in (plain, watched, offloaded, reentrant, failing, shared)
+    run.__name__: run for run in (plain, observed, offloaded, reentrant, failing, shared)
 }
 
 

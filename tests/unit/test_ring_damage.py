@@ -161,7 +161,7 @@ def test_mutations_give_whole_events_or_a_named_error(good: bytes, tmp_path: Pat
     assert 0 < errors < MUTATIONS // 2
 
 
-def test_what_is_left_of_a_damaged_file_is_a_trace_without_a_fault(
+def test_a_damaged_file_saves_as_a_trace_without_a_fault(
     good: bytes, trace_processor: type[TraceProcessor], tmp_path: Path
 ) -> None:
     path = tmp_path / "mutated.modtrace"
