@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from .._errors import RingError, TraceError
@@ -12,13 +13,14 @@ from .model import Violation
 __all__ = ["Violation", "check"]
 
 
-def check(path: str | os.PathLike[str]) -> list[Violation]:
+def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None) -> list[Violation]:
     """Check a Chrome JSON or Perfetto trace, plain or gzipped, written by modtrace or by anything else.
 
     Of a report's `.zip` the trace inside is checked, of a ring file what `modtrace convert` makes of it.
 
     Args:
         path: the file.
+        progress: called with the number of bytes of the file that have been read since the last call.
 
     Returns:
         One violation per broken rule and place: first those of the file and of single events in file order, then
@@ -31,25 +33,16 @@ def check(path: str | os.PathLike[str]) -> list[Violation]:
         >>> for violation in check("step.json"):
         ...     print(violation.rule, violation.message)
     """
-    from ..formats.trace_kind import format_of
-    from .read_bytes import read_trace_bytes
+    from .read_trace import read_trace
     from .structure_rules import STRUCTURE_RULES
-    from .track_layout import lay_out
 
-    violations: list[Violation] = []
     with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
         try:
             trace = _trace_of(path, Path(folder))
         except RingError as error:
             return [Violation("not-a-trace", str(error))]
-        data = read_trace_bytes(trace, violations)
-    if data is None:
-        return violations
-    if format_of(data) == "chrome":
-        from .chrome_rules import read_chrome as read_events
-    else:
-        from .perfetto_rules import read_perfetto as read_events  # protobuf is slow to import
-    layout = lay_out(read_events(data, violations))
+        violations, layout = read_trace(trace, progress)
+    layout.arrange()
     for rule in STRUCTURE_RULES:
         violations.extend(rule(layout))
     return violations

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from .json_parse import parse_events
-from .model import CheckedEvent, TrackKey, Violation
+from .model import FlowEnd, TrackKey, Violation
+from .track_layout import TrackLayout
 
-__all__ = ["read_chrome"]
+__all__ = ["ChromeEvents"]
 
 _CHECKED_PHASES = frozenset("XBEstf")
 _FLOW_PHASES = frozenset("stf")
@@ -18,44 +18,133 @@ _BINDABLE_PHASES = frozenset("XB")
 _BIND_DIRECTIONS = ("flow_out", "flow_in")
 _BIND_ID = "bind_id"
 _MAX_TIME_NS = 2**63
+_MAX_TIME_US = _MAX_TIME_NS // 1000
 _MAX_ID = 2**32 - 1
 
 
-def read_chrome(data: bytes, violations: list[Violation]) -> list[CheckedEvent]:
-    """Return the slices and flows of a Chrome trace.
+class ChromeEvents:
+    """Checks events one by one and collects what the rules between events look at.
 
     Args:
-        data: the JSON text.
-        violations: takes what is wrong with its events; events with a fault are left out of the result, except those
-            whose ids are out of range, which viewers draw elsewhere.
+        total: how many events the trace has, for messages; None where no event can be without its time.
+
+    Attributes:
+        layout: slices and flows of the events so far. Events with a fault are left out, except those whose ids are out
+            of range, which viewers draw elsewhere.
     """
-    raw_events = parse_events(data, violations)
-    violations.extend(_conflicting_metadata(raw_events))
-    events: list[CheckedEvent] = []
-    null_time_seen = False
-    for position, raw in enumerate(raw_events):
+
+    def __init__(self, total: int | None = None) -> None:
+        self.layout = TrackLayout()
+        self._total = total
+        self._position = 0
+        self._names: dict[str, str] = {}
+        self._null_time_seen = False
+        self._metadata_args: dict[tuple[str, str], object] = {}
+        self._metadata_violations: list[Violation] = []
+        self._event_violations: list[Violation] = []
+
+    def add(self, raw_events: list[Any]) -> None:
+        """Check the next events of the file, as parsed."""
+        position = self._position
+        for raw in raw_events:
+            if type(raw) is not dict or not self._add_ordinary(position, raw):
+                self._add_any(position, raw)
+            position += 1
+        self._position = position
+
+    def violations(self) -> list[Violation]:
+        """Return what is wrong with the events: of names of processes and threads first, then in file order."""
+        return [*self._metadata_violations, *self._event_violations, *_clashing_bind_ids(self.layout)]
+
+    def _add_ordinary(self, position: int, raw: dict[str, Any]) -> bool:
+        """Add an event that obviously breaks no rule, as nearly all do; return whether it is one."""
+        phase = raw.get("ph")
+        if phase not in _CHECKED_PHASES or _BIND_ID in raw or "flow_out" in raw or "flow_in" in raw:
+            return False
+        time, pid, tid = raw.get("ts"), raw.get("pid"), raw.get("tid")
+        if not (_is_ordinary_time(time) and type(pid) is int and type(tid) is int):
+            return False
+        if not (0 <= pid <= _MAX_ID and 0 <= tid <= _MAX_ID):
+            return False
+        key = (pid, tid or pid)
+        name = raw.get("name", "")
+        if type(name) is not str:
+            return False
+        if phase == "X":
+            duration = raw.get("dur")
+            if not _is_ordinary_time(duration):
+                return False
+            name = self._names.setdefault(name, name)
+            self.layout.track(key).add_slice(_to_ns(time), _to_ns(duration), position, name)
+        elif phase in _FLOW_PHASES:
+            flow_id, category = raw.get("id"), raw.get("cat", "")
+            if not (type(flow_id) is int or type(flow_id) is str) or type(category) is not str:
+                return False
+            binding = "next" if phase == "f" and raw.get("bp") != "e" else "around"
+            flow = (flow_id, category, name)
+            self.layout.add_flow_end(FlowEnd(position, phase, key, _to_ns(time), flow, binding))  # type: ignore[arg-type]
+        else:
+            self.layout.track(key).add_half(phase == "B", _to_ns(time), position, name)
+        return True
+
+    def _add_any(self, position: int, raw: object) -> None:
+        """Apply every rule on the fields of an event, and add it where it is drawn."""
         if not isinstance(raw, dict):
-            violations.append(Violation("not-an-event", f"{type(raw).__name__} instead of an object", position))
-            continue
+            message = f"{type(raw).__name__} instead of an object"
+            self._event_violations.append(Violation("not-an-event", message, position))
+            return
+        if raw.get("ph") == "M":
+            self._metadata_violations.extend(self._conflicting_metadata(position, raw))
         problems = list(_field_violations(position, raw))
-        if not null_time_seen and any(problem.rule == "null-time" for problem in problems):
-            null_time_seen = True
-            events_behind = len(raw_events) - position - 1
-            problems = [
-                problem._replace(message=f"{problem.message}; viewers lose the {events_behind} events behind it")
-                if problem.rule == "null-time"
-                else problem
-                for problem in problems
-            ]
-        violations.extend(problems)
+        if not self._null_time_seen and any(problem.rule == "null-time" for problem in problems):
+            self._null_time_seen = True
+            problems = [self._with_lost_events(problem, position) for problem in problems]
+        self._event_violations.extend(problems)
         if any(problem.rule != "id-out-of-range" for problem in problems):
-            continue
-        violations.extend(_bind_violations(position, raw))
+            return
+        self._event_violations.extend(_bind_violations(position, raw))
         if raw["ph"] in _CHECKED_PHASES:
-            events.append(_checked_event(position, raw))
-            events.extend(_bound_flow_end(events[-1], raw))
-    violations.extend(_clashing_bind_ids(events))
-    return events
+            self._add_drawn(position, raw)
+
+    def _add_drawn(self, position: int, raw: dict[str, Any]) -> None:
+        phase, name, key = raw["ph"], str(raw.get("name", "")), _track_key(raw)
+        time = _to_ns(raw["ts"])
+        if phase in _FLOW_PHASES:
+            flow = (raw["id"], str(raw.get("cat", "")), name)
+            binding = "next" if phase == "f" and raw.get("bp") != "e" else "around"
+            self.layout.add_flow_end(FlowEnd(position, phase, key, time, flow, binding))  # type: ignore[arg-type]
+            return
+        track = self.layout.track(key)
+        if phase == "X":
+            track.add_slice(time, _to_ns(raw["dur"]), position, name)
+        else:
+            track.add_half(phase == "B", time, position, name)
+        bind_id = _parse_bind_id(raw.get(_BIND_ID))
+        outgoing, incoming = (raw.get(field) is True for field in _BIND_DIRECTIONS)
+        if phase in _BINDABLE_PHASES and bind_id is not None and (outgoing or incoming):
+            # A flow end that the slice carries itself lies where the slice begins.
+            flow_phase = "t" if outgoing and incoming else "s" if outgoing else "f"
+            self.layout.add_flow_end(FlowEnd(position, flow_phase, key, time, (bind_id, _BIND_ID)))
+
+    def _with_lost_events(self, problem: Violation, position: int) -> Violation:
+        if problem.rule != "null-time" or self._total is None:
+            return problem
+        lost = self._total - position - 1
+        return problem._replace(message=f"{problem.message}; viewers lose the {lost} events behind it")
+
+    def _conflicting_metadata(self, position: int, raw: dict[str, Any]) -> Iterator[Violation]:
+        """Find a process or thread that is named or sorted twice, differently: viewers take the last one silently."""
+        kind = str(raw.get("name"))
+        subject = raw.get("pid") if kind.startswith("process_") else _track_key(raw)
+        args = raw.get("args")
+        earlier = self._metadata_args.setdefault((kind, repr(subject)), args)
+        if earlier != args:
+            message = f"{kind} of {subject!r} is {args!r}, and was {earlier!r}"
+            yield Violation("duplicate-metadata", message, position)
+
+
+def _is_ordinary_time(value: object) -> bool:
+    return (type(value) is float or type(value) is int) and 0 <= value < _MAX_TIME_US
 
 
 def _field_violations(position: int, raw: dict[str, Any]) -> Iterator[Violation]:
@@ -109,15 +198,6 @@ def _bind_violations(position: int, raw: dict[str, Any]) -> Iterator[Violation]:
         yield Violation("missing-field", f"{_BIND_ID} without flow_out or flow_in", position)
 
 
-def _bound_flow_end(slice_: CheckedEvent, raw: dict[str, Any]) -> Iterator[CheckedEvent]:
-    """Yield the flow end that a slice carries itself; it lies where the slice begins."""
-    bind_id = _parse_bind_id(raw.get(_BIND_ID))
-    outgoing, incoming = (raw.get(field) is True for field in _BIND_DIRECTIONS)
-    if slice_.phase in _BINDABLE_PHASES and bind_id is not None and (outgoing or incoming):
-        phase = "t" if outgoing and incoming else "s" if outgoing else "f"
-        yield slice_._replace(phase=phase, duration=0, flow=(bind_id, _BIND_ID))
-
-
 def _parse_bind_id(value: object) -> int | None:
     """Return the number by which viewers know a bound flow: they read text as hexadecimal."""
     if isinstance(value, str):
@@ -128,17 +208,14 @@ def _parse_bind_id(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def _clashing_bind_ids(events: list[CheckedEvent]) -> Iterator[Violation]:
+def _clashing_bind_ids(layout: TrackLayout) -> Iterator[Violation]:
     """Find bind_ids that clash with flows that have events of their own: Perfetto numbers those from 0."""
-    first_ends = {event.flow: event for event in reversed(events) if event.flow is not None}
-    bound = {flow: event for flow, event in reversed(first_ends.items()) if len(flow) == 2}
-    numbered_flows = len(first_ends) - len(bound)
-    for (bind_id, _), event in bound.items():
+    bound = {flow: ends[0] for flow, ends in layout.flows.items() if len(flow) == 2}
+    numbered_flows = len(layout.flows) - len(bound)
+    for (bind_id, _), end in bound.items():
         if bind_id in range(numbered_flows):
-            message = (
-                f"{_BIND_ID} {bind_id} is a number that Perfetto gives to one of the {numbered_flows} flows with an id"
-            )
-            yield Violation("duplicate-flow", message, event.position)
+            message = f"{_BIND_ID} {bind_id} is a number that Perfetto gives to one of the {numbered_flows} flows"
+            yield Violation("duplicate-flow", f"{message} with an id", end.position)
 
 
 def _parse_number(value: object) -> float | None:
@@ -152,21 +229,6 @@ def _parse_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _checked_event(position: int, raw: dict[str, Any]) -> CheckedEvent:
-    phase, name = raw["ph"], str(raw.get("name", ""))
-    flow = (raw["id"], str(raw.get("cat", "")), name) if phase in _FLOW_PHASES else None
-    return CheckedEvent(
-        position,
-        phase,
-        _track_key(raw),
-        _to_ns(raw["ts"]),
-        _to_ns(raw["dur"]) if phase == "X" else 0,
-        name,
-        flow,
-        "next" if phase == "f" and raw.get("bp") != "e" else "around",
-    )
-
-
 def _track_key(raw: dict[str, Any]) -> TrackKey:
     """Return the track on which Perfetto draws it: ids out of range count as 0, thread 0 is the main thread."""
     pid, tid = (raw.get(field, 0) if _is_id(raw.get(field, 0)) else 0 for field in ("pid", "tid"))
@@ -177,24 +239,11 @@ def _is_id(value: object) -> bool:
     return isinstance(value, str) or (type(value) is int and 0 <= value <= _MAX_ID)
 
 
-def _to_ns(microseconds: int | float | str) -> int:
+def _to_ns(microseconds: Any) -> int:
     """Convert as Perfetto does: whole microseconds exactly, others as doubles, to the nearest nanosecond."""
+    if type(microseconds) is int:
+        return microseconds * 1000
     number = float(microseconds)
-    if isinstance(microseconds, int) or number.is_integer():
-        return int(microseconds if isinstance(microseconds, int) else number) * 1000
+    if number.is_integer():
+        return int(number) * 1000
     return math.floor(number * 1000 + 0.5)
-
-
-def _conflicting_metadata(raw_events: list[Any]) -> Iterator[Violation]:
-    """Find processes and threads that are named or sorted twice, differently: viewers take the last one silently."""
-    seen_args: dict[tuple[str, str], object] = {}
-    for position, raw in enumerate(raw_events):
-        if not isinstance(raw, dict) or raw.get("ph") != "M":
-            continue
-        kind = str(raw.get("name"))
-        subject = raw.get("pid") if kind.startswith("process_") else _track_key(raw)
-        key = (kind, repr(subject))
-        args = raw.get("args")
-        if seen_args.setdefault(key, args) != args:
-            message = f"{kind} of {subject!r} is {args!r}, and was {seen_args[key]!r}"
-            yield Violation("duplicate-metadata", message, position)

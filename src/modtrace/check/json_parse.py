@@ -1,19 +1,43 @@
-"""Parse the JSON of a Chrome trace as leniently as viewers do, and report the byte at which it is broken."""
+"""Parse the JSON of a Chrome trace: as a stream where it is good, else as leniently as viewers do."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
+from .._errors import TraceError
+from ..profiler.trace.event_stream import EventStream
+from ..profiler.trace.trace_file import TraceFile
 from .model import Violation
 
-__all__ = ["parse_events"]
+__all__ = ["NotStrictError", "parse_leniently", "stream_events"]
 
 
-def parse_events(data: bytes, violations: list[Violation]) -> list[Any]:
-    """Return the trace's raw events.
+class NotStrictError(Exception):
+    """The file is not whole, or not JSON as the standard has it."""
+
+
+def stream_events(source: TraceFile) -> Iterator[list[Any]]:
+    """Yield a trace's events some at a time, in memory that does not grow with the file.
+
+    Raises:
+        NotStrictError: the file is broken somewhere; the events so far may be wrong.
+    """
+    try:
+        stream = EventStream(source)
+        for chunk in stream.chunks():
+            yield chunk.events
+    except TraceError as error:
+        raise NotStrictError(str(error)) from error
+    if stream.notes:
+        raise NotStrictError(stream.notes[0])
+
+
+def parse_leniently(data: bytes, violations: list[Violation]) -> list[Any]:
+    """Return a trace's raw events.
 
     Args:
         data: the JSON text.
@@ -31,10 +55,10 @@ def parse_events(data: bytes, violations: list[Violation]) -> list[Any]:
         parse_errors: list[Violation] = []  # discarded: replaced characters shift the offsets, and one error is enough
     else:
         parse_errors = violations
-    return _trace_events(_parse_leniently(text, parse_errors), violations)
+    return _trace_events(_parse_text(text, parse_errors), violations)
 
 
-def _parse_leniently(text: str, errors: list[Violation]) -> Any:
+def _parse_text(text: str, errors: list[Violation]) -> Any:
     """Parse what viewers parse: NaN, control characters in strings, an array that is not closed."""
     try:
         return json.loads(text)

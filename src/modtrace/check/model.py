@@ -1,13 +1,15 @@
-"""What the rules work on, the same for both formats: checked events and violations."""
+"""What the rules report and look at, the same for both formats: violations, flow ends, unpaired events."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = ["CheckedEvent", "TrackKey", "Violation"]
+__all__ = ["FlowEnd", "FlowKey", "TrackKey", "UnpairedEvent", "Violation"]
 
 TrackKey = tuple[str | int, ...]
 """Identifies a track: (pid, tid) in a Chrome trace, (uuid,) in a Perfetto trace."""
+FlowKey = tuple[object, ...]
+"""Identifies a flow, the same for all its ends; its id comes first."""
 
 
 class Violation(NamedTuple):
@@ -29,25 +31,33 @@ class Violation(NamedTuple):
         return f"{self.rule}: {where}{self.message}"
 
 
-class CheckedEvent(NamedTuple):
-    """A slice, the begin or end of a slice, or one end of a flow.
+class FlowEnd(NamedTuple):
+    """Where a flow starts, passes through, or ends.
 
     Attributes:
-        position: position in the file, from 0.
-        phase: Chrome's letter: X, B, E for slices; s, t, f for flows.
-        track: the track it is drawn on.
+        position: of its event in the file, from 0.
+        phase: Chrome's letter: s, t or f.
+        track: the track it lies on.
         time: ns.
-        duration: ns for an X, else 0.
-        name: the slice's name; "" for an E that closes whatever is open.
-        flow: identifies the flow, the same for all its ends; None for slices.
-        binding: for a flow's end, whether it belongs to the slice around it or to the next slice that begins.
+        flow: the flow it belongs to.
+        binding: whether it belongs to the slice around it or to the next slice that begins.
     """
 
     position: int
     phase: str
     track: TrackKey
     time: int
-    duration: int = 0
-    name: str = ""
-    flow: tuple[object, ...] | None = None
+    flow: FlowKey
     binding: Literal["around", "next"] = "around"
+
+
+class UnpairedEvent(NamedTuple):
+    """A begin without an end, or an end without a begin.
+
+    Attributes:
+        position: in the file, from 0.
+        name: the slice's name; "" for an end that would close whatever is open.
+    """
+
+    position: int
+    name: str

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,27 +17,60 @@ __all__ = ["PacketSequence", "parse_packets"]
 
 _MIN_SEQUENCE_CLOCK_ID = 64
 """Clock ids from here on are local to their sequence; smaller ones are Perfetto's built-in clocks."""
+_STATE_CLEARED = proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
 
 
-def parse_packets(data: bytes, violations: list[Violation]) -> Iterator[Any]:
-    """Parse packet by packet; stop, with a violation, at the first byte that belongs to none."""
-    offset = 0
-    while offset < len(data):
+def parse_packets(blocks: Iterable[bytes], violations: list[Violation]) -> Iterator[list[Any]]:
+    """Yield the packets of a trace some at a time, in memory that does not grow with the file.
+
+    Args:
+        blocks: the trace's bytes.
+        violations: takes the first byte that belongs to no packet; reading ends there.
+    """
+    buffer, base = b"", 0
+    for block in itertools.chain(blocks, [None]):
+        buffer += block or b""
+        end, message = _whole_packets(buffer, final=block is None)
+        packets, parsed_to = _parse(buffer[:end])
+        yield packets
+        if parsed_to < end:
+            message = f"byte {base + parsed_to}: the packet that starts here is no packet"
+        elif message:
+            message = f"byte {base + end}: {message}"
+        if message:
+            violations.append(Violation("unreadable", message))
+            return
+        buffer, base = buffer[end:], base + end
+
+
+def _whole_packets(buffer: bytes, *, final: bool) -> tuple[int, str]:
+    """Return where the whole packets of a buffer end, and what is wrong there, if anything."""
+    end = 0
+    while end < len(buffer):
         try:
-            bounds = packet_bounds(data, offset)
+            bounds = packet_bounds(buffer, end)
         except FramingError:
-            violations.append(Violation("unreadable", f"byte {offset}: no packet starts here"))
-            return
+            return end, "no packet starts here"
         if bounds is None:
-            violations.append(Violation("unreadable", f"byte {offset}: the packet that starts here is cut off"))
-            return
-        begin, end = bounds
+            return end, "the packet that starts here is cut off" if final else ""
+        end = bounds[1]
+    return end, ""
+
+
+def _parse(data: bytes) -> tuple[list[Any], int]:
+    """Parse framed packets; return those before the first that cannot be parsed, and where it starts."""
+    try:
+        return list(proto.Trace.FromString(data).packet), len(data)
+    except DecodeError:
+        pass  # one of them is broken: parse them one by one
+    packets, offset = [], 0
+    while bounds := packet_bounds(data, offset) if offset < len(data) else None:
         try:
-            yield proto.TracePacket.FromString(data[begin:end])
+            packets.append(proto.TracePacket.FromString(data[slice(*bounds)]))
         except DecodeError:
-            violations.append(Violation("unreadable", f"byte {offset}: the packet that starts here is no packet"))
-            return
-        offset = end
+            break
+        offset = bounds[1]
+    return packets, offset
 
 
 @dataclass(slots=True)
@@ -76,7 +110,7 @@ class PacketSequence:
 
     def update(self, packet: Any) -> None:
         """Apply what a packet sets for those after it."""
-        if packet.sequence_flags & proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED:
+        if packet.sequence_flags & _STATE_CLEARED:
             self.has_state = True
             self.interned.clear()
             self.default_clock_id = self.default_track = 0

@@ -8,61 +8,102 @@ from typing import Any
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
-from .model import CheckedEvent, Violation
-from .packet_sequences import PacketSequence, parse_packets
+from .model import FlowEnd, TrackKey, Violation
+from .packet_sequences import PacketSequence
+from .track_layout import TrackLayout
 
-__all__ = ["read_perfetto"]
+__all__ = ["PerfettoPackets"]
 
 _MAX_TIME_NS = 2**63
-_PHASES = {
-    proto.TrackEvent.TYPE_SLICE_BEGIN: "B",
-    proto.TrackEvent.TYPE_SLICE_END: "E",
-    proto.TrackEvent.TYPE_INSTANT: "X",
-}
-"""Chrome's letter for each type of track event that is checked."""
+_BEGIN, _END, _INSTANT = (
+    proto.TrackEvent.TYPE_SLICE_BEGIN,
+    proto.TrackEvent.TYPE_SLICE_END,
+    proto.TrackEvent.TYPE_INSTANT,
+)
+_NEEDS_STATE = proto.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
 
 
-def read_perfetto(data: bytes, violations: list[Violation]) -> list[CheckedEvent]:
-    """Return the slices and flows of a Perfetto trace.
+class PerfettoPackets:
+    """Checks packets one by one and collects what the rules between events look at.
 
-    Args:
-        data: the trace.
-        violations: takes what is wrong with its packets; events with a fault are left out of the result.
+    Attributes:
+        layout: slices and flows of the packets so far, without those that have a fault.
     """
-    sequences: dict[int, PacketSequence] = defaultdict(PacketSequence)
-    described_tracks: set[int] = {0}
-    events: list[CheckedEvent] = []
-    flows: list[tuple[CheckedEvent, int, bool]] = []
-    for position, packet in enumerate(parse_packets(data, violations)):
-        sequence = sequences[packet.trusted_packet_sequence_id]
-        sequence.update(packet)
-        if packet.HasField("track_descriptor"):
-            described_tracks.add(packet.track_descriptor.uuid)
-        if not packet.HasField("track_event"):
-            continue
+
+    def __init__(self) -> None:
+        self.layout = TrackLayout()
+        self._position = 0
+        self._sequences: dict[int, PacketSequence] = defaultdict(PacketSequence)
+        self._described_tracks: set[int] = {0}
+        self._first_events: dict[int, int] = {}
+        self._flow_ends: list[tuple[int, int, TrackKey, int, bool]] = []
+        self._violations: list[Violation] = []
+
+    def add(self, packets: list[Any]) -> None:
+        """Check the next packets of the file."""
+        for position, packet in enumerate(packets, self._position):
+            sequence = self._sequences[packet.trusted_packet_sequence_id]
+            sequence.update(packet)
+            if packet.HasField("track_event"):
+                self._add_event(position, packet, sequence)
+            elif packet.HasField("track_descriptor"):
+                self._described_tracks.add(packet.track_descriptor.uuid)
+        self._position += len(packets)
+
+    def violations(self) -> list[Violation]:
+        """Return what is wrong with the packets, in file order, then the tracks without a descriptor."""
+        self._sort_flow_ends()
+        undescribed = [
+            Violation("undefined", f"track {uuid} has no descriptor", position)
+            for uuid, position in self._first_events.items()
+            if uuid not in self._described_tracks
+        ]
+        return [*self._violations, *undescribed]
+
+    def _add_event(self, position: int, packet: Any, sequence: PacketSequence) -> None:
+        event = packet.track_event
         time = sequence.time_ns(packet)
-        problems = list(_packet_violations(position, packet, sequence, time))
-        violations.extend(problems)
-        track_event = packet.track_event
-        if time is None or problems or track_event.type not in _PHASES:
-            continue
-        uuid = track_event.track_uuid if track_event.HasField("track_uuid") else sequence.default_track
-        name = track_event.name or sequence.interned.get(("event_names", track_event.name_iid), "")
-        phase = _PHASES[track_event.type]
-        event = CheckedEvent(position, phase, (uuid,), time, name="" if phase == "E" else name)
-        events.append(event)
-        flows.extend((event, flow, False) for flow in track_event.flow_ids)
-        flows.extend((event, flow, True) for flow in track_event.terminating_flow_ids)
-    violations.extend(_undescribed_tracks(events, described_tracks))
-    return events + list(_flow_ends(flows))
+        problems = list(_packet_violations(position, packet, event, sequence, time))
+        event_type = event.type
+        if problems or time is None:
+            self._violations.extend(problems)
+            return
+        if event_type not in (_BEGIN, _END, _INSTANT):
+            return
+        uuid = event.track_uuid if event.HasField("track_uuid") else sequence.default_track
+        self._first_events.setdefault(uuid, position)
+        key = (uuid,)
+        track = self.layout.track(key)
+        if event_type == _END:
+            track.add_half(False, time, position, "")
+        else:
+            name = event.name or sequence.interned.get(("event_names", event.name_iid), "")
+            if event_type == _BEGIN:
+                track.add_half(True, time, position, name)
+            else:
+                track.add_slice(time, 0, position, name)
+        for flow in (*event.flow_ids, *event.flow_ids_old):
+            self._flow_ends.append((time, position, key, flow, False))
+        for flow in (*event.terminating_flow_ids, *event.terminating_flow_ids_old):
+            self._flow_ends.append((time, position, key, flow, True))
+
+    def _sort_flow_ends(self) -> None:
+        """Turn flow ids on events into starts, steps and ends: a Perfetto flow starts where its id first appears."""
+        started: set[int] = set()
+        for time, position, key, flow, terminating in sorted(self._flow_ends, key=lambda end: end[0]):
+            phase = "f" if terminating else "t" if flow in started else "s"
+            if not terminating:
+                started.add(flow)
+            self.layout.add_flow_end(FlowEnd(position, phase, key, time, (flow,)))
 
 
-def _packet_violations(position: int, packet: Any, sequence: PacketSequence, time: int | None) -> Iterator[Violation]:
+def _packet_violations(
+    position: int, packet: Any, event: Any, sequence: PacketSequence, time: int | None
+) -> Iterator[Violation]:
     """Apply the rules on one packet with a track event."""
     if not packet.trusted_packet_sequence_id:
         yield Violation("missing-field", "a track event without trusted_packet_sequence_id", position)
-    needs_state = packet.sequence_flags & proto.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
-    if needs_state and not sequence.has_state:
+    if not sequence.has_state and packet.sequence_flags & _NEEDS_STATE:
         yield Violation("undefined", "needs the state of its sequence, which no packet has opened", position)
     if not packet.HasField("timestamp"):
         yield Violation("missing-field", "a track event without timestamp", position)
@@ -71,39 +112,19 @@ def _packet_violations(position: int, packet: Any, sequence: PacketSequence, tim
         yield Violation("undefined", f"clock {clock_id} is set by no snapshot before it", position)
     elif not 0 <= time < _MAX_TIME_NS:
         yield Violation("time-out-of-range", f"{time} ns is negative or beyond 2^63 ns", position)
-    for field, iid in _interned_references(packet.track_event):
-        if (field, iid) not in sequence.interned:
-            yield Violation("undefined", f"{field} {iid} is not interned in its sequence", position)
+    interned = sequence.interned
+    if event.name_iid and ("event_names", event.name_iid) not in interned:
+        yield _not_interned("event_names", event.name_iid, position)
+    for iid in event.category_iids:
+        if ("event_categories", iid) not in interned:
+            yield _not_interned("event_categories", iid, position)
+    for annotation in event.debug_annotations:
+        if annotation.name_iid and ("debug_annotation_names", annotation.name_iid) not in interned:
+            yield _not_interned("debug_annotation_names", annotation.name_iid, position)
+        value = annotation.string_value_iid
+        if value and ("debug_annotation_string_values", value) not in interned:
+            yield _not_interned("debug_annotation_string_values", value, position)
 
 
-def _interned_references(track_event: Any) -> Iterator[tuple[str, int]]:
-    """Yield the interned values that an event refers to, as (field of InternedData, iid)."""
-    if track_event.name_iid:
-        yield "event_names", track_event.name_iid
-    for iid in track_event.category_iids:
-        yield "event_categories", iid
-    for annotation in track_event.debug_annotations:
-        if annotation.name_iid:
-            yield "debug_annotation_names", annotation.name_iid
-        if annotation.string_value_iid:
-            yield "debug_annotation_string_values", annotation.string_value_iid
-
-
-def _undescribed_tracks(events: list[CheckedEvent], described_tracks: set[int]) -> Iterator[Violation]:
-    """Find the first event of each track that has no descriptor."""
-    known = set(described_tracks)
-    for event in events:
-        (uuid,) = event.track
-        if uuid not in known:
-            known.add(int(uuid))
-            yield Violation("undefined", f"track {uuid} has no descriptor", event.position)
-
-
-def _flow_ends(flows: list[tuple[CheckedEvent, int, bool]]) -> Iterator[CheckedEvent]:
-    """Turn flow ids on events into starts, steps and ends: a Perfetto flow starts where its id first appears."""
-    started: set[int] = set()
-    for event, flow, terminating in sorted(flows, key=lambda flow_end: flow_end[0].time):
-        phase = "f" if terminating else "t" if flow in started else "s"
-        if not terminating:
-            started.add(flow)
-        yield event._replace(phase=phase, flow=(flow,))
+def _not_interned(field: str, iid: int, position: int) -> Violation:
+    return Violation("undefined", f"{field} {iid} is not interned in its sequence", position)

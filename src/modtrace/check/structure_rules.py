@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
-import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-from .model import CheckedEvent, TrackKey, Violation
-from .track_layout import CheckedSlice, TrackLayout
+import numpy as np
+
+from .model import FlowEnd, TrackKey, Violation
+from .track_layout import NEVER_NS, TrackLayout
 
 __all__ = ["MAX_DRAWN_DEPTH", "STRUCTURE_RULES"]
 
@@ -32,41 +33,45 @@ def begin_without_end(layout: TrackLayout) -> Iterator[Violation]:
 def partial_overlap(layout: TrackLayout) -> Iterator[Violation]:
     """Find slices that begin inside another and end after it; viewers drop them or draw them wrongly."""
     for track, slices in layout.slices.items():
-        stack: list[CheckedSlice] = []
-        for slice_ in slices:
-            if slice_.end == math.inf:
+        ends = slices.end.tolist()
+        stack: list[int] = []
+        for index, start in enumerate(slices.start.tolist()):
+            end = ends[index]
+            if end == NEVER_NS:
                 continue  # begin_without_end reports it; where it would have ended is unknown
-            while stack and stack[-1].end <= slice_.start:
+            while stack and ends[stack[-1]] <= start:
                 stack.pop()
-            if stack and stack[-1].end < slice_.end:
+            if stack and ends[stack[-1]] < end:
                 outer = stack[-1]
                 message = (
-                    f"{slice_.name!r} begins in {outer.name!r} (event {outer.position}) on {_track_text(track)}"
-                    f" and ends {slice_.end - outer.end:.0f} ns after it"
+                    f"{slices.name[index]!r} begins in {slices.name[outer]!r} (event {slices.position[outer]})"
+                    f" on {_track_text(track)} and ends {end - ends[outer]} ns after it"
                 )
-                yield Violation("partial-overlap", message, slice_.position)
+                yield Violation("partial-overlap", message, int(slices.position[index]))
             else:
-                stack.append(slice_)
+                stack.append(index)
 
 
 def too_deep(layout: TrackLayout) -> Iterator[Violation]:
     """Find the first slice of each track that lies deeper than viewers draw."""
     for track, slices in layout.slices.items():
-        open_ends: list[float] = []
-        for slice_ in slices:
-            while open_ends and open_ends[-1] <= slice_.start:
+        if len(slices.name) <= MAX_DRAWN_DEPTH:
+            continue
+        open_ends: list[int] = []
+        for index, (start, end) in enumerate(zip(slices.start.tolist(), slices.end.tolist(), strict=True)):
+            while open_ends and open_ends[-1] <= start:
                 open_ends.pop()
-            open_ends.append(slice_.end)
+            open_ends.append(end)
             if len(open_ends) > MAX_DRAWN_DEPTH:
-                message = f"{slice_.name!r} lies {len(open_ends)} deep on {_track_text(track)}"
+                message = f"{slices.name[index]!r} lies {len(open_ends)} deep on {_track_text(track)}"
                 message += f"; viewers draw {MAX_DRAWN_DEPTH}"
-                yield Violation("too-deep", message, slice_.position)
+                yield Violation("too-deep", message, int(slices.position[index]))
                 break
 
 
 def flow_without_end(layout: TrackLayout) -> Iterator[Violation]:
     """Find flows that start and never end."""
-    for ends in layout.flows.values():
+    for ends in _irregular_flows(layout):
         from_start = list(itertools.dropwhile(lambda end: end.phase != "s", ends))
         if from_start and all(end.phase == "s" for end in from_start):
             message = f"{_flow_text(from_start[0])} starts and never ends"
@@ -75,14 +80,14 @@ def flow_without_end(layout: TrackLayout) -> Iterator[Violation]:
 
 def flow_without_start(layout: TrackLayout) -> Iterator[Violation]:
     """Find ends of flows with no start before them."""
-    for ends in layout.flows.values():
+    for ends in _irregular_flows(layout):
         for end in itertools.takewhile(lambda end: end.phase != "s", ends):
             yield Violation("flow-without-start", f"{_flow_text(end)} ends and has not started", end.position)
 
 
 def duplicate_flow(layout: TrackLayout) -> Iterator[Violation]:
     """Find second starts of a flow: flows cannot fork, and the second one is not drawn."""
-    for ends in layout.flows.values():
+    for ends in _irregular_flows(layout):
         starts = [end for end in ends if end.phase == "s"]
         for restart in starts[1:]:
             message = f"{_flow_text(restart)} has already started at event {starts[0].position}"
@@ -91,25 +96,39 @@ def duplicate_flow(layout: TrackLayout) -> Iterator[Violation]:
 
 def flow_outside_slice(layout: TrackLayout) -> Iterator[Violation]:
     """Find ends of flows where there is no slice to bind them to."""
-    starts = {track: [slice_.start for slice_ in slices] for track, slices in layout.slices.items()}
-    latest_end = {
-        track: list(itertools.accumulate((slice_.end for slice_ in slices), max))
-        for track, slices in layout.slices.items()
-    }
-    for end in itertools.chain.from_iterable(layout.flows.values()):
-        track_starts = starts.get(end.track, [])
-        if end.binding == "next":
-            is_bound = bool(track_starts) and track_starts[-1] >= end.time
-        else:
-            before = bisect.bisect_right(track_starts, end.time)
-            is_bound = before > 0 and latest_end[end.track][before - 1] >= end.time
-        if not is_bound:
-            message = f"the {end.phase} of {_flow_text(end)} touches no slice on {_track_text(end.track)}"
-            yield Violation("flow-outside-slice", message, end.position)
+    all_ends = list(itertools.chain.from_iterable(layout.flows.values()))
+    by_track: dict[TrackKey, list[int]] = defaultdict(list)
+    for index, end in enumerate(all_ends):
+        by_track[end.track].append(index)
+    unbound: list[int] = []
+    for track, indexes in by_track.items():
+        slices = layout.slices.get(track)
+        if slices is None or not len(slices.start):
+            unbound += indexes
+            continue
+        times = np.array([all_ends[index].time for index in indexes], np.int64)
+        binds_next = np.array([all_ends[index].binding == "next" for index in indexes])
+        begun = np.searchsorted(slices.start, times, side="right")
+        # The latest end of all slices begun by then says whether one of them is still open.
+        latest_end = np.maximum.accumulate(slices.end)
+        is_around = (begun > 0) & (latest_end[np.maximum(begun, 1) - 1] >= times)
+        is_bound = np.where(binds_next, slices.start[-1] >= times, is_around)
+        unbound += np.array(indexes)[~is_bound].tolist()
+    for index in sorted(unbound):
+        end = all_ends[index]
+        message = f"the {end.phase} of {_flow_text(end)} touches no slice on {_track_text(end.track)}"
+        yield Violation("flow-outside-slice", message, end.position)
 
 
-def _flow_text(end: CheckedEvent) -> str:
-    return f"flow {end.flow[0]!r}" if end.flow else "flow"
+def _irregular_flows(layout: TrackLayout) -> Iterator[list[FlowEnd]]:
+    """Yield the ends of all flows except those of two ends, a start and something else: these break no rule."""
+    for ends in layout.flows.values():
+        if len(ends) != 2 or ends[0].phase != "s" or ends[1].phase == "s":
+            yield ends
+
+
+def _flow_text(end: FlowEnd) -> str:
+    return f"flow {end.flow[0]!r}"
 
 
 def _track_text(track: TrackKey) -> str:
