@@ -59,7 +59,13 @@ class ChromeEvents:
     def _add_ordinary(self, position: int, raw: dict[str, Any]) -> bool:
         """Add an event that obviously breaks no rule, as nearly all do; return whether it is one."""
         phase = raw.get("ph")
-        if phase not in _CHECKED_PHASES or _BIND_ID in raw or "flow_out" in raw or "flow_in" in raw:
+        if (
+            type(phase) is not str
+            or phase not in _CHECKED_PHASES
+            or _BIND_ID in raw
+            or "flow_out" in raw
+            or "flow_in" in raw
+        ):
             return False
         time, pid, tid = raw.get("ts"), raw.get("pid"), raw.get("tid")
         if not (_is_ordinary_time(time) and type(pid) is int and type(tid) is int):

@@ -32,8 +32,8 @@ def stream_events(source: TraceFile) -> Iterator[list[Any]]:
             yield chunk.events
     except TraceError as error:
         raise NotStrictError(str(error)) from error
-    if stream.notes:
-        raise NotStrictError(stream.notes[0])
+    if stream.notes or stream.trailing_comma:
+        raise NotStrictError(stream.notes[0] if stream.notes else "a comma follows the last event")
 
 
 def parse_leniently(data: bytes, violations: list[Violation]) -> list[Any]:

@@ -20,6 +20,8 @@ _BEGIN, _END, _INSTANT = (
     proto.TrackEvent.TYPE_SLICE_END,
     proto.TrackEvent.TYPE_INSTANT,
 )
+_BYTES_OF_TYPE = 2
+"""The size of a track event that has a type and nothing else, as most ends of slices."""
 _NEEDS_STATE = proto.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
 
 
@@ -63,14 +65,17 @@ class PerfettoPackets:
     def _add_event(self, position: int, packet: Any, sequence: PacketSequence) -> None:
         event = packet.track_event
         time = sequence.time_ns(packet)
-        problems = list(_packet_violations(position, packet, event, sequence, time))
         event_type = event.type
+        has_only_type = event.ByteSize() == _BYTES_OF_TYPE
+        problems = list(_packet_violations(position, packet, sequence, time))
+        if not has_only_type:
+            problems += _undefined_references(position, event, sequence)
         if problems or time is None:
             self._violations.extend(problems)
             return
         if event_type not in (_BEGIN, _END, _INSTANT):
             return
-        uuid = event.track_uuid if event.HasField("track_uuid") else sequence.default_track
+        uuid = event.track_uuid if not has_only_type and event.HasField("track_uuid") else sequence.default_track
         self._first_events.setdefault(uuid, position)
         key = (uuid,)
         track = self.layout.track(key)
@@ -82,10 +87,14 @@ class PerfettoPackets:
                 track.add_half(True, time, position, name)
             else:
                 track.add_slice(time, 0, position, name)
-        for flow in (*event.flow_ids, *event.flow_ids_old):
-            self._flow_ends.append((time, position, key, flow, False))
-        for flow in (*event.terminating_flow_ids, *event.terminating_flow_ids_old):
-            self._flow_ends.append((time, position, key, flow, True))
+        if has_only_type:
+            return
+        for flows in (event.flow_ids, event.flow_ids_old):
+            if flows:  # far cheaper than to iterate over none
+                self._flow_ends.extend((time, position, key, flow, False) for flow in flows)
+        for flows in (event.terminating_flow_ids, event.terminating_flow_ids_old):
+            if flows:
+                self._flow_ends.extend((time, position, key, flow, True) for flow in flows)
 
     def _sort_flow_ends(self) -> None:
         """Turn flow ids on events into starts, steps and ends: a Perfetto flow starts where its id first appears."""
@@ -97,10 +106,8 @@ class PerfettoPackets:
             self.layout.add_flow_end(FlowEnd(position, phase, key, time, (flow,)))
 
 
-def _packet_violations(
-    position: int, packet: Any, event: Any, sequence: PacketSequence, time: int | None
-) -> Iterator[Violation]:
-    """Apply the rules on one packet with a track event."""
+def _packet_violations(position: int, packet: Any, sequence: PacketSequence, time: int | None) -> Iterator[Violation]:
+    """Apply the rules on the packet around a track event."""
     if not packet.trusted_packet_sequence_id:
         yield Violation("missing-field", "a track event without trusted_packet_sequence_id", position)
     if not sequence.has_state and packet.sequence_flags & _NEEDS_STATE:
@@ -112,13 +119,17 @@ def _packet_violations(
         yield Violation("undefined", f"clock {clock_id} is set by no snapshot before it", position)
     elif not 0 <= time < _MAX_TIME_NS:
         yield Violation("time-out-of-range", f"{time} ns is negative or beyond 2^63 ns", position)
+
+
+def _undefined_references(position: int, event: Any, sequence: PacketSequence) -> Iterator[Violation]:
+    """Find interned values that a track event refers to and its sequence has not defined."""
     interned = sequence.interned
     if event.name_iid and ("event_names", event.name_iid) not in interned:
         yield _not_interned("event_names", event.name_iid, position)
     for iid in event.category_iids:
         if ("event_categories", iid) not in interned:
             yield _not_interned("event_categories", iid, position)
-    for annotation in event.debug_annotations:
+    for annotation in event.debug_annotations or ():
         if annotation.name_iid and ("debug_annotation_names", annotation.name_iid) not in interned:
             yield _not_interned("debug_annotation_names", annotation.name_iid, position)
         value = annotation.string_value_iid

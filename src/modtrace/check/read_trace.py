@@ -64,8 +64,8 @@ def _read_stream(
             violations, layout = events.violations(), events.layout
         else:
             raise NotStrictError("no trace")
-        if source.damage is not None:
-            raise NotStrictError(source.damage)
+        if source.damage is not None or source.has_garbage:
+            raise NotStrictError(source.damage or "something follows the gzip data")
     return violations, layout
 
 

@@ -51,6 +51,7 @@ class EventStream:
         repaired: how many events had to be changed to be readable.
         dropped: how many could not be saved.
         notes: what was wrong with the file, each with its byte offset.
+        trailing_comma: whether a comma follows the last event, which JSON forbids and viewers accept.
 
     Raises:
         TraceError: the file is no trace, or nothing in it can be saved.
@@ -60,6 +61,7 @@ class EventStream:
         self.repaired = 0
         self.dropped = 0
         self.notes: list[str] = []
+        self.trailing_comma = False
         self.tail = b""
         self._source = source
         self._blocks = source.blocks()
@@ -246,6 +248,7 @@ class EventStream:
             end, keys = found
             self.keys |= keys
             self.tail = rest[end:]
+            self.trailing_comma = self._offset > len(self.head) and not rest[:end].strip()
             parsed = self._parse(end + 1) if rest[:end].strip() else Chunk(b"", [])
             if not isinstance(parsed, int):
                 if parsed.events:
@@ -254,6 +257,7 @@ class EventStream:
         last = recover_events(rest[:end], final=True)
         chunk = self._keep(last.events)
         lost = rest[last.end : end].strip(b", \t\r\n")
+        self.trailing_comma = self.trailing_comma or b"," in rest[last.end : end]
         if found is None:
             place = self._offset + last.end
             self._note(f"byte {place}: the trace is cut off here; {len(rest) - last.end} bytes were left out")

@@ -55,11 +55,13 @@ class TraceFile:
         size: its size on disk in bytes.
         gzipped: whether its first bytes are gzip's, whatever its name says.
         damage: what is wrong with the compressed data, once a block has run into it; else None.
+        has_garbage: whether bytes that are neither gzip nor padding follow the last member; known after the last block.
     """
 
     def __init__(self, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
         self.path = os.fspath(path)
         self.damage: str | None = None
+        self.has_garbage = False
         self._progress = progress or (lambda _: None)
         try:
             self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
@@ -67,7 +69,7 @@ class TraceFile:
             self.gzipped = self._file.read(2) == GZIP_MAGIC
             self._file.seek(0)
         except OSError as error:
-            raise TraceError(self.path, f"cannot be read ({error.strerror})") from error
+            raise TraceError(self.path, f"cannot be read: {error.strerror}") from error
 
     def __enter__(self) -> TraceFile:
         return self
@@ -99,7 +101,7 @@ class TraceFile:
             try:
                 block = self._file.read(BLOCK_BYTES)
             except OSError as error:
-                raise TraceError(self.path, f"cannot be read ({error.strerror})", self._file.tell()) from error
+                raise TraceError(self.path, f"cannot be read: {error.strerror}", self._file.tell()) from error
             if not block:
                 return
             self._progress(len(block))
@@ -115,6 +117,7 @@ class TraceFile:
                     if ended:
                         # Members may follow one another; anything else after the last one is padding.
                         if not data.startswith(GZIP_MAGIC[:1]):
+                            self.has_garbage = bool(data.strip(b"\0"))
                             return
                         inflate, ended = zlib.decompressobj(wbits=31), False
                     before = inflate.copy()
