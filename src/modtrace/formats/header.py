@@ -25,6 +25,7 @@ import orjson
 from .._errors import TraceError, WriteError
 from .._version import __version__
 from ..timeline import Name, Process, Stats, Timeline
+from ..timeline.contents import TRACK_KINDS
 from .escape import UNNAMED, EscapedOriginals, escaped, escaped_json, restore
 
 __all__ = [
@@ -85,6 +86,7 @@ def make_header(
                 "thread": escaped(track.thread, originals),
                 "tid": track.tid,
                 "process": processes.index(track.process),
+                **({} if track.device is None else {"device": track.device, "stream": track.stream}),
             }
             for track in timeline.tracks
         ],
@@ -175,7 +177,11 @@ def _is_text(value: object) -> bool:
 
 
 def _is_track_kind(value: object) -> bool:
-    return value in ("forward", "backward")
+    return value in TRACK_KINDS
+
+
+def _is_device_or_none(value: object) -> bool:
+    return value is None or is_int64(value)
 
 
 # Per list of the header what each of its entries holds; where that is the name of a list, it is an index into it.
@@ -185,6 +191,8 @@ _LISTS: Mapping[str, Mapping[str, Callable[[object], bool] | str]] = {
     "counters": {"name": _is_text, "unit": _is_text, "process": "processes"},
     "lanes": {"track": "tracks", "pid": is_int64, "tid": is_int64},
 }
+# Only what is written of a GPU's track.
+_OPTIONAL: Mapping[str, Callable[[object], bool]] = {"device": _is_device_or_none, "stream": _is_device_or_none}
 _PIDS = frozenset({"trace_pid", "pid"})
 
 
@@ -218,6 +226,9 @@ def _entry_faults(
     if not isinstance(entry, dict):
         yield f"{path} is {shortened(entry)}"
         return
+    for name, is_valid in _OPTIONAL.items():
+        if not is_valid(entry.get(name)):
+            yield f"{path}.{_describe_value(name, entry)}"
     for name, kind in kinds.items():
         value = entry.get(name)
         fits = kind(value) if callable(kind) else type(value) is int and 0 <= value < len(header[kind])

@@ -1,17 +1,20 @@
-"""The module tracks of a merged trace in JSON, as a timeline again."""
+"""The module tracks of a merged trace in JSON, above threads and above GPU streams, as a timeline again."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from .._errors import TraceError
 from .._typing import Int64Array
-from ..formats.header import is_int64, is_tid
+from ..formats.header import checked_header, is_int64, is_tid
+from ..formats.span_args import RESERVED_ARGS
 from ..profiler.trace.event_columns import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
-from ..timeline import PHASES, RECOMPUTE, Mark, Timeline
+from ..timeline import PHASES, RECOMPUTE, Mark, Name, Timeline
+from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number
 from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["MergedEvents"]
@@ -23,15 +26,16 @@ SEPARATOR = " · "
 class MergedEvents:
     """Takes a merged trace's events, in any order, and picks out what the recording added.
 
-    The arguments that a recording may note beside the fixed fields are not in a merged trace.
+    Above the threads of the process they are the recording's spans; above the streams of a GPU, spans of the modules
+    whose kernels ran there.
     """
 
     def __init__(self) -> None:
-        self._rows = SpanColumns()
+        self._columns = SpanColumns()
         self._where: list[TrackKey] = []
         self._start: list[float] = []
         self._duration: list[float] = []
-        self._names: dict[TrackKey, str] = {}
+        self._row_names: dict[TrackKey, str] = {}
         self._links: dict[tuple[int | str, str, int], int] = {}
         self._marks: list[tuple[float, str, str]] = []
         self._samples: dict[tuple[int | str, str, str], list[tuple[float, int]]] = {}
@@ -51,70 +55,108 @@ class MergedEvents:
         if kind == "X" and category in PHASES and "fqn" in event.get("args", ()):
             self._slice(event, PHASES.index(category))
         elif kind == "M" and event["name"] == "thread_name":
-            self._names[_row(event)] = str(event["args"]["name"])
+            self._row_names[_row(event)] = str(event["args"]["name"])
         elif kind == "i" and category in ("step", "mark"):
             self._marks.append((_time(event["ts"]), category, _text(event["name"])))
         elif kind == "C":
             for unit, value in event["args"].items():
                 counter = (event["pid"], _text(event["name"]), unit)
-                self._samples.setdefault(counter, []).append((_time(event["ts"]), _whole(value)))
+                self._samples.setdefault(counter, []).append((_time(event["ts"]), _int64(value)))
 
-    def timeline(self, base: int) -> Timeline:
-        """Return what lies above threads; what lies above the streams of a device is no span.
+    def timeline(self, path: str, base: int, merge_metadata: Any) -> Timeline:
+        """Return the recording, and with it a track per GPU stream.
 
         Args:
+            path: the trace, for errors.
             base: Unix nanoseconds from which the trace's times count.
+            merge_metadata: what the trace says of how it was made; its header describes the recording as a whole. Where
+                there is none, or it was edited, the rows' names are taken at their word.
         """
-        parted = {key: name.split(SEPARATOR, 1) for key, name in self._names.items() if SEPARATOR in name}
-        tracks = {key: said for key, said in parted.items() if said[0] in ("forward", "backward")}
-        number = {key: index for index, key in enumerate(tracks)}
-        kept = [at for at, key in enumerate(self._where) if key in number]
-        rows = self._rows
-        chosen = SpanColumns(names=rows.names, lane=[number[self._where[at]] for at in kept])
+        try:
+            header = checked_header(path, merge_metadata["header"], merged=True)
+        except (TraceError, KeyError, TypeError):
+            header = self._header_by_row_names()
+        lane_of_row = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
+        pids = [process["trace_pid"] for process in header["processes"]]
+        counters = [(pids[counter["process"]], counter["name"], counter["unit"]) for counter in header["counters"]]
+        start = base + _nanoseconds(self._start)
+        end = start + _nanoseconds(self._duration)
+        kept = [index for index, row in enumerate(self._where) if row in lane_of_row]
+        columns = self._columns
+        chosen = SpanColumns(names=columns.names, lane=[lane_of_row[self._where[index]] for index in kept])
         for column in ("name", "phase", "call", "step", "complete", "link"):
-            setattr(chosen, column, [getattr(rows, column)[at] for at in kept])
+            setattr(chosen, column, [getattr(columns, column)[index] for index in kept])
+        chosen.span_args = {
+            position: columns.span_args[index] for position, index in enumerate(kept) if index in columns.span_args
+        }
         times = base + _nanoseconds([time for time, _, _ in self._marks])
         chosen.marks = [
             Mark(time, kind, text) for time, (_, kind, text) in zip(times.tolist(), self._marks, strict=True)
         ]
-        for counter, samples in enumerate(self._samples.values()):
+        for number, counter in enumerate(counters):
+            samples = self._samples.get(counter, [])
             times = base + _nanoseconds([time for time, _ in samples])
-            chosen.samples[counter] = (times.tolist(), [value for _, value in samples])
-        start = base + _nanoseconds(self._start)[kept]
+            chosen.samples[number] = (times.tolist(), [value for _, value in samples])
+        timeline = build_timeline_from(header, chosen, start[kept], end[kept])
+        return add_stream_spans(timeline, list(self._stream_spans(start, end)))
+
+    def _stream_spans(self, start: Int64Array, end: Int64Array) -> Iterator[StreamSpan]:
+        columns, names = self._columns, list(self._columns.names)
+        for index, row in enumerate(self._where):
+            row_name = self._row_names.get(row, "")
+            if row_name.startswith(ROW_PREFIX):
+                yield StreamSpan(
+                    row[0] if isinstance(row[0], int) else stream_number(row[0]),
+                    stream_number(row_name),
+                    int(start[index]),
+                    int(end[index]),
+                    Name(*names[columns.name[index]]),
+                    PHASES[columns.phase[index]],
+                    columns.call[index],
+                    columns.step[index],
+                )
+
+    def _header_by_row_names(self) -> dict[str, Any]:
+        """Return what a header says, as far as names of rows tell it: `forward · MainThread`."""
+        parted = {row: name.split(SEPARATOR, 1) for row, name in self._row_names.items() if SEPARATOR in name}
+        tracks = {row: parts for row, parts in parted.items() if parts[0] in ("forward", "backward")}
         pids = list(dict.fromkeys([pid for pid, _ in tracks] + [pid for pid, _, _ in self._samples]))
-        header = {
+        return {
             "processes": [
-                {"pid": pid if isinstance(pid, int) else 0, "rank": None, "program": "python"} for pid in pids
+                {"pid": pid if isinstance(pid, int) else 0, "rank": None, "program": "python", "trace_pid": pid}
+                for pid in pids
             ],
             "tracks": [
                 {"kind": kind, "thread": thread, "tid": tid, "process": pids.index(pid)}
                 for (pid, tid), (kind, thread) in tracks.items()
             ],
-            "lanes": [{"track": index} for index in range(len(tracks))],
+            "lanes": [{"track": index, "pid": pid, "tid": tid} for index, (pid, tid) in enumerate(tracks)],
             "counters": [{"name": name, "unit": unit, "process": pids.index(pid)} for pid, name, unit in self._samples],
             "stats": {},
             "metadata": {},
             "escaped_originals": {},
         }
-        return build_timeline_from(header, chosen, start, start + _nanoseconds(self._duration)[kept])
 
     def _slice(self, event: dict[str, Any], phase: int) -> None:
-        rows, said = self._rows, event["args"]
-        name = (_text(event["name"]), _text(said["fqn"]), _text(said["module_class"]))
+        columns, args = self._columns, event["args"]
+        name = (_text(event["name"]), _text(args["fqn"]), _text(args["module_class"]))
         row, start, duration = _row(event), _time(event["ts"]), _time(event["dur"])
-        call, step = _whole(said["call"]), _whole(said["step"])
+        call, step = _int64(args["call"]), _int64(args["step"])
         if duration < 0:
             return
         self._where.append(row)
         self._start.append(start)
         self._duration.append(duration)
-        rows.phase.append(phase)
-        rows.name.append(rows.names.setdefault(name, len(rows.names)))
-        rows.call.append(call)
-        rows.step.append(step)
-        rows.complete.append(said.get("complete", True) is True)
-        key = (event["pid"], said["fqn"], call)
-        rows.link.append(-1 if phase == RECOMPUTE else self._links.setdefault(key, len(self._links)))
+        columns.phase.append(phase)
+        columns.name.append(columns.names[name])
+        columns.call.append(call)
+        columns.step.append(step)
+        columns.complete.append(args.get("complete", True) is True)
+        key = (event["pid"], args["fqn"], call)
+        columns.link.append(-1 if phase == RECOMPUTE else self._links.setdefault(key, len(self._links)))
+        own = {key: text for key, text in args.items() if key not in RESERVED_ARGS and isinstance(text, str)}
+        if own:
+            columns.span_args[len(self._where) - 1] = own
 
 
 def _text(value: Any) -> str:
@@ -123,7 +165,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _whole(value: Any) -> int:
+def _int64(value: Any) -> int:
     if not is_int64(value):
         raise TypeError(value)
     return int(value)

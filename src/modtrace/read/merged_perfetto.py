@@ -1,19 +1,23 @@
-"""Merged traces in Perfetto's format: the recording's packets without the profiler's."""
+"""Merged traces in Perfetto's format: the recording's packets, and the spans above the streams of GPUs."""
 
 from __future__ import annotations
 
 import gzip
 import io
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
 
+from .._errors import TraceError
+from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO
 from ..formats.packet_stream import read_packet_batches
 from ..formats.perfetto_ids import PROFILER_SEQUENCE
 from ..profiler.trace.trace_file import TraceFile
-from ..timeline import Timeline
+from ..timeline import PHASES, Name, Timeline
 from .saved_perfetto import BATCH, load_perfetto
+from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number
 
 __all__ = ["load_merged_perfetto"]
 
@@ -24,12 +28,75 @@ def load_merged_perfetto(path: Path) -> Timeline:
     Raises:
         TraceError: it cannot be read, is cut off, or is no such trace.
     """
-    kept = io.BytesIO()
+    recording, rows = io.BytesIO(), _StreamRows()
     with TraceFile(path) as source:
         unpacked = gzip.open if source.gzipped else open
     with unpacked(path, "rb") as file:
         for _, part in read_packet_batches(path, cast(BinaryIO, file), BATCH):
-            packets = [p for p in Trace.FromString(part).packet if p.trusted_packet_sequence_id != PROFILER_SEQUENCE]
-            kept.write(Trace(packet=packets).SerializeToString())
-    kept.seek(0)
-    return load_perfetto(path, kept)
+            ours = Trace()
+            for packet in Trace.FromString(part).packet:
+                if packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
+                    try:
+                        rows.take(packet)
+                    except EDITED_FILE_ERRORS as error:
+                        message = f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}"
+                        raise TraceError(path, message) from error
+                else:
+                    ours.packet.append(packet)
+            recording.write(ours.SerializeToString())
+    recording.seek(0)
+    return add_stream_spans(load_perfetto(path, recording), rows.spans)
+
+
+@dataclass
+class _StreamRows:
+    """Takes the packets of the profiler's sequence, and picks out the spans above streams.
+
+    Attributes:
+        spans: those that have ended.
+    """
+
+    spans: list[StreamSpan] = field(default_factory=list)
+    _device_names: dict[int, str] = field(default_factory=dict)
+    _rows: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _names: dict[int, str] = field(default_factory=dict)
+    _categories: dict[int, str] = field(default_factory=dict)
+    _arg_names: dict[int, str] = field(default_factory=dict)
+    _open: dict[int, list[tuple[int, TrackEvent]]] = field(default_factory=dict)
+
+    def take(self, packet: TracePacket) -> None:
+        """Take a packet, in file order."""
+        if packet.HasField("interned_data"):
+            interned = packet.interned_data
+            self._names.update((entry.iid, entry.name) for entry in interned.event_names)
+            self._categories.update((entry.iid, entry.name) for entry in interned.event_categories)
+            self._arg_names.update((entry.iid, entry.name) for entry in interned.debug_annotation_names)
+        if packet.HasField("track_descriptor"):
+            track = packet.track_descriptor
+            if track.name.startswith(ROW_PREFIX):
+                device = stream_number(self._device_names.get(track.parent_uuid, ""))
+                self._rows[track.uuid] = (device, stream_number(track.name))
+            elif not track.parent_uuid:
+                self._device_names[track.uuid] = track.name
+        if packet.HasField("track_event") and packet.track_event.track_uuid in self._rows:
+            event = packet.track_event
+            stack = self._open.setdefault(event.track_uuid, [])
+            if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+                stack.append((packet.timestamp, event))
+            elif event.type == TrackEvent.TYPE_SLICE_END:
+                self._close(*stack.pop(), packet.timestamp)
+
+    def _close(self, start: int, event: TrackEvent, end: int) -> None:
+        categories = [*event.categories, *(self._categories[iid] for iid in event.category_iids)]
+        if not categories or categories[0] not in PHASES:
+            return  # work that no module asked for
+        args = {arg.name or self._arg_names[arg.name_iid]: _value(arg) for arg in event.debug_annotations}
+        device, stream = self._rows[event.track_uuid]
+        name = Name(event.name or self._names[event.name_iid], str(args["fqn"]), str(args["module_class"]))
+        self.spans.append(
+            StreamSpan(device, stream, start, end, name, categories[0], int(args["call"]), int(args["step"]))
+        )
+
+
+def _value(annotation: Any) -> Any:
+    return getattr(annotation, annotation.WhichOneof("value"))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from ..profiler.attribute.gpu_work import gpu_spans
 from ..profiler.attribute.overlay import overlay
 from ..profiler.result import MERGED
 from ..profiler.trace.event_columns import EventCollector
 from ..profiler.trace.event_stream import EventStream
 from ..profiler.trace.trace_file import TraceFile, base_time_ns
 from ..timeline import Timeline
+from ..timeline.gpu_tracks import add_gpu_tracks
 from .merged_json import MergedEvents
 
 __all__ = ["load_profile"]
@@ -32,11 +34,13 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
             collector.add(chunk.events)
         base = base_time_ns(stream.keys, file.path)
         if merged or MERGED in stream.keys:
-            return merged.timeline(base)
-        made = overlay(None, collector.events(), stream.keys, file.path)
-    columns = made.timeline.columns
+            return merged.timeline(file.path, base, stream.keys.get(MERGED))
+        events = collector.events()
+        made = overlay(None, events, stream.keys, file.path)
+    timeline = add_gpu_tracks(made.timeline, gpu_spans(made.timeline, events, made.devices))
+    columns = timeline.columns
     return replace(
-        made.timeline,
+        timeline,
         columns=replace(columns, start=columns.start + base, end=columns.end + base),
-        metadata={**made.timeline.metadata, "notes": [*made.notes, *stream.notes]},
+        metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes]},
     )

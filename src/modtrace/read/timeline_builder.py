@@ -75,8 +75,15 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         Process(said["pid"], said["rank"], restore(said["program"], originals)) for said in header["processes"]
     ]
     tracks = [
-        Track(said["kind"], restore(said["thread"], originals), said["tid"], processes[said["process"]])
-        for said in header["tracks"]
+        Track(
+            track["kind"],
+            restore(track["thread"], originals),
+            track["tid"],
+            processes[track["process"]],
+            track.get("device"),
+            track.get("stream"),
+        )
+        for track in header["tracks"]
     ]
     track_of_lane = np.array([lane["track"] for lane in header["lanes"]], np.int32)
     columns = Columns.of(

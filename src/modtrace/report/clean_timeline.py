@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from ..timeline import CounterSeries, Mark, Process, Stats, Timeline, Track
+from ..timeline.contents import TRACK_KINDS
 from .aliases import ReportNames
 
 __all__ = ["clean_timeline"]
@@ -32,10 +33,12 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         names=[names.name(name) for name in timeline.names],
         tracks=[
             Track(
-                "forward" if track.kind == "forward" else "backward",
-                names.thread(track.thread),
+                track.kind if track.kind in TRACK_KINDS else "backward",
+                names.thread(track.thread) if track.stream is None else f"stream {track.stream}",
                 track.tid,
                 process[track.process],
+                track.device,
+                track.stream,
             )
             for track in timeline.tracks
         ],

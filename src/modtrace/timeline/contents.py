@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 from .._typing import Int64Array
 
-__all__ = ["CounterSeries", "Mark", "Name", "Process", "Stats", "Track"]
+__all__ = ["GPU", "TRACK_KINDS", "CounterSeries", "Mark", "Name", "Process", "Stats", "Track"]
+
+
+GPU = "gpu"
+TRACK_KINDS = ("forward", "backward", GPU)
+"""What a track can be of; recompute lies on the backward track of its thread."""
 
 
 class Name(NamedTuple):
@@ -46,24 +51,30 @@ class Process(NamedTuple):
 
 
 class Track(NamedTuple):
-    """One row of spans: what ran `forward` or `backward` on one thread.
+    """One row of spans: what ran forward or backward on a thread, or whose kernels ran on a stream of a GPU.
+
+    Spans above a GPU stream have the phase of the calls that launched the work.
 
     Attributes:
-        kind: "forward" or "backward"; recompute lies on the backward track of its thread.
-        thread: the thread's name (`MainThread`, `pt_autograd_0`).
-        tid: the thread's id as the operating system has it.
-        process: the process it belongs to.
+        kind: one of `TRACK_KINDS`: "forward", "backward" (with recompute) or "gpu".
+        thread: the thread's name (`MainThread`, `pt_autograd_0`), or the stream's (`stream 7`).
+        tid: the thread's id as the operating system has it, or the stream's number.
+        process: the process it belongs to; of a GPU's the one that launched the work.
+        device: the number of the GPU; None for a thread.
+        stream: the number of the stream on it; None for a thread.
     """
 
     kind: str
     thread: str
     tid: int
     process: Process
+    device: int | None = None
+    stream: int | None = None
 
     @property
     def name(self) -> str:
-        """What a trace calls the track (`forward · MainThread`)."""
-        return f"{self.kind} · {self.thread}"
+        """What a trace calls the track (`forward · MainThread`, `gpu 0 · stream 7`)."""
+        return f"{self.kind} · {self.thread}" if self.device is None else f"{self.kind} {self.device} · {self.thread}"
 
 
 class Mark(NamedTuple):

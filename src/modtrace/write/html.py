@@ -75,6 +75,8 @@ def payload(timeline: Timeline) -> bytes:
                 "thread": track.thread,
                 "tid": track.tid,
                 "process": processes.index(track.process),
+                "device": track.device,
+                "stream": track.stream,
                 "name": name,
             }
             for track, name in zip(timeline.tracks, timeline.track_names, strict=True)

@@ -139,14 +139,15 @@ def _processes(timeline: Timeline) -> list[Process]:
 
 
 def _in_view_order(timeline: Timeline) -> list[int]:
-    """Return the tracks by process, then thread as it comes, forward before backward."""
+    """Return the tracks by process, then thread as it comes, forward before backward; then GPUs and their streams."""
     processes = _processes(timeline)
     threads = list(dict.fromkeys((track.process, track.thread, track.tid) for track in timeline.tracks))
     return sorted(
         range(len(timeline.tracks)),
         key=lambda index: (
             processes.index((track := timeline.tracks[index]).process),
-            threads.index((track.process, track.thread, track.tid)),
+            -1 if track.device is None else track.device,
+            threads.index((track.process, track.thread, track.tid)) if track.stream is None else track.stream,
             track.kind != "forward",
         ),
     )

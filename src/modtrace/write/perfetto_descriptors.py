@@ -122,6 +122,9 @@ class TrackDescriptors:
         threads: set[object] = set()
         for rank, lane in enumerate(self._lanes.lanes):
             track = self._timeline.tracks[lane.track]
+            if track.device is not None:
+                yield self._track("lane", rank, parent=self._uuid(track.process), rank=rank, name=lane.name)
+                continue
             thread = (track.process, track.thread, track.tid)
             if thread not in threads:
                 threads.add(thread)

@@ -8,11 +8,12 @@ import numpy as np
 
 from ..._typing import Int8Array, Int64Array
 from ...timeline import Timeline
+from ...timeline.gpu_tracks import GpuSpans
 from ..trace.event_columns import ProfilerEvents
 from .call_lookup import CallIndex, InnermostLookup, threads_of
 from .interval_spans import LabelledInterval, spans_from_intervals
 
-__all__ = ["KINDS", "NO_CALL", "StreamSpans", "attribute_gpu_work", "build_stream_spans"]
+__all__ = ["KINDS", "NO_CALL", "StreamSpans", "attribute_gpu_work", "build_stream_spans", "gpu_spans"]
 
 KINDS = ("kernel", "memcpy", "memset")
 """What `ProfilerEvents.work.other` counts."""
@@ -107,6 +108,34 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, span: Int64Ar
             owner = paths.span(slice_.key)
             rows.append((track, slice_.start, slice_.end, owner, slice_.depth, around, int(last - first)))
     return StreamSpans(*np.array(rows, np.int64).reshape(-1, 7).T)
+
+
+def gpu_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamSpans) -> GpuSpans:
+    """Return the spans above the streams as a timeline takes them; work that no module asked for is not in them.
+
+    Args:
+        timeline: the recording that `spans` were built of.
+        events: the trace's.
+        spans: as `build_stream_spans` returns them.
+    """
+    known = np.flatnonzero(spans.span >= 0)
+    used, stream = np.unique(spans.track[known], return_inverse=True)
+    owner = spans.span[known]
+    columns = timeline.columns
+    return GpuSpans(
+        streams=[
+            (pid if isinstance(pid, int) else 0, tid if isinstance(tid, int) else 0)
+            for pid, tid in (events.tracks[track] for track in used.tolist())
+        ],
+        stream=stream.astype(np.int64),
+        start=spans.start[known],
+        end=spans.end[known],
+        name=columns.name[owner].astype(np.int64),
+        phase=columns.phase[owner].astype(np.int64),
+        call=columns.call[owner],
+        step=columns.step[owner],
+        names=timeline.names,
+    )
 
 
 class _Paths:

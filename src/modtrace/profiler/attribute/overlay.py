@@ -11,6 +11,7 @@ import numpy as np
 from ..._errors import TraceError
 from ..._typing import Int64Array
 from ...timeline import CounterSeries, Process, Summary, Timeline
+from ...timeline.gpu_tracks import without_gpu
 from ..trace.event_columns import ProfilerEvents
 from ..trace.trace_file import base_time_ns
 from .alignment import Alignment, align_by_sync_marks
@@ -128,7 +129,11 @@ def to_trace_time(timeline: Timeline, alignment: Alignment) -> Timeline:
 
 
 def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]:
-    """Return what a timeline has of one process, and what was left out; of a single process all, whatever its pid."""
+    """Return what a timeline has of the threads of one process, and what was left out.
+
+    Of a timeline of a single process these are all its threads, whatever the process' pid.
+    """
+    timeline = without_gpu(timeline)  # the trace tells it anew
     processes = {track.process for track in timeline.tracks}
     if len(processes) <= 1:
         return timeline, []

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array
 from ..columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from ..gpu_tracks import without_gpu
 from .module_times import ModuleTimes
 from .summary import Summary
 
@@ -18,7 +19,8 @@ __all__ = ["summarize"]
 
 
 def summarize(timeline: Timeline) -> Summary:
-    """Add up calls and CPU times per module."""
+    """Add up calls and CPU times per module; what ran on a GPU counts for neither."""
+    timeline = without_gpu(timeline)
     columns = timeline.columns
     index_of: dict[str, int] = {}
     for name in timeline.names:

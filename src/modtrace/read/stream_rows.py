@@ -1,0 +1,79 @@
+"""Spans above the streams of GPUs, as a merged trace has them → tracks of the timeline."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from ..formats.escape import UNNAMED, escaped
+from ..timeline import PHASES, Name, Timeline
+from ..timeline.gpu_tracks import GpuSpans, add_gpu_tracks
+
+__all__ = ["ROW_PREFIX", "StreamSpan", "add_stream_spans", "stream_number"]
+
+ROW_PREFIX = "modules · "
+"""What the name of a row above a stream begins with; the profiler's name of the stream follows."""
+
+_NUMBER = re.compile(r"(\d+)\s*$")
+
+
+class StreamSpan(NamedTuple):
+    """One span above a stream.
+
+    Attributes:
+        device: the number of the GPU.
+        stream: the number of the stream on it.
+        start: Unix nanoseconds.
+        end: Unix nanoseconds.
+        name: as it stands in the trace, escaped.
+        phase: of the call that launched the work.
+        call: that call.
+        step: its step.
+    """
+
+    device: int
+    stream: int
+    start: int
+    end: int
+    name: Name
+    phase: str
+    call: int
+    step: int
+
+
+def stream_number(text: str) -> int:
+    """Return the number at the end of what the profiler calls a stream or a device; 0 where there is none."""
+    found = _NUMBER.search(text)
+    return int(found[1]) if found else 0
+
+
+def add_stream_spans(timeline: Timeline, spans: list[StreamSpan]) -> Timeline:
+    """Return the timeline with a track per stream that has spans."""
+    names = list(timeline.names)
+    # A trace holds names escaped; the recording in it says what they were.
+    known = {
+        Name(escaped(name.label) or UNNAMED, escaped(name.fqn), escaped(name.module_class)): index
+        for index, name in enumerate(names)
+    }
+    for span in spans:
+        if span.name not in known:
+            known[span.name] = len(names)
+            names.append(span.name)
+    streams = sorted({(span.device, span.stream) for span in spans})
+    index = {stream: number for number, stream in enumerate(streams)}
+    rows = [
+        (
+            index[span.device, span.stream],
+            span.start,
+            span.end,
+            known[span.name],
+            PHASES.index(span.phase),
+            span.call,
+            span.step,
+        )
+        for span in spans
+    ]
+    stream, start, end, name, phase, call, step = np.array(rows, np.int64).reshape(-1, 7).T
+    return add_gpu_tracks(timeline, GpuSpans(streams, stream, start, end, name, phase, call, step, names))

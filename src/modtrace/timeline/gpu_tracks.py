@@ -1,0 +1,121 @@
+"""Tracks of GPU streams: which module's kernels ran when, beside the tracks of the threads that launched them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from .._typing import BoolArray, Int64Array
+from .columns import BACKWARD, RECOMPUTE, Columns, in_start_order
+from .contents import GPU, Process, Track
+from .nesting import nest_by_time
+
+if TYPE_CHECKING:
+    from .contents import Name
+    from .timeline import Timeline
+
+__all__ = ["GpuSpans", "add_gpu_tracks", "on_gpu", "without_gpu"]
+
+
+class GpuSpans(NamedTuple):
+    """Spans above the streams of GPUs, nested on each stream; columns of equal length.
+
+    Attributes:
+        streams: device and stream of each track that is to be made.
+        stream: int64[n], index into `streams`.
+        start: int64[n], nanoseconds in the timeline's time.
+        end: int64[n].
+        name: int64[n], index into `names`.
+        phase: int64[n], index into `PHASES`: the phase of the call that launched the work.
+        call: int64[n], that call.
+        step: int64[n], its step.
+        names: those of the timeline, and behind them what it does not know.
+    """
+
+    streams: Sequence[tuple[int, int]]
+    stream: Int64Array
+    start: Int64Array
+    end: Int64Array
+    name: Int64Array
+    phase: Int64Array
+    call: Int64Array
+    step: Int64Array
+    names: Sequence[Name]
+
+
+def add_gpu_tracks(timeline: Timeline, spans: GpuSpans) -> Timeline:
+    """Return the timeline with a track per stream; a span there has the link of the call that launched its work.
+
+    The tracks belong to the process of the timeline's first track.
+    """
+    if not len(spans.start):
+        return timeline
+    columns = timeline.columns
+    process = timeline.tracks[0].process if timeline.tracks else Process(0)
+    first_track = len(timeline.tracks)
+    added = nest_by_time(
+        Columns.of(
+            start=spans.start,
+            end=spans.end,
+            name=spans.name,
+            phase=spans.phase,
+            track=spans.stream + first_track,
+            depth=np.zeros(len(spans.start)),
+            parent=np.full(len(spans.start), -1),
+            call=spans.call,
+            step=spans.step,
+            link=_links(columns, spans),
+            complete=np.ones(len(spans.start), np.bool_),
+        )
+    )
+    added = replace(added, parent=np.where(added.parent < 0, -1, added.parent + len(columns)))
+    joined = Columns(*(np.concatenate([getattr(columns, f), getattr(added, f)]) for f in Columns.__slots__))
+    position = np.empty(len(joined), np.int64)
+    position[np.lexsort((joined.depth, joined.start))] = np.arange(len(joined))
+    return replace(
+        timeline,
+        columns=in_start_order(joined),
+        names=spans.names,
+        tracks=[
+            *timeline.tracks,
+            *(Track(GPU, f"stream {stream}", stream, process, device, stream) for device, stream in spans.streams),
+        ],
+        span_args={int(position[row]): args for row, args in timeline.span_args.items()},
+    )
+
+
+def on_gpu(timeline: Timeline) -> BoolArray:
+    """Return bool[n]: whether a span lies on the track of a GPU stream."""
+    tracks = np.array([track.device is not None for track in timeline.tracks] or [False])
+    chosen: BoolArray = tracks[timeline.columns.track]
+    return chosen
+
+
+def without_gpu(timeline: Timeline) -> Timeline:
+    """Return what ran on threads, without the tracks of GPU streams."""
+    if all(track.device is None for track in timeline.tracks):
+        return timeline
+    rows = np.flatnonzero(~on_gpu(timeline))
+    kept = np.array([track.device is None for track in timeline.tracks])
+    position = np.full(len(timeline.columns) + 1, -1, np.int64)
+    position[rows] = np.arange(len(rows))
+    columns = timeline.columns.take(rows)
+    track = (np.cumsum(kept) - 1)[columns.track].astype(np.int32)
+    return replace(
+        timeline,
+        columns=replace(columns, parent=position[columns.parent], track=track),
+        tracks=[track for track in timeline.tracks if track.device is None],
+        span_args={int(position[row]): args for row, args in timeline.span_args.items() if position[row] >= 0},
+    )
+
+
+def _links(columns: Columns, spans: GpuSpans) -> Int64Array:
+    """Return the link of each span's call, -1 where it has none; a recompute has none on its thread either."""
+    known: dict[tuple[int, int], int] = {}
+    for row in np.flatnonzero((columns.link >= 0) & (columns.phase <= BACKWARD)).tolist():
+        known.setdefault((int(columns.name[row]), int(columns.call[row])), int(columns.link[row]))
+    keys = zip(spans.name.tolist(), spans.call.tolist(), spans.phase.tolist(), strict=True)
+    return np.array([-1 if phase == RECOMPUTE else known.get((name, call), -1) for name, call, phase in keys], np.int64)
