@@ -31,6 +31,11 @@ _CHUNK = 1 << 13
 _NAMES_PER_PACKET = 10_000
 _NAME_IID = message_field_tag(TrackEvent, "name_iid")
 _BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
+_TYPE_BITS = 2
+"""Bits that tell these three apart."""
+_MIN_INT64, _MAX_INT64 = -(1 << 63), (1 << 63) - 1
+_MAX_MESSAGES = 1000
+_SLICE_PHASES, _FLOW_PHASES = ("X", "i", "I"), ("s", "f")
 
 
 def sequence_packet() -> TracePacket:
@@ -55,6 +60,7 @@ class EventEncoder:
         self.names = _IdByText()
         self._categories = _IdByText()
         self._arg_names = _IdByText()
+        self._messages: dict[tuple[str | None, ...], tuple[TrackEvent, list[Any]]] = {}
 
     def fields(self, category: object, args: Mapping[str, Any]) -> bytes:
         """Return the category and the args of an event as fields of a TrackEvent.
@@ -62,14 +68,10 @@ class EventEncoder:
         Raises:
             TypeError: a value is not JSON.
         """
-        event = TrackEvent()
-        if category is not None:
-            event.category_iids.append(self._categories[str(category)])
-        add, ids = event.debug_annotations.add, self._arg_names
-        for name, value in args.items():
+        event, annotations = self._message(None if category is None else str(category), tuple(args))
+        for annotation, value in zip(annotations, args.values(), strict=True):
             kind = type(value)
-            annotation = add(name_iid=ids[name])
-            if kind is int and -(1 << 63) <= value < 1 << 63:
+            if kind is int and _MIN_INT64 <= value <= _MAX_INT64:
                 annotation.int_value = value
             elif kind is float:
                 annotation.double_value = value
@@ -81,6 +83,23 @@ class EventEncoder:
                 annotation.string_value = escaped(orjson.dumps(value, default=str).decode())
         serialized: bytes = event.SerializeToString()
         return serialized
+
+    def _message(self, category: str | None, names: tuple[str, ...]) -> tuple[TrackEvent, list[Any]]:
+        """Return an event with args of these names, and the args, whose values are to be set.
+
+        Most events are of a few kinds: one message for each is made, and used again for the next event.
+        """
+        kind = (category, *names)
+        message = self._messages.get(kind)
+        if message is None:
+            if len(self._messages) == _MAX_MESSAGES:
+                self._messages.clear()
+            event = TrackEvent()
+            if category is not None:
+                event.category_iids.append(self._categories[category])
+            annotations = [event.debug_annotations.add(name_iid=self._arg_names[name]) for name in names]
+            message = self._messages[kind] = event, annotations
+        return message
 
     def interned_packets(self) -> Iterator[TracePacket]:
         """Yield the packets that say what the ids mean; they stand before all events."""
@@ -121,19 +140,19 @@ class ProfilerSlices:
 
     Attributes:
         tracks: the slices of each track, by its pid and tid in the trace.
-        flows: ids of the flows that begin or end at a moment of a track.
+        flows: by track, and by moment in µs, the ids of the flows that begin or end there.
         skipped: events that a Perfetto trace has no place for.
     """
 
     encoder: EventEncoder = field(default_factory=EventEncoder)
     tracks: dict[TrackKey, TrackSlices] = field(default_factory=dict)
-    flows: dict[tuple[TrackKey, float], list[int]] = field(default_factory=dict)
+    flows: dict[TrackKey, dict[float, list[int]]] = field(default_factory=dict)
     skipped: int = 0
     _flow_ids: _IdByText = field(default_factory=_IdByText)
 
     def add(self, events: Sequence[Any]) -> None:
         """Take some events; what is malformed is skipped."""
-        names, fields = self.encoder.names, self.encoder.fields
+        names, fields, tracks = self.encoder.names, self.encoder.fields, self.tracks
         for event in events:
             try:
                 phase = event["ph"]
@@ -141,23 +160,24 @@ class ProfilerSlices:
                     continue
                 key, start = (event["pid"], event["tid"]), float(event["ts"])
                 duration = float(event["dur"]) if phase == "X" else -1.0
-                if phase in ("X", "i", "I") and start > 0:
-                    track = self.tracks.get(key)
-                    if track is None and not is_track_key(key):
-                        raise ValueError(key)
-                    if not max(start, start + duration) < MAX_TIME_US:
+                if phase in _SLICE_PHASES and start > 0:
+                    # Not a number is no time either.
+                    if not (start < MAX_TIME_US and start + duration < MAX_TIME_US):
                         raise ValueError(start)
-                    name, said = str(event["name"]), fields(event.get("cat"), event.get("args") or {})
-                    if track is None:
-                        track = self.tracks[key] = TrackSlices()
+                    name, own = str(event["name"]), fields(event.get("cat"), event.get("args") or {})
+                    if key not in tracks:
+                        if not is_track_key(key):
+                            raise ValueError(key)
+                        tracks[key] = TrackSlices()
+                    track = tracks[key]
                     track.start.append(start)
                     track.duration.append(duration)
                     track.name.append(names[name])
-                    track.fields.append(said)
-                elif phase in ("s", "f"):
+                    track.fields.append(own)
+                elif phase in _FLOW_PHASES:
                     flow = self._flow_ids[f"{event.get('cat')} {event['name']} {event['id']}"]
                     # A recording's flow ids are links, which are smaller.
-                    self.flows.setdefault((key, start), []).append(MAX_LINK + flow)
+                    self.flows.setdefault(key, {}).setdefault(start, []).append(MAX_LINK + flow)
                 else:
                     self.skipped += 1
             except (KeyError, TypeError, ValueError, AttributeError):
@@ -168,8 +188,8 @@ class ProfilerSlices:
         track = self.tracks[key]
         start, duration = np.frombuffer(track.start, np.float64), np.frombuffer(track.duration, np.float64)
         fields = track.fields
-        if self.flows:
-            flows = (self.flows.get((key, time)) for time in track.start)
+        if key in self.flows:
+            flows = map(self.flows[key].get, track.start)
             fields = [
                 own + TrackEvent(flow_ids=ids).SerializeToString() if ids else own
                 for own, ids in zip(fields, flows, strict=True)
@@ -244,36 +264,30 @@ def slice_packets(
 
 def _in_order(start: Int64Array, duration: Int64Array) -> EventPackets:
     """Sort begins and ends so that every end closes the slice it belongs to."""
-    order = np.lexsort((np.arange(len(start)), -duration, start)).tolist()
-    starts, durations = start.tolist(), duration.tolist()
-    events, types, rows = array("q"), array("q"), array("q")
-    open_: list[list[tuple[int, int]]] = [[]]
-    for index in order:
-        begin, lasts = starts[index], durations[index]
-        row = 0
-        type_ = _INSTANT
-        if lasts >= 0:
-            type_ = _BEGIN
-            end = begin + lasts
-            while True:
-                stack = open_[row]
-                while stack and stack[-1][0] <= begin:
-                    events.append(stack.pop()[1])
-                    types.append(_END)
-                    rows.append(row)
-                if not stack or end <= stack[-1][0]:
-                    break
-                row += 1
-                if row == len(open_):
-                    open_.append([])
-            stack.append((end, index))
-        events.append(index)
-        types.append(type_)
-        rows.append(row)
-    for row, stack in enumerate(open_):
-        while stack:
-            events.append(stack.pop()[1])
-            types.append(_END)
-            rows.append(row)
-    event, type_of, row_of = (np.frombuffer(column, np.int64) for column in (events, types, rows))
-    return EventPackets(event, type_of, row_of, len(open_))
+    order = np.lexsort((np.arange(len(start)), -duration, start))
+    starts, ends, instants = start[order].tolist(), (start + duration)[order].tolist(), (duration < 0)[order].tolist()
+    rows: list[list[tuple[int, int]]] = [[]]  # of each row the end and the index of its open slices
+    row_of = np.zeros(len(start), np.int64)
+    codes: list[int] = []  # index and type of each packet
+    for index, begin, end, instant in zip(order.tolist(), starts, ends, instants, strict=True):
+        code = index << _TYPE_BITS
+        if instant:
+            codes.append(code | _INSTANT)
+            continue
+        for row, stack in enumerate(rows):  # noqa: B007
+            while stack and stack[-1][0] <= begin:
+                codes.append(stack.pop()[1] << _TYPE_BITS | _END)
+            if not stack or end <= stack[-1][0]:
+                break
+        else:
+            row, stack = len(rows), []
+            rows.append(stack)
+        if row:
+            row_of[index] = row
+        stack.append((end, index))
+        codes.append(code | _BEGIN)
+    for stack in rows:
+        codes += [index << _TYPE_BITS | _END for _, index in reversed(stack)]
+    packets = np.array(codes, np.int64)
+    event = packets >> _TYPE_BITS
+    return EventPackets(event, packets & (1 << _TYPE_BITS) - 1, row_of[event], len(rows))

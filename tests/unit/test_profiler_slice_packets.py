@@ -1,0 +1,140 @@
+"""The profiler's events as packets, read back with the perfetto package and without our own reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+
+from modtrace import merge
+from modtrace.formats.perfetto_ids import PROFILER_SEQUENCE
+from tests.support.kineto import BASE, PID, TID, recording, trace, x
+
+KINDS = {TrackEvent.TYPE_SLICE_BEGIN: "begin", TrackEvent.TYPE_SLICE_END: "end", TrackEvent.TYPE_INSTANT: "instant"}
+VALUES = {
+    "int": -7,
+    "largest": 2**63 - 1,
+    "bool": True,
+    "float": 0.5,
+    "text": "a\\b",
+    "list": [128, 1, 1],
+    "nothing": None,
+}
+
+
+def merged_packets(folder: Path, *events: Any) -> list[Any]:
+    """The packets of the profiler's events in a merged trace."""
+    (folder / "profile.json").write_bytes(trace(*events))
+    merge(folder / "profile.json", recording(("Net", 0, 100_000, 0)), folder / "out.pftrace")
+    packets = Trace.FromString((folder / "out.pftrace").read_bytes()).packet
+    return [packet for packet in packets if packet.trusted_packet_sequence_id == PROFILER_SEQUENCE]
+
+
+def texts(packets: list[Any], kind: str) -> dict[int, str]:
+    return {entry.iid: entry.name for packet in packets for entry in getattr(packet.interned_data, kind)}
+
+
+def told(packets: list[Any]) -> list[tuple[str, str, int, str]]:
+    """Each event: the name of its track, what it is, when (ns from the base), and its name."""
+    names = texts(packets, "event_names")
+    tracks = {
+        packet.track_descriptor.uuid: packet.track_descriptor.name or packet.track_descriptor.thread.thread_name
+        for packet in packets
+    }
+    return [
+        (
+            tracks[packet.track_event.track_uuid],
+            KINDS[packet.track_event.type],
+            packet.timestamp - BASE,
+            names.get(packet.track_event.name_iid, ""),
+        )
+        for packet in packets
+        if packet.HasField("track_event")
+    ]
+
+
+def test_ends_close_the_slices_they_belong_to_and_overlaps_lie_beside(tmp_path: Path) -> None:
+    packets = merged_packets(
+        tmp_path,
+        x("cpu_op", "outer", 1000, 5000),
+        x("cpu_op", "across", 4000, 6000),
+        x("cpu_op", "inner", 2000, 3000),
+        x("cpu_op", "next", 5000, 7000),
+        {"ph": "i", "s": "t", "name": "moment", "pid": PID, "tid": TID, "ts": 2.5},
+        {"ph": "M", "name": "thread_name", "pid": PID, "tid": TID, "args": {"name": "main"}},
+    )
+
+    assert told(packets) == [
+        ("main", "begin", 1000, "outer"),
+        ("main", "begin", 2000, "inner"),
+        ("main", "instant", 2500, "moment"),
+        ("main", "end", 3000, ""),
+        (f"{TID} · overlapping slices", "begin", 4000, "across"),
+        ("main", "end", 5000, ""),
+        ("main", "begin", 5000, "next"),
+        ("main", "end", 7000, ""),
+        (f"{TID} · overlapping slices", "end", 6000, ""),
+    ]
+
+
+def test_args_keep_their_types_and_categories_their_text(tmp_path: Path) -> None:
+    packets = merged_packets(
+        tmp_path,
+        x("cpu_op", "op", 1000, 2000) | {"args": VALUES},
+        x("cuda_runtime", "launch", 3000, 4000) | {"args": {**VALUES, "int": "now a text"}},
+        {key: value for key, value in x("", "bare", 5000, 6000).items() if key not in ("cat", "args")},
+    )
+
+    names, categories = texts(packets, "debug_annotation_names"), texts(packets, "event_categories")
+    found = []
+    for packet in packets:
+        if packet.track_event.type == TrackEvent.TYPE_SLICE_BEGIN:
+            args = {}
+            for annotation in packet.track_event.debug_annotations:
+                kind = annotation.WhichOneof("value")
+                args[names[annotation.name_iid]] = (kind, getattr(annotation, kind))
+            found.append(([categories[iid] for iid in packet.track_event.category_iids], args))
+    expected = {
+        "int": ("int_value", -7),
+        "largest": ("int_value", 2**63 - 1),
+        "bool": ("bool_value", True),
+        "float": ("double_value", 0.5),
+        "text": ("string_value", "a＼b"),
+        "list": ("string_value", "[128,1,1]"),
+        "nothing": ("string_value", "null"),
+    }
+    assert found == [
+        (["cpu_op"], expected),
+        (["cuda_runtime"], {**expected, "int": ("string_value", "now a text")}),
+        ([], {}),
+    ]
+
+
+def test_flows_join_the_slices_that_begin_at_their_ends(tmp_path: Path) -> None:
+    flow = {"id": 5, "cat": "fwdbwd", "name": "fwdbwd", "pid": PID, "tid": TID}
+    packets = merged_packets(
+        tmp_path,
+        x("cpu_op", "forward", 1000, 2000),
+        x("cpu_op", "between", 3000, 4000),
+        x("cpu_op", "backward", 5000, 6000),
+        {"ph": "s", **flow, "ts": 1.0},
+        {"ph": "f", "bp": "e", **flow, "ts": 5.0},
+    )
+
+    begins = [packet for packet in packets if packet.track_event.type == TrackEvent.TYPE_SLICE_BEGIN]
+    first, second, third = (list(packet.track_event.flow_ids) for packet in begins)
+    assert (first, second) == (third, [])
+    assert len(first) == 1
+
+
+def test_what_has_no_place_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "profile.json").write_bytes(
+        trace(
+            x("cpu_op", "op", 1000, 2000),
+            {"ph": "C", "name": "memory", "pid": PID, "tid": TID, "ts": 1.0, "args": {"bytes": 1}},
+        )
+    )
+    merged = merge(tmp_path / "profile.json", recording(("Net", 0, 3000, 0)), tmp_path / "out.pftrace")
+
+    assert "1 of the profiler's events are of a kind that .pftrace has no place for" in merged.notes
