@@ -66,10 +66,12 @@ class EventEncoder:
         """Return the category and the args of an event as fields of a TrackEvent.
 
         Raises:
+            AttributeError: the args are no mapping.
             TypeError: a value is not JSON.
         """
+        values = args.values()
         event, annotations = self._message(None if category is None else str(category), tuple(args))
-        for annotation, value in zip(annotations, args.values(), strict=True):
+        for annotation, value in zip(annotations, values, strict=True):
             kind = type(value)
             if kind is int and _MIN_INT64 <= value <= _MAX_INT64:
                 annotation.int_value = value
