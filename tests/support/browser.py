@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserType, Page
 
-__all__ = ["Visit", "chromium", "count_frames", "missing", "require", "visit"]
+__all__ = ["Visit", "chromium", "count_frames", "launch", "missing", "require", "visit"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ARGUMENTS = (
@@ -51,11 +51,16 @@ def chromium() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_executable(), args=list(ARGUMENTS))
+        browser = launch(playwright.chromium)
         try:
             yield browser
         finally:
             browser.close()
+
+
+def launch(kind: BrowserType, **options: Any) -> Browser:
+    """Start another browser of the kind of one that runs (`browser.browser_type`); `options` are playwright's."""
+    return kind.launch(executable_path=_executable(), args=list(ARGUMENTS), **options)
 
 
 @dataclass

@@ -18,9 +18,9 @@ type Stop = () => void;
 type DragMode = "pan" | "range";
 
 /** Where a pointer is in an element's width: 0 left, 1 right. */
-export function fractionAt(element: HTMLElement, event: MouseEvent): number {
+export function fractionAt(element: HTMLElement, point: { readonly clientX: number }): number {
   const box = element.getBoundingClientRect();
-  return (event.clientX - box.left) / box.width;
+  return (point.clientX - box.left) / box.width;
 }
 
 const ordered = (a: number, b: number): TimeRange => ({ start: Math.min(a, b), end: Math.max(a, b) });

@@ -40,6 +40,8 @@ export class TimelineController {
   private colors = readCanvasColors();
   private readonly schedulePaint = oncePerFrame(() => this.paint());
   private readonly disposers: (() => void)[];
+  /** Where the pointer is over the tracks, in CSS pixels of the page; null where it is elsewhere. */
+  private pointerAt: { readonly clientX: number; readonly clientY: number } | null = null;
 
   /**
    * @param pointer is told where in the viewport's width the pointer is; keys zoom there
@@ -71,6 +73,8 @@ export class TimelineController {
     const { store, elements, colors } = this;
     const surface = prepareSurface(elements.tracks);
     if (!surface.width || !surface.height) return;
+    // Another span may have come under the pointer since it moved.
+    this.updateHover();
     this.trackPainter.paint(surface, elements.scroller.scrollTop, colors, this.hover.peek()?.span ?? -1);
     paintAxis(prepareSurface(elements.axis), store, colors);
     this.overviewPainter.paint(prepareSurface(elements.overview), colors);
@@ -103,11 +107,6 @@ export class TimelineController {
         for (const painted of [viewport, selected, range, nameMatches, rows, metrics, this.hover]) void painted.value;
         this.schedulePaint();
       }),
-      // What was under the pointer has moved on.
-      effect(() => {
-        void store.viewport.value;
-        this.hover.value = null;
-      }),
       effect(() => {
         if (store.scrollRequests.value) this.scrollTo(store.selected.peek());
       }),
@@ -123,9 +122,9 @@ export class TimelineController {
     if (!row) return;
     const { level } = store.metrics.peek();
     const y = levelTop(row, depth[span], store.metrics.peek());
-    if (y < scroller.scrollTop) scroller.scrollTop = y - level;
     const bottom = y + 2 * level;
-    if (bottom > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = bottom - scroller.clientHeight;
+    if (y < scroller.scrollTop) scroller.scrollTop = y - level;
+    else if (bottom > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = bottom - scroller.clientHeight;
   }
 
   private listenToGestures(): (() => void)[] {
@@ -146,19 +145,19 @@ export class TimelineController {
   }
 
   private listenToPointerAndKeys(): () => void {
-    const { store, hover, pointer } = this;
+    const { store, pointer } = this;
     const { area, tracks, scroller } = this.elements;
     const listening = new AbortController();
     const { signal } = listening;
     const move = (event: PointerEvent) => {
       pointer.fraction = fractionAt(tracks, event);
-      const span = "dragging" in area.dataset ? -1 : this.spanUnder(event);
-      area.style.cursor = span >= 0 ? "pointer" : "";
-      hover.value = span < 0 ? null : { span, x: event.clientX, y: event.clientY };
+      this.pointerAt = event;
+      this.updateHover();
     };
     const leave = () => {
       pointer.fraction = 0.5;
-      hover.value = null;
+      this.pointerAt = null;
+      this.updateHover();
     };
     const doubleClick = (event: MouseEvent) => {
       const span = this.spanUnder(event);
@@ -179,16 +178,28 @@ export class TimelineController {
     return () => listening.abort();
   }
 
-  /** The span under the pointer, or close beside it; -1 for none. */
-  private spanUnder(event: MouseEvent): number {
+  private updateHover(): void {
+    const { area } = this.elements;
+    const position = "dragging" in area.dataset ? null : this.pointerAt;
+    const span = position ? this.spanUnder(position) : -1;
+    area.style.cursor = span >= 0 ? "pointer" : "";
+    const before = this.hover.peek();
+    if (!position || span < 0) this.hover.value = null;
+    else if (before?.span !== span || before.x !== position.clientX || before.y !== position.clientY) {
+      this.hover.value = { span, x: position.clientX, y: position.clientY };
+    }
+  }
+
+  /** The span under a point of the page, or close beside it; -1 for none. */
+  private spanUnder(point: { readonly clientX: number; readonly clientY: number }): number {
     const { store } = this;
     const { tracks, scroller } = this.elements;
-    const y = event.clientY - tracks.getBoundingClientRect().top + scroller.scrollTop;
+    const y = point.clientY - tracks.getBoundingClientRect().top + scroller.scrollTop;
     const row = rowAt(store.rows.value, y);
     const depth = row ? depthAt(row, y, store.metrics.value) : -1;
     if (!row || depth < 0) return -1;
     const viewport = store.viewport.value;
-    const time = timeAt(viewport, fractionAt(tracks, event));
+    const time = timeAt(viewport, fractionAt(tracks, point));
     const toleranceNs = (durationOf(viewport) / tracks.clientWidth) * HIT_TOLERANCE_PX;
     return spanAt(store.levels[row.index][depth], store.trace.spans, time, toleranceNs);
   }
