@@ -1,4 +1,4 @@
-/** One colour per module class, the same in every trace that shares the class. */
+/** One colour per module class, which depends on the class alone: the same in every recording. */
 
 export interface Color {
   /** `#rrggbb` of the span. */
@@ -7,12 +7,9 @@ export interface Color {
   readonly ink: string;
 }
 
-const LIGHTNESS = [0.62, 0.78, 0.5];
-const CHROMA = [0.13, 0.12, 0.115];
-const HUES = 16;
-const SLOTS = LIGHTNESS.length * HUES;
-/** How far a class moves whose slot is taken: prime to SLOTS, and to another hue and lightness. */
-const STRIDE = 19;
+/** What colours are made of, in Oklch: all hues, and these ranges of lightness and chroma. */
+const LIGHTNESS = { min: 0.46, max: 0.82 } as const;
+const CHROMA = { min: 0.08, max: 0.14 } as const;
 
 /** FNV-1a over UTF-16 units, finished so that short names spread. */
 export function hash(text: string): number {
@@ -22,6 +19,7 @@ export function hash(text: string): number {
   return (value ^ (value >>> 16)) >>> 0;
 }
 
+/** 8-bit sRGB channels of a colour in Oklch, cut to what sRGB has. */
 function rgb(lightness: number, chroma: number, hue: number): [number, number, number] {
   const a = chroma * Math.cos((hue * Math.PI) / 180);
   const b = chroma * Math.sin((hue * Math.PI) / 180);
@@ -34,42 +32,39 @@ function rgb(lightness: number, chroma: number, hue: number): [number, number, n
     -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
   ];
   return linear.map((value) => {
-    const part = Math.min(Math.max(value, 0), 1);
-    const gamma = part <= 0.0031308 ? 12.92 * part : 1.055 * part ** (1 / 2.4) - 0.055;
+    const channel = Math.min(Math.max(value, 0), 1);
+    const gamma = channel <= 0.0031308 ? 12.92 * channel : 1.055 * channel ** (1 / 2.4) - 0.055;
     return Math.round(gamma * 255);
   }) as [number, number, number];
 }
 
+/** Where black and white have the same contrast, as WCAG computes it. */
+const MIN_LUMINANCE_FOR_BLACK = 0.179;
+
+const toHex = (channel: number): string => channel.toString(16).padStart(2, "0");
+
 /** WCAG relative luminance of `#rrggbb`. */
 export function luminance(color: string): number {
-  const [r, g, b] = [1, 3, 5].map((at) => {
-    const part = parseInt(color.slice(at, at + 2), 16) / 255;
-    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const [r, g, b] = [1, 3, 5].map((offset) => {
+    const channel = parseInt(color.slice(offset, offset + 2), 16) / 255;
+    return channel <= 0.04045 ? channel / 12.92 : ((channel + 0.055) / 1.055) ** 2.4;
   });
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
-function slot(index: number): Color {
-  const tone = index % LIGHTNESS.length;
-  const hue = (Math.floor(index / LIGHTNESS.length) * 360) / HUES + tone * (360 / HUES / LIGHTNESS.length);
-  const fill = `#${rgb(LIGHTNESS[tone], CHROMA[tone], hue)
-    .map((part) => part.toString(16).padStart(2, "0"))
-    .join("")}`;
-  return { fill, ink: luminance(fill) > 0.179 ? "#000000" : "#ffffff" };
+const between = ({ min, max }: { readonly min: number; readonly max: number }, byte: number): number =>
+  min + ((max - min) * byte) / 255;
+
+/** The colour of a class: 16 bits of its hash are the hue, 8 each the lightness and the chroma. */
+export function colorOf(moduleClass: string): Color {
+  const bits = hash(moduleClass);
+  const hue = ((bits & 0xffff) / 0x10000) * 360;
+  const channels = rgb(between(LIGHTNESS, (bits >>> 16) & 0xff), between(CHROMA, bits >>> 24), hue);
+  const fill = `#${channels.map(toHex).join("")}`;
+  return { fill, ink: luminance(fill) > MIN_LUMINANCE_FOR_BLACK ? "#000000" : "#ffffff" };
 }
 
-/**
- * A colour for each class. A class has the slot of its hash; where two share one, the later in the alphabet moves on,
- * until there are more classes than slots.
- */
+/** The colour of each class. */
 export function assignColors(classes: Iterable<string>): Map<string, Color> {
-  const taken = new Set<number>();
-  const result = new Map<string, Color>();
-  for (const name of [...new Set(classes)].sort()) {
-    let index = hash(name) % SLOTS;
-    while (taken.size < SLOTS && taken.has(index)) index = (index + STRIDE) % SLOTS;
-    taken.add(index);
-    result.set(name, slot(index));
-  }
-  return result;
+  return new Map([...new Set(classes)].sort().map((moduleClass) => [moduleClass, colorOf(moduleClass)]));
 }

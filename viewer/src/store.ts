@@ -3,10 +3,10 @@ import { batch, computed, signal } from "@preact/signals";
 
 import { assignColors } from "./color";
 import { layoutRows, metricsFor } from "./layout/rows";
-import { clamp, reveal, timeAt, withMargin } from "./layout/viewport";
+import { clamp, reveal, withMargin } from "./layout/viewport";
 import { buildDepthLevels } from "./trace/depth-levels";
 import { matchingNames, matchingSpans, nextMatch } from "./trace/search";
-import { stepAt, stepsOf } from "./trace/steps";
+import { shownStep, stepBeside, stepsOf } from "./trace/steps";
 import { type Device, type Grouping, groupsOf } from "./trace/totals";
 import { extent, spansByLink, type TimeRange, type Trace } from "./trace/trace";
 
@@ -40,8 +40,10 @@ export function createStore(trace: Trace) {
   const nameMatches = computed(() => matchingNames(trace.names, query.value));
   const matches = computed(() => matchingSpans(trace.spans, nameMatches.value));
   const groups = computed(() => groupsOf(trace, grouping.value));
-  /** Index of the step under the middle of the viewport. */
-  const step = computed(() => stepAt(steps, timeAt(viewport.value, 0.5)));
+  /** Index of the one step in sight, and of those that the keys lead to; -1 for none. */
+  const step = computed(() => shownStep(steps, viewport.value));
+  const previousStep = computed(() => stepBeside(steps, viewport.value, -1));
+  const nextStep = computed(() => stepBeside(steps, viewport.value, 1));
 
   let byLink: Map<number, number[]> | undefined;
   /** All spans of a span's call, itself too: forward, backward, recompute. Empty where none is linked. */
@@ -82,9 +84,9 @@ export function createStore(trace: Trace) {
     viewport.value = withMargin(target, bounds);
   };
 
+  /** Zoom to a step; to none (-1) changes nothing. */
   const toStep = (index: number) => {
-    const target = steps[Math.min(Math.max(index, 0), steps.length - 1)];
-    if (target) show(target);
+    if (steps[index]) show(steps[index]);
   };
 
   const setRange = (next: TimeRange | null) =>
@@ -121,6 +123,8 @@ export function createStore(trace: Trace) {
     matches,
     groups,
     step,
+    previousStep,
+    nextStep,
     linkedSpans,
     rangeOf,
     select,

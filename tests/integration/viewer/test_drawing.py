@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from modtrace.timeline import Stats, Timeline
+from modtrace.timeline import Name, Stats, Timeline
 from modtrace.timeline.columns import Columns
 from tests.support.browser import visit
+from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.viewer_page import (
     BACKWARD,
     FORWARD,
@@ -76,6 +77,29 @@ def test_counter_at_a_time_is_as_high_as_its_value(open_page: Open) -> None:
     quarter, full, half = height(500), height(1250), height(1850)
     assert full == pytest.approx(4 * quarter, abs=5)
     assert full == pytest.approx(2 * half, abs=3)
+
+
+def test_marks_of_many_steps_each_have_a_line(open_page: Open) -> None:
+    timeline = gpt_timeline(60, 1)
+    page = open_page(timeline).page
+    lines = {round(position_of(page, FORWARD, 0, mark.time_ns - BASE)[0]) for mark in timeline.marks}
+    assert len(lines) == 60
+    left, right = min(lines) - 3, max(lines) + 4
+    label = page.locator("[data-kind=counter]").bounding_box()
+    assert label is not None
+    # Above the counter's highest value nothing else is drawn.
+    row = pixels(page, left, label["y"] + 2, right - left, 1)
+    drawn = {left + x for x, (red, green, blue, alpha) in enumerate(row) if alpha and red > green > blue}
+    assert len(drawn) == 60
+    assert all(min(abs(line - x) for x in drawn) <= 1 for line in lines)
+
+
+def test_class_in_two_recordings_has_the_same_colour(open_page: Open) -> None:
+    alone = one_step()
+    others = [Name(f"m{i}", f"GPT.m{i}", f"Class{i}") for i in range(200)]
+    beside = replace(alone, names=[*alone.names, *others])
+    shown = [color_of(open_page(timeline).page, FORWARD, 1, 250 * US) for timeline in (alone, beside)]
+    assert shown[0] == shown[1]
 
 
 def test_spans_of_recompute_and_incomplete_have_patterns(open_page: Open) -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import pytest
 
+from modtrace.timeline import Mark
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.viewer_page import (
     FORWARD,
@@ -15,9 +16,6 @@ from tests.support.viewer_page import (
     position_of,
     viewport,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_keys_wasd_zoom_and_pan(open_page: Open) -> None:
@@ -176,19 +174,39 @@ def test_step_keys_go_through_the_steps(open_page: Open) -> None:
     steps = page.get_by_role("group", name="Training steps")
     assert "4 steps" in steps.inner_text()
 
-    steps.get_by_role("button", name="Previous step").click()
     seen = []
-    for _ in range(4):
+    for _ in range(5):
+        page.keyboard.press("]")
         start, end = viewport(page)
         seen.append(
             next(i for i in range(4) if abs(start - ends[i]) < 0.1 * ends[1] and abs(end - ends[i + 1]) < 0.1 * ends[1])
         )
-        page.keyboard.press("]")
-    assert seen == [1, 2, 3, 3]
+    assert seen == [0, 1, 2, 3, 3]
     assert "step 3 · 4 of 4" in steps.inner_text()
     assert steps.get_by_role("button", name="Next step").is_disabled()
     page.keyboard.press("[")
     assert "step 2 · 3 of 4" in steps.inner_text()
+
+    page.keyboard.press("0")
+    assert "4 steps" in steps.inner_text()
+    steps.get_by_role("button", name="Previous step").click()
+    assert "step 3 · 4 of 4" in steps.inner_text(), "from all steps back to the last"
+
+
+def test_steps_marked_before_the_first_span_and_twice_are_counted_once(open_page: Open) -> None:
+    timeline = gpt_timeline(3, 1)
+    marks = [Mark(BASE, "step", "step 0"), *(timeline.marks[0]._replace(text=f"step {i}") for i in (1, 2))]
+    page = open_page(replace(timeline, marks=marks)).page
+    steps = page.get_by_role("group", name="Training steps")
+    assert "2 steps" in steps.inner_text()
+
+    page.keyboard.press("]")
+    assert "step 1 · 1 of 2" in steps.inner_text()
+    start, end = viewport(page)
+    length = marks[1].time_ns - BASE
+    assert (start, end) == pytest.approx((0, length), abs=0.05 * length)
+    page.keyboard.press("]")
+    assert "step 1, not ended · 2 of 2" in steps.inner_text()
 
 
 def test_click_in_the_overview_moves_the_viewport(open_page: Open) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from modtrace.timeline import Name, Process, Timeline, Track
 from modtrace.timeline.columns import DTYPES, Columns, in_start_order
-from modtrace.timeline.timeline import Name, Process, Timeline, Track
 from modtrace.write.html import write_html
 from tests.support.browser import launch
 from tests.support.gpt_timeline import BASE
@@ -72,7 +72,8 @@ def numbered_timeline(threads: int, depths: int) -> Numbered:
         for depth in range(depths)
     ]
     bits = levels[-1].number.bit_length()
-    rows, names = [], []
+    rows: list[tuple[int, ...]] = []
+    names: list[Name] = []
     for level in levels:
         for slot in range(bits):
             if level.number >> slot & 1:
@@ -116,19 +117,19 @@ class Screen:
 def look(page: Page) -> Screen:
     """Where things are, by the boxes of the pane and of the first label: no scroll position is asked for."""
     settle(page)
-    pane, first, start, end = page.evaluate(
+    x, y, width, height, first, start, end = page.evaluate(
         """() => {
             const pane = document.querySelector("#timeline");
             const { x, y, width } = pane.getBoundingClientRect();
             const bottom = document.querySelector(".panel").getBoundingClientRect().top;
             const first = document.querySelector("[data-kind=process]").getBoundingClientRect().top;
-            return [[x, y, width, bottom - y], first, Number(pane.dataset.start), Number(pane.dataset.end)];
+            return [x, y, width, bottom - y, first, Number(pane.dataset.start), Number(pane.dataset.end)];
         }"""
     )
-    top = page.locator(".scroller").bounding_box()
-    assert top is not None
-    assert pane[1] == top["y"], "the pane stays where it is"
-    return Screen(*pane, scrolled=pane[1] - first, start=start, end=end)
+    scroller = page.locator(".scroller").bounding_box()
+    assert scroller is not None
+    assert y == scroller["y"], "the pane stays where it is"
+    return Screen(x, y, width, height, y - first, start, end)
 
 
 def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Random) -> Screen:

@@ -1,17 +1,19 @@
 /** Paints the time axis: ticks, the names of marks, and the duration of the selected range. */
 import { formatDuration } from "../format";
-import { markStride } from "../layout/mark-density";
+import { nameStride } from "../layout/mark-density";
 import { ticks } from "../layout/ticks";
 import { durationOf } from "../layout/viewport";
 import type { Store } from "../store";
 import type { CanvasColors } from "../theme";
 import { createFrame, type Frame } from "./frame";
-import { MIN_MARK_PIXELS, MIN_TICK_PIXELS } from "./guides";
+import { forEachMarkLine, MIN_TICK_PIXELS } from "./guides";
 import { LabelFitter } from "./label-fitter";
 import type { Surface } from "./surface";
 
 /** CSS pixels: the widest name of a mark, and the gap between a line and its text. */
 const MAX_MARK_WIDTH = 140;
+/** Named marks are on average at least this many CSS pixels apart. */
+const MIN_NAME_PIXELS = 90;
 const TEXT_GAP = 4;
 /** Fractions of the axis' height: the middles of the upper and the lower line of text. */
 const UPPER_LINE = 0.29;
@@ -37,17 +39,18 @@ function paintTicks({ context, colors, viewport, width, height, x }: Frame): voi
   }
 }
 
-function paintMarkNames({ context, store, colors, nsPerPixel, width, height, x }: Frame): void {
+function paintMarkNames(frame: Frame): void {
+  const { context, store, colors, nsPerPixel, width, height, x } = frame;
+  context.fillStyle = colors.mark;
+  forEachMarkLine(frame, (left) => context.fillRect(left, height * 0.5, 1, height * 0.5));
   const fitter = new LabelFitter(context);
   const { marks } = store.trace;
-  const stride = markStride(marks, nsPerPixel, MIN_MARK_PIXELS);
+  const stride = nameStride(marks, nsPerPixel, MIN_NAME_PIXELS);
   let freeFrom = 0;
   for (let i = 0; i < marks.length; i += stride) {
     const mark = marks[i];
     const line = Math.round(x(mark.time));
     if (line < 0 || line > width) continue;
-    context.fillStyle = colors.mark;
-    context.fillRect(line, height * 0.5, 1, height * 0.5);
     const label = fitter.fit(mark.text || mark.kind, MAX_MARK_WIDTH);
     // A mark of a step stands at its end, so the step's name ends there.
     const left = mark.kind === "step" ? line - label.width - TEXT_GAP : line + TEXT_GAP;

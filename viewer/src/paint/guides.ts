@@ -1,26 +1,37 @@
 /** Paints what runs through all rows: tick lines below the spans; marks and the selected range above them. */
-import { markStride } from "../layout/mark-density";
+import { pixelsApart } from "../layout/mark-density";
 import { ticks } from "../layout/ticks";
 import type { Frame } from "./frame";
 
 /** Ticks are at least this many CSS pixels apart. */
 export const MIN_TICK_PIXELS = 110;
-/** Marks are on average at least this many CSS pixels apart, so that their names have room. */
-export const MIN_MARK_PIXELS = 90;
+/** Marks whose lines are on average this many CSS pixels apart are drawn at full strength. */
+const FULL_MARK_PIXELS = 12;
+const MIN_ALPHA = 0.15;
 
 export function paintTickLines({ context, colors, viewport, width, height, x }: Frame): void {
   context.fillStyle = colors.faint;
   for (const tick of ticks(viewport, width, MIN_TICK_PIXELS)) context.fillRect(x(tick.time), 0, 1, height);
 }
 
-export function paintMarks({ context, store, colors, nsPerPixel, width, height, x }: Frame): void {
-  const { marks } = store.trace;
-  const stride = markStride(marks, nsPerPixel, MIN_MARK_PIXELS);
-  context.fillStyle = colors.mark;
-  for (let i = 0; i < marks.length; i += stride) {
-    const left = x(marks[i].time);
-    if (left >= 0 && left <= width) context.fillRect(left, 0, 1, height);
+/** Call `draw` with each CSS pixel that has a mark in sight, once. */
+export function forEachMarkLine({ store, width, x }: Frame, draw: (left: number) => void): void {
+  let last = -1;
+  for (const { time } of store.trace.marks) {
+    const left = x(time);
+    if (left < 0 || left > width || left === last) continue;
+    draw(left);
+    last = left;
   }
+}
+
+/** A line for every mark; fainter where they are so dense that they would hide the spans. */
+export function paintMarks(frame: Frame): void {
+  const { context, store, colors, nsPerPixel, height } = frame;
+  context.fillStyle = colors.mark;
+  context.globalAlpha = Math.min(Math.max(pixelsApart(store.trace.marks, nsPerPixel) / FULL_MARK_PIXELS, MIN_ALPHA), 1);
+  forEachMarkLine(frame, (left) => context.fillRect(left, 0, 1, height));
+  context.globalAlpha = 1;
 }
 
 export function paintRange({ context, store, colors, width, height, x }: Frame): void {

@@ -19,8 +19,8 @@ function keyCommands(store: Store, openHelp: () => void): Readonly<Record<string
   };
   return {
     "0": store.showAll,
-    "[": () => store.toStep(store.step.value - 1),
-    "]": () => store.toStep(store.step.value + 1),
+    "[": () => store.toStep(store.previousStep.value),
+    "]": () => store.toStep(store.nextStep.value),
     "/": () => document.getElementById(SEARCH_ID)?.focus(),
     "?": openHelp,
     n: () => store.selectMatch(1),

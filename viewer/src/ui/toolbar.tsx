@@ -2,16 +2,14 @@
 import { useRef } from "preact/hooks";
 
 import { formatCount, formatDuration, plural } from "../format";
-import { durationOf } from "../layout/viewport";
+import { durationOf, timeAt } from "../layout/viewport";
 import type { Store } from "../store";
 import { theme, toggleTheme } from "../theme";
 import { countIncomplete } from "../trace/loss-report";
+import { stepAt } from "../trace/steps";
 import { Icon } from "./icons";
 
 export const SEARCH_ID = "search";
-
-/** With more steps than this in sight it is not one step that is shown. */
-const MAX_STEPS_SHOWN = 1.6;
 
 /** How many spans the search matches, and which of them is selected. */
 function describeMatches({ query, matches, selected }: Store): string {
@@ -77,11 +75,9 @@ function Search({ store }: { store: Store }) {
 }
 
 function Steps({ store }: { store: Store }) {
-  const { steps, step } = store;
+  const { steps, step, previousStep, nextStep } = store;
   if (!steps.length) return null;
   const index = step.value;
-  const shown = steps[index];
-  const several = shown && durationOf(store.viewport.value) > MAX_STEPS_SHOWN * durationOf(shown);
   return (
     <div class="steps" role="group" aria-label="Training steps">
       <button
@@ -89,8 +85,8 @@ function Steps({ store }: { store: Store }) {
         class="icon-button"
         title="Previous step ( [ )"
         aria-label="Previous step"
-        disabled={index <= 0}
-        onClick={() => store.toStep(index - 1)}
+        disabled={previousStep.value < 0}
+        onClick={() => store.toStep(previousStep.value)}
       >
         <Icon name="previous" />
       </button>
@@ -98,17 +94,17 @@ function Steps({ store }: { store: Store }) {
         type="button"
         class="icon-button wide"
         title="Zoom to the step in the middle"
-        onClick={() => store.toStep(index)}
+        onClick={() => store.toStep(stepAt(steps, timeAt(store.viewport.value, 0.5)))}
       >
-        {!shown || several ? plural(steps.length, "step") : `${shown.name} · ${index + 1} of ${steps.length}`}
+        {index < 0 ? plural(steps.length, "step") : `${steps[index].name} · ${index + 1} of ${steps.length}`}
       </button>
       <button
         type="button"
         class="icon-button"
         title="Next step ( ] )"
         aria-label="Next step"
-        disabled={index >= steps.length - 1}
-        onClick={() => store.toStep(index + 1)}
+        disabled={nextStep.value < 0}
+        onClick={() => store.toStep(nextStep.value)}
       >
         <Icon name="next" />
       </button>
