@@ -12,7 +12,7 @@ from tests.support import fake_device
 from tests.support.python_process import run_python
 
 DEVICE, MAIN = "pt_autograd_0", "MainThread"
-MARKED, WATCHED = "SEGMENT_BEGIN", "NODE_BEGIN"
+HOOKED, OBSERVED = "SEGMENT_BEGIN", "NODE_BEGIN"
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +39,11 @@ ONCE = backward(DEVICE, ("Chain", 0), ("Chain.b", 1), ("Chain.a", 1))
 @pytest.mark.parametrize(
     ("scenario", "way", "expected"),
     [
-        ("plain", MARKED, ONCE + ONCE),
-        ("watched", WATCHED, ONCE),
+        ("plain", HOOKED, ONCE + ONCE),
+        ("observed", OBSERVED, ONCE),
         (
             "offloaded",
-            WATCHED,
+            OBSERVED,
             [
                 *backward(DEVICE, ("Offloaded", 0), ("Offloaded.device", 1)),
                 *backward(MAIN, ("Offloaded", 0), ("Offloaded.host", 1)),
@@ -51,7 +51,7 @@ ONCE = backward(DEVICE, ("Chain", 0), ("Chain.b", 1), ("Chain.a", 1))
         ),
         (
             "reentrant",
-            MARKED,
+            HOOKED,
             [
                 [DEVICE, "backward", "Checkpointed", 0, True],
                 [DEVICE, "recompute", "Checkpointed.inner", 1, True],
@@ -60,7 +60,7 @@ ONCE = backward(DEVICE, ("Chain", 0), ("Chain.b", 1), ("Chain.a", 1))
                 *backward(DEVICE, ("Checkpointed.inner", 1), ("Checkpointed.inner.b", 2), ("Checkpointed.inner.a", 2)),
             ],
         ),
-        ("failing", MARKED, backward(DEVICE, ("Scale", 0)) + ONCE),
+        ("failing", HOOKED, backward(DEVICE, ("Scale", 0)) + ONCE),
     ],
 )
 def test_backward_lies_on_the_track_of_the_devices_thread(
@@ -70,7 +70,7 @@ def test_backward_lies_on_the_track_of_the_devices_thread(
 
     assert said["spans"] == expected
     if engine == "native":
-        assert {MARKED, WATCHED} & set(said["kinds"]) == {way}
+        assert {HOOKED, OBSERVED} & set(said["kinds"]) == {way}
         # What runs on two threads after one another does not overlap, either.
         assert said["overlaps"] == 0
 
@@ -78,8 +78,8 @@ def test_backward_lies_on_the_track_of_the_devices_thread(
 def test_passes_that_take_turns_on_a_device_are_told_apart(native_engine: None) -> None:
     said = run("shared", "native")
 
-    assert {MARKED, WATCHED} <= set(said["kinds"])
-    # Of the first two that meet one is marked still, and until it is over others seem to lie in it; afterwards each
+    assert {HOOKED, OBSERVED} <= set(said["kinds"])
+    # Of the first two that meet one is hooked still, and until it is over others seem to lie in it; afterwards each
     # node is seen. The engine prefers newer nodes, so that some passes of the other thread can come before its last.
     assert sum(depth > 1 for *_, depth, _ in said["spans"]) <= len(said["spans"]) / 5
     names = [fqn for _, _, fqn, depth, _ in said["spans"] if depth == 1]
