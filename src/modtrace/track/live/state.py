@@ -5,11 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
 from ...ring.slot_format import NO_NAME
-from ..portable.backward_hooks import FrameBase
+from ..portable.backward_hooks import FrameBase, make_hook_tensor
 
 __all__ = ["Call", "GradientEdge", "LiveFrame", "LiveGraphTask", "LiveThread"]
 
@@ -104,10 +103,11 @@ class LiveThread:
 
     def __init__(self) -> None:
         self.frames = [LiveFrame(self, 0)]
-        self.frames[0].segment_start_seq = torch._C._autograd._get_sequence_nr()
+        # Nodes from before belong to no call, as those between outermost calls do.
+        self.frames[0].segment_start_seq = 0
         self.stack_depth = 0
         self.graph_tasks: list[LiveGraphTask] = []
-        self.hook_tensor = torch.empty(0)
+        self.hook_tensor = make_hook_tensor()
 
     def open_frames(self) -> list[LiveFrame]:
         """Return the frames of the open calls, outermost first."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .follower import Follower
+from .torch_hooks import TorchHooks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,9 +28,8 @@ class _Tracker:
             self._follower.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
+        # Torch's own users call it without arguments.
         self._entered -= 1
         if self._entered == 0:
             self._follower.stop()
@@ -66,14 +65,25 @@ class ModuleTracker(_Tracker):
         super().__init__(follow_graphs_after_exit=False)
 
 
-class ModTracker(_Tracker):
+class ModTracker(_Tracker, TorchHooks):
     """Tells which modules run now, and calls hooks; stands in for `torch.distributed._tools.mod_tracker.ModTracker`.
 
     As `ModuleTracker`; a graph made inside the block is followed as long as it lives.
     """
 
     def __init__(self) -> None:
-        super().__init__(follow_graphs_after_exit=True)
+        _Tracker.__init__(self, follow_graphs_after_exit=True)
+        TorchHooks.__init__(self)
+
+    def __exit__(self, *exception: object) -> None:
+        self._remove_handles()
+        if self._entered:  # a subclass can have entered without us
+            super().__exit__(*exception)
+
+    @property
+    def parents(self) -> set[str]:
+        """As of `ModuleTracker`, and what a subclass entered by torch's hooks."""
+        return super().parents.union(self.hooked_names)
 
     def get_known_fqn(self, mod: nn.Module) -> str | None:
         """Return the fully qualified name of `mod`, None where it is not known.

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..tensors import tensors_in
 
-__all__ = ["FrameBase", "SegmentHooks", "node_of"]
+__all__ = ["FrameBase", "SegmentHooks", "make_hook_tensor", "node_of"]
 
 _MAX_NODES_SEARCHED = 20_000
 
@@ -39,6 +40,12 @@ class FrameBase:
         self.depth = depth
         self.entry_seq = self.segment_start_seq = 0
         self.unhooked_segments: list[tuple[int, int]] = []
+
+
+def make_hook_tensor() -> Tensor:
+    """Return an empty CPU tensor, made where no mode of the user sees it: one that counts, fakes or moves operators."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return torch.empty(0)
 
 
 class _HookingThread(Protocol):

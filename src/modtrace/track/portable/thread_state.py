@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...ring.slot_format import CALL_KEY_BITS, NO_NAME
-from .backward_hooks import FrameBase
+from .backward_hooks import FrameBase, make_hook_tensor
 
 __all__ = ["NO_CALL_ID", "CallFrame", "GraphTask", "ThreadState"]
 
@@ -78,7 +78,7 @@ class ThreadState:
         self.frames[0].segment_start_seq = _sequence()
         self.stack_depth = 0
         self.graph_tasks: list[GraphTask] = []
-        self.hook_tensor = torch.empty(0)
+        self.hook_tensor = make_hook_tensor()
 
     def open_frames(self) -> list[CallFrame]:
         """Return the frames of the open calls, outermost first."""
