@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.ring import Kind
-from modtrace.ring.slot_format import CALL_KEY_BITS, NO_NAME, SEQUENCE_BITS
+from modtrace.ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline.build.call_tree import Intervals, build_intervals
 from tests.support.event_script import Script
 
@@ -231,6 +231,15 @@ def test_an_abandoned_segment_ends_with_the_last_event_that_is_known() -> None:
     assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(10, 14, 0)]
 
 
+def test_a_segment_behind_the_abandoned_end_of_its_pass_has_no_end() -> None:
+    script = Script()
+    script.over(5, task=7, abandoned=True)
+    script.goes_on(10, script.name("A"), task=7)
+    script.mark(14, "the last event")
+
+    assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(10, 14, 0)]
+
+
 def test_segments_of_an_inner_backward_nest_in_the_outer_one() -> None:
     script = Script()
     a, b = script.name("A"), script.name("B")
@@ -334,7 +343,7 @@ def test_intervals_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data:
         assert intervals.end[at] == places.get((number, False), len(window) - 1)
 
 
-VALUES = [0, 1, 1 << CALL_KEY_BITS, 1 << SEQUENCE_BITS]
+VALUES = [0, 1, 1 << CALL_KEY_BITS, 1 << SEQUENCE_BITS, ABANDONED_BIT, ABANDONED_BIT | 1]
 
 
 @given(

@@ -248,7 +248,8 @@ def pair_segments(events: Events) -> IntervalColumns:
     name, value = events.name[index].astype(np.int64), events.value[index]
     end_unknown = np.zeros(len(index), np.bool_)
     if len(pass_end):
-        end_unknown = pass_ended & ~has_next & (events.value[last_event] & ABANDONED_BIT != 0)
+        # In a damaged file the end of a pass can stand before its segments.
+        end_unknown = pass_ended & ~has_next & (last_event > index) & (events.value[last_event] & ABANDONED_BIT != 0)
     for segment in np.flatnonzero(end_unknown):
         # Nothing says when the pass failed; it ran at least until the last event of this thread before that was seen.
         before = np.flatnonzero(events.thread[: last_event[segment]] == thread[segment])[-1]

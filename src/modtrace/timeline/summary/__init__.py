@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .module_summary import SORT_KEYS, Summary
 from .module_times import GpuTotals, ModuleTimes
-from .summary import SORT_KEYS, Summary
 from .totals import summarize
 
 __all__ = ["SORT_KEYS", "GpuTotals", "ModuleTimes", "Summary", "summarize"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from .summary import Summary
+    from .module_summary import Summary
 
 __all__ = ["TEXT_COLUMNS", "headings_and_cells", "printable"]
 

@@ -10,7 +10,7 @@ from .cells import printable
 from .module_times import CPU_FIELDS, ModuleTimes
 
 if TYPE_CHECKING:
-    from .summary import Summary
+    from .module_summary import Summary
 
 __all__ = ["render_csv"]
 

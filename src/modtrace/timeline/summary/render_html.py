@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .cells import TEXT_COLUMNS, headings_and_cells, printable
 
 if TYPE_CHECKING:
-    from .summary import Summary
+    from .module_summary import Summary
 
 __all__ = ["render_html"]
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from .cells import TEXT_COLUMNS, headings_and_cells, printable
 
 if TYPE_CHECKING:
-    from .summary import Summary
+    from .module_summary import Summary
 
 __all__ = ["render_rich"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ..columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import without_gpu
+from .module_summary import Summary
 from .module_times import ModuleTimes
-from .summary import Summary
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
