@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modtrace import merge
+from modtrace import load, merge
 from modtrace.timeline import Columns, Mark, Timeline
 from tests.support.kineto import BASE, PID, TID, trace, x
 from tests.unit.test_write_chrome import call_of_net
@@ -99,3 +99,19 @@ def test_a_merged_trace_has_the_header_of_a_saved_one(tmp_path: Path, name: str)
     assert [lane["track"] for lane in header.pop("lanes")] == [lane["track"] for lane in alone.pop("lanes")]
     assert header == alone
     assert header["stats"] == dict(timeline.stats)
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_both_are_read_as_the_same_timeline(tmp_path: Path, name: str) -> None:
+    timeline = moved(RECORDINGS[name], BASE + 1_000_000)
+    (tmp_path / "profile.json").write_bytes(trace(x("cpu_op", "op", 1_000_000, 1_000_500)))
+
+    timeline.save(tmp_path / "saved.json")
+    merge(tmp_path / "profile.json", timeline, tmp_path / "merged.json")
+
+    saved, merged = load(tmp_path / "saved.json"), load(tmp_path / "merged.json")
+    assert list(saved.spans) == list(merged.spans) == list(timeline.spans)
+    assert saved.span_args == merged.span_args == timeline.span_args
+    assert saved.stats == merged.stats == timeline.stats
+    assert saved.metadata == merged.metadata == timeline.metadata
+    assert saved.marks == merged.marks == timeline.marks

@@ -247,6 +247,16 @@ KEPT: list[tuple[Event, Event]] = [
         {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 3, "bp": "e", "pid": 0, "tid": 7, "ts": 1},
     ),
     (
+        {"ph": "s", "cat": "call", "name": "backward", "id": 3, "pid": 1, "tid": 7, "ts": 1},
+        {"ph": "s", "cat": "call", "name": "backward", "id": 3, "pid": 1, "tid": 7, "ts": 1},
+    ),
+    (
+        slice_("forward", "Net", {"fqn": "Net", "module_class": "Net", "complete": False, "call": 1, "shapes": "x"})
+        | {"flow_out": True, "bind_id": 4294967299, "flow_in": "janed"},
+        slice_("forward", "Net", {"fqn": "Net", "module_class": "Net", "complete": False, "call": 1})
+        | {"flow_out": True, "bind_id": 4294967299},
+    ),
+    (
         {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 1},
         {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 1, "args": {}},
     ),

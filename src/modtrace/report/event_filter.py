@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME
 from ..timeline import PHASES, Name
 from .aliases import ReportNames
 
@@ -17,7 +18,7 @@ _OPERATION_CATEGORIES = frozenset(
 )
 _KERNEL_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "cuda_sync"})
-_FLOW_CATEGORIES = frozenset({"fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "modtrace"})
+_FLOW_CATEGORIES = frozenset({"fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", FLOW_CATEGORY})
 _SPAN_CATEGORIES = frozenset({*PHASES, "gpu"})
 _MODULE_PREFIX = "nn.Module: "
 
@@ -31,7 +32,7 @@ _NUMBER_ARGS = frozenset(
         *("In msg nelems", "Out msg nelems", "In split size", "Out split size", "Group size", "Process Group Ranks"),
         *("Global rank start", "Global rank stride", "Process Group ID"),
         *("Bytes", "Device Type", "Device Id", "Total Allocated", "Total Reserved", "sort_index"),
-        *("call", "step", "gpu_work", "incomplete"),
+        *("call", "step", "gpu_work", "complete", "link"),
     ]
 )
 """Args that may hold numbers, or lists of numbers."""
@@ -105,6 +106,8 @@ class EventFilter:
         clean |= {"name": name, "args": _clean_args(args) | self._module_args(category, args)}
         if category is not None:
             clean["cat"] = category
+        if category in _SPAN_CATEGORIES:
+            clean |= _clean_bound_flow(event)
         if phase != "X":
             clean["s"] = event.get("s") if event.get("s") in ("g", "p", "t") else "t"
         return clean
@@ -169,8 +172,15 @@ def _clean_flow(clean: RawEvent, event: RawEvent, category: object) -> RawEvent 
     flow_id = event.get("id")
     if category not in _FLOW_CATEGORIES or not (type(flow_id) is int or _is_number(flow_id)):
         return None
-    name = category if event.get("name") == category else "backward"
+    name = category if event.get("name") == category else FLOW_NAME
     return clean | {"cat": category, "name": name, "id": flow_id} | ({"bp": "e"} if event.get("bp") == "e" else {})
+
+
+def _clean_bound_flow(event: RawEvent) -> RawEvent:
+    """Return the flow that a span carries itself, where a flow event would bind to another span."""
+    if type(event.get("bind_id")) is not int:
+        return {}
+    return {"bind_id": event["bind_id"]} | {key: True for key in ("flow_out", "flow_in") if event.get(key) is True}
 
 
 def _clean_args(args: RawEvent) -> RawEvent:

@@ -15,7 +15,7 @@ from .._errors import WriteError
 
 __all__ = ["Sink", "atomic_writer"]
 
-COMPRESSION = 3
+_GZIP_LEVEL = 3
 """zlib's level: traces repeat themselves so much that higher ones take three times as long for a tenth of the size."""
 
 
@@ -50,9 +50,11 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[Sink]:
 
 
 class _Gzip:
+    """Compresses what is written, in memory of bounded size."""
+
     def __init__(self, file: Sink) -> None:
         self._file = file
-        self._packer = zlib.compressobj(COMPRESSION, wbits=31)
+        self._packer = zlib.compressobj(_GZIP_LEVEL, wbits=31)
 
     def write(self, data: bytes, /) -> None:
         self._file.write(self._packer.compress(data))
@@ -93,7 +95,7 @@ def _regular(target: Path) -> Iterator[BinaryIO]:
 
 
 def _mode(target: Path) -> int:
-    """The permissions of the file to replace; for a new one what the umask leaves."""
+    """Return the permissions of the file to replace; for a new one what the umask leaves."""
     try:
         return stat.S_IMODE(target.stat().st_mode)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A recording added to a trace whose events nobody looks at: as fast as copying, in memory that does not grow."""
+"""Append a recording to a trace without attribution: as fast as copying, in memory that does not grow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..trace.event_columns import SYNC, EventCollector, ProfilerEvents
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import TraceFile, base_time_ns
 from .double_safe_nesting import time_quantum_ns
-from .json_copy import Copy, find_event_bounds, find_syncs
+from .json_copy import CopyThread, find_event_bounds, find_syncs
 from .json_events import recording_events
 from .trace_rows import unused_tids
 
@@ -29,9 +29,14 @@ NO_ATTRIBUTION_NOTE = (
 
 
 def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeResult:
-    """Add a timeline to a trace.
+    """Append a timeline to a trace.
 
     A plain file is copied by the kernel. A compressed one, or one whose end is broken, has to be read.
+
+    Args:
+        source: the profiler's trace.
+        timeline: the recording.
+        out: a path that ends in `.json` or `.json.gz`.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -41,7 +46,7 @@ def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeRe
     bounds = find_event_bounds(source) if plain else None
     with atomic_writer(out) as sink:
         if bounds is None:
-            return _read(source, timeline, out, sink)
+            return _append_to_stream(source, timeline, out, sink)
         refuse_merged(bounds.keys, source.path)
         file: Any = sink
         begin = 0
@@ -49,7 +54,7 @@ def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeRe
             sink.write(b'{"traceEvents":[')
             begin = bounds.head.length
         file.flush()
-        copy = Copy(source.fileno(), file.fileno(), begin, bounds.end)
+        copy = CopyThread(source.fileno(), file.fileno(), begin, bounds.end)
         copy.start()
         try:
             syncs = find_syncs(source, bounds.end)
@@ -60,16 +65,16 @@ def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeRe
         if file.seekable():
             file.seek(0, os.SEEK_END)
         events = bounds.sample
-        added = _Added(timeline, events, syncs, base_time_ns(bounds.keys, source.path))
+        added = _Addition(timeline, events, syncs, base_time_ns(bounds.keys, source.path))
         for text in added.events(unused_tids(events.tids), comma=not bounds.empty):
             sink.write(text)
         tail = b"" if bounds.head.bare else os.pread(source.fileno(), source.size - bounds.end, bounds.end)
-        merged = added.described(out, [])
+        merged = added.result(out, [])
         sink.write(trailer_json(added.metadata(merged), tail, bounds.keys, b""))
         return merged
 
 
-def _read(source: TraceFile, timeline: Timeline, out: str, sink: Sink) -> MergeResult:
+def _append_to_stream(source: TraceFile, timeline: Timeline, out: str, sink: Sink) -> MergeResult:
     stream = EventStream(source)
     collector = EventCollector()
     sink.write(b'{"traceEvents":[' if stream.bare else stream.head)
@@ -78,24 +83,33 @@ def _read(source: TraceFile, timeline: Timeline, out: str, sink: Sink) -> MergeR
         if not comma or SYNC.encode() in chunk.raw:
             collector.add(chunk.events)
         else:
-            collector.tids.update(_tids(chunk.events))
+            collector.tids.update(_tids_of(chunk.events))
         sink.write(comma + chunk.raw)
         comma = b","
     refuse_merged(stream.keys, source.path)
     events = collector.events()
-    added = _Added(timeline, events, events.syncs, base_time_ns(stream.keys, source.path))
+    added = _Addition(timeline, events, events.syncs, base_time_ns(stream.keys, source.path))
     for text in added.events(unused_tids(events.tids), comma=bool(comma)):
         sink.write(text)
-    merged = added.described(out, stream.notes)
+    merged = added.result(out, stream.notes)
     sink.write(trailer_json(added.metadata(merged), b"" if stream.bare else stream.tail, stream.keys, stream.head))
     return merged
 
 
-def _tids(events: Sequence[Any]) -> Iterator[int]:
+def _tids_of(events: Sequence[Any]) -> Iterator[int]:
     return (tid for event in events if isinstance(event, dict) and isinstance(tid := event.get("tid"), int))
 
 
-class _Added:
+class _Addition:
+    """What is appended: a recording in the time of the trace.
+
+    Args:
+        timeline: the recording.
+        events: some of the trace's events.
+        syncs: start and end of the trace's sync marks, in ns from its base.
+        base: Unix ns from which the trace's times count.
+    """
+
     def __init__(
         self,
         timeline: Timeline,
@@ -104,9 +118,9 @@ class _Added:
         base: int,
     ) -> None:
         self._pid = recorded_pid(events, timeline)
-        mine, self._notes = for_process(timeline, self._pid)
-        self._alignment: Alignment = align_by_sync_marks(mine.marks, syncs, base)
-        self._timeline = to_trace_time(mine, self._alignment)
+        own, self._notes = for_process(timeline, self._pid)
+        self._alignment: Alignment = align_by_sync_marks(own.marks, syncs, base)
+        self._timeline = to_trace_time(own, self._alignment)
 
     def events(self, tids: Iterator[int], *, comma: bool) -> Iterator[bytes]:
         """Yield what is added, some events at a time, with the commas that belong before them."""
@@ -117,7 +131,7 @@ class _Added:
             yield (b",\n" if comma else b"\n") + text
             comma = True
 
-    def described(self, out: str, notes: Sequence[str]) -> MergeResult:
+    def result(self, out: str, notes: Sequence[str]) -> MergeResult:
         """Return what was done; after `events`."""
         all_notes = [NO_ATTRIBUTION_NOTE, *self._notes, *notes]
         metadata = {

@@ -15,12 +15,18 @@ from ..trace.event_columns import SYNC, EventCollector, ProfilerEvents
 from ..trace.event_repair import BOUNDARY
 from ..trace.trace_file import BLOCK_BYTES, TraceFile
 
-__all__ = ["Copy", "EventBounds", "copy_range", "find_event_bounds", "find_syncs"]
+__all__ = ["CopyThread", "EventBounds", "copy_range", "find_event_bounds", "find_syncs"]
 
-_WINDOW = 1 << 20
-_WIDEST = 16 << 20
-_OVERLAP = 4096
+_WINDOW_BYTES = 1 << 20
+_MAX_WINDOW_BYTES = 16 << 20
+"""How much of the end of a file is parsed at first, and at most."""
+_BOUNDARIES_TRIED = 16
+_OVERLAP_BYTES = 4096
 """Bytes of a block that are looked at again with the next, so that nothing is missed between two."""
+
+
+_BYTES_BEFORE_NAME, _BYTES_BEHIND_NAME = 512, 1024
+"""How far an event reaches to both sides of a sync mark's name."""
 
 
 class EventBounds(NamedTuple):
@@ -28,7 +34,7 @@ class EventBounds(NamedTuple):
 
     Attributes:
         head: what stands before them.
-        end: the place of the `]` after them.
+        end: the offset of the `]` after them.
         keys: all top-level keys.
         sample: some of the events, from the beginning and the end of the file.
         empty: whether there are none.
@@ -48,41 +54,51 @@ def find_event_bounds(source: TraceFile) -> EventBounds | None:
         TraceError: the file is no trace.
     """
     collector = EventCollector()
-    window = _WINDOW
+    window = _WINDOW_BYTES
     while True:
         data = os.pread(source.fileno(), window, 0)
         try:
             head = find_head(data)
             break
         except HeadError as error:
-            if not error.more or len(data) < window or window >= 4 * _WIDEST:
+            if not error.more or len(data) < window or window >= 4 * _MAX_WINDOW_BYTES:
                 raise TraceError(source.path, str(error), error.offset) from None
             window *= 4
-    first, _ = _whole(data[head.length :])
+    first, _ = _parse_whole_events(data[head.length :])
     collector.add(first)
-    window = _WINDOW
+    window = _WINDOW_BYTES
     while True:
         begin = max(source.size - window, head.length)
-        found = _end_in(os.pread(source.fileno(), source.size - begin, begin), head.bare, begin == head.length)
+        found = _find_end(os.pread(source.fileno(), source.size - begin, begin), head.bare, begin == head.length)
         if found is not None:
-            at, keys, last = found
+            offset, keys, last = found
+            end = begin + offset
             collector.add(last)
-            before = max(head.length, begin + at - _OVERLAP)
-            empty = not os.pread(source.fileno(), begin + at - before, before).strip()
-            return EventBounds(head, begin + at, head.keys | keys, collector.events(), empty)
-        if begin == head.length or window >= _WIDEST:
+            before = max(head.length, end - _OVERLAP_BYTES)
+            empty = not os.pread(source.fileno(), end - before, before).strip()
+            return EventBounds(head, end, head.keys | keys, collector.events(), empty)
+        if begin == head.length or window >= _MAX_WINDOW_BYTES:
             return None
         window *= 4
 
 
-def _end_in(data: bytes, bare: bool, whole: bool) -> tuple[int, dict[str, Any], list[Any]] | None:
-    """Find the end of the events in the last bytes of a file."""
+def _find_end(data: bytes, bare: bool, whole: bool) -> tuple[int, dict[str, Any], list[Any]] | None:
+    """Find the `]` behind the events in the last bytes of a file.
+
+    Args:
+        data: these bytes.
+        bare: whether the file is the array alone.
+        whole: whether the first event begins where `data` does; else one may be cut off there.
+
+    Returns:
+        The offset in `data`, the top-level keys behind the events, and the events that were parsed on the way.
+    """
     begins = [0] if whole else []
-    for match, _ in zip(BOUNDARY.finditer(data), range(16), strict=False):
+    for match, _ in zip(BOUNDARY.finditer(data), range(_BOUNDARIES_TRIED), strict=False):
         begins.append(match.end())
     for begin in begins:
         rest = data[begin:]
-        events, length = _whole(rest)
+        events, length = _parse_whole_events(rest)
         if not events and not whole:
             continue
         found = find_tail(rest[length:], bare=bare)
@@ -91,59 +107,60 @@ def _end_in(data: bytes, bare: bool, whole: bool) -> tuple[int, dict[str, Any], 
     return None
 
 
-def _whole(data: bytes) -> tuple[list[Any], int]:
+def _parse_whole_events(data: bytes) -> tuple[list[Any], int]:
     """Parse the whole events at the beginning of `data`; return them and where they end."""
     limit = len(data)
     while True:
-        at = data.rfind(b"}", 0, limit)
-        while at >= 0 and not BOUNDARY.match(data, at):
-            at = data.rfind(b"}", 0, at)
-        if at < 0:
+        brace = data.rfind(b"}", 0, limit)
+        while brace >= 0 and not BOUNDARY.match(data, brace):
+            brace = data.rfind(b"}", 0, brace)
+        if brace < 0:
             return [], 0
         try:
-            return orjson.loads(b"[" + data[: at + 1] + b"]"), data.index(b",", at) + 1
+            return orjson.loads(b"[" + data[: brace + 1] + b"]"), data.index(b",", brace) + 1
         except orjson.JSONDecodeError as error:
-            limit = min(error.pos, at)
+            limit = min(error.pos, brace)
 
 
 def find_syncs(source: TraceFile, end: int) -> dict[str, list[tuple[int, int]]]:
     """Look through the file up to `end` for sync marks; return start and end in ns from the base by the mark's name."""
     syncs: dict[str, list[tuple[int, int]]] = {}
     needle = f'"{SYNC}'.encode()
-    buffer = bytearray(_OVERLAP + BLOCK_BYTES)
+    buffer = bytearray(_OVERLAP_BYTES + BLOCK_BYTES)
     view = memoryview(buffer)
-    at, kept = 0, 0
-    while at < end:
-        count = os.preadv(source.fileno(), [view[kept : kept + min(BLOCK_BYTES, end - at)]], at)
+    offset, overlap = 0, 0
+    while offset < end:
+        count = os.preadv(source.fileno(), [view[overlap : overlap + min(BLOCK_BYTES, end - offset)]], offset)
         if count == 0:
             break
-        at += count
-        filled = kept + count
-        place = buffer.find(needle, 0, filled)
-        while place >= 0:
-            _take_sync(bytes(buffer[max(place - 512, 0) : min(place + 1024, filled)]), min(place, 512), syncs)
-            place = buffer.find(needle, place + 1, filled)
-        kept = min(_OVERLAP, filled)
-        buffer[:kept] = buffer[filled - kept : filled]
+        offset += count
+        filled = overlap + count
+        found = buffer.find(needle, 0, filled)
+        while found >= 0:
+            around = bytes(buffer[max(found - _BYTES_BEFORE_NAME, 0) : min(found + _BYTES_BEHIND_NAME, filled)])
+            _collect_sync(around, min(found, _BYTES_BEFORE_NAME), syncs)
+            found = buffer.find(needle, found + 1, filled)
+        overlap = min(_OVERLAP_BYTES, filled)
+        buffer[:overlap] = buffer[filled - overlap : filled]
         source.advanced(count)
     # What lies where two blocks overlap was found twice.
-    return {name: sorted(set(found)) for name, found in syncs.items()}
+    return {name: sorted(set(times)) for name, times in syncs.items()}
 
 
-def _take_sync(data: bytes, place: int, syncs: dict[str, list[tuple[int, int]]]) -> None:
-    """Read the event around a sync mark's name."""
-    begin = data.rfind(b"{", 0, place)
+def _collect_sync(data: bytes, name_offset: int, syncs: dict[str, list[tuple[int, int]]]) -> None:
+    """Parse the event around a sync mark's name, and note when it began and ended."""
+    begin = data.rfind(b"{", 0, name_offset)
     try:
         event, _ = json.JSONDecoder(strict=False).raw_decode(data[begin:].decode("latin-1"))
     except ValueError:
         return
     collector = EventCollector()
     collector.add([event])
-    for name, found in collector.events().syncs.items():
-        syncs.setdefault(name, []).extend(found)
+    for name, times in collector.events().syncs.items():
+        syncs.setdefault(name, []).extend(times)
 
 
-class Copy(threading.Thread):
+class CopyThread(threading.Thread):
     """Copies a range of a file by the kernel, while the file is looked through."""
 
     def __init__(self, source: int, target: int, begin: int, end: int) -> None:
@@ -161,18 +178,18 @@ class Copy(threading.Thread):
 
 def copy_range(source: int, target: int, begin: int, end: int) -> None:
     """Copy bytes of one file to where another stands, within the kernel where it can."""
-    at = begin
+    offset = begin
     if hasattr(os, "copy_file_range"):
         try:
-            while at < end and (count := os.copy_file_range(source, target, min(end - at, 1 << 30), at)):
-                at += count
+            while offset < end and (count := os.copy_file_range(source, target, min(end - offset, 1 << 30), offset)):
+                offset += count
         except OSError:
-            if at != begin:
+            if offset != begin:
                 raise
-    while at < end:
-        block = os.pread(source, min(BLOCK_BYTES, end - at), at)
+    while offset < end:
+        block = os.pread(source, min(BLOCK_BYTES, end - offset), offset)
         if not block:
             raise OSError(None, "the trace became shorter while it was copied")
-        at += len(block)
+        offset += len(block)
         while block:
             block = block[os.write(target, block) :]

@@ -1,4 +1,4 @@
-"""What a merged trace says of itself, without reading its events where that can be helped."""
+"""Reads how a merged trace was made from its metadata, without parsing its events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["read_merge_metadata", "read_merged_summary"]
 
 _IN_JSON = f'\n],\n"{MERGED}":'.encode()
 _IN_PACKETS = f"{MERGED}_merge".encode()
-_LONGEST = 64 << 20
+_MAX_METADATA_BYTES = 64 << 20
 
 
 def read_merged_summary(path: str | os.PathLike[str]) -> Summary | None:
@@ -37,7 +37,7 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """
     with TraceFile(path) as source:
         if not source.gzipped:
-            # JSON says it behind its events, which need not be read then.
+            # JSON has it behind its events, which need not be read then.
             length = BLOCK_BYTES
             while True:
                 begin = max(source.size - length, 0)
@@ -45,18 +45,19 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
                 metadata = _metadata(data)
                 if metadata is not None or begin == 0:
                     return metadata
-                if length >= _LONGEST or not data.rstrip().endswith(b"}"):
+                if length >= _MAX_METADATA_BYTES or not data.rstrip().endswith(b"}"):
                     break
                 length *= 4
-        return _searched(source)
+        return _search_from_front(source)
 
 
-def _searched(source: TraceFile) -> dict[str, Any] | None:
+def _search_from_front(source: TraceFile) -> dict[str, Any] | None:
+    """Look through a whole file: packed, or in Perfetto's format, which has its metadata in front."""
     data = b""
     for block in source.blocks():
         found = _IN_JSON in data or _IN_PACKETS in data
         data = (data if found else data[-len(_IN_JSON) - len(_IN_PACKETS) :]) + block
-        if len(data) > _LONGEST:
+        if len(data) > _MAX_METADATA_BYTES:
             break
         if found and (metadata := _metadata(data)) is not None:
             return metadata
@@ -64,10 +65,11 @@ def _searched(source: TraceFile) -> dict[str, Any] | None:
 
 
 def _metadata(data: bytes) -> dict[str, Any] | None:
+    """Return the metadata of a merge that stand in `data` as a whole."""
     for needle in (_IN_JSON, _IN_PACKETS):
-        place = data.rfind(needle)
-        begin = data.find(b"{", place)
-        if place < 0 or begin < 0:
+        found = data.rfind(needle)
+        begin = data.find(b"{", found)
+        if found < 0 or begin < 0:
             continue
         try:
             metadata, _ = json.JSONDecoder().raw_decode(data[begin:].decode("utf-8", "ignore"))
