@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from .model import FlowEnd, TrackKey, Violation
 from .track_layout import TrackLayout
@@ -18,7 +18,8 @@ _BINDABLE_PHASES = frozenset("XB")
 _BIND_DIRECTIONS = ("flow_out", "flow_in")
 _BIND_ID = "bind_id"
 _MAX_TIME_NS = 2**63
-_MAX_TIME_US = _MAX_TIME_NS // 1000
+_MAX_ORDINARY_US = 2**53 // 1000 - 1
+"""Below this a double of µs times 1000 has no error that matters: it can be rounded without looking at it."""
 _MAX_ID = 2**32 - 1
 
 
@@ -59,38 +60,32 @@ class ChromeEvents:
     def _add_ordinary(self, position: int, raw: dict[str, Any]) -> bool:
         """Add an event that obviously breaks no rule, as nearly all do; return whether it is one."""
         phase = raw.get("ph")
-        if (
-            type(phase) is not str
-            or phase not in _CHECKED_PHASES
-            or _BIND_ID in raw
-            or "flow_out" in raw
-            or "flow_in" in raw
-        ):
+        if type(phase) is not str or phase not in _CHECKED_PHASES or _BIND_ID in raw:
             return False
-        time, pid, tid = raw.get("ts"), raw.get("pid"), raw.get("tid")
-        if not (_is_ordinary_time(time) and type(pid) is int and type(tid) is int):
+        time, pid, tid, name = raw.get("ts"), raw.get("pid"), raw.get("tid"), raw.get("name", "")
+        # Not isinstance: a bool is no number here.
+        if not (type(pid) is int and type(tid) is int and type(name) is str):
             return False
-        if not (0 <= pid <= _MAX_ID and 0 <= tid <= _MAX_ID):
+        if not (type(time) is float or type(time) is int) or "flow_out" in raw or "flow_in" in raw:
+            return False
+        if not (0 <= pid <= _MAX_ID and 0 <= tid <= _MAX_ID and 0 <= time < _MAX_ORDINARY_US):
             return False
         key = (pid, tid or pid)
-        name = raw.get("name", "")
-        if type(name) is not str:
-            return False
+        time_ns = time * 1000 if type(time) is int else int(time * 1000 + 0.5)
         if phase == "X":
             duration = raw.get("dur")
-            if not _is_ordinary_time(duration):
+            if not (type(duration) is float or type(duration) is int) or not 0 <= duration < _MAX_ORDINARY_US:
                 return False
-            name = self._names.setdefault(name, name)
-            self.layout.track(key).add_slice(_to_ns(time), _to_ns(duration), position, name)
+            duration_ns = duration * 1000 if type(duration) is int else int(duration * 1000 + 0.5)
+            self.layout.track(key).add_slice(time_ns, duration_ns, position, self._names.setdefault(name, name))
         elif phase in _FLOW_PHASES:
             flow_id, category = raw.get("id"), raw.get("cat", "")
             if not (type(flow_id) is int or type(flow_id) is str) or type(category) is not str:
                 return False
-            binding = "next" if phase == "f" and raw.get("bp") != "e" else "around"
-            flow = (flow_id, category, name)
-            self.layout.add_flow_end(FlowEnd(position, phase, key, _to_ns(time), flow, binding))  # type: ignore[arg-type]
+            binding: Literal["around", "next"] = "next" if phase == "f" and raw.get("bp") != "e" else "around"
+            self.layout.add_flow_end(FlowEnd(position, phase, key, time_ns, (flow_id, category, name), binding))
         else:
-            self.layout.track(key).add_half(phase == "B", _to_ns(time), position, name)
+            self.layout.track(key).add_half(phase == "B", time_ns, position, name)
         return True
 
     def _add_any(self, position: int, raw: object) -> None:
@@ -117,8 +112,8 @@ class ChromeEvents:
         time = _to_ns(raw["ts"])
         if phase in _FLOW_PHASES:
             flow = (raw["id"], str(raw.get("cat", "")), name)
-            binding = "next" if phase == "f" and raw.get("bp") != "e" else "around"
-            self.layout.add_flow_end(FlowEnd(position, phase, key, time, flow, binding))  # type: ignore[arg-type]
+            binding: Literal["around", "next"] = "next" if phase == "f" and raw.get("bp") != "e" else "around"
+            self.layout.add_flow_end(FlowEnd(position, phase, key, time, flow, binding))
             return
         track = self.layout.track(key)
         if phase == "X":
@@ -147,10 +142,6 @@ class ChromeEvents:
         if earlier != args:
             message = f"{kind} of {subject!r} is {args!r}, and was {earlier!r}"
             yield Violation("duplicate-metadata", message, position)
-
-
-def _is_ordinary_time(value: object) -> bool:
-    return (type(value) is float or type(value) is int) and 0 <= value < _MAX_TIME_US
 
 
 def _field_violations(position: int, raw: dict[str, Any]) -> Iterator[Violation]:

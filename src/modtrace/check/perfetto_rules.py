@@ -46,10 +46,19 @@ class PerfettoPackets:
         for position, packet in enumerate(packets, self._position):
             sequence = self._sequences[packet.trusted_packet_sequence_id]
             sequence.update(packet)
-            if packet.HasField("track_event"):
-                self._add_event(position, packet, sequence)
-            elif packet.HasField("track_descriptor"):
-                self._described_tracks.add(packet.track_descriptor.uuid)
+            if not packet.HasField("track_event"):
+                if packet.HasField("track_descriptor"):
+                    self._described_tracks.add(packet.track_descriptor.uuid)
+                continue
+            event = packet.track_event
+            time = sequence.time_ns(packet)
+            if event.ByteSize() == _BYTES_OF_TYPE and event.type == _END and _is_ordinary(packet, sequence, time):
+                # As nearly half of all packets: the end of a slice, and nothing else.
+                uuid = sequence.default_track
+                self._first_events.setdefault(uuid, position)
+                self.layout.track((uuid,)).add_half(False, time or 0, position, "")
+            else:
+                self._add_event(position, packet, event, sequence, time)
         self._position += len(packets)
 
     def violations(self) -> list[Violation]:
@@ -62,20 +71,18 @@ class PerfettoPackets:
         ]
         return [*self._violations, *undescribed]
 
-    def _add_event(self, position: int, packet: Any, sequence: PacketSequence) -> None:
-        event = packet.track_event
-        time = sequence.time_ns(packet)
-        event_type = event.type
-        has_only_type = event.ByteSize() == _BYTES_OF_TYPE
-        problems = list(_packet_violations(position, packet, sequence, time))
-        if not has_only_type:
-            problems += _undefined_references(position, event, sequence)
+    def _add_event(self, position: int, packet: Any, event: Any, sequence: PacketSequence, time: int | None) -> None:
+        problems = (
+            [] if _is_ordinary(packet, sequence, time) else list(_packet_violations(position, packet, sequence, time))
+        )
+        problems += _undefined_references(position, event, sequence)
         if problems or time is None:
             self._violations.extend(problems)
             return
+        event_type = event.type
         if event_type not in (_BEGIN, _END, _INSTANT):
             return
-        uuid = event.track_uuid if not has_only_type and event.HasField("track_uuid") else sequence.default_track
+        uuid = event.track_uuid if event.HasField("track_uuid") else sequence.default_track
         self._first_events.setdefault(uuid, position)
         key = (uuid,)
         track = self.layout.track(key)
@@ -87,8 +94,6 @@ class PerfettoPackets:
                 track.add_half(True, time, position, name)
             else:
                 track.add_slice(time, 0, position, name)
-        if has_only_type:
-            return
         for flows in (event.flow_ids, event.flow_ids_old):
             if flows:  # far cheaper than to iterate over none
                 self._flow_ends.extend((time, position, key, flow, False) for flow in flows)
@@ -104,6 +109,17 @@ class PerfettoPackets:
             if not terminating:
                 started.add(flow)
             self.layout.add_flow_end(FlowEnd(position, phase, key, time, (flow,)))
+
+
+def _is_ordinary(packet: Any, sequence: PacketSequence, time: int | None) -> bool:
+    """Return whether the packet around a track event obviously breaks no rule."""
+    return (
+        sequence.has_state
+        and time is not None
+        and 0 <= time < _MAX_TIME_NS
+        and packet.HasField("timestamp")
+        and packet.trusted_packet_sequence_id != 0
+    )
 
 
 def _packet_violations(position: int, packet: Any, sequence: PacketSequence, time: int | None) -> Iterator[Violation]:
@@ -126,10 +142,12 @@ def _undefined_references(position: int, event: Any, sequence: PacketSequence) -
     interned = sequence.interned
     if event.name_iid and ("event_names", event.name_iid) not in interned:
         yield _not_interned("event_names", event.name_iid, position)
-    for iid in event.category_iids:
+    categories = event.category_iids
+    for iid in (categories[0],) if len(categories) == 1 else categories:  # iterating over a field is slow
         if ("event_categories", iid) not in interned:
             yield _not_interned("event_categories", iid, position)
-    for annotation in event.debug_annotations or ():
+    annotations = event.debug_annotations
+    for annotation in annotations if len(annotations) else ():
         if annotation.name_iid and ("debug_annotation_names", annotation.name_iid) not in interned:
             yield _not_interned("debug_annotation_names", annotation.name_iid, position)
         value = annotation.string_value_iid

@@ -33,6 +33,8 @@ def begin_without_end(layout: TrackLayout) -> Iterator[Violation]:
 def partial_overlap(layout: TrackLayout) -> Iterator[Violation]:
     """Find slices that begin inside another and end after it; viewers drop them or draw them wrongly."""
     for track, slices in layout.slices.items():
+        if slices.is_paired:
+            continue  # pairs of B and E nest as they are paired
         ends = slices.end.tolist()
         stack: list[int] = []
         for index, start in enumerate(slices.start.tolist()):

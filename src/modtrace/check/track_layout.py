@@ -65,12 +65,14 @@ class SliceColumns:
         end: int64[n], ns; `NEVER_NS` where the end never came.
         position: int64[n], of the event that begins it, in the file.
         name: the slices' names.
+        is_paired: whether all of them are pairs of B and E.
     """
 
     start: Int64Array
     end: Int64Array
     position: Int64Array
     name: list[str]
+    is_paired: bool
 
 
 @dataclass(slots=True)
@@ -106,8 +108,9 @@ class TrackLayout:
         """Pair begins with ends, and sort slices and flow ends, once everything was added."""
         for key in list(self.tracks):
             events = self.tracks.pop(key)  # so that both forms are in memory for one track only
+            is_paired = not events.start
             self._pair(events)
-            self.slices[key] = _sort(events)
+            self.slices[key] = _sort(events, is_paired)
         for ends in self.flows.values():
             if len(ends) > 1:
                 ends.sort(key=lambda end: end.time)
@@ -146,11 +149,13 @@ def _time_order(times: array[int]) -> Sequence[int]:
     return order
 
 
-def _sort(events: TrackEvents) -> SliceColumns:
+def _sort(events: TrackEvents, is_paired: bool) -> SliceColumns:
     if not events.start:
         empty = np.empty(0, np.int64)
-        return SliceColumns(empty, empty, empty, [])
+        return SliceColumns(empty, empty, empty, [], True)
     start, end, position = (np.frombuffer(part, np.int64) for part in (events.start, events.end, events.position))
     order = np.lexsort((position, -end, start))
     names = events.name
-    return SliceColumns(start[order], end[order], position[order], [names[index] for index in order.tolist()])
+    return SliceColumns(
+        start[order], end[order], position[order], [names[index] for index in order.tolist()], is_paired
+    )
