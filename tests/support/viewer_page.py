@@ -148,7 +148,7 @@ def one_step() -> Timeline:
         [
             Track("forward", "MainThread", 7, process),
             Track("backward", "MainThread", 7, process),
-            Track("device", "stream 7", 8, process),
+            Track("gpu", "stream 7", 7, process, 0, 7),
         ],
         Stats(recorded=16),
         [Mark(BASE + 2000 * US, "step", "step 0")],

@@ -45,7 +45,7 @@ const COLOR_NAMES = [
   "dim",
   "forward",
   "backward",
-  "device",
+  "gpu",
   "counter",
   "mark",
 ] as const;

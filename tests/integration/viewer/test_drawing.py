@@ -52,7 +52,7 @@ def test_rows_of_a_process_are_forward_backward_device_counters(open_page: Open)
     tops = page.eval_on_selector_all(
         "[data-kind]", "rows => rows.map(row => [row.getBoundingClientRect().top, row.dataset.kind])"
     )
-    assert [kind for _, kind in sorted(tops)] == ["process", "forward", "backward", "device", "counter"]
+    assert [kind for _, kind in sorted(tops)] == ["process", "forward", "backward", "gpu", "counter"]
     assert page.locator("[data-kind=process]").inner_text() == "rank 0 · python"
     assert "up to 4 GiB" in page.locator("[data-kind=counter]").inner_text()
 

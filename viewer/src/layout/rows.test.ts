@@ -14,7 +14,7 @@ const track = (kind: string, thread: string, tid: number, process = 0): Track =>
 const trace = makeTrace([], [], {
   processes: [0, 1].map((rank) => ({ pid: rank, rank, name: `rank ${rank}` })),
   tracks: [
-    track("device", "stream 7", 7),
+    track("gpu", "stream 7", 7),
     track("backward", "main", 1),
     track("forward", "main", 1),
     track("forward", "worker", 2),
@@ -25,13 +25,13 @@ const trace = makeTrace([], [], {
 const depths = [1, 2, 3, 0, 1];
 const rows = (folded: string[] = []) => layoutRows(trace, depths, new Set(folded), metrics);
 
-test("layoutRows of a process puts forward above backward per thread, then devices, then counters", () => {
+test("layoutRows of a process puts forward above backward per thread, then GPUs, then counters", () => {
   expect(rows().map((row) => row.title)).toEqual([
     "rank 0",
     "forward · main",
     "backward · main",
     "forward · worker",
-    "device · stream 7",
+    "gpu 0 · stream 7",
     "RSS",
     "rank 1",
     "forward · main",

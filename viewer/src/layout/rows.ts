@@ -38,7 +38,7 @@ export const metricsFor = (rem: number): Metrics => ({
 const THREAD_KINDS = ["forward", "backward"];
 
 /**
- * Rows from top to bottom. In a process: per thread forward above backward, then device tracks, then counters.
+ * Rows from top to bottom. In a process: per thread forward above backward, then GPU tracks, then counters.
  *
  * @param depths the number of depth levels of each track
  */

@@ -3,7 +3,7 @@ import type { Store } from "../store";
 import type { CanvasColors } from "../theme";
 import type { Surface } from "./surface";
 
-const KINDS = ["forward", "backward", "device"] as const;
+const KINDS = ["forward", "backward", "gpu"] as const;
 type TrackKind = (typeof KINDS)[number];
 
 /** CSS pixels of free space above and below the bands. */

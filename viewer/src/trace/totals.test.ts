@@ -23,7 +23,7 @@ const trace = makeTrace(
     { time: [55, 60], name: "h.1: Block/GPT.h.1/Block", phase: 2, track: 1, parent: 4 },
     { time: [62, 66], name: "gemm/GPT.h.0.lin/gemm", track: 2 },
   ],
-  ["forward", "backward", "device"],
+  ["forward", "backward", "gpu"],
 );
 const groups = groupsOf(trace, "module");
 const row = (rows: ReturnType<typeof computeTotals>, title: string) => {

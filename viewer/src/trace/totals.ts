@@ -67,9 +67,9 @@ function findNested({ spans }: Trace, ofName: Int32Array): Uint8Array {
   return nested;
 }
 
-/** Per track, whether its time is of the device. */
+/** Per track, whether it is of the CPU or of the GPU, whichever `device` says. */
 export const tracksOf = (trace: Trace, device: Device): boolean[] =>
-  trace.tracks.map(({ kind }) => (kind === "device") === (device === "gpu"));
+  trace.tracks.map(({ kind }) => (kind === "gpu") === (device === "gpu"));
 
 const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward", [RECOMPUTE]: "recompute" } as const;
 

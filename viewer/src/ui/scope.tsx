@@ -24,7 +24,7 @@ function Choice<T extends string>({ label, options, value, choose }: ChoiceProps
 
 export function Scope({ store }: { store: Store }) {
   const range = store.range.value;
-  const hasDevice = store.trace.tracks.some((track) => track.kind === "device");
+  const hasGpu = store.trace.tracks.some((track) => track.kind === "gpu");
   return (
     <div class="scope">
       <Choice
@@ -38,7 +38,7 @@ export function Scope({ store }: { store: Store }) {
           store.grouping.value = by;
         }}
       />
-      {hasDevice && (
+      {hasGpu && (
         <Choice
           label="Time on"
           options={[
