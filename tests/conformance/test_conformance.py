@@ -57,7 +57,7 @@ def test_text_is_read_and_written() -> None:
     assert parse(render(trees)) == trees
 
 
-def test_what_cannot_be_told_has_variants() -> None:
+def test_lines_that_cannot_be_told_have_variants() -> None:
     trees = parse("backward:\n  Net ?\n    Net.a ~?\n")
     a, cut = Node("Net.a"), Node("Net.a", cut=True)
     assert variants(trees) == [

@@ -94,7 +94,7 @@ def test_flows_of_slices_are_told_as_the_trace_processor_counts_them(
     "name",
     ["good.json", "sibling-threads.json", "flow-to-next-slice.json", "bound-flows.json", "good.textproto"],
 )
-def test_what_is_good_imports_clean(name: str, trace_processor: type[TraceProcessor]) -> None:
+def test_a_file_without_faults_imports_clean(name: str, trace_processor: type[TraceProcessor]) -> None:
     trace = (DATA / name).read_bytes()
     if name.endswith(".textproto"):
         trace = text_format.Parse(trace.decode(), proto.Trace()).SerializeToString()

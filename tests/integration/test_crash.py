@@ -40,7 +40,7 @@ def assert_nothing_is_missing(timeline: modtrace.Timeline, death: Death) -> None
 
 
 @pytest.mark.parametrize("death", DEATHS)
-def test_what_was_over_survives(
+def test_calls_finished_before_a_death_survive(
     death: str,
     engine: EngineName,
     crash_processes: CrashProcesses,

@@ -96,7 +96,7 @@ def test_a_bad_value_is_one_logged_error_and_the_script_runs(value: str, says: s
     assert line.endswith("; nothing is recorded")
 
 
-def test_what_the_script_records_itself_goes_before_it(tmp_path: Path) -> None:
+def test_a_recording_of_the_script_goes_before_it(tmp_path: Path) -> None:
     own = f"{SCRIPTS['before torch']}\nwith modtrace.record('own.json'):\n    net(torch.ones(1, 2))\n"
 
     done = run(own, tmp_path, "path=trace.json,engine=python")

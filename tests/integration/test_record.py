@@ -189,7 +189,7 @@ def test_calls_after_an_interrupt_anywhere_nest_right(engine: EngineName, alarm:
     assert {span.depth for span in timeline.spans if span.fqn == "Sequential"} == {0}
 
 
-def test_what_a_handler_raises_while_modules_are_named_is_the_users(
+def test_an_exception_of_a_signal_handler_while_modules_are_named_reaches_the_user(
     engine: EngineName, alarm: Alarm, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupted = 0
@@ -231,7 +231,7 @@ def test_one_recording_runs_at_a_time(engine: EngineName) -> None:
         first.start()
 
 
-def test_what_cannot_be_asked_yet_is_said(engine: EngineName) -> None:
+def test_a_recording_asked_before_its_start_or_stop_says_so(engine: EngineName) -> None:
     recording = modtrace.record(engine=engine)
     for ask in (recording.timeline, recording.snapshot, recording.step, lambda: recording.engine):
         with pytest.raises(modtrace.RecordingError, match="was not started"):

@@ -519,7 +519,7 @@ def test_where_it_cannot_be_written(trace: Path, arguments: list[str], code: int
     assert said in result.stderr
 
 
-def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
+def test_report_of_a_file_that_is_no_trace_fails_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("no trace")
 
     result = invoke(tmp_path / "x.txt", "-o", tmp_path / "bug.zip")

@@ -183,7 +183,7 @@ def test_a_script_that_records_itself_replaces_the_commands_recording(tmp_path: 
     assert len(modtrace.load(tmp_path / "own.json").spans) == 8
 
 
-def test_what_torch_reads_at_its_import_is_the_scripts_to_set(tmp_path: Path) -> None:
+def test_variables_that_torch_reads_at_import_can_be_set_by_the_script(tmp_path: Path) -> None:
     script = "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint(torch.get_num_threads())"
     (tmp_path / "script.py").write_text(script)
 

@@ -235,7 +235,7 @@ def test_offline_serves_our_own_page(trace: Path, browser: Browser) -> None:
     assert running.returncode == 0
 
 
-def test_what_is_no_trace_is_one_line(tmp_path: Path) -> None:
+def test_view_of_a_file_that_is_no_trace_fails_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("no trace")
     running = started(tmp_path / "x.txt")
     out, err = running.communicate(timeout=60)

@@ -52,6 +52,6 @@ def test_several_ranks_have_files_of_their_own(text: str, expected: str) -> None
     "text",
     ["path=", "pth=a.json", "path=a.json,", "path=a.json,x", "capacity=many", "on_signal=SIGNOTHING", "on_signal=10"],
 )
-def test_what_makes_no_sense_is_said(text: str) -> None:
+def test_a_value_that_makes_no_sense_is_an_error_that_says_so(text: str) -> None:
     with pytest.raises(RecordingError, match="MODTRACE: '"):
         parse_variable(text, {})

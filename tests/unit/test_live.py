@@ -181,7 +181,7 @@ def test_entered_again(tracker: Tracker) -> None:
     assert model.forward_saw == [{"Global", "Look"}, {"Global", "Look"}, {"Global"}]
 
 
-def test_what_outlives_the_block() -> None:
+def test_a_graph_is_followed_after_the_block_by_mod_tracker_alone() -> None:
     for tracker, after in ((ModuleTracker(), {"Global"}), (ModTracker(), {"Global", "Look"})):
         model = Look(lambda tracker=tracker: tracker.parents)  # type: ignore[misc]
         with tracker:

@@ -105,7 +105,7 @@ def test_anything_else_is_refused_with_what_it_is(tmp_path: Path, content: bytes
     assert str(path) in str(raised.value)
 
 
-def test_what_is_no_packet_is_named_with_its_byte(tmp_path: Path) -> None:
+def test_bytes_that_are_no_packet_are_refused_with_their_offset(tmp_path: Path) -> None:
     path = tmp_path / "trace.pftrace"
     gpt2_timeline(40).save(path)
     whole = path.read_bytes()
@@ -114,7 +114,7 @@ def test_what_is_no_packet_is_named_with_its_byte(tmp_path: Path) -> None:
         load(path)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent.json"):
         with pytest.raises(TraceError, match="cannot be read"):
             load(path)

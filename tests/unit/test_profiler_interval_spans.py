@@ -30,7 +30,7 @@ def test_neighbours_share_the_slices_of_their_common_calls() -> None:
     ]
 
 
-def test_what_overlaps_its_follower_ends_where_that_begins() -> None:
+def test_an_interval_that_overlaps_the_next_ends_where_that_begins() -> None:
     assert spans_from_intervals(
         [LabelledInterval(0, 100, "ab"), LabelledInterval(50, 60, "a"), LabelledInterval(55, 70, "c")]
     ) == [

@@ -128,7 +128,7 @@ def test_flows_join_the_slices_that_begin_at_their_ends(tmp_path: Path) -> None:
     assert len(first) == 1
 
 
-def test_what_has_no_place_is_counted(tmp_path: Path) -> None:
+def test_packets_without_a_place_are_counted(tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_bytes(
         trace(
             x("cpu_op", "op", 1000, 2000),

@@ -136,7 +136,7 @@ def test_a_broken_event_is_repaired_and_the_others_stay(tmp_path: Path, broken: 
 @pytest.mark.parametrize(
     "lost", [b'{"ph":"X","name":"a" "b"}', b'{"ph":"X","name":"ts","ts":NaN,"dur":1}', b'{"some":"thing","else":1 1}']
 )
-def test_what_cannot_be_repaired_is_left_out(tmp_path: Path, lost: bytes) -> None:
+def test_an_event_beyond_repair_is_left_out(tmp_path: Path, lost: bytes) -> None:
     data = b'{"traceEvents":[' + b",".join([GOOD, lost, GOOD]) + b"]}"
     found, events, again = read_bytes(tmp_path, data)
     assert names(events) == ["good", "good"]
@@ -205,7 +205,9 @@ def test_gzip_members_after_one_another_are_one_file(tmp_path: Path) -> None:
         (b"[1 2]", 1, "no event of it can be read"),
     ],
 )
-def test_what_is_no_trace_says_so_with_file_and_byte(tmp_path: Path, data: bytes, offset: int, said: str) -> None:
+def test_a_file_that_is_no_trace_is_refused_with_file_and_byte(
+    tmp_path: Path, data: bytes, offset: int, said: str
+) -> None:
     path = tmp_path / "not.json"
     path.write_bytes(data)
     with pytest.raises(TraceError, match=said) as error:

@@ -60,7 +60,7 @@ def redact() -> Redactor:
         ("short en_US.UTF-8", "short en_US.UTF-8"),
     ],
 )
-def test_what_names_a_person_or_a_machine_is_replaced(redact: Redactor, text: str, expected: str) -> None:
+def test_names_of_persons_and_machines_are_replaced(redact: Redactor, text: str, expected: str) -> None:
     assert redact(text) == expected
 
 
@@ -139,7 +139,7 @@ def test_aliases_of_modules_that_the_profiler_numbered(redact: Redactor) -> None
         ("counter", "secret", "counter 1"),
     ],
 )
-def test_what_is_torchs_own_has_no_alias(redact: Redactor, kind: str, text: str, expected: str) -> None:
+def test_names_of_torchs_own_have_no_alias(redact: Redactor, kind: str, text: str, expected: str) -> None:
     assert getattr(AliasedNames(redact), kind)(text) == expected
 
 
@@ -264,7 +264,7 @@ KEPT: list[tuple[Event, Event]] = [
 
 
 @pytest.mark.parametrize(("event", "expected"), KEPT)
-def test_what_is_kept_of_an_event(redact: Redactor, event: Event, expected: Event) -> None:
+def test_known_fields_of_an_event_are_kept(redact: Redactor, event: Event, expected: Event) -> None:
     assert EventFilter(ReportNames(redact))(event) == expected
 
 
@@ -294,7 +294,7 @@ def test_what_is_kept_of_an_event(redact: Redactor, event: Event, expected: Even
         {"ph": "N", "name": "secret", "id": 1, "ts": 1, "pid": 1, "tid": 1},
     ],
 )
-def test_what_is_unknown_is_left_out(redact: Redactor, event: object) -> None:
+def test_an_unknown_event_is_left_out(redact: Redactor, event: object) -> None:
     event_filter = EventFilter(ReportNames(redact))
 
     assert event_filter(event) is None

@@ -170,7 +170,7 @@ def test_another_method_is_refused(server: TraceServer, method: str) -> None:
     assert not server.wait(0)
 
 
-def test_what_is_no_http_is_refused(server: TraceServer) -> None:
+def test_a_request_that_is_no_http_is_refused(server: TraceServer) -> None:
     for request in ("\x16\x03\x01\x02\n\n", f"GET {server.path} HTTP/9.9\r\n\r\n", f"GET {server.path} x y\r\n\r\n"):
         status, head, body = exchange(server, request)
         assert status != 200

@@ -18,7 +18,7 @@ from tests.support.timelines import gpt2_timeline, timeline_of
 FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 
 
-def test_what_was_there_stays_until_all_is_written(tmp_path: Path) -> None:
+def test_an_old_file_stays_until_all_is_written(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
     with atomic_writer(path) as file:

@@ -152,7 +152,7 @@ def test_spans_that_overlap_partly_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_used_most_has_the_shortest_numbers(tmp_path: Path) -> None:
+def test_names_used_most_have_the_shortest_numbers(tmp_path: Path) -> None:
     rows = [(at, at + 1, "rare" if at == 0 else "often") for at in range(0, 40, 2)]
     trace = packets(timeline_of(*rows), tmp_path)
     names = {entry.iid: entry.name for packet in trace for entry in packet.interned_data.event_names}
