@@ -16,19 +16,19 @@ from .subjects import SUBJECTS, Verdict, answer
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/conformance", description=__doc__)
     parser.add_argument("--totals", action="store_true", help="only how often each is right, wrong, …")
-    parser.add_argument("--told", action="store_true", help="also what was told where it is not right")
+    parser.add_argument("--trees", action="store_true", help="also the trees that were told where these are not right")
     options = parser.parse_args()
     # Torch's trackers say on the way that they are confused; the table says it better.
     logging.disable(logging.CRITICAL)
     build()
     totals = {subject: Counter[str]() for subject in SUBJECTS}
-    rows, told = [], []
+    rows, wrong = [], []
     for case in all_cases():
         answers = {subject: answer(case, subject) for subject in SUBJECTS}
         for subject, given in answers.items():
             totals[subject][given.verdict] += 1
             if given.verdict in ("wrong", "crash"):
-                told.append(f"{case.name}, {subject}: {given.verdict}\n{given.told}\n")
+                wrong.append(f"{case.name}, {subject}: {given.verdict}\n{given.trees}\n")
         verdicts = (_shown(given.verdict) for given in answers.values())
         rows.append(f"| {case.family} | {case.name} | {case.about} | {' | '.join(verdicts)} |")
     heads = " | ".join(SUBJECTS)
@@ -38,8 +38,8 @@ def main() -> None:
     if not options.totals:
         print(f"\n| family | case | what it is | {heads} |\n| --- | --- | --- |{' --- |' * len(SUBJECTS)}")
         print("\n".join(rows))
-    if options.told:
-        print("\n" + "\n".join(told))
+    if options.trees:
+        print("\n" + "\n".join(wrong))
 
 
 def _shown(verdict: str) -> str:

@@ -26,7 +26,7 @@ def _again(self: Any, x: Tensor, reentrant: bool) -> Any:
       Net
         Net.b
         Net.a
-          again Net.a
+          recompute Net.a
     """
 )
 def checkpoint_without_reentry() -> Step:
@@ -44,7 +44,7 @@ def checkpoint_without_reentry() -> Step:
     backward:
       Net
         Net.b
-        again Net.a
+        recompute Net.a
         Net.a
     """
 )
@@ -66,10 +66,10 @@ def checkpoint_with_reentry() -> Step:
       Net
         Net.block
           Net.block.z
-            again Net.block
-              again Net.block.x
-              again Net.block.y
-              again Net.block.z
+            recompute Net.block
+              recompute Net.block.x
+              recompute Net.block.y
+              recompute Net.block.z
           Net.block.y
           Net.block.x
     """
@@ -90,9 +90,9 @@ def checkpoint_of_a_block() -> Step:
           Net.block.y
     backward:
       Net
-        again Net.block
-          again Net.block.x
-          again Net.block.y
+        recompute Net.block
+          recompute Net.block.x
+          recompute Net.block.y
         Net.block
           Net.block.y
           Net.block.x
@@ -117,9 +117,9 @@ def checkpoint_of_a_block_with_reentry() -> Step:
       Net
         Net.block
           Net.block.y
-            again Net.block
-              again Net.block.x
-              again Net.block.y
+            recompute Net.block
+              recompute Net.block.x
+              recompute Net.block.y
           Net.block.x
     """
 )
@@ -140,8 +140,8 @@ def checkpoint_that_stops_early() -> Step:
       Net
         Net.outer
           Net.outer.inner
-            again Net.outer
-            again Net.outer.inner
+            recompute Net.outer
+            recompute Net.outer.inner
     """
 )
 def checkpoint_in_a_checkpoint() -> Step:
@@ -161,9 +161,9 @@ def checkpoint_in_a_checkpoint() -> Step:
     backward:
       Net
         Net.a #1
-          again Net.a #1
+          recompute Net.a #1
         Net.a
-          again Net.a
+          recompute Net.a
     """
 )
 def checkpoint_of_one_module_twice() -> Step:
@@ -189,8 +189,8 @@ def checkpoint_of_one_module_twice() -> Step:
         Net.layers.3
         Net.layers.2
         Net.layers.1
-          again Net.layers.0
-          again Net.layers.1
+          recompute Net.layers.0
+          recompute Net.layers.1
         Net.layers.0
     """
 )
@@ -215,9 +215,9 @@ def checkpoint_sequential_segments() -> Step:
       Net
         Net.block
           Net.block.b
-            again Net.block
-              again Net.block.a
-              again Net.block.b
+            recompute Net.block
+              recompute Net.block.a
+              recompute Net.block.b
           Net.block.a
     """
 )

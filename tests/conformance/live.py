@@ -17,7 +17,7 @@ from torch.autograd.graph import Node as GraphNode
 
 from .notation import Node, Trees
 
-__all__ = ["LiveTracker", "asked"]
+__all__ = ["LiveTracker", "trees_told_by"]
 
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -30,12 +30,12 @@ class LiveTracker(Protocol):
 
 
 @dataclass
-class Asked:
-    """What a tracker said, in order, per track."""
+class ToldNames:
+    """The open names that a tracker told, in order, per track."""
 
     tracker: LiveTracker
     main: str
-    said: dict[str, list[frozenset[str]]] = field(default_factory=dict)
+    names: dict[str, list[frozenset[str]]] = field(default_factory=dict)
     after: frozenset[str] = frozenset()
     outermost: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     entered: dict[str, int] = field(default_factory=dict)
@@ -62,12 +62,12 @@ class Asked:
         self.ask()
         if len(self.outermost) == 1:
             (ranges,) = self.outermost.values()
-            said = self.said[self._title()]
-            if said[-1] <= {"Global"} and any(first <= number < last for first, last in ranges):
-                said[-1] |= {"nothing"}
+            names = self.names[self._title()]
+            if names[-1] <= {"Global"} and any(first <= number < last for first, last in ranges):
+                names[-1] |= {"nothing"}
 
     def ask(self) -> None:
-        self.said.setdefault(self._title(), []).append(frozenset(self.tracker.parents))
+        self.names.setdefault(self._title(), []).append(frozenset(self.tracker.parents))
 
     def _title(self) -> str:
         thread = threading.current_thread().name
@@ -76,15 +76,15 @@ class Asked:
 
     def trees(self) -> Trees:
         """Return the trees that the sets make; names that do not nest make trees that cannot be right."""
-        said = self.said | {"after the step": [self.after]}
-        trees = {title: _tree([names - {"Global"} for names in sets]) for title, sets in said.items()}
-        missing = [title for title, sets in said.items() if any("Global" not in names for names in sets)]
+        names = self.names | {"after the step": [self.after]}
+        trees = {title: _tree([told - {"Global"} for told in sets]) for title, sets in names.items()}
+        missing = [title for title, sets in names.items() if any("Global" not in told for told in sets)]
         return {title: nodes for title, nodes in trees.items() if nodes} | {f"no Global in {t}": () for t in missing}
 
 
-def asked(tracker: LiveTracker, step: Callable[[], object]) -> Trees:
-    """Run `step` and return what `tracker`, which is entered, said of it."""
-    notes = Asked(tracker, threading.current_thread().name)
+def trees_told_by(tracker: LiveTracker, step: Callable[[], object]) -> Trees:
+    """Run `step` and return the trees that `tracker`, which is entered, tells of it."""
+    notes = ToldNames(tracker, threading.current_thread().name)
     with _probed_modules(notes), _probed_graphs(notes):
         step()
     notes.after = frozenset(tracker.parents)
@@ -92,7 +92,7 @@ def asked(tracker: LiveTracker, step: Callable[[], object]) -> Trees:
 
 
 @contextmanager
-def _probed_modules(notes: Asked) -> Iterator[None]:
+def _probed_modules(notes: ToldNames) -> Iterator[None]:
     """Ask at begin and end of each forward; classes are patched and no modules, so that modules can die."""
 
     def probe(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +118,7 @@ def _kinds(kind: type[nn.Module]) -> set[type[nn.Module]]:
 
 
 @contextmanager
-def _probed_graphs(notes: Asked) -> Iterator[None]:
+def _probed_graphs(notes: ToldNames) -> Iterator[None]:
     """Ask at each node of each backward pass, also of those that are run inside of others."""
     backward, grad = torch.autograd.backward, torch.autograd.grad
 
@@ -135,7 +135,7 @@ def _probed_graphs(notes: Asked) -> Iterator[None]:
 
 
 @contextmanager
-def _probed_nodes(outputs: Any, notes: Asked) -> Iterator[None]:
+def _probed_nodes(outputs: Any, notes: ToldNames) -> Iterator[None]:
     tensors = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     todo = [tensor.grad_fn for tensor in tensors]
     seen: set[GraphNode] = set()

@@ -8,13 +8,13 @@
       Net
         Net.a #1
         Net.a
-          again Net.a
+          recompute Net.a
 
 A section is a track: `forward:` and `backward:` of the step's thread, `forward @worker:` of one of that name.
 A line is a span, below the one that it lies in, in order of time: its fully qualified name; ` #n` where it is the n-th
-call of that name (from 0, which is not written); `again` before a recomputation; `~` behind one that is not complete.
-In expected text ` ?` behind a line says that nothing can tell whether it must be there: without it, what it holds moves
-up. ` ~?` says that nothing can tell whether it is complete.
+call of that name (from 0, which is not written); `recompute` before a recomputation; `~` behind one that is not
+complete. In expected text ` ?` behind a line says that nothing can tell whether it must be there: without it, what it
+holds moves up. ` ~?` says that nothing can tell whether it is complete.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Node:
 
     fqn: str
     call: int = 0
-    again: bool = False
+    recompute: bool = False
     cut: bool = False
     optional: bool = False
     cut_optional: bool = False
@@ -44,7 +44,7 @@ Trees = dict[str, tuple[Node, ...]]
 """The outermost spans of each track, by its section's title."""
 
 _LINE = re.compile(
-    r"(?P<indent> *)(?P<again>again )?(?P<fqn>\S+?)(?: #(?P<call>\d+))?"
+    r"(?P<indent> *)(?P<recompute>recompute )?(?P<fqn>\S+?)(?: #(?P<call>\d+))?"
     r"(?P<cut> ~(?!\?))?(?P<open> ~\?)?(?P<optional> \?)?"
 )
 
@@ -88,7 +88,7 @@ def parse(text: str) -> Trees:
         node = Node(
             match["fqn"],
             int(match["call"] or 0),
-            match["again"] is not None,
+            match["recompute"] is not None,
             match["cut"] is not None,
             match["optional"] is not None,
             match["open"] is not None,
@@ -105,9 +105,9 @@ def render(trees: Trees) -> str:
     lines: list[str] = []
 
     def write(node: Node, depth: int) -> None:
-        again, number = "again " * node.again, f" #{node.call}" * bool(node.call)
+        recompute, number = "recompute " * node.recompute, f" #{node.call}" * bool(node.call)
         marks = " ~" * node.cut + " ~?" * node.cut_optional + " ?" * node.optional
-        lines.append(f"{'  ' * (depth + 1)}{again}{node.fqn}{number}{marks}")
+        lines.append(f"{'  ' * (depth + 1)}{recompute}{node.fqn}{number}{marks}")
         for child in node.children:
             write(child, depth + 1)
 

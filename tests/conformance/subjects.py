@@ -16,7 +16,7 @@ import modtrace
 from modtrace.track.engine import EngineName
 
 from .case import Case
-from .live import asked
+from .live import trees_told_by
 from .notation import Node, Trees, project, render, variants
 
 __all__ = ["OURS", "SUBJECTS", "Answer", "Verdict", "answer"]
@@ -30,11 +30,11 @@ class Answer:
 
     Attributes:
         verdict: whether it is what must be told.
-        told: what it told, or how it crashed.
+        trees: the trees that it told, or how it crashed.
     """
 
     verdict: Verdict
-    told: str
+    trees: str
 
 
 LIVE: dict[str, Callable[[], Any]] = {
@@ -58,13 +58,13 @@ def answer(case: Case, subject: str) -> Answer:
     with _as_it_was():
         try:
             if subject in ENGINES:
-                told = _recorded(ENGINES[subject], step)
+                trees = _recorded(ENGINES[subject], step)
             else:
                 expected = [project(trees) for trees in expected]
-                told = project(_live(LIVE[subject], step))
+                trees = project(_live(LIVE[subject], step))
         except Exception as error:
             return Answer("crash", f"{type(error).__name__}: {error}")
-    return Answer("right" if told in expected else "wrong", render(told))
+    return Answer("right" if trees in expected else "wrong", render(trees))
 
 
 def _recorded(engine: EngineName, step: Callable[[], object]) -> Trees:
@@ -76,7 +76,7 @@ def _recorded(engine: EngineName, step: Callable[[], object]) -> Trees:
 def _live(make: Callable[[], Any], step: Callable[[], object]) -> Trees:
     tracker = make()
     with tracker:
-        return asked(tracker, step)
+        return trees_told_by(tracker, step)
 
 
 def told_by(timeline: modtrace.Timeline) -> Trees:

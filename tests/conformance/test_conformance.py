@@ -11,21 +11,21 @@ from .notation import Node, parse, project, render, variants
 from .subjects import OURS, answer
 
 
-def _asked() -> list[ParameterSet]:
-    asked = []
+def _case_and_subject() -> list[ParameterSet]:
+    parameters = []
     for case in all_cases():
         for subject in OURS:
             marks = [pytest.mark.xfail(reason=case.wrong[subject])] if subject in case.wrong else []
             if case.not_live is None or "engine" in subject:
-                asked.append(pytest.param(case, subject, marks=marks, id=f"{case.name}-{subject}"))
-    return asked
+                parameters.append(pytest.param(case, subject, marks=marks, id=f"{case.name}-{subject}"))
+    return parameters
 
 
 @pytest.mark.usefixtures("native_engine")
-@pytest.mark.parametrize(("case", "subject"), _asked())
+@pytest.mark.parametrize(("case", "subject"), _case_and_subject())
 def test_case(case: Case, subject: str) -> None:
-    told = answer(case, subject)
-    assert told.verdict == "right", f"{case.about}\nexpected\n{render(case.expected)}\ntold\n{told.told}"
+    given = answer(case, subject)
+    assert given.verdict == "right", f"{case.about}\nexpected\n{render(case.expected)}\ntold\n{given.trees}"
 
 
 def test_there_are_enough_cases() -> None:
@@ -44,7 +44,7 @@ TEXT = """
         Net.a #1
     backward @worker:
       Net ~
-        again Net.a #12
+        recompute Net.a #12
 """
 
 
@@ -52,7 +52,7 @@ def test_text_is_read_and_written() -> None:
     trees = parse(TEXT)
     assert trees == {
         "forward": (Node("Net", children=(Node("Net.a"), Node("Net.a", 1))),),
-        "backward @worker": (Node("Net", cut=True, children=(Node("Net.a", 12, again=True),)),),
+        "backward @worker": (Node("Net", cut=True, children=(Node("Net.a", 12, recompute=True),)),),
     }
     assert parse(render(trees)) == trees
 
@@ -76,8 +76,8 @@ def test_projected_trees_hold_what_sets_can_tell() -> None:
             Net.a
           Net #1
             Net.a #1
-              again Net.a
-                again Net.a.b
+              recompute Net.a
+                recompute Net.a.b
             Net.c
         """
     )

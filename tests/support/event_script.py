@@ -14,13 +14,13 @@ from modtrace.ring.slot_format import (
     THREAD_SHIFT,
 )
 
-__all__ = ["WALL", "Script"]
+__all__ = ["WALL", "EventScript"]
 
 WALL = 1_700_000_000_000_000_000
 """What the wall clock says when the monotonic one says 0."""
 
 
-class Script:
+class EventScript:
     """Writes events; each method takes the monotonic nanosecond at which it happens.
 
     Args:
@@ -37,7 +37,7 @@ class Script:
         """Note a thread; `torch_thread_id` is torch's number of it."""
         return self._ring.names.thread(name, tid, torch_thread_id)
 
-    def on(self, thread: int) -> None:
+    def on_thread(self, thread: int) -> None:
         """Let what follows happen on this thread."""
         self._thread = thread
 
@@ -45,50 +45,52 @@ class Script:
         """Note a module's name."""
         return self._ring.names.name(label or fqn, fqn, module_class)
 
-    def event(self, at: int, kind: Kind, name: int, value: int) -> None:
+    def event(self, time: int, kind: Kind, name: int, value: int) -> None:
         """Write any event."""
-        self._now = at
+        self._now = time
         self._write(kind << KIND_SHIFT | self._thread << THREAD_SHIFT | name, value)
 
-    def enter(self, at: int, name: int, number: int = 0, sequence: int = 0, *, again: bool = False) -> None:
-        kind = Kind.RECOMPUTE_ENTER if again else Kind.FORWARD_ENTER
-        self.event(at, kind, name, number << SEQUENCE_BITS | sequence)
+    def enter(self, time: int, name: int, call_index: int = 0, sequence: int = 0, *, recompute: bool = False) -> None:
+        kind = Kind.RECOMPUTE_ENTER if recompute else Kind.FORWARD_ENTER
+        self.event(time, kind, name, call_index << SEQUENCE_BITS | sequence)
 
-    def leave(self, at: int, name: int, number: int = 0, sequence: int = 0, *, again: bool = False) -> None:
-        kind = Kind.RECOMPUTE_EXIT if again else Kind.FORWARD_EXIT
-        self.event(at, kind, name, number << SEQUENCE_BITS | sequence)
+    def exit(self, time: int, name: int, call_index: int = 0, sequence: int = 0, *, recompute: bool = False) -> None:
+        kind = Kind.RECOMPUTE_EXIT if recompute else Kind.FORWARD_EXIT
+        self.event(time, kind, name, call_index << SEQUENCE_BITS | sequence)
 
-    def node(self, begin: int, end: int, sequence: int, *, task: int = 0, origin: int = 1) -> None:
+    def node(self, begin: int, end: int, sequence: int, *, graph_task: int = 0, forward_thread: int = 1) -> None:
         """A node of the native engine that holds nothing."""
-        self.begin(begin, sequence, task=task, origin=origin)
-        self.end(end, sequence, task=task, origin=origin)
+        self.node_begin(begin, sequence, graph_task=graph_task, forward_thread=forward_thread)
+        self.node_end(end, sequence, graph_task=graph_task, forward_thread=forward_thread)
 
-    def begin(self, at: int, sequence: int, *, task: int = 0, origin: int = 1) -> None:
-        self.event(at, Kind.NODE_BEGIN, origin << FORWARD_THREAD_SHIFT | task, sequence)
+    def node_begin(self, time: int, sequence: int, *, graph_task: int = 0, forward_thread: int = 1) -> None:
+        self.event(time, Kind.NODE_BEGIN, forward_thread << FORWARD_THREAD_SHIFT | graph_task, sequence)
 
-    def end(self, at: int, sequence: int, *, task: int = 0, origin: int = 1) -> None:
-        self.event(at, Kind.NODE_END, origin << FORWARD_THREAD_SHIFT | task, sequence)
+    def node_end(self, time: int, sequence: int, *, graph_task: int = 0, forward_thread: int = 1) -> None:
+        self.event(time, Kind.NODE_END, forward_thread << FORWARD_THREAD_SHIFT | graph_task, sequence)
 
-    def accumulated(self, at: int, *, task: int = 0, origin: int = 0) -> None:
-        self.event(at, Kind.ACCUMULATE_END, origin << FORWARD_THREAD_SHIFT | task, 0)
+    def accumulate_end(self, time: int, *, graph_task: int = 0, forward_thread: int = 0) -> None:
+        self.event(time, Kind.ACCUMULATE_END, forward_thread << FORWARD_THREAD_SHIFT | graph_task, 0)
 
-    def sequence(self, at: int, sequence: int) -> None:
+    def graph_built(self, time: int, sequence: int) -> None:
         """What a node that builds a graph notes beside its begin and end."""
-        self.event(at, Kind.GRAPH_BUILT, NO_NAME, sequence)
+        self.event(time, Kind.GRAPH_BUILT, NO_NAME, sequence)
 
-    def goes_on(self, at: int, name: int, number: int = 0, *, task: int = 0, again: bool = False) -> None:
+    def call_backward(
+        self, time: int, name: int, call_index: int = 0, *, graph_task: int = 0, recompute: bool = False
+    ) -> None:
         """From now on the nodes of this call run, says the portable engine."""
-        key = number | RECOMPUTE_BIT if again else number
-        self.event(at, Kind.CALL_BACKWARD, name, task << CALL_KEY_BITS | key)
+        call_key = call_index | RECOMPUTE_BIT if recompute else call_index
+        self.event(time, Kind.CALL_BACKWARD, name, graph_task << CALL_KEY_BITS | call_key)
 
-    def over(self, at: int, *, task: int = 0, abandoned: bool = False) -> None:
-        self.event(at, Kind.BACKWARD_OVER, NO_NAME, task | ABANDONED_BIT if abandoned else task)
+    def backward_over(self, time: int, *, graph_task: int = 0, abandoned: bool = False) -> None:
+        self.event(time, Kind.BACKWARD_OVER, NO_NAME, graph_task | ABANDONED_BIT if abandoned else graph_task)
 
-    def step(self, at: int, number: int) -> None:
-        self.event(at, Kind.STEP, NO_NAME, number)
+    def step(self, time: int, number: int) -> None:
+        self.event(time, Kind.STEP, NO_NAME, number)
 
-    def mark(self, at: int, text: str) -> None:
-        self.event(at, Kind.MARK, self._ring.names.text(text), 0)
+    def mark(self, time: int, text: str) -> None:
+        self.event(time, Kind.MARK, self._ring.names.text(text), 0)
 
     def events(self) -> Events:
         """What the ring holds."""

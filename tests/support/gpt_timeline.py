@@ -51,14 +51,14 @@ class _Build:
         fqn = f"{path}.{label}" if path else label
         slice_name = f"{label}: {module_class}" if path else label
         name = self.names.setdefault(Name(slice_name, fqn, module_class), len(self.names))
-        mine = len(self.rows)
+        row = len(self.rows)
         self.rows.append(())
         end = at + self.unit
         for child in children if phase == FORWARD else reversed(children):
-            end = self.span(child, end, (fqn, mine, depth + 1), phase, track, step)
+            end = self.span(child, end, (fqn, row, depth + 1), phase, track, step)
         # Backward costs twice a forward.
         end += self.unit * weight * (2 if phase == BACKWARD else 1)
-        self.rows[mine] = (at, end, name, phase, track, depth, parent, step, step, step << 32 | name, 1)
+        self.rows[row] = (at, end, name, phase, track, depth, parent, step, step, step << 32 | name, 1)
         return end
 
 

@@ -38,8 +38,8 @@ def evaluate(name: str, start: int, end: int, number: int | None, *, tid: int = 
 
 
 def trace(*events: Any, base: int | None = BASE, **keys: Any) -> bytes:
-    said = {} if base is None else {"baseTimeNanoseconds": base}
-    return json.dumps({"schemaVersion": 1, **keys, "traceEvents": events, **said}, indent=1).encode()
+    base_time = {} if base is None else {"baseTimeNanoseconds": base}
+    return json.dumps({"schemaVersion": 1, **keys, "traceEvents": events, **base_time}, indent=1).encode()
 
 
 def recording(*spans: Span, names: tuple[Name, ...] = NET, marks: tuple[Mark, ...] = (), base: int = BASE) -> Timeline:

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from modtrace.timeline.build.attribution import attribute_nodes, enclosing_call
 from modtrace.timeline.build.call_tree import Intervals, build_intervals
-from tests.support.event_script import Script
+from tests.support.event_script import EventScript
 
 ONE_THREAD = np.array([1])
 
 
 def owners(
-    script: Script, torch_threads: list[int] | None = None
+    script: EventScript, torch_threads: list[int] | None = None
 ) -> tuple[Intervals, dict[tuple[int, int], int | None]]:
-    """Return the intervals, and of each node (origin or -1, sequence) the name of the call that it belongs to."""
+    """Return the intervals, and of each node (forward thread or -1, sequence) the name of its call."""
     events = script.events()
     intervals = build_intervals(events)
     call = attribute_nodes(intervals, events, np.array(torch_threads or [1]))
@@ -31,16 +31,16 @@ def owners(
 
 
 def test_a_node_belongs_to_the_innermost_call_whose_range_holds_it() -> None:
-    script = Script()
+    script = EventScript()
     a, b, c, d = (script.name(name) for name in ("A", "A.b", "A.c", "A.d"))
     script.enter(1, a, sequence=10)
     script.enter(2, b, sequence=12)
-    script.leave(3, b, sequence=14)
+    script.exit(3, b, sequence=14)
     script.enter(4, c, sequence=14)
-    script.leave(5, c, sequence=14)
+    script.exit(5, c, sequence=14)
     script.enter(6, d, sequence=14)
-    script.leave(7, d, sequence=15)
-    script.leave(8, a, sequence=17)
+    script.exit(7, d, sequence=15)
+    script.exit(8, a, sequence=17)
     for at, sequence in enumerate(reversed(range(9, 19))):
         script.node(10 + 2 * at, 11 + 2 * at, sequence)
 
@@ -51,18 +51,18 @@ def test_a_node_belongs_to_the_innermost_call_whose_range_holds_it() -> None:
 
 
 def test_sequence_numbers_of_two_threads_count_apart() -> None:
-    script = Script()
+    script = EventScript()
     worker = script.add_thread("worker", 2, torch_thread_id=7)
     a, b = script.name("A"), script.name("B")
     script.enter(1, a, sequence=0)
-    script.on(worker)
+    script.on_thread(worker)
     script.enter(2, b, sequence=1)
-    script.leave(3, b, sequence=3)
-    script.on(0)
-    script.leave(4, a, sequence=2)
+    script.exit(3, b, sequence=3)
+    script.on_thread(0)
+    script.exit(4, a, sequence=2)
     # The backward of both runs on the first thread.
-    for at, (origin, sequence) in enumerate([(7, 2), (7, 1), (7, 0), (1, 1), (1, 0), (9, 1)]):
-        script.node(10 + 2 * at, 11 + 2 * at, sequence, origin=origin)
+    for at, (forward_thread, sequence) in enumerate([(7, 2), (7, 1), (7, 0), (1, 1), (1, 0), (9, 1)]):
+        script.node(10 + 2 * at, 11 + 2 * at, sequence, forward_thread=forward_thread)
 
     _, found = owners(script, [1, 7])
 
@@ -70,23 +70,23 @@ def test_sequence_numbers_of_two_threads_count_apart() -> None:
 
 
 def test_nodes_made_by_create_graph_belong_to_the_call_whose_node_made_them() -> None:
-    script = Script()
+    script = EventScript()
     a, b = script.name("A"), script.name("A.b")
     script.enter(1, a, sequence=0)
     script.enter(2, b, sequence=1)
-    script.leave(3, b, sequence=2)
-    script.leave(4, a, sequence=2)
+    script.exit(3, b, sequence=2)
+    script.exit(4, a, sequence=2)
     # backward(create_graph=True): the node of b makes 2 and 3, that of A makes 4; in between 5 is made by nobody.
-    script.begin(10, 1, task=1)
-    script.sequence(11, 2)
-    script.sequence(12, 4)
-    script.end(13, 1, task=1)
-    script.begin(14, 0, task=1)
-    script.sequence(15, 4)
-    script.sequence(16, 5)
-    script.end(17, 0, task=1)
+    script.node_begin(10, 1, graph_task=1)
+    script.graph_built(11, 2)
+    script.graph_built(12, 4)
+    script.node_end(13, 1, graph_task=1)
+    script.node_begin(14, 0, graph_task=1)
+    script.graph_built(15, 4)
+    script.graph_built(16, 5)
+    script.node_end(17, 0, graph_task=1)
     for at, sequence in enumerate([5, 4, 3, 2]):
-        script.node(20 + 2 * at, 21 + 2 * at, sequence, task=2)
+        script.node(20 + 2 * at, 21 + 2 * at, sequence, graph_task=2)
 
     _, found = owners(script)
 
@@ -94,15 +94,15 @@ def test_nodes_made_by_create_graph_belong_to_the_call_whose_node_made_them() ->
 
 
 def test_a_recomputation_has_a_range_of_its_own() -> None:
-    script = Script()
+    script = EventScript()
     a = script.name("A")
     script.enter(1, a, sequence=0)
-    script.leave(2, a, sequence=2)
-    script.begin(10, 1, task=1)
-    script.enter(11, a, sequence=5, again=True)
-    script.leave(12, a, sequence=7, again=True)
-    script.node(13, 14, 6, task=2)
-    script.end(15, 1, task=1)
+    script.exit(2, a, sequence=2)
+    script.node_begin(10, 1, graph_task=1)
+    script.enter(11, a, sequence=5, recompute=True)
+    script.exit(12, a, sequence=7, recompute=True)
+    script.node(13, 14, 6, graph_task=2)
+    script.node_end(15, 1, graph_task=1)
 
     intervals, found = owners(script)
     call = attribute_nodes(intervals, script.events(), ONE_THREAD)
@@ -113,15 +113,15 @@ def test_a_recomputation_has_a_range_of_its_own() -> None:
 
 
 def test_nodes_of_the_portable_engine_belong_to_the_call_they_name() -> None:
-    script = Script()
+    script = EventScript()
     a = script.name("A")
     for number in range(2):
         script.enter(1 + 2 * number, a, number, sequence=9)
-        script.leave(2 + 2 * number, a, number, sequence=9)
-    script.goes_on(10, a, 1, task=1)
-    script.goes_on(11, a, 0, task=1)
-    script.goes_on(12, a, 5, task=1)
-    script.over(13, task=1)
+        script.exit(2 + 2 * number, a, number, sequence=9)
+    script.call_backward(10, a, 1, graph_task=1)
+    script.call_backward(11, a, 0, graph_task=1)
+    script.call_backward(12, a, 5, graph_task=1)
+    script.backward_over(13, graph_task=1)
 
     events = script.events()
     intervals = build_intervals(events)
@@ -132,16 +132,16 @@ def test_nodes_of_the_portable_engine_belong_to_the_call_they_name() -> None:
 
 
 def test_the_enclosing_call_is_found_through_nodes() -> None:
-    script = Script()
+    script = EventScript()
     a, b = script.name("A"), script.name("B")
     script.enter(1, a)
-    script.begin(2, 0, task=1)
-    script.begin(3, 5, task=2)
-    script.enter(4, b, again=True)
-    script.leave(5, b, again=True)
-    script.end(6, 5, task=2)
-    script.end(7, 0, task=1)
-    script.leave(8, a)
+    script.node_begin(2, 0, graph_task=1)
+    script.node_begin(3, 5, graph_task=2)
+    script.enter(4, b, recompute=True)
+    script.exit(5, b, recompute=True)
+    script.node_end(6, 5, graph_task=2)
+    script.node_end(7, 0, graph_task=1)
+    script.exit(8, a)
 
     intervals = build_intervals(script.events())
 
@@ -152,7 +152,7 @@ def test_the_enclosing_call_is_found_through_nodes() -> None:
 @given(seed=st.integers(0, 1 << 30), calls=st.integers(1, 15))
 def test_every_node_of_any_tree_of_calls_belongs_to_the_call_that_made_it(seed: int, calls: int) -> None:
     choose = random.Random(seed)
-    script = Script(capacity=256)
+    script = EventScript(capacity=256)
     names: list[int] = []
     made: list[int | None] = []
     stack: list[int] = []
@@ -163,11 +163,11 @@ def test_every_node_of_any_tree_of_calls_belongs_to_the_call_that_made_it(seed: 
             script.enter(at, names[-1], sequence=len(made))
             stack.append(names[-1])
         elif action == 1 and stack:
-            script.leave(at, stack.pop(), sequence=len(made))
+            script.exit(at, stack.pop(), sequence=len(made))
         else:
             made.append(stack[-1] if stack else None)
     while stack:
-        script.leave(200, stack.pop(), sequence=len(made))
+        script.exit(200, stack.pop(), sequence=len(made))
     order = choose.sample(range(len(made)), len(made))
     for sequence in order:
         script.node(300, 301, sequence)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from modtrace.timeline.build.attribution import attribute_nodes
 from modtrace.timeline.build.backward_spans import call_path_lengths, cut_backward_spans
 from modtrace.timeline.build.call_tree import build_intervals
-from tests.support.event_script import Script
+from tests.support.event_script import EventScript
 
 Cut = tuple[str, int, int, int]
 """Of a backward span its fqn, its first and its last nanosecond, and how many calls of its call path are around it."""
@@ -19,22 +19,22 @@ class CallPath:
     """Calls made ahead of all nodes: "a", "a.b", "a.b.c" and "d"; each has one sequence number of its own."""
 
     def __init__(self) -> None:
-        self.script = script = Script(capacity=256)
+        self.script = script = EventScript(capacity=256)
         self.names = {fqn: script.name(fqn) for fqn in ("a", "a.b", "a.b.c", "a.e", "d")}
         self.sequence = {"none": 0, "a": 1, "a.b": 2, "a.b.c": 3, "a.e": 5, "d": 6}
         script.enter(1, self.names["a"], sequence=1)
         script.enter(2, self.names["a.b"], sequence=2)
         script.enter(3, self.names["a.b.c"], sequence=3)
-        script.leave(4, self.names["a.b.c"], sequence=4)
-        script.leave(5, self.names["a.b"], sequence=5)
+        script.exit(4, self.names["a.b.c"], sequence=4)
+        script.exit(5, self.names["a.b"], sequence=5)
         script.enter(6, self.names["a.e"], sequence=5)
-        script.leave(7, self.names["a.e"], sequence=6)
-        script.leave(8, self.names["a"], sequence=6)
+        script.exit(7, self.names["a.e"], sequence=6)
+        script.exit(8, self.names["a"], sequence=6)
         script.enter(9, self.names["d"], sequence=6)
-        script.leave(10, self.names["d"], sequence=7)
+        script.exit(10, self.names["d"], sequence=7)
 
     def node(self, begin: int, end: int, whose: str, task: int = 0) -> None:
-        self.script.node(begin, end, self.sequence[whose], task=task)
+        self.script.node(begin, end, self.sequence[whose], graph_task=task)
 
     def cut(self) -> list[Cut]:
         events = self.script.events()
@@ -116,7 +116,7 @@ def test_a_call_between_two_nodes_parts_them() -> None:
     path = CallPath()
     path.node(20, 21, "a")
     path.script.enter(24, path.names["d"], 1, sequence=7)
-    path.script.leave(25, path.names["d"], 1, sequence=8)
+    path.script.exit(25, path.names["d"], 1, sequence=8)
     path.node(30, 31, "a")
 
     assert path.cut() == [("a", 20, 21, 0), ("a", 30, 31, 0)]
@@ -124,10 +124,10 @@ def test_a_call_between_two_nodes_parts_them() -> None:
 
 def test_an_inner_backward_pass_has_spans_of_its_own() -> None:
     path = CallPath()
-    path.script.begin(20, path.sequence["a"], task=1)
+    path.script.node_begin(20, path.sequence["a"], graph_task=1)
     path.node(22, 23, "a.b", task=2)
     path.node(24, 25, "a", task=2)
-    path.script.end(29, path.sequence["a"], task=1)
+    path.script.node_end(29, path.sequence["a"], graph_task=1)
 
     assert path.cut() == [("a", 20, 29, 0), ("a", 22, 25, 0), ("a.b", 22, 24, 1)]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from modtrace.timeline import Mark, Process, Timeline, Track, build_timeline
 from modtrace.timeline.nesting import nest_by_time
-from tests.support.event_script import WALL, Script
+from tests.support.event_script import WALL, EventScript
 from tests.support.profiler_truth import share_nested
 
 Row = tuple[str, str, int, int, int, int]
@@ -22,18 +22,18 @@ def rows(timeline: Timeline) -> list[Row]:
     ]
 
 
-def two_calls(script: Script) -> tuple[int, int]:
+def two_calls(script: EventScript) -> tuple[int, int]:
     """Forward of "A" from 10 to 30 with "A.b" in it from 15 to 20, three nodes in all."""
     a, b = script.name("A", "A", "A"), script.name("A.b", "b: B", "B")
     script.enter(10, a, sequence=0)
     script.enter(15, b, sequence=1)
-    script.leave(20, b, sequence=2)
-    script.leave(30, a, sequence=3)
+    script.exit(20, b, sequence=2)
+    script.exit(30, a, sequence=3)
     return a, b
 
 
 def test_an_empty_ring_is_an_empty_timeline() -> None:
-    timeline = build_timeline(Script().snapshot())
+    timeline = build_timeline(EventScript().snapshot())
 
     assert len(timeline.spans) == 0
     assert timeline.tracks == []
@@ -41,11 +41,11 @@ def test_an_empty_ring_is_an_empty_timeline() -> None:
 
 
 def test_a_step_of_the_native_engine_has_nested_forward_and_backward_spans() -> None:
-    script = Script()
+    script = EventScript()
     two_calls(script)
     for begin, sequence in ((40, 2), (50, 1), (60, 0)):
         script.node(begin, begin + 5, sequence)
-    script.accumulated(70)
+    script.accumulate_end(70)
     script.step(80, 0)
 
     timeline = build_timeline(script.snapshot())
@@ -68,12 +68,12 @@ def test_a_step_of_the_native_engine_has_nested_forward_and_backward_spans() -> 
 
 
 def test_a_step_of_the_portable_engine_has_the_spans_of_the_native_one() -> None:
-    script = Script()
+    script = EventScript()
     a, b = two_calls(script)
-    script.goes_on(40, a, task=1)
-    script.goes_on(50, b, task=1)
-    script.goes_on(60, a, task=1)
-    script.over(70, task=1)
+    script.call_backward(40, a, graph_task=1)
+    script.call_backward(50, b, graph_task=1)
+    script.call_backward(60, a, graph_task=1)
+    script.backward_over(70, graph_task=1)
 
     assert rows(build_timeline(script.snapshot())) == [
         ("A", "forward", 10, 30, 0, 0),
@@ -84,11 +84,11 @@ def test_a_step_of_the_portable_engine_has_the_spans_of_the_native_one() -> None
 
 
 def test_spans_count_the_steps_that_had_ended() -> None:
-    script = Script()
+    script = EventScript()
     a = script.name("A")
     for number in range(3):
         script.enter(10 * number, a, number)
-        script.leave(10 * number + 5, a, number)
+        script.exit(10 * number + 5, a, number)
         script.step(10 * number + 6, number + 4)
 
     timeline = build_timeline(script.snapshot())
@@ -98,7 +98,7 @@ def test_spans_count_the_steps_that_had_ended() -> None:
 
 
 def test_nodes_of_no_module_are_counted_and_not_shown() -> None:
-    script = Script()
+    script = EventScript()
     two_calls(script)
     script.node(40, 41, 3)
     script.node(50, 51, 4)
@@ -110,14 +110,14 @@ def test_nodes_of_no_module_are_counted_and_not_shown() -> None:
 
 
 def test_a_node_that_is_a_part_of_another_is_not_shown_apart() -> None:
-    script = Script()
+    script = EventScript()
     two_calls(script)
-    script.begin(40, 1, task=1)
-    script.node(42, 43, 1, task=1)
-    script.end(45, 1, task=1)
-    script.begin(50, 0, task=1)
-    script.node(52, 53, 0, task=2)
-    script.end(55, 0, task=1)
+    script.node_begin(40, 1, graph_task=1)
+    script.node(42, 43, 1, graph_task=1)
+    script.node_end(45, 1, graph_task=1)
+    script.node_begin(50, 0, graph_task=1)
+    script.node(52, 53, 0, graph_task=2)
+    script.node_end(55, 0, graph_task=1)
 
     # The second one runs a backward of its own.
     assert rows(build_timeline(script.snapshot()))[2:] == [
@@ -128,12 +128,12 @@ def test_a_node_that_is_a_part_of_another_is_not_shown_apart() -> None:
 
 
 def test_a_non_reentrant_recomputation_lies_inside_the_backward_that_asked_for_it() -> None:
-    script = Script()
+    script = EventScript()
     _, b = two_calls(script)
-    script.begin(40, 1)
-    script.enter(42, b, 0, sequence=7, again=True)
-    script.leave(44, b, 0, sequence=8, again=True)
-    script.end(50, 1)
+    script.node_begin(40, 1)
+    script.enter(42, b, 0, sequence=7, recompute=True)
+    script.exit(44, b, 0, sequence=8, recompute=True)
+    script.node_end(50, 1)
     script.node(60, 65, 0)
 
     timeline = build_timeline(script.snapshot())
@@ -149,21 +149,21 @@ def test_a_non_reentrant_recomputation_lies_inside_the_backward_that_asked_for_i
 
 
 def test_a_recomputation_has_the_call_index_of_the_call_that_it_repeats() -> None:
-    script = Script()
+    script = EventScript()
     a, b = script.name("A"), script.name("A.b")
     script.enter(1, a, sequence=0)
     for number in range(3):
         script.enter(2 + 4 * number, b, number, sequence=3 * number)
-        script.leave(3 + 4 * number, b, number, sequence=3 * number + 2)
-    script.leave(19, a, sequence=9)
+        script.exit(3 + 4 * number, b, number, sequence=3 * number + 2)
+    script.exit(19, a, sequence=9)
     # The reentrant kind: A's own nodes 8, 5 and 2 run each of the calls again, the last one first, and then its nodes.
     for again, sequence in enumerate((8, 5, 2)):
         at = 20 + 10 * again
-        script.begin(at, sequence, task=1)
-        script.enter(at + 1, b, again, sequence=20 + again, again=True)
-        script.leave(at + 2, b, again, sequence=21 + again, again=True)
-        script.node(at + 3, at + 4, 20 + again, task=2 + again)
-        script.end(at + 5, sequence, task=1)
+        script.node_begin(at, sequence, graph_task=1)
+        script.enter(at + 1, b, again, sequence=20 + again, recompute=True)
+        script.exit(at + 2, b, again, sequence=21 + again, recompute=True)
+        script.node(at + 3, at + 4, 20 + again, graph_task=2 + again)
+        script.node_end(at + 5, sequence, graph_task=1)
 
     timeline = build_timeline(script.snapshot())
 
@@ -178,11 +178,11 @@ def test_a_recomputation_has_the_call_index_of_the_call_that_it_repeats() -> Non
 
 
 def test_stats_of_a_ring_that_wrapped_are_exact() -> None:
-    script = Script(capacity=16)
+    script = EventScript(capacity=16)
     a = script.name("A")
     for number in range(20):
         script.enter(10 * number, a, number)
-        script.leave(10 * number + 5, a, number)
+        script.exit(10 * number + 5, a, number)
     script.enter(200, a, 20)
 
     timeline = build_timeline(script.snapshot())
@@ -206,10 +206,10 @@ def test_stats_of_a_ring_that_wrapped_are_exact() -> None:
 
 
 def test_times_follow_the_wall_clock_between_two_readings() -> None:
-    script = Script()
+    script = EventScript()
     a = script.name("A")
     script.enter(1_000_000, a)
-    script.leave(9_000_000, a)
+    script.exit(9_000_000, a)
     snapshot = script.snapshot()
     late = {"kind": "anchor", "monotonic": 10_000_000, "wall": WALL + 10_001_000}
 
@@ -220,9 +220,9 @@ def test_times_follow_the_wall_clock_between_two_readings() -> None:
 
 
 def test_names_that_a_cut_file_lacks_get_a_stand_in() -> None:
-    script = Script()
+    script = EventScript()
     script.enter(1, 5)
-    script.leave(2, 5)
+    script.exit(2, 5)
 
     assert [(span.fqn, span.module_class) for span in build_timeline(script.snapshot()).spans] == [("#5", "?")]
 
@@ -230,7 +230,7 @@ def test_names_that_a_cut_file_lacks_get_a_stand_in() -> None:
 @given(seed=st.integers(0, 1 << 30), calls=st.integers(1, 12), capacity=st.sampled_from([16, 24, 256]))
 def test_any_recording_nests_whatever_the_ring_kept(seed: int, calls: int, capacity: int) -> None:
     choose = random.Random(seed)
-    script = Script(capacity)
+    script = EventScript(capacity)
     names = [script.name(f"module {number}") for number in range(4)]
     now = 0
     sequence = 0
@@ -245,17 +245,17 @@ def test_any_recording_nests_whatever_the_ring_kept(seed: int, calls: int, capac
         first = sequence
         for number in range(calls):
             while stack and choose.random() < 0.5:
-                script.leave(tick(), *stack.pop(), sequence)
+                script.exit(tick(), *stack.pop(), sequence)
             call = (choose.choice(names), task * calls + number)
             script.enter(tick(), *call, sequence)
             stack.append(call)
             sequence += choose.randrange(3)
         while stack:
-            script.leave(tick(), *stack.pop(), sequence)
+            script.exit(tick(), *stack.pop(), sequence)
             sequence += choose.randrange(2)
         for node in reversed(range(first, sequence)):
-            script.begin(tick(), node, task=task)
-            script.end(tick(), node, task=task)
+            script.node_begin(tick(), node, graph_task=task)
+            script.node_end(tick(), node, graph_task=task)
 
     timeline = build_timeline(script.snapshot())
     columns = timeline.columns

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline.build.call_tree import Intervals, build_intervals
-from tests.support.event_script import Script
+from tests.support.event_script import EventScript
 
 
 def rows(intervals: Intervals, *fields: str) -> list[tuple[int, ...]]:
@@ -18,18 +18,18 @@ def rows(intervals: Intervals, *fields: str) -> list[tuple[int, ...]]:
 
 
 def test_no_events_are_no_intervals() -> None:
-    assert len(build_intervals(Script().events())) == 0
+    assert len(build_intervals(EventScript().events())) == 0
 
 
 def test_calls_pair_by_name_and_number() -> None:
-    script = Script()
+    script = EventScript()
     outer, inner = script.name("A"), script.name("A.b")
     script.enter(10, outer, sequence=3)
     script.enter(11, inner, 0, sequence=4)
-    script.leave(12, inner, 0, sequence=6)
+    script.exit(12, inner, 0, sequence=6)
     script.enter(13, inner, 1, sequence=6)
-    script.leave(15, inner, 1, sequence=6)
-    script.leave(19, outer, sequence=9)
+    script.exit(15, inner, 1, sequence=6)
+    script.exit(19, outer, sequence=9)
 
     intervals = build_intervals(script.events())
 
@@ -43,12 +43,12 @@ def test_calls_pair_by_name_and_number() -> None:
 
 
 def test_a_module_that_calls_itself_nests_in_itself() -> None:
-    script = Script()
+    script = EventScript()
     name = script.name("A")
     for number in range(3):
         script.enter(number, name, number)
     for number in reversed(range(3)):
-        script.leave(10 - number, name, number)
+        script.exit(10 - number, name, number)
 
     assert rows(build_intervals(script.events()), "call_key", "start", "end", "depth", "parent") == [
         (0, 0, 10, 0, -1),
@@ -58,7 +58,7 @@ def test_a_module_that_calls_itself_nests_in_itself() -> None:
 
 
 def test_calls_open_at_the_end_last_until_the_last_event() -> None:
-    script = Script()
+    script = EventScript()
     outer, inner = script.name("A"), script.name("A.b")
     script.enter(1, outer)
     script.enter(2, inner)
@@ -68,16 +68,16 @@ def test_calls_open_at_the_end_last_until_the_last_event() -> None:
 
 
 def test_calls_open_before_the_first_event_nest_by_their_exits() -> None:
-    script = Script(capacity=16)
+    script = EventScript(capacity=16)
     outer, inner, other = script.name("A"), script.name("A.b"), script.name("A.c")
     script.enter(1, outer)
     script.enter(2, inner)
     for at in range(3, 16):
         script.mark(at, "fills the ring")
-    script.leave(16, inner)
+    script.exit(16, inner)
     script.enter(17, other)
-    script.leave(18, other)
-    script.leave(19, outer)
+    script.exit(18, other)
+    script.exit(19, outer)
     intervals = build_intervals(script.events())
 
     # Nineteen events in sixteen slots: the first that is left is that at 4.
@@ -89,13 +89,13 @@ def test_calls_open_before_the_first_event_nest_by_their_exits() -> None:
 
 
 def test_an_inner_call_without_an_exit_ends_with_the_outer_one() -> None:
-    script = Script()
+    script = EventScript()
     outer, inner, after = script.name("A"), script.name("A.b"), script.name("B")
     script.enter(1, outer)
     script.enter(2, inner)
-    script.leave(5, outer)
+    script.exit(5, outer)
     script.enter(8, after)
-    script.leave(9, after)
+    script.exit(9, after)
 
     assert rows(build_intervals(script.events()), "name", "start", "end", "depth", "parent", "has_end") == [
         (outer, 1, 5, 0, -1, 1),
@@ -105,14 +105,14 @@ def test_an_inner_call_without_an_exit_ends_with_the_outer_one() -> None:
 
 
 def test_threads_do_not_nest_in_each_other() -> None:
-    script = Script()
+    script = EventScript()
     name, other = script.name("A"), script.add_thread("worker", 2)
     script.enter(1, name, 0)
-    script.on(other)
+    script.on_thread(other)
     script.enter(2, name, 1)
-    script.leave(3, name, 1)
-    script.on(0)
-    script.leave(4, name, 0)
+    script.exit(3, name, 1)
+    script.on_thread(0)
+    script.exit(4, name, 0)
 
     assert rows(build_intervals(script.events()), "thread", "start", "end", "depth", "parent") == [
         (0, 1, 4, 0, -1),
@@ -121,12 +121,12 @@ def test_threads_do_not_nest_in_each_other() -> None:
 
 
 def test_a_node_lasts_until_the_next_one_begins() -> None:
-    script = Script()
+    script = EventScript()
     script.node(10, 12, sequence=5)
-    script.accumulated(14)
+    script.accumulate_end(14)
     script.node(15, 16, sequence=4)
-    script.accumulated(18)
-    script.accumulated(19)
+    script.accumulate_end(18)
+    script.accumulate_end(19)
 
     intervals = build_intervals(script.events())
 
@@ -140,13 +140,13 @@ def test_a_node_lasts_until_the_next_one_begins() -> None:
 
 
 def test_a_node_does_not_last_into_another_task_or_a_call() -> None:
-    script = Script()
-    script.node(10, 12, sequence=5, task=1)
-    script.node(15, 16, sequence=4, task=2)
+    script = EventScript()
+    script.node(10, 12, sequence=5, graph_task=1)
+    script.node(15, 16, sequence=4, graph_task=2)
     name = script.name("A")
     script.enter(20, name)
-    script.leave(21, name)
-    script.node(25, 26, sequence=7, task=2)
+    script.exit(21, name)
+    script.node(25, 26, sequence=7, graph_task=2)
 
     intervals = build_intervals(script.events())
 
@@ -155,12 +155,12 @@ def test_a_node_does_not_last_into_another_task_or_a_call() -> None:
 
 
 def test_waiting_for_the_nodes_of_another_thread_is_not_the_own_time_of_a_node() -> None:
-    script = Script()
+    script = EventScript()
     worker = script.add_thread("worker", 2)
     script.node(10, 12, sequence=5)
-    script.on(worker)
+    script.on_thread(worker)
     script.node(14, 15, sequence=4)
-    script.on(0)
+    script.on_thread(0)
     script.node(20, 21, sequence=3)
 
     assert rows(build_intervals(script.events()), "thread", "start", "end") == [
@@ -171,11 +171,11 @@ def test_waiting_for_the_nodes_of_another_thread_is_not_the_own_time_of_a_node()
 
 
 def test_nodes_of_an_inner_backward_nest() -> None:
-    script = Script()
-    script.begin(1, 9, task=1)
-    script.node(2, 3, 12, task=2)
-    script.node(4, 5, 11, task=2)
-    script.end(6, 9, task=1)
+    script = EventScript()
+    script.node_begin(1, 9, graph_task=1)
+    script.node(2, 3, 12, graph_task=2)
+    script.node(4, 5, 11, graph_task=2)
+    script.node_end(6, 9, graph_task=1)
 
     assert rows(build_intervals(script.events()), "sequence", "start", "end", "depth", "parent") == [
         (9, 1, 6, 0, -1),
@@ -185,12 +185,12 @@ def test_nodes_of_an_inner_backward_nest() -> None:
 
 
 def test_nodes_pair_where_one_end_is_missing() -> None:
-    script = Script()
-    script.begin(1, 9)
-    script.begin(2, 8)
-    script.end(5, 9)
+    script = EventScript()
+    script.node_begin(1, 9)
+    script.node_begin(2, 8)
+    script.node_end(5, 9)
     script.node(6, 7, 7)
-    script.end(8, 6)
+    script.node_end(8, 6)
 
     intervals = build_intervals(script.events())
 
@@ -203,12 +203,12 @@ def test_nodes_pair_where_one_end_is_missing() -> None:
 
 
 def test_a_segment_lasts_until_the_next_of_its_pass() -> None:
-    script = Script()
+    script = EventScript()
     a, b = script.name("A"), script.name("A.b")
-    script.goes_on(10, a, 4, task=7)
-    script.goes_on(13, b, 2, task=7)
-    script.goes_on(15, NO_NAME, task=7)
-    script.over(19, task=7)
+    script.call_backward(10, a, 4, graph_task=7)
+    script.call_backward(13, b, 2, graph_task=7)
+    script.call_backward(15, NO_NAME, graph_task=7)
+    script.backward_over(19, graph_task=7)
 
     intervals = build_intervals(script.events())
 
@@ -222,31 +222,31 @@ def test_a_segment_lasts_until_the_next_of_its_pass() -> None:
 
 
 def test_an_abandoned_segment_ends_with_the_last_event_that_is_known() -> None:
-    script = Script()
+    script = EventScript()
     a = script.name("A")
-    script.goes_on(10, a, task=7)
+    script.call_backward(10, a, graph_task=7)
     script.mark(14, "the last sign of life")
-    script.over(99, task=7, abandoned=True)
+    script.backward_over(99, graph_task=7, abandoned=True)
 
     assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(10, 14, 0)]
 
 
 def test_a_segment_behind_the_abandoned_end_of_its_pass_has_no_end() -> None:
-    script = Script()
-    script.over(5, task=7, abandoned=True)
-    script.goes_on(10, script.name("A"), task=7)
+    script = EventScript()
+    script.backward_over(5, graph_task=7, abandoned=True)
+    script.call_backward(10, script.name("A"), graph_task=7)
     script.mark(14, "the last event")
 
     assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(10, 14, 0)]
 
 
 def test_segments_of_an_inner_backward_nest_in_the_outer_one() -> None:
-    script = Script()
+    script = EventScript()
     a, b = script.name("A"), script.name("B")
-    script.goes_on(1, a, task=1)
-    script.goes_on(2, b, task=2)
-    script.over(3, task=2)
-    script.over(5, task=1)
+    script.call_backward(1, a, graph_task=1)
+    script.call_backward(2, b, graph_task=2)
+    script.backward_over(3, graph_task=2)
+    script.backward_over(5, graph_task=1)
 
     assert rows(build_intervals(script.events()), "name", "start", "end", "depth", "parent") == [
         (a, 1, 5, 0, -1),
@@ -260,27 +260,27 @@ Flat = list[tuple[int, bool, int]]
 
 @pytest.mark.parametrize(("time", "end"), [(5, 21), (30, 30), (10**15, 40)])
 def test_a_segment_that_another_thread_ends_ends_among_the_events_of_its_own(time: int, end: int) -> None:
-    script = Script()
+    script = EventScript()
     outer, inner, other = script.name("A"), script.name("A.b"), script.add_thread("other", 2)
     script.enter(20, outer)
     script.enter(21, inner)
-    script.on(other)
-    script.leave(time, inner)
-    script.on(0)
-    script.leave(40, outer)
+    script.on_thread(other)
+    script.exit(time, inner)
+    script.on_thread(0)
+    script.exit(40, outer)
 
     assert rows(build_intervals(script.events()), "start", "end", "has_end") == [(20, 40, 1), (21, end, 1)]
 
 
 def test_segments_that_other_threads_end_in_turn_nest() -> None:
-    script = Script()
+    script = EventScript()
     outer, inner = script.name("A"), script.name("A.b")
     script.enter(20, outer)
     script.enter(21, inner)
-    script.on(script.add_thread("one", 2))
-    script.leave(90, inner)
-    script.on(script.add_thread("two", 3))
-    script.leave(50, outer)
+    script.on_thread(script.add_thread("one", 2))
+    script.exit(90, inner)
+    script.on_thread(script.add_thread("two", 3))
+    script.exit(50, outer)
 
     assert rows(build_intervals(script.events()), "start", "end", "depth") == [(20, 90, 0), (21, 90, 1)]
 
@@ -307,16 +307,16 @@ def nested_intervals(draw: st.DrawFn) -> Flat:
 def test_intervals_of_any_window_nest_as_they_did(nodes: bool, flat: Flat, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(flat) - 1))
     window = flat[first : data.draw(st.integers(first + 1, len(flat)))]
-    script = Script(capacity=64)
+    script = EventScript(capacity=64)
     threads = [0, script.add_thread("one", 2), script.add_thread("two", 3)]
     name = script.name("A")
     for at, (thread, opens, number) in enumerate(window):
-        script.on(threads[thread])
+        script.on_thread(threads[thread])
         if nodes:
             # Another origin than that of any call, another task for each, so that none is lengthened.
-            (script.begin if opens else script.end)(at, number, task=number)
+            (script.node_begin if opens else script.node_end)(at, number, graph_task=number)
         else:
-            (script.enter if opens else script.leave)(at, name, number)
+            (script.enter if opens else script.exit)(at, name, number)
 
     intervals = build_intervals(script.events())
 
@@ -353,10 +353,10 @@ VALUES = [0, 1, 1 << CALL_KEY_BITS, 1 << SEQUENCE_BITS, ABANDONED_BIT, ABANDONED
     st.tuples(*3 * [st.integers(0, 100)]),
 )
 def test_intervals_nest_whatever_the_events(said: list[tuple[Kind, int, int, int]], clocks: tuple[int, ...]) -> None:
-    script = Script(capacity=64)
+    script = EventScript(capacity=64)
     threads = [0, script.add_thread("one", 2), script.add_thread("two", 3)]
     for at, (kind, name, value, thread) in enumerate(said):
-        script.on(threads[thread])
+        script.on_thread(threads[thread])
         script.event(at + clocks[thread], kind, name, value)
 
     intervals = build_intervals(script.events())
