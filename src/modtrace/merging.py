@@ -13,8 +13,6 @@ from .timeline import Timeline
 
 __all__ = ["MergeResult", "merge"]
 
-Path = str | os.PathLike[str]
-
 # What is no profiler's trace, and what to do with it.
 _NO_PROFILE = {
     FileKind.RING: "give the profiler's trace first, then the recording",
@@ -26,9 +24,9 @@ _NO_PROFILE = {
 
 
 def merge(
-    profiler_trace: Path,
-    timeline: Timeline | Path | None,
-    out: Path,
+    profiler_trace: str | os.PathLike[str],
+    timeline: Timeline | str | os.PathLike[str] | None,
+    out: str | os.PathLike[str],
     *,
     attribute: bool = True,
     progress: Progress | None = None,

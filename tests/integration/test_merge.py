@@ -270,7 +270,7 @@ def test_without_attribution_the_recording_is_added_as_it_is(path: Path, tmp_pat
     before = document(path)["traceEvents"]
     assert after["traceEvents"][: len(before)] == before
     added = after["traceEvents"][len(before) :]
-    assert len(slices(added, "forward")) == len(synthetic(path).columns) == told.slices
+    assert len(slices(added, "forward")) == len(synthetic(path).columns) == told.spans
     assert not slices(added, "backward", "gpu")
     assert not {event["tid"] for event in added} & {event.get("tid") for event in before}
     assert "without attribution" in after["modtrace"]["notes"][0]

@@ -47,11 +47,11 @@ class TraceHandler:
         self._recording: Recording = recording.record(**options) if current is None else current
         if self._own:
             self._recording.start()
-            # Nobody tells a handler that its profiler is done for good.
+            # torch does not say that a profiler has ended for good: the recording ends with the handler.
             self._close = weakref.finalize(self, self._recording.stop)
 
     def __call__(self, profiler: _Profiler) -> None:
-        """Export and merge what the profiler has; a trace that cannot be merged is kept as it is, and said so."""
+        """Export and merge what the profiler has; a trace that cannot be merged is kept as it is, and logged."""
         name = f"{self._worker}.{len(self.paths)}.json.gz"
         descriptor, exported = tempfile.mkstemp(prefix=".modtrace-", suffix=".json", dir=self._folder)
         os.close(descriptor)

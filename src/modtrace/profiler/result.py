@@ -1,4 +1,4 @@
-"""What a merge says of itself: to the caller, and in the trace it wrote."""
+"""What a merge did, for the caller and in the metadata of the trace it wrote."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class MergeResult:
     Attributes:
         path: the file it wrote.
         alignment: how well the recording lies over the trace; empty where there was no recording.
-        slices: slices written above the process's threads.
-        device_slices: slices written above the devices' streams.
+        spans: how many spans were written above the process' threads.
+        gpu_spans: how many above the streams of GPUs.
         summary: what each module took; None without attribution.
         notes: what the user should know.
         metadata: what the trace's metadata says; JSON values.
@@ -36,14 +36,14 @@ class MergeResult:
 
     path: str
     alignment: str
-    slices: int
-    device_slices: int
+    spans: int
+    gpu_spans: int
     summary: Summary | None
     notes: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [f"{self.path}: {self.slices} slices above threads, {self.device_slices} above GPU streams"]
+        lines = [f"{self.path}: {self.spans} spans above threads, {self.gpu_spans} above GPU streams"]
         return "\n".join([*lines, *([self.alignment] if self.alignment else []), *self.notes])
 
 
@@ -69,10 +69,10 @@ def trailer_json(metadata: Mapping[str, Any], tail: bytes, keys: Mapping[str, An
         keys: the profiler's top-level keys.
         head: its bytes before the events.
     """
-    said = b'\n],\n"%b":%b' % (MERGED.encode(), orjson.dumps(metadata))
+    trailer = b'\n],\n"%b":%b' % (MERGED.encode(), orjson.dumps(metadata))
     if tail:
-        return said + tail[1:]
+        return trailer + tail[1:]
     base = keys.get("baseTimeNanoseconds")
     if base is not None and b'"baseTimeNanoseconds"' not in head:
-        said += b',\n"baseTimeNanoseconds":%d' % base
-    return said + b"\n}\n"
+        trailer += b',\n"baseTimeNanoseconds":%d' % base
+    return trailer + b"\n}\n"

@@ -16,7 +16,7 @@ from ..formats.packet_stream import read_packet_batches
 from ..formats.perfetto_ids import PROFILER_SEQUENCE
 from ..profiler.trace.trace_file import TraceFile
 from ..timeline import PHASES, Name, Timeline
-from .saved_perfetto import BATCH, load_perfetto
+from .saved_perfetto import BATCH_BYTES, load_perfetto
 from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number
 
 __all__ = ["load_merged_perfetto"]
@@ -32,8 +32,8 @@ def load_merged_perfetto(path: Path) -> Timeline:
     with TraceFile(path) as source:
         unpacked = gzip.open if source.gzipped else open
     with unpacked(path, "rb") as file:
-        for _, part in read_packet_batches(path, cast(BinaryIO, file), BATCH):
-            ours = Trace()
+        for _, part in read_packet_batches(path, cast(BinaryIO, file), BATCH_BYTES):
+            kept = Trace()
             for packet in Trace.FromString(part).packet:
                 if packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
                     try:
@@ -42,8 +42,8 @@ def load_merged_perfetto(path: Path) -> Timeline:
                         message = f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}"
                         raise TraceError(path, message) from error
                 else:
-                    ours.packet.append(packet)
-            recording.write(ours.SerializeToString())
+                    kept.packet.append(packet)
+            recording.write(kept.SerializeToString())
     recording.seek(0)
     return add_stream_spans(load_perfetto(path, recording), rows.spans)
 

@@ -22,10 +22,10 @@ __all__ = ["load_chrome"]
 
 Event = dict[str, Any]
 
-BATCH = 1 << 22
+BATCH_BYTES = 1 << 22
 """Bytes of JSON that are parsed at a time."""
 
-FIXED = 4
+FIXED_ARGS = 4
 """How many args every span has."""
 
 OPENING = b'"traceEvents":[\n'
@@ -64,30 +64,30 @@ def _opened(path: Path, file: BinaryIO) -> tuple[Event, Iterator[list[Event]]]:
     return document, iter([document.get("traceEvents", [])])
 
 
-def _lines(path: Path, file: BinaryIO, at: int) -> Iterator[list[Event]]:
+def _lines(path: Path, file: BinaryIO, offset: int) -> Iterator[list[Event]]:
     ended = False
-    while lines := file.readlines(BATCH):
+    while lines := file.readlines(BATCH_BYTES):
         length = sum(map(len, lines))
         if lines[-1].rstrip() == b"]}":
             ended = True
             lines.pop()
         text = b"".join(lines).strip()
         if text:
-            yield _parsed(path, b"[" + text.removesuffix(b",") + b"]", at - 1, at + length)
-        at += length
+            yield _parsed(path, b"[" + text.removesuffix(b",") + b"]", offset - 1, offset + length)
+        offset += length
     if not ended:
-        raise TraceError(path, "it is cut off; the events behind this byte are missing", at)
+        raise TraceError(path, "it is cut off; the events behind this byte are missing", offset)
 
 
-def _parsed(path: Path, text: bytes, at: int, end: int | None = None) -> Any:
+def _parsed(path: Path, text: bytes, offset: int, end: int | None = None) -> Any:
     """Parse what stands at byte `at` of the file, up to `end`."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         # The error counts characters.
-        where = at + len(error.doc[: error.pos].encode())
-        where = where if end is None else min(where, end)
-        raise TraceError(path, f"it is no whole JSON: {error.msg}", where) from error
+        error_offset = offset + len(error.doc[: error.pos].encode())
+        error_offset = error_offset if end is None else min(error_offset, end)
+        raise TraceError(path, f"it is no whole JSON: {error.msg}", error_offset) from error
 
 
 class _Reader:
@@ -99,7 +99,8 @@ class _Reader:
         self._lanes = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
         pids = [process["trace_pid"] for process in header["processes"]]
         self._counters = {
-            (pids[said["process"]], said["name"], said["unit"]): index for index, said in enumerate(header["counters"])
+            (pids[counter["process"]], counter["name"], counter["unit"]): index
+            for index, counter in enumerate(header["counters"])
         }
         self._phases = {phase: code for code, phase in enumerate(PHASES)}
         self._marks: list[tuple[float, str, str]] = []
@@ -108,14 +109,14 @@ class _Reader:
     def take(self, events: list[Event]) -> None:
         """Take the next events of the file."""
         spans: list[Event] = []
-        arrows: list[tuple[int, int]] = []
+        flow_ends: list[tuple[int, int]] = []
         for event in events:
             kind = event["ph"]
             if kind == "X":
                 spans.append(event)
             elif kind in ("s", "f"):
                 # The writer puts an arrow's end right behind its span.
-                arrows.append((len(self._ts) + len(spans) - 1, event["id"]))
+                flow_ends.append((len(self._ts) + len(spans) - 1, event["id"]))
             elif kind == "i":
                 self._marks.append((event["ts"], event["cat"], event["name"]))
             elif kind == "C":
@@ -125,7 +126,7 @@ class _Reader:
                     raise ValueError(f"a sample of {event['name']} is {value!r}")
                 self._samples.setdefault(counter, []).append((event["ts"], value))
         self._spans(spans)
-        for row, link in arrows:
+        for row, link in flow_ends:
             self._rows.link[row] = link
 
     def timeline(self, base: int) -> Timeline:
@@ -147,26 +148,26 @@ class _Reader:
         rows.phase.extend([self._phases[span["cat"]] for span in spans])
         rows.name.extend(
             [
-                rows.names[span["name"], said["fqn"], said["module_class"]]
-                for span, said in zip(spans, args, strict=True)
+                rows.names[span["name"], span_args["fqn"], span_args["module_class"]]
+                for span, span_args in zip(spans, args, strict=True)
             ]
         )
-        rows.call.extend([said["call"] for said in args])
-        rows.step.extend([said["step"] for said in args])
-        rows.complete.extend([said.get("complete", True) for said in args])
+        rows.call.extend([span_args["call"] for span_args in args])
+        rows.step.extend([span_args["step"] for span_args in args])
+        rows.complete.extend([span_args.get("complete", True) for span_args in args])
         rows.link.extend(
             [
-                span["bind_id"] - BIND_ID_OFFSET if "bind_id" in span else said.get("link", -1)
-                for span, said in zip(spans, args, strict=True)
+                span["bind_id"] - BIND_ID_OFFSET if "bind_id" in span else span_args.get("link", -1)
+                for span, span_args in zip(spans, args, strict=True)
             ]
         )
-        for row, said in enumerate(args, first):
-            if len(said) > FIXED:
-                own = {key: value for key, value in said.items() if key not in RESERVED_ARGS}
-                if not all(isinstance(value, str) for value in own.values()):
-                    raise ValueError(f"an argument in {own!r} is no text")
-                if own:
-                    rows.span_args[row] = own
+        for row, span_args in enumerate(args, first):
+            if len(span_args) > FIXED_ARGS:
+                extra = {key: value for key, value in span_args.items() if key not in RESERVED_ARGS}
+                if not all(isinstance(value, str) for value in extra.values()):
+                    raise ValueError(f"an argument in {extra!r} is no text")
+                if extra:
+                    rows.span_args[row] = extra
         self._ts.extend([span["ts"] for span in spans])
         self._dur.extend([span["dur"] for span in spans])
 

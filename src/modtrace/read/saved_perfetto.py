@@ -25,7 +25,7 @@ from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["load_perfetto"]
 
-BATCH = 1 << 19
+BATCH_BYTES = 1 << 19
 """Bytes of packets that are parsed at a time; their objects take many times as much."""
 
 BEGIN, END = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END
@@ -39,7 +39,7 @@ def load_perfetto(path: Path, file: BinaryIO) -> Timeline:
     """
     reader = _Reader(path)
     try:
-        for offset, part in read_packet_batches(path, file, BATCH):
+        for offset, part in read_packet_batches(path, file, BATCH_BYTES):
             reader.take(part, offset)
         return reader.timeline()
     except EDITED_FILE_ERRORS as error:
@@ -134,8 +134,8 @@ class _Reader:
             self._rows.marks.append(Mark(time, event.categories[0], event.name))
 
     def _begin(self, lane: int, event: Any) -> None:
-        rows, said = self._rows, event.Extensions[self._args]
-        key = (event.name_iid, said.fqn, said.module_class)
+        rows, call = self._rows, event.Extensions[self._args]
+        key = (event.name_iid, call.fqn, call.module_class)
         name = self._names.get(key)
         if name is None:
             texts = (self._labels[key[0]], self._fqns[key[1]], self._classes[key[2]])
@@ -143,15 +143,16 @@ class _Reader:
         rows.lane.append(lane)
         rows.phase.append(event.category_iids[0] - 1)
         rows.name.append(name)
-        rows.call.append(said.call)
-        rows.step.append(said.step)
+        rows.call.append(call.call)
+        rows.step.append(call.step)
         # At most one of the three is there.
         links = (*event.flow_ids_old, *event.terminating_flow_ids_old)
-        rows.link.append(links[0] if links else said.link if said.HasField("link") else -1)
-        rows.complete.append(not said.HasField("complete"))
+        rows.link.append(links[0] if links else call.link if call.HasField("link") else -1)
+        rows.complete.append(not call.HasField("complete"))
         if event.debug_annotations:
             rows.span_args[len(rows.lane) - 1] = {
-                self._annotations[own.name_iid]: self._texts[own.string_value_iid] for own in event.debug_annotations
+                self._annotations[annotation.name_iid]: self._texts[annotation.string_value_iid]
+                for annotation in event.debug_annotations
             }
 
 

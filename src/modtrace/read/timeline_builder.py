@@ -1,4 +1,4 @@
-"""What both formats say, as a timeline again."""
+"""What the readers of all formats collect → `Timeline`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         raise ValueError("a span ends before it starts")
     originals = header["escaped_originals"]
     processes = [
-        Process(said["pid"], said["rank"], restore(said["program"], originals)) for said in header["processes"]
+        Process(process["pid"], process["rank"], restore(process["program"], originals))
+        for process in header["processes"]
     ]
     tracks = [
         Track(
@@ -101,8 +102,8 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
     )
     columns = nest_by_time(columns)
     order = np.lexsort((columns.depth, columns.start))
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
     return Timeline(
         columns=in_start_order(columns),
         names=[Name(*(restore(text, originals) for text in name)) for name in rows.names],
@@ -113,13 +114,13 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         ),
         counters=[
             CounterSeries(
-                restore(said["name"], originals),
-                restore(said["unit"], originals),
-                processes[said["process"]],
+                restore(counter["name"], originals),
+                restore(counter["unit"], originals),
+                processes[counter["process"]],
                 *(np.array(values, np.int64) for values in rows.samples.get(index, ((), ()))),
             )
-            for index, said in enumerate(header["counters"])
+            for index, counter in enumerate(header["counters"])
         ],
         metadata=restore(header["metadata"], originals),
-        span_args={int(place[row]): restore(said, originals) for row, said in rows.span_args.items()},
+        span_args={int(position[row]): restore(args, originals) for row, args in rows.span_args.items()},
     )

@@ -64,13 +64,13 @@ class Alignment:
     def to_trace(self, unix_ns: Int64Array) -> Int64Array:
         """Convert times of the recording to nanoseconds from the trace's base; never reverses two of them."""
         begins = np.array([segment.begin_ns for segment in self.segments[1:]], np.int64)
-        which = np.searchsorted(begins, unix_ns, side="right")
+        segment_of = np.searchsorted(begins, unix_ns, side="right")
         out = np.empty(len(unix_ns), np.int64)
         floor = np.iinfo(np.int64).min
         for index, segment in enumerate(self.segments):
-            at = which == index
+            here = segment_of == index
             # Where the clock was set back, time stands still until it has caught up.
-            out[at] = np.maximum(self._through(segment, unix_ns[at]), floor)
+            out[here] = np.maximum(self._through(segment, unix_ns[here]), floor)
             if index + 1 < len(self.segments):
                 end = np.array([self.segments[index + 1].begin_ns], np.int64)
                 floor = max(floor, int(self._through(segment, end)[0]))
@@ -129,15 +129,15 @@ def align_by_sync_marks(
         segments.append(segment)
         shift = segment.offset_ns + segment.drift * (time[first:last] - segment.center_ns)
         distance.append(np.abs(middle[first:last] - shift))
-    away = np.concatenate(distance)
+    distances = np.concatenate(distance)
     note = f"a clock was set {len(cuts)} times meanwhile" if cuts else ""
     return Alignment(
         "sync marks",
         base_ns,
         segments,
         len(time),
-        float(np.median(away)),
-        float(away.max()),
+        float(np.median(distances)),
+        float(distances.max()),
         float(np.median(half)),
         note,
     )
@@ -151,7 +151,7 @@ def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]]
             continue
         expected = mark.time_ns - base_ns
         # Numbers start again with each recording; then the nearest is meant.
-        begin, end = min(syncs[mark.text], key=lambda slice_: abs(slice_[0] - expected))
+        begin, end = min(syncs[mark.text], key=lambda interval: abs(interval[0] - expected))
         rows.append((mark.time_ns, begin - expected, end - expected))
     return np.array(sorted(rows), np.int64).reshape(-1, 3)
 
@@ -160,7 +160,7 @@ def _clock_steps(time: Int64Array, middle: Float64Array, half: Float64Array) -> 
     """Return the marks before which a clock was set."""
     jump = np.abs(np.diff(middle)) - half[1:] - half[:-1]
     allowed = np.maximum(_STEP_NS, _DRIFT_LIMIT * np.diff(time))
-    return [int(at) + 1 for at in np.flatnonzero(jump > allowed)]
+    return [int(index) + 1 for index in np.flatnonzero(jump > allowed)]
 
 
 def _fit(begin: int, time: Int64Array, middle: Float64Array, half: Float64Array) -> ClockSegment:

@@ -24,7 +24,7 @@ class Nodes:
         start: int64[n], ns from the base.
         end: int64[n].
         parent: int64[n], the node inside which it ran, or -1.
-        call: int64[n], index of the innermost slice that made it, or -1.
+        call: int64[n], index of the innermost span that made it, or -1.
         numbered: bool[n], whether its number was found among the trace's forward operations.
     """
 
@@ -51,7 +51,7 @@ def find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64A
 
     Args:
         events: the trace's.
-        running: forward and recompute slices; a node was made by the one in which the last operation with its
+        running: forward and recompute spans; a node was made by the one in which the last operation with its
             sequence number began, as the number goes up with each node.
         threads: the thread of each of the trace's tracks, as `running` knows it; -1 where it knows none.
     """
@@ -60,15 +60,15 @@ def find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64A
         return nodes
     made_on = _forward_tracks(events, nodes)
     op = _making_ops(events.ops, nodes.rows, made_on)
-    known = np.flatnonzero(op >= 0)
-    nodes.numbered[known] = True
-    ops = events.ops.take(op[known])
-    nodes.call[known] = running.on_threads(threads[ops.track], ops.start)
+    numbered = np.flatnonzero(op >= 0)
+    nodes.numbered[numbered] = True
+    ops = events.ops.take(op[numbered])
+    nodes.call[numbered] = running.on_threads(threads[ops.track], ops.start)
     inside = nodes.innermost.on_threads(ops.track, ops.start)
     # An operation inside a node, but in no call, made its nodes for that node's call.
-    through = (nodes.call[known] < 0) & (inside >= 0)
+    through = (nodes.call[numbered] < 0) & (inside >= 0)
     for _ in range(_ROUNDS):
-        nodes.call[known[through]] = nodes.call[inside[through]]
+        nodes.call[numbered[through]] = nodes.call[inside[through]]
     return nodes
 
 
@@ -77,7 +77,7 @@ def _parents(track: Int64Array, start: Int64Array, end: Int64Array) -> Int64Arra
     stack: list[int] = []
     starts, ends = start.tolist(), end.tolist()
     current = -1
-    for at, (track_, start_, end_) in enumerate(zip(track.tolist(), starts, ends, strict=True)):
+    for index, (track_, start_, end_) in enumerate(zip(track.tolist(), starts, ends, strict=True)):
         if track_ != current:
             current = track_
             stack.clear()
@@ -85,8 +85,8 @@ def _parents(track: Int64Array, start: Int64Array, end: Int64Array) -> Int64Arra
         while stack and (ends[stack[-1]] <= start_ or (starts[stack[-1]], ends[stack[-1]]) == (start_, end_)):
             stack.pop()
         if stack:
-            parent[at] = stack[-1]
-        stack.append(at)
+            parent[index] = stack[-1]
+        stack.append(index)
     return parent
 
 
@@ -98,41 +98,41 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
     """
     votes: dict[int, Counter[int]] = {}
     flows = events.flows
-    at = nodes.innermost.on_threads(flows.track, flows.start)
-    ids = np.where(at >= 0, nodes.rows.other[at], -1)
-    for identity, track in zip(ids.tolist(), flows.value.tolist(), strict=True):
-        if identity >= 0:
-            votes.setdefault(identity, Counter())[track] += 1
-    for identity in np.unique(nodes.rows.other[nodes.rows.value >= 0]).tolist():
-        if identity in votes:
+    node = nodes.innermost.on_threads(flows.track, flows.start)
+    ids = np.where(node >= 0, nodes.rows.other[node], -1)
+    for thread_id, track in zip(ids.tolist(), flows.value.tolist(), strict=True):
+        if thread_id >= 0:
+            votes.setdefault(thread_id, Counter())[track] += 1
+    for thread_id in np.unique(nodes.rows.other[nodes.rows.value >= 0]).tolist():
+        if thread_id in votes:
             continue
-        numbers = np.unique(nodes.rows.value[(nodes.rows.other == identity) & (nodes.rows.value >= 0)])
+        numbers = np.unique(nodes.rows.value[(nodes.rows.other == thread_id) & (nodes.rows.value >= 0)])
         for track in np.unique(events.ops.track).tolist():
-            found = int(np.isin(numbers, events.ops.value[events.ops.track == track]).sum())
-            if found:
-                votes.setdefault(identity, Counter())[track] = found
-        best = votes.get(identity, Counter()).most_common(2)
+            shared = int(np.isin(numbers, events.ops.value[events.ops.track == track]).sum())
+            if shared:
+                votes.setdefault(thread_id, Counter())[track] = shared
+        best = votes.get(thread_id, Counter()).most_common(2)
         if len(best) == 2 and best[0][1] == best[1][1]:
-            del votes[identity]
-    return {identity: counter.most_common(1)[0][0] for identity, counter in votes.items()}
+            del votes[thread_id]
+    return {thread_id: counter.most_common(1)[0][0] for thread_id, counter in votes.items()}
 
 
 def _making_ops(ops: SliceColumns, nodes: SliceColumns, made_on: dict[int, int]) -> Int64Array:
     """Return for each node the last operation with its number that began before it on its forward thread, or -1."""
     order = np.lexsort((ops.start, ops.value, ops.track))
     key = _key(ops.track[order], ops.value[order])
-    track = np.array([made_on.get(identity, -1) for identity in nodes.other.tolist()], np.int64)
+    track = np.array([made_on.get(thread_id, -1) for thread_id in nodes.other.tolist()], np.int64)
     wanted = _key(track, nodes.value)
     first = np.searchsorted(key, wanted, side="left")
-    at = np.searchsorted(key, wanted, side="right") - 1
+    candidate = np.searchsorted(key, wanted, side="right") - 1
     start = ops.start[order]
     while True:
-        late = (at >= first) & (start[at] >= nodes.start)
+        late = (candidate >= first) & (start[candidate] >= nodes.start)
         if not late.any():
             break
-        at[late] -= 1
-    found = (at >= first) & (track >= 0) & (nodes.value >= 0)
-    return np.where(found, order[np.maximum(at, 0)], -1)
+        candidate[late] -= 1
+    found = (candidate >= first) & (track >= 0) & (nodes.value >= 0)
+    return np.where(found, order[np.maximum(candidate, 0)], -1)
 
 
 def _key(track: Int64Array, number: Int64Array) -> Int64Array:

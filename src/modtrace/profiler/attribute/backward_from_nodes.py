@@ -1,4 +1,4 @@
-"""The backward slices of a merged trace: cut to the times at which the profiler saw the autograd nodes run."""
+"""The backward spans of a merged trace: cut to the times at which the profiler saw the autograd nodes run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["attribute_nodes", "cut_to_nodes"]
 def attribute_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Nodes:
     """Find the call of each autograd node of the trace.
 
-    By its sequence number; where the trace does not hold what made it, by the recorded backward slice around its
+    By its sequence number; where the trace does not hold what made it, by the recorded backward span around its
     middle. A node without a number (AccumulateGrad) belongs to the call of the node before it, whose gradient it takes.
 
     Args:
@@ -40,13 +40,13 @@ def attribute_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
         middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
         nodes.call[unknown] = behind.on_threads(threads[nodes.track[unknown]], middle)
     before: dict[tuple[int, int], int] = {}
-    for at in np.flatnonzero(nodes.rows.value < 0).tolist():
-        nodes.call[at] = -2
-    for at, (track_, parent, call) in enumerate(
+    for index in np.flatnonzero(nodes.rows.value < 0).tolist():
+        nodes.call[index] = -2
+    for index, (track_, parent, call) in enumerate(
         zip(nodes.track.tolist(), nodes.parent.tolist(), nodes.call.tolist(), strict=True)
     ):
         if call == -2:
-            nodes.call[at] = call = before.get((track_, parent), -1)
+            nodes.call[index] = call = before.get((track_, parent), -1)
         before[track_, parent] = call
     return nodes
 
@@ -54,7 +54,7 @@ def attribute_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
 def cut_to_nodes(
     timeline: Timeline, nodes: Nodes, threads: Int64Array, names: dict[int, str], process: Process
 ) -> Timeline:
-    """Replace the backward slices by ones that begin and end with the nodes of their call.
+    """Replace the backward spans by ones that begin and end with the nodes of their call.
 
     What was recorded where the trace has no nodes stays; recomputation moves by no more than it takes to lie within
     the node that it runs in.
@@ -85,19 +85,19 @@ class _Builder:
         self.tracks = list(timeline.tracks)
         self.backward_tracks = {t.tid: i for i, t in enumerate(self.tracks) if t.kind == "backward"}
         self.children: dict[int, list[int]] = {}
-        for at, parent in enumerate(nodes.parent.tolist()):
-            self.children.setdefault(parent, []).append(at)
+        for index, parent in enumerate(nodes.parent.tolist()):
+            self.children.setdefault(parent, []).append(index)
 
     def build(self) -> Timeline:
         columns = self.timeline.columns
         rows: list[tuple[int, int, int, int, int]] = []
         for trace_track in np.unique(self.nodes.track).tolist():
             tid = int(self.threads[trace_track])
-            top = [at for at in self.children.get(-1, []) if self.nodes.track[at] == trace_track]
-            slices = spans_from_intervals(self._pieces(top, ())) if tid >= 0 else []
-            if slices:
-                ours = self._track(tid)
-                rows += [(s.start, s.end, int(s.key), ours, s.depth) for s in slices]  # type: ignore[call-overload]
+            top = [index for index in self.children.get(-1, []) if self.nodes.track[index] == trace_track]
+            spans = spans_from_intervals(self._pieces(top, ())) if tid >= 0 else []
+            if spans:
+                backward_track = self._track(tid)
+                rows += [(s.start, s.end, int(s.key), backward_track, s.depth) for s in spans]  # type: ignore[call-overload]
         if not rows:
             return self.timeline
         start, end, call, track, rank = np.array(rows, np.int64).T
@@ -125,13 +125,21 @@ class _Builder:
         late = np.where(joined.phase == RECOMPUTE, 1 << 20, 0) + joined.depth
         new_end, parent, depth = nest(joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64))
         whole = np.flatnonzero(~behind | (new_end > joined.start) | (joined.start == joined.end))
-        place = np.full(len(joined) + 1, -1, np.int64)
-        place[whole] = np.arange(len(whole))
-        joined = replace(joined, end=new_end, parent=place[parent], depth=depth.astype(np.int32)).take(whole)
+        position = np.full(len(joined) + 1, -1, np.int64)
+        position[whole] = np.arange(len(whole))
+        joined = replace(joined, end=new_end, parent=position[parent], depth=depth.astype(np.int32)).take(whole)
         order = np.lexsort((joined.depth, joined.start))
         origin = np.concatenate([kept, np.full(len(rows), -1, np.int64)])[whole][order]
-        said = self.timeline.span_args
-        arguments = {at: said[was] for at, was in enumerate(origin.tolist()) if was in said} if said else {}
+        span_args = self.timeline.span_args
+        arguments = (
+            {
+                index: span_args[origin_row]
+                for index, origin_row in enumerate(origin.tolist())
+                if origin_row in span_args
+            }
+            if span_args
+            else {}
+        )
         return replace(self.timeline, columns=in_start_order(joined), tracks=tuple(self.tracks), span_args=arguments)
 
     def _track(self, tid: int) -> int:
@@ -150,11 +158,11 @@ class _Builder:
 
     def _pieces(self, nodes: list[int], around: tuple[int, ...]) -> Iterator[LabelledInterval]:
         """Yield nodes as pieces; one inside which others run is its beginning, those, and its end."""
-        for at in nodes:
-            call = int(self.nodes.call[at])
+        for index in nodes:
+            call = int(self.nodes.call[index])
             path = around + _beyond(around, self.calls.path(call)) if call >= 0 else around
-            start, end = int(self.nodes.start[at]), int(self.nodes.end[at])
-            inner = self.children.get(at)
+            start, end = int(self.nodes.start[index]), int(self.nodes.end[index])
+            inner = self.children.get(index)
             if not inner:
                 yield LabelledInterval(start, end, path)
                 continue
@@ -163,18 +171,18 @@ class _Builder:
             yield LabelledInterval(min(end, int(self.nodes.end[inner[-1]])), end, path)
 
     def _kept(self, start: Int64Array, end: Int64Array, track: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Return the recorded slices that stay, with the times they have then."""
+        """Return the recorded spans that stay, with the times they have then."""
         columns = self.timeline.columns
         keep = np.ones(len(columns), np.bool_)
         new_start, new_end = columns.start.copy(), columns.end.copy()
-        for one in np.unique(track).tolist():
-            old = np.flatnonzero((columns.track == one) & (columns.phase == BACKWARD))
-            begins, ends = _union(start[track == one], end[track == one])
+        for track_index in np.unique(track).tolist():
+            old = np.flatnonzero((columns.track == track_index) & (columns.phase == BACKWARD))
+            begins, ends = _union(start[track == track_index], end[track == track_index])
             run = np.searchsorted(begins, columns.end[old], side="left") - 1
             keep[old] = (run < 0) | (ends[np.maximum(run, 0)] <= columns.start[old])
-        again = np.flatnonzero(columns.phase == RECOMPUTE)
-        if len(again):
-            new_start[again], new_end[again] = self._within_nodes(again)
+        recomputes = np.flatnonzero(columns.phase == RECOMPUTE)
+        if len(recomputes):
+            new_start[recomputes], new_end[recomputes] = self._within_nodes(recomputes)
         kept = np.flatnonzero(keep)
         return kept, new_start[kept], new_end[kept]
 
@@ -182,22 +190,22 @@ class _Builder:
         """Clip recomputed calls to the node that they ran in, between the nodes that ran inside it."""
         columns, nodes = self.timeline.columns, self.nodes
         tids = np.array([track.tid for track in self.timeline.tracks], np.int64)
-        trace_track = {int(tid): at for at, tid in enumerate(self.threads.tolist()) if tid >= 0}
+        trace_track = {int(tid): index for index, tid in enumerate(self.threads.tolist()) if tid >= 0}
         begin, finish = columns.start[spans].copy(), columns.end[spans].copy()
         middle = (begin + finish) // 2
         track = np.array([trace_track.get(int(tid), -1) for tid in tids[columns.track[spans]].tolist()], np.int64)
         node = nodes.innermost.on_threads(track, middle)
-        for place, at in enumerate(node.tolist()):
-            if at < 0:
+        for position, index in enumerate(node.tolist()):
+            if index < 0:
                 continue
-            low, high = int(nodes.start[at]), int(nodes.end[at])
-            for inner in self.children.get(at, []):
-                if nodes.end[inner] <= middle[place]:
+            low, high = int(nodes.start[index]), int(nodes.end[index])
+            for inner in self.children.get(index, []):
+                if nodes.end[inner] <= middle[position]:
                     low = max(low, int(nodes.end[inner]))
                 else:
                     high = min(high, int(nodes.start[inner]))
                     break
-            begin[place], finish[place] = max(int(begin[place]), low), min(int(finish[place]), high)
+            begin[position], finish[position] = max(int(begin[position]), low), min(int(finish[position]), high)
         return begin, np.maximum(begin, finish)
 
 
@@ -208,7 +216,7 @@ def _beyond(around: tuple[int, ...], path: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _union(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the beginnings and ends of the time that slices cover together."""
+    """Return the beginnings and ends of the time that spans cover together."""
     order = np.argsort(start, kind="stable")
     start, reach = start[order], np.maximum.accumulate(end[order])
     new = np.ones(len(start), np.bool_)

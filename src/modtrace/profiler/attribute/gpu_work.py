@@ -30,9 +30,9 @@ class StreamSpans:
         track: index into `ProfilerEvents.tracks`.
         start: int64[n], ns from the base.
         end: int64[n].
-        span: the slice of the recording whose work this is, or -1.
-        depth: slices around each.
-        parent: index of the slice around each, or -1.
+        span: the span of the recording whose work this is, or -1.
+        depth: spans around each.
+        parent: index of the span around each, or -1.
         work: kernels, memcpys and memsets in each.
     """
 
@@ -49,7 +49,7 @@ class StreamSpans:
 
 
 def attribute_gpu_work(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Int64Array:
-    """Return for each piece of GPU work the innermost slice in which it was launched, or -1.
+    """Return for each piece of GPU work the innermost span in which it was launched, or -1.
 
     Args:
         timeline: the recording, in the trace's time.
@@ -62,8 +62,8 @@ def attribute_gpu_work(timeline: Timeline, events: ProfilerEvents, threads: Int6
         return np.full(len(work), -1, np.int64)
     order = np.argsort(launches.value, kind="stable")
     known = launches.value[order]
-    place = np.minimum(np.searchsorted(known, work.value), len(known) - 1)
-    launch = np.where((known[place] == work.value) & (work.value >= 0), order[place], -1)
+    position = np.minimum(np.searchsorted(known, work.value), len(known) - 1)
+    launch = np.where((known[position] == work.value) & (work.value >= 0), order[position], -1)
     thread = threads_of(columns, (track.tid for track in timeline.tracks))
     running = InnermostLookup(
         thread,
@@ -74,39 +74,41 @@ def attribute_gpu_work(timeline: Timeline, events: ProfilerEvents, threads: Int6
         np.ones(len(columns), np.bool_),
     )
     found = np.full(len(work), -1, np.int64)
-    has = np.flatnonzero(launch >= 0)
-    at = launch[has]
-    found[has] = running.on_threads(threads[launches.track[at]], launches.start[at])
+    launched = np.flatnonzero(launch >= 0)
+    launch_row = launch[launched]
+    found[launched] = running.on_threads(threads[launches.track[launch_row]], launches.start[launch_row])
     return found
 
 
 def build_stream_spans(timeline: Timeline, events: ProfilerEvents, span: Int64Array) -> StreamSpans:
-    """Cut the slices of each device's streams.
+    """Cut the spans of each device's streams.
 
     Args:
         timeline: the recording.
         events: the trace's.
-        span: for each piece of work the slice that it belongs to, or -1.
+        span: for each piece of work the span that it belongs to, or -1.
     """
     paths = _Paths(timeline)
     work = events.work
     rows: list[tuple[int, int, int, int, int, int, int]] = []
     for track in np.unique(work.track).tolist():
-        at = np.flatnonzero(work.track == track)
-        at = at[np.argsort(work.start[at], kind="stable")]
-        starts = work.start[at]
-        pieces = (
+        rows_of_track = np.flatnonzero(work.track == track)
+        rows_of_track = rows_of_track[np.argsort(work.start[rows_of_track], kind="stable")]
+        starts = work.start[rows_of_track]
+        intervals = (
             LabelledInterval(start, end, paths.of(owner))
-            for start, end, owner in zip(starts.tolist(), work.end[at].tolist(), span[at].tolist(), strict=True)
+            for start, end, owner in zip(
+                starts.tolist(), work.end[rows_of_track].tolist(), span[rows_of_track].tolist(), strict=True
+            )
         )
         stack: list[int] = []
-        for slice_ in spans_from_intervals(pieces):
-            del stack[slice_.depth :]
-            first, last = np.searchsorted(starts, [slice_.start, slice_.end])
+        for piece_span in spans_from_intervals(intervals):
+            del stack[piece_span.depth :]
+            first, last = np.searchsorted(starts, [piece_span.start, piece_span.end])
             around = stack[-1] if stack else -1
             stack.append(len(rows))
-            owner = paths.span(slice_.key)
-            rows.append((track, slice_.start, slice_.end, owner, slice_.depth, around, int(last - first)))
+            owner = paths.span(piece_span.key)
+            rows.append((track, piece_span.start, piece_span.end, owner, piece_span.depth, around, int(last - first)))
     return StreamSpans(*np.array(rows, np.int64).reshape(-1, 7).T)
 
 
@@ -139,7 +141,7 @@ def gpu_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamSpans) ->
 
 
 class _Paths:
-    """The chain of calls around a slice: keys that all slices of one call and phase share."""
+    """The chain of calls around a span: keys that all spans of one call and phase share."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._calls = CallIndex(timeline)

@@ -1,4 +1,4 @@
-"""Work with the calls it belongs to → slices, nested by construction: the same for autograd nodes and for kernels."""
+"""Turn intervals labelled with a call path into nested spans; used for autograd nodes and for GPU work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ __all__ = ["LabelledInterval", "PathSpan", "nest", "spans_from_intervals"]
 
 
 class LabelledInterval(NamedTuple):
-    """Something that ran, and for whom: `path` leads from the outermost call to the innermost; empty for nobody."""
+    """Something that ran, and the calls it ran for.
+
+    Attributes:
+        start: ns.
+        end: ns.
+        path: a key for each call around it, from the outermost to the innermost; empty where it ran for none.
+    """
 
     start: int
     end: int
@@ -21,7 +27,14 @@ class LabelledInterval(NamedTuple):
 
 
 class PathSpan(NamedTuple):
-    """A stretch in which all that ran belonged to `key`; `depth` slices lie around it."""
+    """A time in which all that ran belonged to one call.
+
+    Attributes:
+        start: ns.
+        end: ns.
+        key: of the call.
+        depth: how many spans lie around it.
+    """
 
     start: int
     end: int
@@ -29,54 +42,61 @@ class PathSpan(NamedTuple):
     depth: int
 
 
-def spans_from_intervals(pieces: Iterable[LabelledInterval]) -> list[PathSpan]:
-    """Cut slices that begin and end with the pieces; neighbours share the slices of the calls they have in common.
+def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan]:
+    """Return spans that begin and end with the intervals; neighbours share the spans of the calls they have in common.
 
     Args:
-        pieces: in start order; where one begins before its forerunner has ended, the forerunner's slices end there.
+        intervals: in start order; where one begins before its forerunner has ended, the forerunner's spans end there.
+
+    Returns:
+        The spans in order of start and depth; those of one depth do not overlap.
+
+    Example:
+        >>> spans_from_intervals([LabelledInterval(0, 10, "a"), LabelledInterval(10, 20, "ab")])
+        [PathSpan(start=0, end=20, key='a', depth=0), PathSpan(start=10, end=20, key='b', depth=1)]
     """
-    done: list[PathSpan] = []
+    spans: list[PathSpan] = []
     keys: list[Hashable] = []
     starts: list[int] = []
     ends: list[int] = []
-    for piece in pieces:
+    for interval in intervals:
         shared = 0
-        for ours, theirs in zip(keys, piece.path, strict=False):
-            if ours != theirs:
+        for open_key, key in zip(keys, interval.path, strict=False):
+            if open_key != key:
                 break
             shared += 1
-        _close(done, keys, starts, ends, shared, piece.start)
-        ends[:] = [max(end, piece.end) for end in ends]
-        more = len(piece.path) - shared
-        keys += piece.path[shared:]
-        starts += [piece.start] * more
-        ends += [piece.end] * more
-    _close(done, keys, starts, ends, 0, None)
-    done.sort(key=lambda slice_: (slice_.start, slice_.depth))
-    return done
+        _close(spans, keys, starts, ends, shared, interval.start)
+        ends[:] = [max(end, interval.end) for end in ends]
+        more = len(interval.path) - shared
+        keys += interval.path[shared:]
+        starts += [interval.start] * more
+        ends += [interval.end] * more
+    _close(spans, keys, starts, ends, 0, None)
+    spans.sort(key=lambda span: (span.start, span.depth))
+    return spans
 
 
 def _close(
-    done: list[PathSpan], keys: list[Hashable], starts: list[int], ends: list[int], left: int, before: int | None
+    spans: list[PathSpan], keys: list[Hashable], starts: list[int], ends: list[int], left: int, before: int | None
 ) -> None:
     while len(keys) > left:
         key, start, end = keys.pop(), starts.pop(), ends.pop()
         if before is not None:
             end = min(end, before)
         if end > start:
-            done.append(PathSpan(start, end, key, len(keys)))
+            spans.append(PathSpan(start, end, key, len(keys)))
 
 
 def nest(
     track: Int64Array, start: Int64Array, end: Int64Array, rank: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Nest slices that may overlap: what would outlive the slice around it ends with that one.
+    """Nest spans that may overlap: what would outlive the span around it ends with that one.
 
     Args:
         track: int64[n].
         start: int64[n].
         end: int64[n].
-        rank: int64[n]; of two equal slices the one with the lower rank is the outer.
+        rank: int64[n]; of two equal spans the one with the lower rank is the outer.
 
     Returns:
         The end, the parent's index or -1, and the depth of each.
@@ -88,16 +108,16 @@ def nest(
     current = -1
     order = np.lexsort((rank, -end, start, track))
     rows = zip(order.tolist(), track[order].tolist(), start[order].tolist(), end[order].tolist(), strict=True)
-    for at, track_, start_, end_ in rows:
+    for index, track_, start_, end_ in rows:
         if track_ != current:
             current = track_
             stack.clear()
         while stack and stack[-1][1] <= start_:
             stack.pop()
-        closes = end_
+        new_end = end_
         if stack:
-            parent[at], around = stack[-1]
-            closes = min(end_, around)
-            end[at], depth[at] = closes, len(stack)
-        stack.append((at, closes))
+            parent[index], around = stack[-1]
+            new_end = min(end_, around)
+            end[index], depth[index] = new_end, len(stack)
+        stack.append((index, new_end))
     return end, parent, depth

@@ -1,4 +1,4 @@
-"""A recording laid over a trace's events: everything that is computed between reading one and writing the other."""
+"""Align a recording with a trace, attribute the trace's nodes and kernels to calls: what a merge computes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Overlay:
         timeline: in ns from the trace's base.
         pid: the process it belongs to, as it stands in the trace.
         alignment: None where the timeline was made from the trace itself.
-        devices: slices above the streams.
+        devices: spans above the streams.
         summary: what each module took.
         nodes: autograd nodes of the trace.
-        nodes_placed: of these, how many belong to a call.
+        attributed_nodes: of these, how many belong to a call.
         work: kernels, memcpys and memsets.
-        work_placed: of these, how many were launched in a call.
-        cut_ops: forward operations through which an edge of a forward slice goes: what misalignment would cause.
-        worst_cut_ns: by how much at most.
+        attributed_work: of these, how many were launched in a call.
+        straddling_ops: forward operations that lie partly in and partly outside a call: what misalignment would cause.
+        max_straddle_ns: by how much at most.
         notes: what the user should know.
     """
 
@@ -79,8 +79,8 @@ def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str
         timeline, notes = reconstruct(events, threads, process)
     else:
         pid = recorded_pid(events, timeline)
-        timeline, other = for_process(timeline, pid)
-        notes += other
+        timeline, left_out = for_process(timeline, pid)
+        notes += left_out
         threads = threads_of_trace(events, pid)
         process = timeline.tracks[0].process if timeline.tracks else Process(pid if isinstance(pid, int) else 0)
         if isinstance(pid, int) and process.pid != pid:
@@ -94,7 +94,9 @@ def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str
         notes.append(f"{events.zero_times} of the profiler's slices lie at time 0 and were left as they are")
     cuts, worst = _straddling_ops(timeline, events, threads)
     nodes = attribute_nodes(timeline, events, threads)
-    names = {tid: events.thread_names.get(events.tracks[at], "") for at, tid in enumerate(threads.tolist()) if tid >= 0}
+    names = {
+        tid: events.thread_names.get(events.tracks[index], "") for index, tid in enumerate(threads.tolist()) if tid >= 0
+    }
     timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
     span = attribute_gpu_work(timeline, events, threads)
     return Overlay(
@@ -137,23 +139,23 @@ def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]
     processes = {track.process for track in timeline.tracks}
     if len(processes) <= 1:
         return timeline, []
-    ours = next((process for process in processes if process.pid == pid), timeline.tracks[0].process)
-    here = np.array([track.process == ours for track in timeline.tracks])
-    chosen = np.flatnonzero(here[timeline.columns.track])
-    place = np.full(len(timeline.columns) + 1, -1, np.int64)
-    place[chosen] = np.arange(len(chosen))
+    process = next((process for process in processes if process.pid == pid), timeline.tracks[0].process)
+    is_kept = np.array([track.process == process for track in timeline.tracks])
+    chosen = np.flatnonzero(is_kept[timeline.columns.track])
+    position = np.full(len(timeline.columns) + 1, -1, np.int64)
+    position[chosen] = np.arange(len(chosen))
     columns = timeline.columns.take(chosen)
     left = len(processes) - 1
-    counters: list[CounterSeries] = [counter for counter in timeline.counters if counter.process == ours]
-    number = np.cumsum(here) - 1
-    kept = replace(columns, parent=place[columns.parent], track=number[columns.track].astype(np.int32))
+    counters: list[CounterSeries] = [counter for counter in timeline.counters if counter.process == process]
+    track_index = np.cumsum(is_kept) - 1
+    kept = replace(columns, parent=position[columns.parent], track=track_index[columns.track].astype(np.int32))
     return (
         replace(
             timeline,
             columns=kept,
-            tracks=[track for track in timeline.tracks if track.process == ours],
+            tracks=[track for track in timeline.tracks if track.process == process],
             counters=counters,
-            span_args={int(place[at]): said for at, said in timeline.span_args.items() if place[at] >= 0},
+            span_args={int(position[row]): args for row, args in timeline.span_args.items() if position[row] >= 0},
         ),
         [f"{left} other processes of the recording were left out: the trace is of pid {pid}"],
     )
@@ -177,8 +179,8 @@ def recorded_pid(events: ProfilerEvents, timeline: Timeline | None) -> int | str
 
 
 def _rank(keys: Mapping[str, Any]) -> int | None:
-    said = keys.get("distributedInfo")
-    rank = said.get("rank") if isinstance(said, dict) else None
+    distributed = keys.get("distributedInfo")
+    rank = distributed.get("rank") if isinstance(distributed, dict) else None
     return rank if isinstance(rank, int) else None
 
 

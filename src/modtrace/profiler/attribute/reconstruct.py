@@ -28,12 +28,12 @@ NO_NAMES = (
 
 
 def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
-    """Make forward and recompute slices of the `nn.Module:` slices of a trace.
+    """Make forward and recompute spans of the `nn.Module:` slices of a trace.
 
     Args:
         events: the trace's.
         threads: the OS thread of each of its tracks, -1 for tracks of other processes and devices.
-        process: whose.
+        process: the process of these threads.
 
     Returns:
         A timeline in ns from the trace's base, without backward; and what it cannot know.
@@ -42,17 +42,17 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     if not len(modules):
         return Timeline(Columns.empty(), metadata={"reconstructed": True}), [NO_MODULES]
     nodes = Nodes(events.nodes)
-    again = nodes.innermost.on_threads(modules.track, modules.start) >= 0
+    is_recompute = nodes.innermost.on_threads(modules.track, modules.start) >= 0
     tracks: list[Track] = []
     index: dict[tuple[int, bool], int] = {}
     track = np.empty(len(modules), np.int64)
-    for at, key in enumerate(zip(modules.track.tolist(), again.tolist(), strict=True)):
+    for row, key in enumerate(zip(modules.track.tolist(), is_recompute.tolist(), strict=True)):
         if key not in index:
             index[key] = len(tracks)
             tid = int(threads[key[0]])
             thread = events.thread_names.get(events.tracks[key[0]], f"thread {tid}")
             tracks.append(Track("backward" if key[1] else "forward", thread, tid, process))
-        track[at] = index[key]
+        track[row] = index[key]
     end, parent, depth = nest(track, modules.start, modules.end, np.zeros(len(modules), np.int64))
     names, name = _names(events.module_names, modules.value, parent)
     steps = np.sort(events.steps.end)
@@ -61,7 +61,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
             start=modules.start,
             end=end,
             name=name,
-            phase=np.where(again, RECOMPUTE, FORWARD),
+            phase=np.where(is_recompute, RECOMPUTE, FORWARD),
             track=track,
             depth=depth,
             parent=parent,
@@ -77,29 +77,29 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
 
 
 def _names(module_names: list[str], value: Int64Array, parent: Int64Array) -> tuple[list[Name], Int64Array]:
-    """Return the names, one for each chain of modules, and the name of each slice."""
-    known: dict[tuple[int, int], int] = {}
+    """Return the names, one for each chain of modules, and the name of each span."""
+    index_of: dict[tuple[int, int], int] = {}
     names: list[Name] = []
-    of: list[int] = [-1] * len(value)
+    name_of: list[int] = [-1] * len(value)
     # A parent has to be named before its children.
     depth = np.zeros(len(value), np.int64)
-    at = parent.copy()
-    while (at >= 0).any():
-        depth += at >= 0
-        at = np.where(at >= 0, parent[at], -1)
+    ancestor = parent.copy()
+    while (ancestor >= 0).any():
+        depth += ancestor >= 0
+        ancestor = np.where(ancestor >= 0, parent[ancestor], -1)
     for row in np.argsort(depth, kind="stable").tolist():
-        around = of[parent[row]] if parent[row] >= 0 else -1
+        around = name_of[parent[row]] if parent[row] >= 0 else -1
         key = (around, int(value[row]))
-        if key not in known:
-            known[key] = len(names)
+        if key not in index_of:
+            index_of[key] = len(names)
             shown = module_names[key[1]]
             module_class = shown.rpartition("_")[0] or shown
             if around < 0:
                 names.append(Name(module_class, shown, module_class))
             else:
                 names.append(Name(f"{shown}: {module_class}", f"{names[around].fqn}.{shown}", module_class))
-        of[row] = known[key]
-    return names, np.array(of, np.int64)
+        name_of[row] = index_of[key]
+    return names, np.array(name_of, np.int64)
 
 
 def _numbers(columns: Columns) -> Int64Array:
@@ -123,18 +123,18 @@ def _name_recomputes_after_forward(timeline: Timeline, events: ProfilerEvents, t
     if not len(roots):
         return timeline
     nodes = attribute_nodes(timeline, events, threads)
-    of_tid = {int(tid): at for at, tid in enumerate(threads.tolist()) if tid >= 0}
-    track = np.array([of_tid[timeline.tracks[t].tid] for t in columns.track[roots].tolist()], np.int64)
+    track_of_tid = {int(tid): index for index, tid in enumerate(threads.tolist()) if tid >= 0}
+    track = np.array([track_of_tid[timeline.tracks[t].tid] for t in columns.track[roots].tolist()], np.int64)
     node = nodes.innermost.on_threads(track, columns.start[roots])
     calls = CallIndex(timeline)
-    own = [name.fqn.rpartition(".")[2] for name in timeline.names]
-    label = [own[name] for name in columns.name.tolist()]
+    attribute_names = [name.fqn.rpartition(".")[2] for name in timeline.names]
+    label = [attribute_names[name] for name in columns.name.tolist()]
     children = _children(columns.parent)
     name, call = columns.name.copy(), columns.call.copy()
     repeated: set[int] = set()
     forward: dict[str, list[int]] = {}
-    for at in np.flatnonzero(columns.phase == FORWARD).tolist():
-        forward.setdefault(label[at], []).append(at)
+    for index in np.flatnonzero(columns.phase == FORWARD).tolist():
+        forward.setdefault(label[index], []).append(index)
     for root, inside in zip(roots.tolist(), node.tolist(), strict=True):
         asked = int(nodes.call[inside]) if inside >= 0 else -1
         chain = [c for c in (calls.path(asked) if asked >= 0 else ()) if label[c] == label[root]]
@@ -148,20 +148,20 @@ def _name_recomputes_after_forward(timeline: Timeline, events: ProfilerEvents, t
         repeated.add(original)
         pairs = [(root, original)]
         while pairs:
-            again, first = pairs.pop()
-            name[again], call[again] = columns.name[first], columns.call[first]
-            left = list(children.get(first, []))
-            for inner in children.get(again, []):
-                match = next((c for c in left if label[c] == label[inner]), None)
+            recompute, forward_call = pairs.pop()
+            name[recompute], call[recompute] = columns.name[forward_call], columns.call[forward_call]
+            unmatched = list(children.get(forward_call, []))
+            for inner in children.get(recompute, []):
+                match = next((c for c in unmatched if label[c] == label[inner]), None)
                 if match is not None:
-                    left.remove(match)
+                    unmatched.remove(match)
                     pairs.append((inner, match))
     return replace(timeline, columns=replace(columns, name=name, call=call))
 
 
 def _children(parent: Int64Array) -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
-    for at, around in enumerate(parent.tolist()):
-        if around >= 0:
-            children.setdefault(around, []).append(at)
+    for index, outer in enumerate(parent.tolist()):
+        if outer >= 0:
+            children.setdefault(outer, []).append(index)
     return children

@@ -54,28 +54,28 @@ def find_head(data: bytes) -> Head:
     """
     # One character per byte, so that places in the text are places in the file.
     text = data.decode("latin-1")
-    at = _skip(text, 3 if data.startswith(b"\xef\xbb\xbf") else 0)
-    if at == len(text):
-        raise HeadError("the file is empty", at, more=True)
-    if text[at] == "[":
-        return Head(at + 1, {}, bare=True)
-    if text[at] != "{":
-        raise HeadError("not a profiler trace: it begins with neither { nor [", at)
+    offset = _skip(text, 3 if data.startswith(b"\xef\xbb\xbf") else 0)
+    if offset == len(text):
+        raise HeadError("the file is empty", offset, more=True)
+    if text[offset] == "[":
+        return Head(offset + 1, {}, bare=True)
+    if text[offset] != "{":
+        raise HeadError("not a profiler trace: it begins with neither { nor [", offset)
     keys: dict[str, Any] = {}
-    at = _skip(text, at + 1)
+    offset = _skip(text, offset + 1)
     while True:
-        key, at = _value(text, at)
+        key, offset = _value(text, offset)
         if not isinstance(key, str):
-            raise HeadError("not a profiler trace: a key is missing", at)
-        at = _expect(text, at, ":")
+            raise HeadError("not a profiler trace: a key is missing", offset)
+        offset = _expect(text, offset, ":")
         if key == "traceEvents":
-            return Head(_expect(text, at, "["), keys, bare=False)
-        value, at = _value(text, at)
+            return Head(_expect(text, offset, "["), keys, bare=False)
+        value, offset = _value(text, offset)
         keys[key] = _proper(value)
-        at = _skip(text, at)
-        if text[at : at + 1] == "}":
-            raise HeadError('not a profiler trace: it has no "traceEvents"', at)
-        at = _skip(text, _expect(text, at, ","))
+        offset = _skip(text, offset)
+        if text[offset : offset + 1] == "}":
+            raise HeadError('not a profiler trace: it has no "traceEvents"', offset)
+        offset = _skip(text, _expect(text, offset, ","))
 
 
 def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, Any]] | None:
@@ -85,42 +85,42 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
         Its place and the keys after it; None where it is not there, or the rest is broken.
     """
     if bare:
-        at = len(data.rstrip()) - 1
-        return (at, {}) if at >= 0 and data[at : at + 1] == b"]" else None
+        offset = len(data.rstrip()) - 1
+        return (offset, {}) if offset >= 0 and data[offset : offset + 1] == b"]" else None
     for candidate in re.finditer(rb"\]\s*(?:,\s*\"|\}\s*\Z)", data):
-        at = candidate.start()
+        offset = candidate.start()
         # Duplicated keys are left to the decoder, which takes the last as every reader does.
         try:
-            keys = json.loads(b'{"traceEvents":[' + data[at:], strict=False)
+            keys = json.loads(b'{"traceEvents":[' + data[offset:], strict=False)
         except ValueError:
             continue
         del keys["traceEvents"]
-        return at, keys
+        return offset, keys
     return None
 
 
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
+def _skip(text: str, offset: int) -> int:
+    match = _SPACE.match(text, offset)
     assert match is not None
     return match.end()
 
 
-def _expect(text: str, at: int, sign: str) -> int:
-    at = _skip(text, at)
-    if at >= len(text):
-        raise HeadError(f"the file ends where {sign} should stand", at, more=True)
-    if text[at] != sign:
-        raise HeadError(f"not a profiler trace: {sign} expected", at)
-    return at + 1
+def _expect(text: str, offset: int, expected: str) -> int:
+    offset = _skip(text, offset)
+    if offset >= len(text):
+        raise HeadError(f"the file ends where {expected} should stand", offset, more=True)
+    if text[offset] != expected:
+        raise HeadError(f"not a profiler trace: {expected} expected", offset)
+    return offset + 1
 
 
-def _value(text: str, at: int) -> tuple[Any, int]:
-    at = _skip(text, at)
+def _value(text: str, offset: int) -> tuple[Any, int]:
+    offset = _skip(text, offset)
     try:
-        return _DECODER.raw_decode(text, at)
+        return _DECODER.raw_decode(text, offset)
     except (json.JSONDecodeError, RecursionError) as error:
-        place = error.pos if isinstance(error, json.JSONDecodeError) else at
-        raise HeadError("broken JSON before the events", place, more=True) from None
+        error_offset = error.pos if isinstance(error, json.JSONDecodeError) else offset
+        raise HeadError("broken JSON before the events", error_offset, more=True) from None
 
 
 def _proper(value: Any) -> Any:

@@ -70,9 +70,9 @@ def recover_events(data: bytes, *, final: bool) -> RecoveredEvents:
         final: whether nothing follows `data`.
     """
     events: list[RecoveredEvent] = []
-    at = end = 0
+    offset = end = 0
     while True:
-        begin = _NEXT.match(data, at).end()  # type: ignore[union-attr]
+        begin = _NEXT.match(data, offset).end()  # type: ignore[union-attr]
         rest = data[begin:]
         length = _first_event(rest)
         following = rest[length:].lstrip()[:1] if length >= 0 else b""
@@ -87,7 +87,7 @@ def recover_events(data: bytes, *, final: bool) -> RecoveredEvents:
         comma = _COMMA.match(data, end)
         if comma is None:
             return RecoveredEvents(events, end, False)
-        at = comma.end()
+        offset = comma.end()
 
 
 def _recovered(begin: int, raw: bytes) -> RecoveredEvent:
@@ -155,11 +155,11 @@ def _dumped(event: Event) -> bytes:
 
 def _repaired_text(text: str) -> str:
     parts: list[str] = []
-    at = 0
+    offset = 0
     for match in _STRING.finditer(text):
-        parts += (_outside(text[at : match.start()]), _inside(match[0]))
-        at = match.end()
-    parts.append(_outside(text[at:]))
+        parts += (_outside(text[offset : match.start()]), _inside(match[0]))
+        offset = match.end()
+    parts.append(_outside(text[offset:]))
     return "".join(parts)
 
 

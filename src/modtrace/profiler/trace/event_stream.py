@@ -138,10 +138,10 @@ class EventStream:
 
     def _last_comma(self, limit: int) -> int:
         """Return the place of the last comma before `limit` that could part two events, or -1."""
-        at = limit
-        while (at := self._buffer.rfind(b"}", 0, at)) >= 0:
-            if BOUNDARY.match(self._buffer, at):
-                return self._buffer.index(b",", at)
+        index = limit
+        while (index := self._buffer.rfind(b"}", 0, index)) >= 0:
+            if BOUNDARY.match(self._buffer, index):
+                return self._buffer.index(b",", index)
         return -1
 
     def _parse(self, end: int) -> Chunk | int:
@@ -195,17 +195,17 @@ class EventStream:
         self._drop(comma if comma >= 0 else len(self._buffer) - 1)
         return chunk
 
-    def _keep(self, pieces: list[RecoveredEvent]) -> Chunk:
+    def _keep(self, recovered: list[RecoveredEvent]) -> Chunk:
         """Count and note what became of events, and return those that were saved."""
-        for piece in pieces:
-            if piece.event is None:
+        for event in recovered:
+            if event.event is None:
                 self.dropped += 1
-                self._note(f"byte {self._offset + piece.begin}: an event that cannot be read was left out")
-            elif piece.changed:
+                self._note(f"byte {self._offset + event.begin}: an event that cannot be read was left out")
+            elif event.changed:
                 self.repaired += 1
-                self._note(f"byte {self._offset + piece.begin}: an event was made readable")
-        kept = [piece for piece in pieces if piece.event is not None]
-        return Chunk(b",\n".join(piece.raw for piece in kept), [piece.event for piece in kept])
+                self._note(f"byte {self._offset + event.begin}: an event was made readable")
+        readable = [event for event in recovered if event.event is not None]
+        return Chunk(b",\n".join(event.raw for event in readable), [event.event for event in readable])
 
     def _drop(self, end: int) -> None:
         """Let go of the buffer before `end`."""
@@ -259,8 +259,8 @@ class EventStream:
         lost = rest[last.end : end].strip(b", \t\r\n")
         self.trailing_comma = self.trailing_comma or b"," in rest[last.end : end]
         if found is None:
-            place = self._offset + last.end
-            self._note(f"byte {place}: the trace is cut off here; {len(rest) - last.end} bytes were left out")
+            offset = self._offset + last.end
+            self._note(f"byte {offset}: the trace is cut off here; {len(rest) - last.end} bytes were left out")
             base = _BASE_TIME.search(rest, last.end)
             if base:
                 self.keys["baseTimeNanoseconds"] = int(base[1])

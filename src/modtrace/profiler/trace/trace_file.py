@@ -20,7 +20,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 MAX_TIME_NS = 1 << 62
 """Nanoseconds, 146 years: before this lie all bases and all times from them, so that sums of both fit into 64 bits."""
 
-_PIECE = 1 << 15
+_INFLATE_BYTES = 1 << 15
 """Compressed bytes taken at once: where they are broken, so many are gone through one by one."""
 
 Progress = Callable[[int], None]
@@ -111,8 +111,8 @@ class TraceFile:
         inflate = zlib.decompressobj(wbits=31)
         ended = False
         for block in self._raw():
-            for first in range(0, len(block), _PIECE):
-                data = block[first : first + _PIECE]
+            for first in range(0, len(block), _INFLATE_BYTES):
+                data = block[first : first + _INFLATE_BYTES]
                 while data:
                     if ended:
                         # Members may follow one another; anything else after the last one is padding.
@@ -126,8 +126,10 @@ class TraceFile:
                     except zlib.error as error:
                         if out := _until_broken(before, data):
                             yield out
-                        place = self._file.tell() - len(block) + first
-                        self.damage = f"the gzip data is broken in the {_PIECE} bytes from byte {place} on ({error})"
+                        offset = self._file.tell() - len(block) + first
+                        self.damage = (
+                            f"the gzip data is broken in the {_INFLATE_BYTES} bytes from byte {offset} on ({error})"
+                        )
                         return
                     if out:
                         yield out
@@ -143,6 +145,6 @@ def _until_broken(inflate: Any, data: bytes) -> bytes:
     """Return what can be had of data that does not inflate as a whole."""
     out = b""
     with contextlib.suppress(zlib.error):
-        for at in range(len(data)):
-            out += inflate.decompress(data[at : at + 1])
+        for index in range(len(data)):
+            out += inflate.decompress(data[index : index + 1])
     return out

@@ -134,8 +134,8 @@ def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
     return MergeResult(
         path=out,
         alignment="" if overlaid.alignment is None else str(overlaid.alignment),
-        slices=len(overlaid.timeline.columns),
-        device_slices=len(overlaid.devices),
+        spans=len(overlaid.timeline.columns),
+        gpu_spans=len(overlaid.devices),
         summary=overlaid.summary,
         notes=notes,
         metadata=metadata,
