@@ -15,6 +15,7 @@ KINDS = {TrackEvent.TYPE_SLICE_BEGIN: "begin", TrackEvent.TYPE_SLICE_END: "end",
 VALUES = {
     "int": -7,
     "largest": 2**63 - 1,
+    "beyond": 2**63,
     "bool": True,
     "float": 0.5,
     "text": "a\\b",
@@ -98,6 +99,7 @@ def test_args_keep_their_types_and_categories_their_text(tmp_path: Path) -> None
     expected = {
         "int": ("int_value", -7),
         "largest": ("int_value", 2**63 - 1),
+        "beyond": ("string_value", "9223372036854775808"),
         "bool": ("bool_value", True),
         "float": ("double_value", 0.5),
         "text": ("string_value", "a＼b"),

@@ -33,7 +33,6 @@ _NAME_IID = message_field_tag(TrackEvent, "name_iid")
 _BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
 _TYPE_BITS = 2
 """Bits that tell these three apart."""
-_MIN_INT64, _MAX_INT64 = -(1 << 63), (1 << 63) - 1
 _MAX_MESSAGES = 1000
 _SLICE_PHASES, _FLOW_PHASES = ("X", "i", "I"), ("s", "f")
 
@@ -60,7 +59,7 @@ class EventEncoder:
         self.names = _IdByText()
         self._categories = _IdByText()
         self._arg_names = _IdByText()
-        self._messages: dict[tuple[str | None, ...], tuple[TrackEvent, list[Any]]] = {}
+        self._messages: dict[tuple[str | None, tuple[str, ...]], tuple[TrackEvent, list[Any]]] = {}
 
     def fields(self, category: object, args: Mapping[str, Any]) -> bytes:
         """Return the category and the args of an event as fields of a TrackEvent.
@@ -70,11 +69,16 @@ class EventEncoder:
             TypeError: a value is not JSON.
         """
         values = args.values()
-        event, annotations = self._message(None if category is None else str(category), tuple(args))
+        event_kind = (category if category is None else str(category), tuple(args))
+        event, annotations = self._messages.get(event_kind) or self._new_message(event_kind)
         for annotation, value in zip(annotations, values, strict=True):
             kind = type(value)
-            if kind is int and _MIN_INT64 <= value <= _MAX_INT64:
-                annotation.int_value = value
+            if kind is int:
+                # Not comparing every number with its bounds saves a tenth of the time.
+                try:
+                    annotation.int_value = value
+                except ValueError:
+                    annotation.string_value = str(value)
             elif kind is float:
                 annotation.double_value = value
             elif kind is bool:
@@ -86,21 +90,19 @@ class EventEncoder:
         serialized: bytes = event.SerializeToString()
         return serialized
 
-    def _message(self, category: str | None, names: tuple[str, ...]) -> tuple[TrackEvent, list[Any]]:
-        """Return an event with args of these names, and the args, whose values are to be set.
+    def _new_message(self, event_kind: tuple[str | None, tuple[str, ...]]) -> tuple[TrackEvent, list[Any]]:
+        """Return an event of a category with args of given names, and the args, whose values are to be set.
 
         Most events are of a few kinds: one message for each is made, and used again for the next event.
         """
-        kind = (category, *names)
-        message = self._messages.get(kind)
-        if message is None:
-            if len(self._messages) == _MAX_MESSAGES:
-                self._messages.clear()
-            event = TrackEvent()
-            if category is not None:
-                event.category_iids.append(self._categories[category])
-            annotations = [event.debug_annotations.add(name_iid=self._arg_names[name]) for name in names]
-            message = self._messages[kind] = event, annotations
+        if len(self._messages) == _MAX_MESSAGES:
+            self._messages.clear()
+        category, names = event_kind
+        event = TrackEvent()
+        if category is not None:
+            event.category_iids.append(self._categories[category])
+        annotations = [event.debug_annotations.add(name_iid=self._arg_names[name]) for name in names]
+        message = self._messages[event_kind] = event, annotations
         return message
 
     def interned_packets(self) -> Iterator[TracePacket]:
