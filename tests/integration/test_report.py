@@ -24,7 +24,8 @@ import modtrace
 from modtrace import WriteError
 from modtrace.cli._group import group
 from modtrace.report import MAX_REPORT_BYTES, Report, report_file, report_timeline, write_report, zip_bytes
-from modtrace.timeline import Mark, Name, Process, Timeline
+from modtrace.report.identity import REPORT_START_NS
+from modtrace.timeline import Mark, Name, Process, Span, Timeline
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
 from tests.support.python_process import run_python
@@ -205,6 +206,65 @@ def test_nothing_private_is_in_any_byte(
     assert (b"Vogon" in files_of(data)["summary.md"]) is (own and not options)
 
 
+PLANTED_ELSEWHERE = ("hf_qwertyuiop12", "arthur", "betelgeuse", "milliways", "40123", "1791234567")
+"""On a machine that this one knows nothing of: token, user, host, folder of the program, process, start of the run."""
+START_NS = 1_791_234_567_000_000_000
+
+
+def timeline_from_elsewhere() -> Timeline:
+    """A timeline with a token in a mark, user and host in a thread's name, and a path in the program's."""
+    plain = gpt_timeline(2, 1)
+    shift = START_NS - int(plain.columns.start[0])
+    process = Process(40_123, 0, "/srv/milliways/train.py")
+    return replace(
+        plain,
+        columns=replace(plain.columns, start=plain.columns.start + shift, end=plain.columns.end + shift),
+        tracks=[track._replace(tid=40_123, thread="arthur@betelgeuse", process=process) for track in plain.tracks],
+        marks=[Mark(START_NS + 5, "mark", "login with hf_qwertyuiop12"), Mark(START_NS + 9, "step", "step of arthur")],
+        counters=[
+            replace(counter, name="RSS on betelgeuse", process=process, time=counter.time + shift)
+            for counter in plain.counters
+        ],
+        metadata={"torch": "2.13.0", "host": "betelgeuse", "program": "/srv/milliways/train.py", "argv": "arthur"},
+    )
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_nothing_private_of_another_machine_is_in_any_byte(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"elsewhere{suffix}"
+    timeline_from_elsewhere().save(path)
+
+    report = report_file(path)
+
+    data = zip_bytes(report.files)
+    assert [word for word in PLANTED_ELSEWHERE[:4] if word.encode() not in path.read_bytes()] == []  # the test can fail
+    assert found(data, PLANTED_ELSEWHERE) == []
+    assert report.texts["mark"] == ("mark 1", "mark 2")
+    assert report.texts["thread"] == ("thread 1",)
+    assert "GPT2LMHeadModel.transformer.h.0" in report.texts["module"]
+
+
+def test_nothing_private_of_a_profile_from_another_machine_is_in_any_byte(tmp_path: Path) -> None:
+    place = {"pid": 40_123, "tid": 40_123}
+    operation = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 5, **place}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", **place, "args": {"name": "/srv/milliways/train.py"}},
+        {"ph": "M", "name": "thread_name", **place, "args": {"name": "thread 40123 (arthur@betelgeuse)"}},
+        {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": 40_123}},
+        {"ph": "X", "cat": "user_annotation", "name": "login with hf_qwertyuiop12", "ts": 1, "dur": 50, **place},
+        {"ph": "X", "cat": "python_function", "name": "nn.Module: Linear_0", "ts": 2, "dur": 20, **place},
+        {**operation, "ts": 3, "args": {"Call stack": "/srv/milliways/train.py(3): arthur"}},
+    ]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"baseTimeNanoseconds": START_NS, "traceEvents": events, "user": "arthur"}))
+
+    report = report_file(path)
+
+    assert found(zip_bytes(report.files), PLANTED_ELSEWHERE) == []
+    assert report.texts["annotation"] == ("annotation 1",)
+    assert report.texts["operation"] == ("aten::mm",)
+
+
 def test_a_recording_saves_a_private_report(run: Path) -> None:
     data = (run / "run.zip").read_bytes()
 
@@ -218,9 +278,10 @@ def test_the_trace_in_a_report_is_whole(run: Path, tmp_path: Path) -> None:
 
     there, here = modtrace.load(tmp_path / "t.pftrace.gz"), modtrace.load(run / "run.ring")
 
-    assert [span[3:] for span in there.spans] == [
-        (*span[3:7], span.track, *span[8:]) for span in here.spans
-    ]  # all but the names
+    first = here.spans[0].start_ns - REPORT_START_NS
+    assert [(span.phase, span.start_ns, span.end_ns, span.depth, *span[8:]) for span in there.spans] == [
+        (span.phase, span.start_ns - first, span.end_ns - first, span.depth, *span[8:]) for span in here.spans
+    ]  # all but names, tracks and the start
     assert [span.module_class for span in there.spans] == [span.module_class for span in here.spans]
     assert there.stats == here.stats
     assert "host" not in there.metadata
@@ -252,7 +313,19 @@ def test_a_report_of_a_merged_trace_has_the_modules_and_the_profilers_events(run
     assert counts["forward"] + counts["backward"] >= spans / 2
     assert counts["cpu_op"] > 100
     assert b"| module | class | calls | forward ms |" in files["summary.md"]
-    assert b"GPU forward ms" in files["summary.md"]
+
+
+@pytest.mark.usefixtures("gpu_traces")
+def test_a_report_of_a_merged_gpu_trace_has_gpu_times(tmp_path: Path) -> None:
+    modtrace.merge(ALEXNET, None, tmp_path / "merged.json")
+
+    assert b"| GPU forward ms |" in report_file(tmp_path / "merged.json").files["summary.md"]
+
+
+def moved(timeline: Timeline) -> list[Span]:
+    """A timeline's spans at the time at which every report begins."""
+    shift = REPORT_START_NS - int(timeline.columns.start[0])
+    return [span._replace(start_ns=span.start_ns + shift, end_ns=span.end_ns + shift) for span in timeline.spans]
 
 
 # Aliases.
@@ -268,7 +341,7 @@ def test_aliases_keep_every_time_and_place(tmp_path: Path) -> None:
     plain = read(dict(report_timeline(timeline).files))
     aliased = read(dict(report_timeline(timeline, anonymize=True).files))
 
-    assert list(plain.spans) == list(timeline.spans)
+    assert list(plain.spans) == moved(timeline)
     pairs = [(old, new) for old, new in zip(plain.spans, aliased.spans, strict=True)]
     assert [old[3:] for old, _ in pairs] == [new[3:] for _, new in pairs]
     for part in ("name", "fqn", "module_class"):
@@ -323,14 +396,33 @@ def test_a_long_trace_is_cut_to_the_last_steps(tmp_path: Path, bare: int) -> Non
     report = report_timeline(timeline, max_bytes=limit)
 
     assert report.size == len(zip_bytes(report.files)) <= limit
-    found_steps = re.fullmatch(r"the last (\d+) steps of 40", report.cut or "")
+    found_steps = re.fullmatch(r"the (\d+) slowest steps of 40", report.cut or "")
     assert found_steps is not None
     kept = int(found_steps[1])
     assert 10 < kept < 40
-    assert list(read_back(report, tmp_path).spans) == list(timeline.steps(40 - kept).spans)
+    # All steps take the same time here, and of such the later ones are kept.
+    assert list(read_back(report, tmp_path).spans) == moved(timeline)[-len(timeline.steps(40 - kept).spans) :]
     summary = report.files["summary.md"].decode()
-    assert f"**Cut to fit:** the trace and the page hold the last {kept} steps of 40; the table is of all." in summary
+    assert (
+        f"**Cut to fit:** the trace and the page hold the {kept} slowest steps of 40; the table is of all." in summary
+    )
     assert "| `GPT2LMHeadModel.lm_head` | `Linear` | 40 |" in summary
+
+
+def test_the_slowest_steps_are_kept_where_not_all_fit(tmp_path: Path, bare: int) -> None:
+    timeline = gpt_timeline(steps=40, layers=8)
+    # Steps 7 and 21 take longer: what ends last in them ends later, before the next step begins.
+    columns = timeline.columns
+    end = columns.end.copy()
+    for step in (7, 21):
+        end[np.flatnonzero((columns.step == step) & (columns.depth == 0))] += 1
+    timeline = replace(timeline, columns=replace(columns, end=end))
+    whole = report_timeline(timeline).size
+
+    report = report_timeline(timeline, max_bytes=bare + (whole - bare) // 10)
+
+    assert re.fullmatch(r"the \d slowest steps of 40", report.cut or "")
+    assert {7, 21} <= {span.step for span in read_back(report, tmp_path).spans}
 
 
 def test_one_long_step_is_cut_to_its_end(tmp_path: Path, bare: int) -> None:
@@ -343,7 +435,7 @@ def test_one_long_step_is_cut_to_its_end(tmp_path: Path, bare: int) -> None:
     assert re.fullmatch(r"the last [\d.,]+ ms of [\d.,]+ ms", report.cut or "")
     rest = read_back(report, tmp_path)
     assert len(timeline.spans) / 4 < len(rest.spans) < len(timeline.spans)
-    assert int(rest.columns.end.max()) == int(timeline.columns.end.max())
+    assert int(rest.columns.end.max()) == max(span.end_ns for span in moved(timeline))
 
 
 @pytest.mark.usefixtures("gpu_traces")
@@ -356,8 +448,8 @@ def test_a_profilers_trace_is_cut_too(tmp_path: Path) -> None:
     assert whole.cut is None
     assert whole.size > 600_000
     assert report.size <= 400_000
-    assert report.cut == "the profiler's last step of 3"
-    assert "the page hold the profiler's last step of 3; " in report.files["summary.md"].decode()
+    assert report.cut == "the profiler's slowest step of 3"
+    assert "the page hold the profiler's slowest step of 3; " in report.files["summary.md"].decode()
 
 
 @pytest.mark.usefixtures("gpu_traces")
@@ -389,7 +481,7 @@ def test_a_profilers_trace_is_cut_to_its_steps(tmp_path: Path, trace_processor: 
 
     report = report_file(path, max_bytes=whole.size * 2 // 3)
 
-    kept = re.fullmatch(r"the profiler's last (\d) steps of 10", report.cut or "")
+    kept = re.fullmatch(r"the profiler's (\d) slowest steps of 10", report.cut or "")
     assert kept is not None
     trace = trace_processor.open(gzip.decompress(report.files["trace.pftrace.gz"]))
     steps = trace.query("select name from slice where name glob 'ProfilerStep*' order by ts")
@@ -490,6 +582,10 @@ def test_show_lists_all_and_writes_nothing(trace: Path) -> None:
     assert lines[:4] == [f"{len(data):12,} {name}" for name, data in report.files.items()]
     for name in ("summary.md", "environment.txt"):
         assert f"\n--- {name}\n{report.files[name].decode()}" in result.stdout
+    _, _, texts = result.stdout.partition("\n--- names and texts in the trace\n")
+    assert texts.splitlines()[:-1] == [f"{kind}: {text}" for kind, used in report.texts.items() for text in used]
+    assert "module: GPT2LMHeadModel.transformer.h.0" in texts
+    assert "mark: step 0" in texts
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]
 
 
@@ -536,4 +632,4 @@ def test_a_cut_report_says_so_on_the_terminal(tmp_path: Path, caplog: pytest.Log
     write_report(timeline, tmp_path / "bug.zip", max_bytes=limit)
 
     (message,) = (record.message for record in caplog.records if record.name == "modtrace")
-    assert message.startswith(f"{tmp_path / 'bug.zip'} holds the last ")
+    assert message.startswith(f"{tmp_path / 'bug.zip'} holds the 18 slowest steps of 40, so that it has no more than")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import modtrace
 from modtrace.track.engine import EngineName
@@ -254,31 +253,3 @@ def test_tensors_that_are_no_plain_tensors(engine: EngineName) -> None:
 
     assert isinstance(out, Logged)
     assert len([span for span in recording.timeline().spans if span.phase == "forward"]) == 9
-
-
-class Operators(TorchDispatchMode):
-    """Notes the operators that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("tracker", [None, modtrace.ModuleTracker, modtrace.ModTracker])
-def test_a_dispatch_mode_of_the_user_sees_no_operator_of_ours(engine: EngineName, tracker: Any) -> None:
-    def run(mode: Operators) -> list[str]:
-        with mode:
-            nn.Sequential(nn.Linear(2, 2), nn.ReLU())(torch.ones(1, 2)).sum().backward()
-        return mode.names
-
-    expected = run(Operators())
-
-    with tracker() if tracker else modtrace.record(engine=engine, shapes=True):
-        seen = run(Operators())
-
-    assert "aten.addmm.default" in expected
-    assert seen == expected

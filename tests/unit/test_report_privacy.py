@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import modtrace
 from modtrace.report.aliases import AliasedNames, ReportNames
 from modtrace.report.clean_timeline import clean_timeline
 from modtrace.report.event_filter import EventFilter
+from modtrace.report.identity import REPORT_START_NS, IdNumbers, without_identity
 from modtrace.report.redact import Redactor
-from modtrace.report.system_info import allowed_lines, environment
+from modtrace.report.system_info import clean_metadata, environment_text
 from modtrace.timeline import Columns, CounterSeries, Mark, Name, Process, Timeline, Track
-from tests.support.python_process import run_python
 
 ENVIRON = {
     "HOME": "/home/Jane Doe",
@@ -172,9 +172,9 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
 
     assert clean.columns is columns
     assert clean.names == [Name("Net", "Net", "Net"), Name("<user>: Head", "Net.<user>", "Head")]
-    assert clean.tracks == [Track("forward", "loader of <user>", 8, Process(7, 3))]
-    assert clean.marks == [Mark(7, "mark", "see <path>"), Mark(8, "step", "step 0")]
-    assert [(c.name, c.unit, c.process) for c in clean.counters] == [("RSS of <user>", "bytes", Process(7, 3))]
+    assert clean.tracks == [Track("forward", "thread 1", 8, Process(7, 3))]
+    assert clean.marks == [Mark(7, "mark", "mark 1"), Mark(8, "step", "step 0")]
+    assert [(c.name, c.unit, c.process) for c in clean.counters] == [("counter 1", "bytes", Process(7, 3))]
     assert clean.metadata == {"torch": "2.13.0+cpu", "engine": "native", "capacity": 64}
     assert clean.span_args == {0: {"shapes": "float32[2, 8], bool[], …"}}
 
@@ -233,7 +233,10 @@ KEPT: list[tuple[Event, Event]] = [
         slice_("python_function", "nn.Module: Linear_12", {"Python id": 1, "Python module id": 2, "file": "x.py"}),
         slice_("python_function", "nn.Module: Linear_12", {"Python id": 1, "Python module id": 2}),
     ),
-    (slice_("user_annotation", "of janed", {}), slice_("user_annotation", "of <user>", {})),
+    (slice_("user_annotation", "of janed", {}), slice_("user_annotation", "annotation 1", {})),
+    (slice_("user_annotation", "ProfilerStep#3", {}), slice_("user_annotation", "ProfilerStep#3", {})),
+    (slice_("cpu_op", "load of x", {}), slice_("cpu_op", "operation 1", {})),
+    (slice_("mark", "epoch of janed", {}), slice_("mark", "mark 1", {})),
     (slice_("cuda_runtime", "my secret", {}), slice_("cuda_runtime", "runtime call", {})),
     (metadata("process_name", name="train.py"), metadata("process_name", name="python")),
     (metadata("thread_name", name="thread 9 (train_janed)"), metadata("thread_name", name="thread 9")),
@@ -265,7 +268,7 @@ KEPT: list[tuple[Event, Event]] = [
 
 @pytest.mark.parametrize(("event", "expected"), KEPT)
 def test_known_fields_of_an_event_are_kept(redact: Redactor, event: Event, expected: Event) -> None:
-    assert EventFilter(ReportNames(redact))(event) == expected
+    assert EventFilter(ReportNames(redact), IdNumbers())(event) == expected
 
 
 @pytest.mark.parametrize(
@@ -295,91 +298,106 @@ def test_known_fields_of_an_event_are_kept(redact: Redactor, event: Event, expec
     ],
 )
 def test_an_unknown_event_is_left_out(redact: Redactor, event: object) -> None:
-    event_filter = EventFilter(ReportNames(redact))
+    event_filter = EventFilter(ReportNames(redact), IdNumbers())
 
     assert event_filter(event) is None
     assert event_filter.dropped == 1
 
 
-# The environment.
+# Ids and times.
 
 
-def test_the_lines_of_collect_env_that_are_told() -> None:
-    text = """\
-Collecting environment information...
-PyTorch version: 2.13.0+cu130
-OS: Debian GNU/Linux 12 (bookworm) (x86_64)
-Python version: 3.11.7 (main, built by janed@box, Jan 1) [GCC 12.2.0] (64-bit runtime)
-Python platform: Linux-6.1.0-janed-x86_64
-CUDA_MODULE_LOADING set to: /secret
-GPU models and configuration: GPU 0: NVIDIA A100-SXM4-80GB
-GPU 1: NVIDIA A100-SXM4-80GB
-GPU secret: /x
-cuDNN version: Probably one of the following:
-/usr/lib/janed/libcudnn.so.9.1.0
-/usr/lib/janed/libsecret.so.9.1.0
-Caching allocator config: secret
-Is CUDA available: True
-Is debug build: secret
-CPU(s):                                  8
-Model name:                              AMD EPYC
-Flags:                                   fpu vme
-Hostname: box
-[pip3] numpy==2.4.6
-[pip3] torch==2.13.0+cu130
-[pip3] torch-acme-secret==1.0
-[pip3] torchvision==0.2 (/home/janed/vision)
-[pip3] torchaudio @ file:///home/janed/audio
-[conda] numpy                     1.26.4          py311h  https://user:token@conda.example
-[pip3] acme==1.0
-"""
+def test_ids_of_processes_and_threads_become_numbers_and_others_stay() -> None:
+    ids = IdNumbers()
 
-    assert list(allowed_lines(text)) == [
-        "PyTorch version: 2.13.0+cu130",
-        "OS: Debian GNU/Linux 12 (bookworm) (x86_64)",
-        "Python version: 3.11.7",
-        "GPU models and configuration: GPU 0: NVIDIA A100-SXM4-80GB",
-        "GPU 1: NVIDIA A100-SXM4-80GB",
-        "cuDNN version: Probably one of the following",
-        "libcudnn.so.9.1.0",
-        "Is CUDA available: True",
-        "CPU(s): 8",
-        "Model name: AMD EPYC",
-        "numpy 2.4.6",
-        "torch 2.13.0+cu130",
-        "torchvision 0.2",
-        "numpy 1.26.4",
+    assert [ids.number(given) for given in (40_123, 0, 7, 40_124, 40_123, 4_040_000_000)] == [
+        *(100_001, 0, 7, 100_002, 100_001, 4_040_000_000)
     ]
 
 
-def of_another_torch(folder: Path, source: str, timeout_s: float = 30) -> str:
-    """The environment where `torch.utils.collect_env` is this source."""
-    (folder / "torch/utils").mkdir(parents=True)
-    (folder / "torch/__init__.py").touch()
-    (folder / "torch/utils/__init__.py").touch()
-    (folder / "torch/utils/collect_env.py").write_text(source)
-    code = f"from modtrace.report.system_info import environment; print(environment(str, {timeout_s}))"
-    environ = {"PYTHONPATH": f"{folder}:{Path(__file__).parents[2] / 'src'}", "PATH": "/usr/bin:/bin"}
-    return run_python("-c", code, env=environ).stdout
+def test_the_start_and_the_process_of_a_timeline_are_replaced() -> None:
+    process = Process(40_123, 3)
+    columns = Columns.of(
+        start=[1_700_000_000_000_000_005, 1_700_000_000_000_000_006], end=[1_700_000_000_000_000_009] * 2, name=[0, 0],
+        phase=[0, 0], track=[0, 0], depth=[0, 1], parent=[-1, 0], call=[0, 0], step=[0, 0], link=[-1, -1],
+        complete=[1, 1],
+    )  # fmt: skip
+    timeline = Timeline(
+        columns,
+        [Name("Net", "Net", "Net")],
+        [Track("forward", "MainThread", 40_123, process), Track("backward", "thread 1", 40_200, process)],
+        marks=[Mark(1_700_000_000_000_000_001, "mark", "mark 1")],
+    )
+
+    changed = without_identity(timeline)
+
+    assert changed.columns.start.tolist() == [REPORT_START_NS + 4, REPORT_START_NS + 5]
+    assert changed.columns.end.tolist() == [REPORT_START_NS + 8, REPORT_START_NS + 8]
+    assert changed.marks == [Mark(REPORT_START_NS, "mark", "mark 1")]
+    # The main thread is still known by its process' id.
+    assert changed.tracks == [
+        Track("forward", "MainThread", 100_001, Process(100_001, 3)),
+        Track("backward", "thread 1", 100_002, Process(100_001, 3)),
+    ]
 
 
-def test_torchs_report_may_hang(tmp_path: Path) -> None:
-    # The pipe stays open as long as one of them lives: the test ends only if all were ended.
-    source = "import subprocess, time\ndef main():\n    subprocess.Popen(['sleep', '600'])\n    time.sleep(600)\n"
+def test_ids_in_events_are_replaced_wherever_they_stand(redact: Redactor) -> None:
+    event_filter = EventFilter(ReportNames(redact), IdNumbers())
+    events: list[Event] = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 40_123, "tid": 40_200, "ts": 1, "dur": 1},
+        {"ph": "M", "name": "thread_name", "pid": 40_123, "tid": 40_200, "args": {"name": "thread 40200 (python3)"}},
+        {"ph": "M", "name": "process_sort_index", "pid": 40_123, "tid": 0, "args": {"sort_index": 40_123}},
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 1},
+    ]
 
-    assert "torch.utils.collect_env took more than 0.5 s and was stopped" in of_another_torch(tmp_path, source, 0.5)
+    clean = [event_filter(event) or {} for event in events]
+
+    assert [(event["pid"], event["tid"]) for event in clean] == [(100_001, 100_002)] * 2 + [(100_001, 0), (0, 7)]
+    assert clean[1]["args"] == {"name": "thread 100002 (python3)"}
+    assert clean[2]["args"] == {"sort_index": 100_001}
 
 
-def test_torchs_report_may_fail(tmp_path: Path) -> None:
-    text = of_another_torch(tmp_path, "def main():\n    raise RuntimeError('secret')\n")
-
-    assert "torch.utils.collect_env failed (1)" in text
-    assert "secret" not in text
+# The environment.
 
 
-def test_the_environment_says_what_is_installed() -> None:
-    text = environment(str)
+def test_the_environment_is_that_of_the_recording() -> None:
+    metadata = {
+        "modtrace": "0.1.0", "torch": "2.13.0+cu130", "python": "3.11.7", "engine": "native", "capacity": 64,
+        "os": "Linux x86_64", "cpu": "AMD EPYC 7763 64-Core Processor", "cpus": 16, "gpu": "8 × NVIDIA A100-SXM4-80GB",
+        "gpu_driver": "535.104.05", "cuda": "13.0", "libraries": "numpy 2.4.6, transformers 5.1.0.dev0",
+        "host": "0123456789ab", "pid": 7, "program": "train.py --token x", "rank": 3, "own": "secret",
+    }  # fmt: skip
 
-    assert text.startswith("The environment in which this report was made:\n\nmodtrace ")
-    for line in ("numpy ", "PyTorch version: ", "CPU(s): "):
-        assert f"\n{line}" in text
+    assert environment_text(metadata).splitlines() == [
+        "Noted by the recording when it started:",
+        "",
+        "modtrace: 0.1.0",
+        "torch: 2.13.0+cu130",
+        "Python: 3.11.7",
+        "engine: native",
+        "capacity: 64",
+        "operating system: Linux x86_64",
+        "CPU: AMD EPYC 7763 64-Core Processor",
+        "CPUs: 16",
+        "GPU: 8 × NVIDIA A100-SXM4-80GB",
+        "GPU driver: 535.104.05",
+        "CUDA: 13.0",
+        "libraries: numpy 2.4.6, transformers 5.1.0.dev0",
+        "",
+        f"Reported by modtrace {modtrace.__version__}.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("torch", "2.13 of janed"), ("engine", "secret"), ("os", "Linux x86_64 on box"), ("cpu", "a\nb"),
+        ("cpus", "many"), ("gpu", "NVIDIA"), ("libraries", "numpy 2.4, /home/janed"), ("cuda", ["13.0"]),
+    ],
+)  # fmt: skip
+def test_metadata_that_is_not_as_expected_is_left_out(key: str, value: object) -> None:
+    assert clean_metadata({key: value}) == {}
+
+
+def test_a_trace_that_says_nothing_of_its_origin() -> None:
+    assert environment_text({}).splitlines()[0] == "The trace does not say where it was recorded."

@@ -11,14 +11,15 @@ __all__ = ["command"]
 @click.argument("trace")
 @click.option("-o", "--output", metavar="OUT", help="The .zip to write; may be left out with --show.")
 @click.option("--anonymize", is_flag=True, help="Replace names of modules and classes by aliases.")
-@click.option("--show", is_flag=True, help="First print what the archive holds.")
+@click.option("--show", is_flag=True, help="First print what the archive holds, with every name and text in it.")
 def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None:
     """Pack TRACE for an issue: the trace, a page that shows it, a summary to paste, and the environment.
 
-    TRACE is any file that modtrace reads. The archive has no source code, no
-    command line, no name of a user or a machine, no path and no value of the environment in it, and at most 25 MB: of
-    a longer trace it holds the end.
+    TRACE is any file that modtrace reads. Names of modules, classes and operations stay; texts of marks, names of
+    threads and annotations, process ids and the time of the recording are replaced; source code, command lines, hosts
+    and paths are left out. The archive has at most 25 MB: of a longer trace it holds the slowest steps.
     """
+    from .._terminal import printable
     from ..write import check_writable
 
     if output is None and not show:
@@ -38,6 +39,10 @@ def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None
             click.echo(f"{len(data):12,} {name}")
         for name in ("summary.md", "environment.txt"):
             click.echo(f"\n--- {name}\n{report.files[name].decode()}", nl=False)
+        click.echo("\n--- names and texts in the trace")
+        for kind, texts in report.texts.items():
+            for text in texts:
+                click.echo(f"{kind}: {printable(text)}")
         click.echo()
     if report.cut is not None:
         megabytes = MAX_REPORT_BYTES // 10**6

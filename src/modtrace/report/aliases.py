@@ -1,4 +1,4 @@
-"""What a report calls modules, threads, marks and operations: their own names, redacted, or aliases."""
+"""What a report calls modules, threads, marks and operations: their own names, or numbered aliases."""
 
 from __future__ import annotations
 
@@ -26,64 +26,94 @@ _LIBRARY_KERNEL = re.compile(
 )
 _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)\#(.*)\.\1")
+_KNOWN_COUNTER = re.compile(r"process RSS|cuda:\d+ (?:allocated|reserved)|bytes|Total (?:Allocated|Reserved)")
+_IDENTIFIER = re.compile(r"(?:autograd::engine::evaluate_function: )?[\w:.~<>,*&#\[\]]{1,200}")
+_MEMORY_COPY = re.compile(r"(?:Memcpy|Memset) [\w (>-]+\)")
 _NUMBERED_CLASS = re.compile(r"(.*)_(\d+)", re.DOTALL)
 
 
 class ReportNames:
-    """Names as recorded, with what identifies a person or a machine replaced.
+    """What a report calls things.
+
+    Names of modules, classes, operations and kernels stay as recorded, with what identifies a person or a machine
+    replaced as far as it is known. Free texts, which a user wrote for no report, are replaced by numbered aliases:
+    marks, names of threads, counters and annotations that neither Python nor torch nor modtrace chose.
 
     Args:
-        redact: replaces that in any text.
+        redact: replaces what identifies a person or a machine in any text.
+
+    Attributes:
+        used: by kind (`module`, `mark`, `thread`, …) all texts that were returned, in order.
     """
 
     def __init__(self, redact: Callable[[str], str]) -> None:
+        self.used: dict[str, dict[str, None]] = {}
+        self._aliases: dict[str, dict[str, str]] = {}
         # Cached: a trace repeats the same few thousand texts a million times.
         self.text = functools.lru_cache(1 << 16)(redact)
 
     def name(self, name: Name) -> Name:
         """Return a module's label, fully qualified name and class."""
-        return Name(*map(self.text, name))
+        return Name(self.text(name.label), self.fqn(name.fqn), self.module_class(name.module_class))
 
     def fqn(self, fqn: str) -> str:
-        """Return a fully qualified name."""
-        return self.text(fqn)
+        """Return a module's fully qualified name."""
+        return self._use("module", self.text(fqn))
 
     def module_class(self, module_class: str) -> str:
         """Return the name of a module's class."""
-        return self.text(module_class)
+        return self._use("class", self.text(module_class))
 
     def thread(self, thread: str) -> str:
-        """Return a thread's name."""
-        return self.text(thread)
+        """Return a thread's name if Python or torch chose it, else an alias."""
+        known = _KNOWN_THREAD.match(thread)
+        return self._use("thread", known[0] if known else self._alias("thread ", thread))
 
     def mark(self, text: str) -> str:
-        """Return the text of a mark."""
-        return self.text(text)
+        """Return the text of a mark if it is no more than a number, else an alias."""
+        return self._use("mark", text if _ORDINARY_MARK.fullmatch(text) else self._alias("mark ", text))
 
     def counter(self, text: str) -> str:
-        """Return the name or the unit of a counter."""
-        return self.text(text)
+        """Return the name or unit of a counter if modtrace or torch chose it, else an alias."""
+        return self._use("counter", text if _KNOWN_COUNTER.fullmatch(text) else self._alias("counter ", text))
+
+    def annotation(self, text: str) -> str:
+        """Return the name of a user's annotation (`record_function`) if torch chose it, else an alias."""
+        known = self._known_operation(text)
+        return self._use("annotation", known or self._alias("annotation ", text))
 
     def operation(self, text: str) -> str:
-        """Return the name of an operation or annotation in a profiler's trace."""
-        return self.text(text)
+        """Return the name of an operation in a profiler's trace, an alias if it is no identifier."""
+        known = self._known_operation(text) or (self.text(text) if _IDENTIFIER.fullmatch(text) else None)
+        return self._use("operation", known or self._alias("operation ", text))
 
     def kernel(self, text: str) -> str:
         """Return the name of a kernel."""
-        return self.text(text)
+        return self._use("kernel", self.text(text))
+
+    def _known_operation(self, text: str) -> str | None:
+        """Return the name of an operation if torch chose it."""
+        optimizer = _OPTIMIZER.fullmatch(text)
+        if optimizer:
+            return f"Optimizer.{optimizer[1]}#{self.module_class(optimizer[2])}.{optimizer[1]}"
+        return text if _LIBRARY_OPERATION.fullmatch(text) else None
+
+    def _use(self, kind: str, text: str) -> str:
+        self.used.setdefault(kind, {})[text] = None
+        return text
+
+    def _alias(self, kind: str, text: str) -> str:
+        of_kind = self._aliases.setdefault(kind, {})
+        return of_kind.setdefault(text, f"{kind}{len(of_kind) + 1}")
 
 
 class AliasedNames(ReportNames):
-    """Aliases: `Net.blocks.0.attn` becomes `Class1.m1.0.m2`.
+    """Aliases for names of modules and classes too: `Net.blocks.0.attn` becomes `Class1.m1.0.m2`.
 
     They are numbered in the order in which names appear, so the same model always gets the same aliases. Numbers in
     paths stay, and so do the names that torch and its libraries give their own operations and kernels: they say nothing
     about the model's source.
     """
-
-    def __init__(self, redact: Callable[[str], str]) -> None:
-        super().__init__(redact)
-        self._aliases: dict[str, dict[str, str]] = {}
 
     def name(self, name: Name) -> Name:
         """Return aliases of a module's label, fully qualified name and class."""
@@ -97,44 +127,22 @@ class AliasedNames(ReportNames):
     def fqn(self, fqn: str) -> str:
         """Return a fully qualified name aliased part by part; its first part is a class."""
         first, dot, rest = fqn.partition(".")
-        return f"{self._part(first, first=True)}{dot}{self._path(rest) if dot else ''}"
+        return self._use("module", f"{self._part(first, first=True)}{dot}{self._path(rest) if dot else ''}")
 
     def module_class(self, module_class: str) -> str:
         """Return the alias of a class."""
-        return self._alias("Class", module_class)
-
-    def thread(self, thread: str) -> str:
-        """Return a thread's name if Python or torch chose it, else an alias."""
-        known = _KNOWN_THREAD.match(thread)
-        return known[0] if known else self._alias("thread ", thread)
-
-    def mark(self, text: str) -> str:
-        """Return the text of a mark if it is no more than a number, else an alias."""
-        return text if _ORDINARY_MARK.fullmatch(text) else self._alias("mark ", text)
-
-    def counter(self, text: str) -> str:
-        """Return the name or unit of a counter if modtrace chose it, else an alias."""
-        return (
-            text
-            if re.fullmatch(r"process RSS|cuda:\d+ (?:allocated|reserved)|bytes", text)
-            else self._alias("counter ", text)
-        )
+        return self._use("class", self._alias("Class", module_class))
 
     def operation(self, text: str) -> str:
         """Return the name of an operation if it is torch's, else an alias."""
         if text.startswith(_ENGINE_PREFIX):
             return _ENGINE_PREFIX + self.operation(text.removeprefix(_ENGINE_PREFIX))
-        optimizer = _OPTIMIZER.fullmatch(text)
-        if optimizer:
-            return f"Optimizer.{optimizer[1]}#{self.module_class(optimizer[2])}.{optimizer[1]}"
-        return text if _LIBRARY_OPERATION.fullmatch(text) else self._alias("operation ", text)
+        return self._use("operation", self._known_operation(text) or self._alias("operation ", text))
 
     def kernel(self, text: str) -> str:
         """Return the name of a kernel, without its types, if it is a library's, else an alias."""
-        if re.fullmatch(r"(?:Memcpy|Memset) [\w (>-]+\)", text):
-            return text
-        known = _LIBRARY_KERNEL.match(text)
-        return known[0] if known else self._alias("kernel ", text)
+        known = _MEMORY_COPY.fullmatch(text) or _LIBRARY_KERNEL.match(text)
+        return self._use("kernel", known[0] if known else self._alias("kernel ", text))
 
     def _path(self, path: str) -> str:
         return ".".join(self._part(part) for part in path.split("."))
@@ -147,7 +155,3 @@ class AliasedNames(ReportNames):
         if numbered and numbered[1] in self._aliases.get("Class", ()):
             return f"{self.module_class(numbered[1])}_{numbered[2]}"
         return self.module_class(part) if first else self._alias("m", part)
-
-    def _alias(self, kind: str, text: str) -> str:
-        of_kind = self._aliases.setdefault(kind, {})
-        return of_kind.setdefault(text, f"{kind}{len(of_kind) + 1}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from .archive import write_archive, zip_bytes
 from .redact import Redactor
 from .source_trace import ProfileSource, ReportSource, TimelineSource, TracePart
 from .summary_md import MAX_TABLE_ROWS, summary_text
-from .system_info import environment
+from .system_info import environment_text
 
 __all__ = ["MAX_REPORT_BYTES", "Report", "report_file", "report_timeline", "write_report"]
 
@@ -42,12 +42,14 @@ class Report:
         cut: which part of the trace it holds (`the last 3 steps of 20`); None for all of it.
         size: bytes of the archive.
         notes: what the reader should know about the trace.
+        texts: by kind (`module`, `mark`, `thread`, …) every name and text in it that does not come from modtrace.
     """
 
     files: Mapping[str, bytes]
     cut: str | None = None
     size: int = 0
     notes: list[str] = field(default_factory=list)
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def report_timeline(timeline: Timeline, *, anonymize: bool = False, max_bytes: int = MAX_REPORT_BYTES) -> Report:
@@ -143,26 +145,27 @@ def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
 
 def _fit(source: ReportSource, table: str | None, names: ReportNames, max_bytes: int) -> Report:
     """Return the report with as much of the trace as fits."""
-    environment_text = environment(names.text).encode()
+    environment = environment_text(source.timeline.metadata).encode()
     table = table or source.timeline.summary().sort_by(limit=MAX_TABLE_ROWS).to_markdown()
     max_items = source.count
     while True:
-        part = source.last(max_items)
+        part = source.part(max_items)
         anonymized = isinstance(names, AliasedNames)
         summary = summary_text(source.timeline, table, part, source.notes, anonymized=anonymized)
-        files = _files(part, summary, environment_text)
+        files = _files(part, summary, environment)
         size = len(zip_bytes(files))
         if size <= max_bytes:
-            return Report(files, part.description, size, source.notes)
+            texts = {kind: tuple(used) for kind, used in names.used.items()}
+            return Report(files, part.description, size, source.notes, texts)
         max_items = min(int(max_items * _RETRY_FRACTION * max_bytes / size), max_items - 1)
         if max_items < 1:
             raise WriteError(f"a report of {max_bytes:,} bytes cannot hold even one span of this trace")
 
 
-def _files(part: TracePart, summary: str, environment_text: bytes) -> dict[str, bytes]:
+def _files(part: TracePart, summary: str, environment: bytes) -> dict[str, bytes]:
     return {
         "summary.md": summary.encode(),
-        "environment.txt": environment_text,
+        "environment.txt": environment,
         part.file_name: part.data,
         "viewer.html": render_html(part.timeline),
     }

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from ..timeline import CounterSeries, Mark, Process, Stats, Timeline, Track
 from ..timeline.contents import TRACK_KINDS
 from .aliases import ReportNames
+from .system_info import clean_metadata
 
 __all__ = ["clean_timeline"]
 
-_VERSION = re.compile(r"[\w.+-]{1,40}", re.ASCII)
 _SHAPE = re.compile(r"(?:\w+=)?\w+\[[\d, ]*\]", re.ASCII)
-_VERSION_KEYS = ("modtrace", "torch", "python", "engine")
-_NUMBER_KEYS = ("capacity",)
 
 
 def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
@@ -52,27 +49,13 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
             CounterSeries(names.counter(c.name), names.counter(c.unit), process[c.process], c.time, c.value)
             for c in timeline.counters
         ],
-        metadata=_clean_metadata(timeline.metadata, names),
+        metadata=clean_metadata(timeline.metadata),
         span_args={
             span: {"shapes": shapes}
             for span, args in timeline.span_args.items()
             if (shapes := _clean_shapes(args.get("shapes")))
         },
     )
-
-
-def _clean_metadata(metadata: Mapping[str, object], names: ReportNames) -> dict[str, object]:
-    """Return versions and numbers only: no host, no hash of its name, nothing unknown."""
-    clean: dict[str, object] = {}
-    for key in _VERSION_KEYS:
-        value = metadata.get(key)
-        if isinstance(value, str) and _VERSION.fullmatch(value):
-            clean[key] = names.text(value)
-    for key in _NUMBER_KEYS:
-        value = metadata.get(key)
-        if type(value) is int:
-            clean[key] = value
-    return clean
 
 
 def _clean_shapes(shapes: str | None) -> str | None:

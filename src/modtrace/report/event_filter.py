@@ -8,6 +8,7 @@ from typing import Any
 from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME
 from ..timeline import PHASES, Name
 from .aliases import ReportNames
+from .identity import IdNumbers
 
 __all__ = ["EventFilter"]
 
@@ -55,6 +56,7 @@ _PROFILER_EVENT = re.compile(
 _OVERHEAD_NAME = re.compile(r"[A-Z][A-Za-z]*(?: [A-Z][A-Za-z]*){0,4}")
 _WORD_IDS = frozenset({"", "Spans", "Traces", "PyTorch Profiler", "Trace PyTorch Profiler"})
 _THREAD_NAME = re.compile(r"thread (-?\d+) \((python[\d.]*|pt_\w+)\)|thread -?\d+|stream \d+ ?")
+_THREAD_ID = re.compile(r"^thread (-?\d+)")
 _TRACK_NAME = re.compile(r"(forward|backward|modules) · (.*)", re.DOTALL)
 
 
@@ -63,14 +65,16 @@ class EventFilter:
 
     Args:
         names: replaces texts.
+        ids: replaces ids of processes and threads.
 
     Attributes:
         dropped: how many events were left out so far.
     """
 
-    def __init__(self, names: ReportNames) -> None:
+    def __init__(self, names: ReportNames, ids: IdNumbers) -> None:
         self.dropped = 0
         self._names = names
+        self._ids = ids
 
     def __call__(self, event: object) -> RawEvent | None:
         """Return what a report may hold of an event."""
@@ -85,7 +89,9 @@ class EventFilter:
         clean: RawEvent = {"ph": phase}
         for key in ("pid", "tid"):
             value = event.get(key)
-            if type(value) is int or (isinstance(value, str) and value in _WORD_IDS):
+            if type(value) is int:
+                clean[key] = self._ids.number(value)
+            elif isinstance(value, str) and value in _WORD_IDS:
                 clean[key] = value
             elif key in event:
                 return None
@@ -130,7 +136,9 @@ class EventFilter:
             )
         if category in _OPERATION_CATEGORIES:
             known = _OVERHEAD_NAME if category == "overhead" else _PROFILER_EVENT
-            return name if known.fullmatch(name) else self._names.operation(name)
+            if known.fullmatch(name):
+                return name
+            return self._names.operation(name) if category == "cpu_op" else self._names.annotation(name)
         if category in _KERNEL_CATEGORIES:
             return self._names.kernel(name)
         if category in _RUNTIME_CATEGORIES:
@@ -151,17 +159,25 @@ class EventFilter:
             track = _TRACK_NAME.fullmatch(thread)
             if track:
                 thread = f"{track[1]} · {self._thread(track[2])}"
-            elif not _THREAD_NAME.fullmatch(thread):
-                thread = thread if thread in _WORD_IDS else f"thread {clean.get('tid')}"
+            elif _THREAD_NAME.fullmatch(thread):
+                thread = self._known_thread(thread)
+            elif thread not in _WORD_IDS:
+                thread = f"thread {clean.get('tid')}"
             clean_args = {"name": thread}
         elif name in ("process_labels", "process_sort_index", "thread_sort_index"):
             clean_args = _clean_args(args)
+            if type(clean_args.get("sort_index")) is int:
+                clean_args["sort_index"] = self._ids.number(clean_args["sort_index"])
         else:
             return None
         return clean | {"name": name, "args": clean_args}
 
     def _thread(self, thread: str) -> str:
-        return thread if _THREAD_NAME.fullmatch(thread) else self._names.thread(thread)
+        return self._known_thread(thread) if _THREAD_NAME.fullmatch(thread) else self._names.thread(thread)
+
+    def _known_thread(self, thread: str) -> str:
+        """Return a name that the profiler gave a thread, with the number of its id."""
+        return _THREAD_ID.sub(lambda match: f"thread {self._ids.number(int(match[1]))}", thread)
 
     def _counter(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent:
         values = {self._names.counter(unit): value for unit, value in args.items() if type(value) in (int, float)}

@@ -11,11 +11,12 @@ import numpy as np
 
 from ..read import FileKind, load
 from ..timeline import Timeline
-from ..timeline.tail import last_spans, last_steps
+from ..timeline.tail import choose_slowest, last_spans, slowest_steps
 from ..write.perfetto import write_perfetto
 from .aliases import ReportNames
-from .clean_profile import clean_profile
+from .clean_profile import clean_profile, cut_profile
 from .clean_timeline import clean_timeline
+from .identity import without_identity
 
 __all__ = ["ProfileSource", "ReportSource", "TimelineSource", "TracePart"]
 
@@ -49,24 +50,24 @@ class ReportSource(Protocol):
     count: int
     notes: list[str]
 
-    def last(self, max_items: int) -> TracePart:
-        """Return the last `max_items` spans or events, or the last whole steps that have no more."""
+    def part(self, max_items: int) -> TracePart:
+        """Return the slowest steps that have at most `max_items` spans or events; without such, the last of these."""
 
 
 class TimelineSource:
     """A timeline without a profiler's trace."""
 
     def __init__(self, timeline: Timeline, names: ReportNames, folder: Path) -> None:
-        self.timeline = clean_timeline(timeline, names)
+        self.timeline = without_identity(clean_timeline(timeline, names))
         self.count = len(timeline.columns)
         self.notes: list[str] = []
         self._folder = folder
 
-    def last(self, max_items: int) -> TracePart:
-        """Return the last whole steps that have at most `max_items` spans, else the last `max_items` spans."""
+    def part(self, max_items: int) -> TracePart:
+        """Return the slowest steps that have at most `max_items` spans, else the last `max_items` spans."""
         timeline, description = self.timeline, None
         if max_items < self.count:
-            timeline, description = last_steps(timeline, max_items) or last_spans(timeline, max_items)
+            timeline, description = slowest_steps(timeline, max_items) or last_spans(timeline, max_items)
         path = self._folder / "trace.pftrace.gz"
         write_perfetto(timeline, path)
         return TracePart(path.name, path.read_bytes(), timeline, description)
@@ -90,28 +91,42 @@ class ProfileSource:
                 f"{self._clean.dropped:,} events of the profiler's trace were left out as not known to be harmless"
             )
 
-    def last(self, max_items: int) -> TracePart:
-        """Return the profiler's last steps that have at most `max_items` events, else the last `max_items` events."""
-        clean, timeline, description = self._clean, self.timeline, None
+    def part(self, max_items: int) -> TracePart:
+        """Return the slowest steps that have at most `max_items` events, else the last `max_items` events."""
+        path, timeline, description = self._clean.path, self.timeline, None
         if max_items < self.count:
-            since = float(clean.times[-max_items])
-            steps = clean.steps[clean.steps >= since]
-            if len(steps):
-                since = float(steps[0])
-                which = "last step" if len(steps) == 1 else f"last {len(steps)} steps"
-                description = f"the profiler's {which} of {len(clean.steps)}"
-            else:
-                kept_ms, all_ms = (clean.end - since) / 1e3, (clean.end - clean.times[0]) / 1e3
-                description = f"the last {kept_ms:,.3f} ms of {all_ms:,.3f} ms"
-            clean = clean_profile(clean.path, self._folder / "end.json", _Unchanged(self._names), since)
-            timeline = timeline.window(clean.base + int(np.rint(since * 1e3)))
+            windows, description = self._slowest_steps(max_items) or self._last_events(max_items)
+            path = self._folder / "part.json"
+            cut_profile(self._clean, path, windows)
+            timeline = clean_timeline(load(path), _Unchanged(self._names))
         if self._kind is FileKind.MERGED_JSON:
-            return TracePart("trace.json.gz", gzip.compress(clean.path.read_bytes(), 6, mtime=0), timeline, description)
+            return TracePart("trace.json.gz", gzip.compress(path.read_bytes(), 6, mtime=0), timeline, description)
         from ..profiler import merge
 
-        path = self._folder / "trace.pftrace.gz"
-        merge(clean.path, None, path)
-        return TracePart(path.name, path.read_bytes(), timeline, description)
+        merged = self._folder / "trace.pftrace.gz"
+        merge(path, None, merged)
+        return TracePart(merged.name, merged.read_bytes(), timeline, description)
+
+    def _slowest_steps(self, max_events: int) -> tuple[list[tuple[float, float]], str] | None:
+        """Return windows of time around the slowest steps, and what these are; None where not even one step fits."""
+        steps = self._clean.steps
+        if len(steps) < 2:
+            return None
+        # What lies between the end of a step and the start of the next one belongs to the former.
+        ends = np.append(steps[1:], np.inf)
+        counts = np.searchsorted(self._clean.times, ends) - np.searchsorted(self._clean.times, steps)
+        chosen = choose_slowest(self._clean.step_durations, counts, max_events)
+        if not len(chosen):
+            return None
+        which = "slowest step" if len(chosen) == 1 else f"{len(chosen)} slowest steps"
+        windows = [(float(steps[index]), float(ends[index])) for index in chosen.tolist()]
+        return windows, f"the profiler's {which} of {len(steps)}"
+
+    def _last_events(self, max_events: int) -> tuple[list[tuple[float, float]], str]:
+        times, end = self._clean.times, self._clean.end
+        since = float(times[-max_events])
+        kept_ms, all_ms = (end - since) / 1e3, (end - times[0]) / 1e3
+        return [(since, float("inf"))], f"the last {kept_ms:,.3f} ms of {all_ms:,.3f} ms"
 
 
 class _Unchanged(ReportNames):
@@ -119,3 +134,15 @@ class _Unchanged(ReportNames):
 
     def __init__(self, names: ReportNames) -> None:
         super().__init__(names.text)
+
+    def thread(self, thread: str) -> str:
+        """Return the name."""
+        return thread
+
+    def mark(self, text: str) -> str:
+        """Return the text."""
+        return text
+
+    def counter(self, text: str) -> str:
+        """Return the name or unit."""
+        return text

@@ -14,11 +14,19 @@ __all__ = ["MAX_TABLE_ROWS", "summary_text"]
 
 MAX_TABLE_ROWS = 30
 
-_LEFT_OUT_NOTE = (
-    "Left out: source code, command lines, names of users and machines, paths, values of the environment, and all that "
-    "is not known to be harmless."
+_REPLACED_NOTE = (
+    "Replaced: texts of marks, names of threads, counters and annotations, by numbers; ids of processes and threads; "
+    "the time of the recording, which begins in 2000. Left out: source code, command lines, program names, hosts, "
+    "paths, environment variables, and all that is not known to be harmless."
 )
-_ALIASED_NOTE = " Names of modules and classes are aliases."
+_KEPT_NOTE = (
+    "Kept: names of modules, classes, operations and kernels; shapes; ranks; versions and hardware of the recording."
+)
+_ALIASED_NOTE = (
+    "Kept: names of torch's own operations and kernels; shapes; ranks; versions and hardware of the recording. Names "
+    "of modules and classes are aliases."
+)
+_VERSION_KEYS = ("modtrace", "torch", "python", "engine")
 
 
 def summary_text(timeline: Timeline, table: str, part: TracePart, notes: Sequence[str], *, anonymized: bool) -> str:
@@ -35,13 +43,13 @@ def summary_text(timeline: Timeline, table: str, part: TracePart, notes: Sequenc
     if part.description is not None:
         lines.append(f"**Cut to fit:** the trace and the page hold {part.description}; the table is of all.")
     lines.append(f"Drop `{part.file_name}` onto https://ui.perfetto.dev, or open `viewer.html` in a browser.")
-    lines.append(_LEFT_OUT_NOTE + (_ALIASED_NOTE if anonymized else ""))
+    lines += [_ALIASED_NOTE if anonymized else _KEPT_NOTE, _REPLACED_NOTE]
     return "\n".join(["### modtrace report", "", *(f"- {line}" for line in lines), "", table])
 
 
 def _describe(timeline: Timeline) -> list[str]:
     columns, stats = timeline.columns, timeline.stats
-    versions = [f"{key} {value}" for key, value in timeline.metadata.items() if key != "capacity"]
+    versions = [f"{key} {timeline.metadata[key]}" for key in _VERSION_KEYS if key in timeline.metadata]
     recorded = f"Recorded with {', '.join(versions)}; reported" if versions else "Reported"
     lines = [f"{recorded} by modtrace {__version__}."]
     if not len(columns):

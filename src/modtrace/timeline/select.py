@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._typing import IndexArray, Int32Array, Int64Array
+from .._typing import BoolArray, IndexArray, Int32Array, Int64Array
 from .columns import BACKWARD, Columns
 
 if TYPE_CHECKING:
     from .contents import CounterSeries
     from .timeline import Timeline
 
-__all__ = ["modules", "steps", "window"]
+__all__ = ["chosen_steps", "modules", "steps", "window"]
 
 
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
@@ -59,6 +59,32 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
         part,
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
         counters=[_samples(counter, since, until) for counter in timeline.counters],
+    )
+
+
+def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
+    """Return the spans, marks and samples of some steps.
+
+    Args:
+        timeline: what to choose from.
+        numbers: int64[n], the steps.
+    """
+    columns = timeline.columns
+    step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
+    steps_before = _steps_before(columns, step_ends)
+
+    def is_chosen(times: Int64Array) -> BoolArray:
+        return np.isin(np.searchsorted(step_ends, times) + steps_before, numbers)
+
+    marks_chosen = is_chosen(np.array([mark.time_ns for mark in timeline.marks], np.int64))
+    return dataclasses.replace(
+        _keep(timeline, np.flatnonzero(np.isin(columns.step, numbers))),
+        marks=[mark for mark, chosen in zip(timeline.marks, marks_chosen, strict=True) if chosen],
+        counters=[
+            dataclasses.replace(counter, time=counter.time[chosen], value=counter.value[chosen])
+            for counter in timeline.counters
+            for chosen in (is_chosen(counter.time),)
+        ],
     )
 
 

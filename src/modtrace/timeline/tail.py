@@ -1,4 +1,4 @@
-"""The end of a timeline, where all of it would be too much."""
+"""A part of a timeline, where all of it would be too much: its end, or its slowest steps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .select import steps, window
+from .._typing import Float64Array, IndexArray, Int64Array
+from .select import chosen_steps, steps, window
 from .timeline import Timeline
 
-__all__ = ["Tail", "last_spans", "last_steps"]
+__all__ = ["Tail", "choose_slowest", "last_spans", "last_steps", "slowest_steps"]
 
 
 class Tail(NamedTuple):
-    """The end of a timeline.
+    """A part of a timeline.
 
     Attributes:
         timeline: what is left.
@@ -41,3 +42,33 @@ def last_spans(timeline: Timeline, max_spans: int) -> Tail:
     end = int(columns.end.max())
     kept_ms, whole_ms = (end - start) / 1e6, (end - int(columns.start[0])) / 1e6
     return Tail(window(timeline, start), f"the last {kept_ms:,.3f} ms of {whole_ms:,.3f} ms")
+
+
+def slowest_steps(timeline: Timeline, max_spans: int) -> Tail | None:
+    """Return the slowest steps that together have at most `max_spans` spans; None where not even one step fits."""
+    columns = timeline.columns
+    numbers, index, counts = np.unique(columns.step, return_inverse=True, return_counts=True)
+    if len(numbers) < 2:
+        return None
+    start = np.full(len(numbers), np.iinfo(np.int64).max)
+    end = np.full(len(numbers), np.iinfo(np.int64).min)
+    np.minimum.at(start, index, columns.start)
+    np.maximum.at(end, index, columns.end)
+    chosen = choose_slowest(end - start, counts, max_spans)
+    if not len(chosen):
+        return None
+    which = "the slowest step" if len(chosen) == 1 else f"the {len(chosen)} slowest steps"
+    return Tail(chosen_steps(timeline, numbers[chosen]), f"{which} of {len(numbers)}")
+
+
+def choose_slowest(durations: Int64Array | Float64Array, counts: Int64Array, max_count: int) -> IndexArray:
+    """Return the indexes of the slowest steps that together have at most `max_count` spans, in order.
+
+    Args:
+        durations: of each step.
+        counts: how many spans each step has.
+        max_count: how many they may have together.
+    """
+    slowest_first = np.lexsort((-np.arange(len(durations)), -np.asarray(durations)))  # of equal ones the later first
+    fitting = int(np.count_nonzero(np.cumsum(counts[slowest_first]) <= max_count))
+    return np.sort(slowest_first[:fitting])

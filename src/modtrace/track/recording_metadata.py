@@ -1,11 +1,14 @@
-"""What a recording says about itself: versions and numbers, nothing that names a person, a machine or a script."""
+"""What a recording says about itself: versions and hardware, nothing that names a person, a machine or a script."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
+import re
 import socket
+import sys
+from pathlib import Path
 
 import torch
 
@@ -13,6 +16,17 @@ from .._rank import rank_in
 from .._version import __version__
 
 __all__ = ["recording_metadata"]
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+_HEAD_BYTES = 2048
+_MAX_TEXT = 80
+_LIBRARIES = (
+    *("numpy", "triton", "torchvision", "transformers", "accelerate", "deepspeed", "lightning", "pytorch_lightning"),
+    *("flash_attn", "xformers", "peft", "megatron", "apex", "transformer_engine", "torchtitan"),
+)
+"""Libraries whose versions are noted where they are loaded."""
 
 
 def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str, object]:
@@ -33,8 +47,41 @@ def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str,
         "pid": os.getpid(),
         "rank": _rank(),
         "program": "python",
+        **_system(),
         "host": host if host_name else hashlib.sha256(f"modtrace {host}".encode()).hexdigest()[:12],
     }
+
+
+def _system() -> dict[str, object]:
+    """Return the hardware and the libraries that are loaded; takes less than a millisecond and starts no GPU."""
+    libraries = ((name, getattr(sys.modules[name], "__version__", None)) for name in _LIBRARIES if name in sys.modules)
+    found: dict[str, object] = {
+        "os": f"{platform.system()} {platform.machine()}",
+        "cpu": _first_match(_CPU_INFO, r"model name\s*: (.+)"),
+        "cpus": os.cpu_count(),
+        "gpu": _gpus(),
+        "gpu_driver": _first_match(_NVIDIA_DRIVER, r"Kernel Module[^\n]*?\s(\d+\.[\d.]+)\s"),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "libraries": ", ".join(f"{name} {version}" for name, version in libraries if isinstance(version, str)),
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def _gpus() -> str | None:
+    """Return number and model of the NVIDIA GPUs (`8 × NVIDIA A100-SXM4-80GB`), from their driver."""
+    models = [_first_match(path, r"Model:\s*(.+)") for path in sorted(_NVIDIA_GPUS.glob("*/information"))]
+    return f"{len(models)} × {models[0]}" if models and models[0] else None
+
+
+def _first_match(path: Path, pattern: str) -> str | None:
+    """Return what a pattern finds in the first bytes of a file; None where it does not, or there is no file."""
+    try:
+        with path.open() as file:
+            match = re.search(pattern, file.read(_HEAD_BYTES))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return match[1].strip()[:_MAX_TEXT] if match else None
 
 
 def _rank() -> int | None:

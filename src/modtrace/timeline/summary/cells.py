@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from .module_summary import Summary
 
-__all__ = ["TEXT_COLUMNS", "headings_and_cells", "printable"]
+__all__ = ["TEXT_COLUMNS", "headings_and_cells"]
 
 TEXT_COLUMNS = 2
 """How many of the columns, from the first on, hold names; all others hold numbers."""
@@ -64,8 +64,3 @@ def headings_and_cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 def _cell(value: str | int, field: str) -> str:
     return f"{int(value) / 1e6:.3f}" if field.endswith("_ns") else str(value)
-
-
-def printable(text: str) -> str:
-    """Escape control, format and lone surrogate characters: a name cannot move the cursor or flip the line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
-from .cells import printable
+from ..._terminal import printable
 from .module_times import CPU_FIELDS, ModuleTimes
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from .cells import TEXT_COLUMNS, headings_and_cells, printable
+from ..._terminal import printable
+from .cells import TEXT_COLUMNS, headings_and_cells
 
 if TYPE_CHECKING:
     from .module_summary import Summary

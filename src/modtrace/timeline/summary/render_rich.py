@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from .cells import TEXT_COLUMNS, headings_and_cells, printable
+from ..._terminal import printable
+from .cells import TEXT_COLUMNS, headings_and_cells
 
 if TYPE_CHECKING:
     from .module_summary import Summary
