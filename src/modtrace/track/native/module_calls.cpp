@@ -3,7 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/profiler/api.h>
 
-#include "graph_task.h"
+#include "backward.h"
 #include "ring_writer.h"
 
 namespace modtrace {

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "graph_task.h"
+#include "backward.h"
 #include "ring_writer.h"
 
 namespace modtrace {
