@@ -102,7 +102,7 @@ def details(page: Page) -> dict[str, str]:
 
 def table(page: Page) -> dict[str, list[str]]:
     """The totals' rows by module."""
-    rows = page.locator("tbody tr").all()
+    rows = page.locator("tbody tr:has(th)").all()
     return {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in rows}
 
 

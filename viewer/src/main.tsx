@@ -6,6 +6,7 @@ import "./style/index.css";
 import { theme } from "./theme";
 import { decode, unpack } from "./trace/payload";
 import { App } from "./ui/app";
+import { syncWithAddress } from "./url-state";
 
 const root = document.getElementById("app")!;
 document.documentElement.dataset.theme = theme.value;
@@ -18,6 +19,7 @@ async function openTimeline(): Promise<void> {
   const store = createStore(decode(block));
   const [process] = store.trace.processes;
   if (process) document.title = `${process.name} – modtrace`;
+  syncWithAddress(store);
   const onPainted = () => {
     document.documentElement.dataset.ready ??= String(Math.round(performance.now()));
   };

@@ -1,13 +1,13 @@
 /** The page's state: the trace, and the signals that its parts share. */
 import { batch, computed, signal } from "@preact/signals";
-
+import { matchSpans, parseQuery, QueryError } from "./analysis/query";
+import { flaggedSpans, nextMatch } from "./analysis/search";
+import { type Device, type Grouping, groupsOf } from "./analysis/totals";
 import { assignColors } from "./color";
 import { layoutRows, metricsFor } from "./layout/rows";
 import { clamp, reveal, withMargin } from "./layout/viewport";
 import { buildDepthLevels } from "./trace/depth-levels";
-import { matchingNames, matchingSpans, nextMatch } from "./trace/search";
 import { shownStep, stepBeside, stepsOf } from "./trace/steps";
-import { type Device, type Grouping, groupsOf } from "./trace/totals";
 import { extent, spansByLink, type TimeRange, type Trace } from "./trace/trace";
 
 export type Tab = "selection" | "modules" | "flame" | "recording";
@@ -17,7 +17,9 @@ export function createStore(trace: Trace) {
   const levels = buildDepthLevels(trace.spans, trace.tracks.length);
   const steps = stepsOf(trace);
 
-  const viewport = signal<TimeRange>(withMargin(bounds, bounds));
+  /** The viewport that shows all. */
+  const home = withMargin(bounds, bounds);
+  const viewport = signal<TimeRange>(home);
   /** Index of the selected span, -1 for none. */
   const selected = signal(-1);
   /** The range of time that totals are of; null for the whole recording. */
@@ -25,21 +27,45 @@ export function createStore(trace: Trace) {
   const query = signal("");
   /** Keys of folded rows. */
   const folded = signal<ReadonlySet<string>>(new Set());
-  const tab = signal<Tab>("selection");
+  const tab = signal<Tab>("modules");
   const grouping = signal<Grouping>("module");
+  /** The module or class whose spans are highlighted; null for none. An index into the groups of `grouping`. */
+  const pickedGroup = signal<number | null>(null);
   const device = signal<Device>("cpu");
   /** The root font size in CSS pixels. */
   const rem = signal(16);
+  /** Depth levels shown of each track. */
+  const maxLevels = signal(Infinity);
+  /** Counts up when the viewport goes to something, as against panning and zooming. */
+  const jumps = signal(0);
   /** Counts up when the selection must be scrolled into sight. */
   const scrollRequests = signal(0);
 
   const metrics = computed(() => metricsFor(rem.value));
   const depthCounts = levels.map((depths) => depths.length);
-  const rows = computed(() => layoutRows(trace, depthCounts, folded.value, metrics.value));
-  /** One flag per name; null where nothing is searched. */
-  const nameMatches = computed(() => matchingNames(trace.names, query.value));
-  const matches = computed(() => matchingSpans(trace.spans, nameMatches.value));
+  const rows = computed(() => {
+    const depths = depthCounts.map((count) => Math.min(count, maxLevels.value));
+    return layoutRows(trace, depths, folded.value, metrics.value);
+  });
   const groups = computed(() => groupsOf(trace, grouping.value));
+  /** What the search says: a flag per span, null where nothing is searched; and why it cannot be read, if so. */
+  const search = computed((): { readonly flags: Uint8Array | null; readonly error: string } => {
+    try {
+      return { flags: matchSpans(trace, parseQuery(query.value)), error: "" };
+    } catch (error) {
+      if (!(error instanceof QueryError)) throw error;
+      return { flags: new Uint8Array(trace.spans.count), error: error.message };
+    }
+  });
+  /** A flag per span, those of the search and of the group that was picked; null where neither is. */
+  const highlighted = computed(() => {
+    const { flags } = search.value;
+    const group = pickedGroup.value;
+    if (group === null) return flags;
+    const { ofName } = groups.value;
+    return Uint8Array.from(trace.spans.name, (name, i) => (ofName[name] === group ? (flags?.[i] ?? 1) : 0));
+  });
+  const matches = computed(() => flaggedSpans(highlighted.value));
   /** Index of the one step in sight, and of those that the keys lead to; -1 for none. */
   const step = computed(() => shownStep(steps, viewport.value));
   const previousStep = computed(() => stepBeside(steps, viewport.value, -1));
@@ -57,6 +83,7 @@ export function createStore(trace: Trace) {
 
   const unfold = (span: number) => {
     const track = trace.spans.track[span];
+    maxLevels.value = Math.max(maxLevels.value, trace.spans.depth[span] + 1);
     const keys = [`track ${track}`, `process ${trace.tracks[track].process}`];
     if (!keys.some((key) => folded.value.has(key))) return;
     folded.value = new Set([...folded.value].filter((key) => !keys.includes(key)));
@@ -81,7 +108,8 @@ export function createStore(trace: Trace) {
 
   /** Zoom to a range, with a margin. */
   const show = (target: TimeRange) => {
-    viewport.value = withMargin(target, bounds);
+    viewport.value = target === bounds ? home : withMargin(target, bounds);
+    jumps.value++;
   };
 
   /** Zoom to a step; to none (-1) changes nothing. */
@@ -95,6 +123,17 @@ export function createStore(trace: Trace) {
       if (next && tab.value !== "flame") tab.value = "modules";
     });
 
+  const groupBy = (by: Grouping) =>
+    batch(() => {
+      grouping.value = by;
+      pickedGroup.value = null;
+    });
+
+  /** Highlight the spans of a group; of the picked one no longer. */
+  const pickGroup = (group: number | null) => {
+    pickedGroup.value = group === pickedGroup.value ? null : group;
+  };
+
   const toggleFold = (key: string) => {
     const next = new Set(folded.value);
     if (!next.delete(key)) next.add(key);
@@ -107,7 +146,10 @@ export function createStore(trace: Trace) {
     levels,
     steps,
     classColors: assignColors(trace.names.map((name) => name.moduleClass || name.label)),
+    home,
     viewport,
+    maxLevels,
+    jumps,
     selected,
     range,
     query,
@@ -119,7 +161,11 @@ export function createStore(trace: Trace) {
     scrollRequests,
     metrics,
     rows,
-    nameMatches,
+    search,
+    highlighted,
+    pickedGroup,
+    pickGroup,
+    groupBy,
     matches,
     groups,
     step,

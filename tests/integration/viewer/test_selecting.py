@@ -149,3 +149,50 @@ def test_search_of_a_span_out_of_sight_brings_it_into_sight(open_page: Open) -> 
     shown = re.fullmatch(r"([\d.]+) ms", details(page)["Start"])
     assert shown is not None
     assert start < float(shown[1]) * MS < end
+
+
+def test_tooltip_over_counters_and_marks_says_value_and_time(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    tooltip = page.locator(".tooltip")
+    x, _ = position_of(page, FORWARD, 0, 1300 * US)
+    label = page.locator("[data-kind=counter]").bounding_box()
+    assert label is not None
+    page.mouse.move(x, label["y"] + 20)
+    settle(page)
+    assert tooltip.inner_text() == "RSS, 4 GiB at 1 ms"
+
+    x, _ = position_of(page, FORWARD, 0, 2000 * US)
+    axis = page.locator(".axis").bounding_box()
+    assert axis is not None
+    for y in (axis["y"] + 20, position_of(page, FORWARD, 1, 0)[1]):
+        page.mouse.move(x + 1, y)
+        settle(page)
+        assert tooltip.inner_text() == "step 0, the end of a training step, at 2 ms"
+    page.mouse.move(x - 20, axis["y"] + 20)
+    settle(page)
+    assert tooltip.count() == 0
+
+
+def test_tooltip_while_rows_scroll_says_what_comes_under_the_pointer(open_page: Open) -> None:
+    page = open_page(gpt_timeline(1, 2, ranks=8)).page
+    x, y = position_of(page, FORWARD, 0, 300_000)
+    page.mouse.move(x, y)
+    settle(page)
+    assert page.locator(".tooltip span").inner_text() == "GPT2LMHeadModel"
+    page.mouse.wheel(0, LEVEL_PX)
+    page.wait_for_function(
+        "() => document.querySelector('.tooltip span').textContent === 'GPT2LMHeadModel.transformer'"
+    )
+
+
+def test_levels_chosen_fold_every_track_to_that_depth(open_page: Open) -> None:
+    page = open_page(gpt_timeline(1, 2, ranks=2)).page
+    choice = page.get_by_role("combobox", name="Depth levels shown")
+    choice.select_option("2")
+    settle(page)
+    heights = page.eval_on_selector_all("[data-row^=track]", "rows => rows.map(row => row.clientHeight)")
+    assert heights == [2 * LEVEL_PX + 6 - 1] * 4  # less the line below
+    # What is looked for and lies deeper brings the levels back that it needs.
+    page.get_by_role("searchbox").fill("c_attn")
+    page.keyboard.press("Enter")
+    assert choice.input_value() == "5"

@@ -11,8 +11,11 @@ from tests.support.viewer_page import (
     US,
     Open,
     click,
+    details,
     one_step,
+    pixels,
     position_of,
+    settle,
     table,
     viewport,
 )
@@ -27,16 +30,16 @@ def test_totals_of_a_range_are_per_module(open_page: Open) -> None:
     page.keyboard.press("m")
 
     assert "Selected range of 300 µs" in page.locator("#details").inner_text()
-    # Class, spans, forward, backward, recompute is left out, total, self, share of self.
+    # Class, spans, forward, backward, recompute is left out, total and its share, self and its share.
     assert table(page) == {
-        "GPT": ["GPT", "1", "300 µs", "–", "300 µs", "–", "0.0 %"],
-        "GPT.h.0": ["Block", "1", "300 µs", "–", "300 µs", "300 µs", "100.0 %"],
+        "GPT": ["GPT", "1", "300 µs", "–", "300 µs", "100.0 %", "–", "0.0 %"],
+        "GPT.h.0": ["Block", "1", "300 µs", "–", "300 µs", "100.0 %", "300 µs", "100.0 %"],
     }
     page.get_by_role("button", name="clear").click()
     assert table(page) == {
-        "GPT": ["GPT", "2", "1 ms", "800 µs", "–", "1.8 ms", "600 µs", "33.3 %"],
-        "GPT.h.0": ["Block", "3", "300 µs", "100 µs", "150 µs", "550 µs", "550 µs", "30.6 %"],
-        "GPT.h.1": ["Block", "2", "400 µs", "250 µs", "–", "650 µs", "650 µs", "36.1 %"],
+        "GPT": ["GPT", "2", "1 ms", "800 µs", "–", "1.8 ms", "100.0 %", "600 µs", "33.3 %"],
+        "GPT.h.0": ["Block", "3", "300 µs", "100 µs", "150 µs", "550 µs", "30.6 %", "550 µs", "30.6 %"],
+        "GPT.h.1": ["Block", "2", "400 µs", "250 µs", "–", "650 µs", "36.1 %", "650 µs", "36.1 %"],
     }
 
 
@@ -82,10 +85,66 @@ def test_totals_by_class_and_on_the_gpu_have_their_own_rows(open_page: Open) -> 
     page = open_page(one_step()).page
     page.get_by_role("tab", name="Modules").click()
     page.get_by_role("button", name="By class").click()
-    assert table(page)["Block"] == ["5", "700 µs", "350 µs", "150 µs", "1.2 ms", "1.2 ms", "66.7 %"]
+    assert table(page)["Block"] == ["5", "700 µs", "350 µs", "150 µs", "1.2 ms", "66.7 %", "1.2 ms", "66.7 %"]
 
     page.get_by_role("button", name="GPU", exact=True).click()
-    assert table(page) == {"gemm_kernel": ["1", "200 µs", "–", "200 µs", "200 µs", "100.0 %"]}
+    assert table(page) == {"gemm_kernel": ["1", "200 µs", "–", "200 µs", "100.0 %", "200 µs", "100.0 %"]}
+
+
+def test_totals_with_a_search_list_what_matches(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    search = page.get_by_role("searchbox")
+    search.fill("class:block phase:recompute")
+    assert list(table(page)) == ["GPT.h.0"]
+    search.fill(">500us")
+    assert list(table(page)) == ["GPT"]
+    search.fill("/h\\.\\d$/")
+    assert list(table(page)) == ["GPT.h.1", "GPT.h.0"]
+    search.fill("nothing of the kind")
+    assert table(page) == {}
+    assert "The search matches none of these" in page.locator("#details").inner_text()
+    search.fill("/(/")
+    assert page.locator(".match-count").inner_text() == "/(/ is no regular expression"
+
+
+def test_click_on_a_module_highlights_its_spans_and_shows_its_calls(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    # The backward of h.0 is cut in two: 100 and, as recompute, 150 µs.
+    page.get_by_role("button", name="GPT.h.0", exact=True).click()
+    calls = page.get_by_role("region", name="Calls of GPT.h.0")
+    assert [" ".join(line.split()) for line in calls.locator("p").all_inner_texts()] == [
+        "forward 1 × · min 300 µs · p50 300 µs · p95 300 µs · max 300 µs",
+        "backward 1 × · min 100 µs · p50 100 µs · p95 100 µs · max 100 µs",
+        "recompute 1 × · min 150 µs · p50 150 µs · p95 150 µs · max 150 µs",
+    ]
+    assert page.locator(".match-count").inner_text() == "4 found", "three and the kernel on the GPU"
+    picked, other = (position_of(page, FORWARD, 1, us * US) for us in (150, 620))
+    assert pixels(page, picked[0], picked[1] - 7)[0][3] == 255
+    assert pixels(page, other[0], other[1] - 7)[0][3] < 128
+
+    page.get_by_role("button", name="max 150 µs").click()
+    assert details(page)["Phase"] == "recompute"
+    page.keyboard.press("Escape")
+    page.get_by_role("tab", name="Modules").click()
+    assert calls.count() == 0
+    settle(page)
+    assert pixels(page, other[0], other[1] - 7)[0][3] == 255
+
+
+def test_copy_buttons_give_the_table_and_the_name(open_page: Open) -> None:
+    page = open_page(one_step(), permissions=["clipboard-read", "clipboard-write"]).page
+    page.get_by_role("button", name="Copy table").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()").split("\n") == [
+        "name\tclass\tspans\tforward ns\tbackward ns\trecompute ns\ttotal ns\tself ns",
+        "GPT\tGPT\t2\t1000000\t800000\t0\t1800000\t600000",
+        "GPT.h.1\tBlock\t2\t400000\t250000\t0\t650000\t650000",
+        "GPT.h.0\tBlock\t3\t300000\t100000\t150000\t550000\t550000",
+    ]
+    page.get_by_role("button", name="GPT.h.1", exact=True).click()
+    page.get_by_role("button", name="Copy name").click()
+    page.get_by_role("button", name="Copied").nth(-1).wait_for()
+    page.wait_for_function("async () => await navigator.clipboard.readText() === 'GPT.h.1'")
 
 
 def test_flame_graph_cells_are_as_wide_as_their_totals(open_page: Open) -> None:

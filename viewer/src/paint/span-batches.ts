@@ -12,7 +12,7 @@ const MIN_LABEL_WIDTH = 22;
 const MIN_GAP_WIDTH = 3;
 /** Rectangles are cut this far outside of the canvas, so that their edges are not seen. */
 const BLEED = 8;
-/** Opacity of spans that a search does not match. */
+/** Opacity of spans beside highlighted ones. */
 const DIMMED_ALPHA = 0.22;
 
 interface Label {
@@ -57,7 +57,7 @@ export class SpanBatches {
     const { store, viewport, nsPerPixel, scrollTop, height, width, x } = frame;
     const { spans } = store.trace;
     const metrics = store.metrics.value;
-    const nameMatches = store.nameMatches.value;
+    const highlighted = store.highlighted.value;
     for (let depth = 0; depth < row.depths; depth++) {
       const y = levelTop(row, depth, metrics) - scrollTop;
       if (y + metrics.level < 0 || y > height) continue;
@@ -68,7 +68,7 @@ export class SpanBatches {
         viewport.start,
         viewport.end,
         nsPerPixel,
-        nameMatches,
+        highlighted,
         (span, from, to, merged) => {
           const left = Math.max(x(from), -BLEED);
           const right = Math.min(Math.max(x(to), x(from) + 1), width + BLEED);
@@ -76,7 +76,7 @@ export class SpanBatches {
           if (full <= 0) return;
           const drawn = full > MIN_GAP_WIDTH ? full - 1 : full;
           const name = spans.name[span];
-          const batch = nameMatches && !nameMatches[name] ? this.dimmed : this.plain;
+          const batch = highlighted && !highlighted[span] ? this.dimmed : this.plain;
           batch[this.colorOfName[name]].push(left, y, drawn);
           if (merged > 1) return;
           if (spans.phase[span] === RECOMPUTE) this.recomputed.push(left, y, drawn);
@@ -118,13 +118,13 @@ export class SpanBatches {
 
   private paintLabel({ context, store, colors }: Frame, { span, left, y, right }: Label, height: number): void {
     const { spans, names } = store.trace;
-    const nameMatches = store.nameMatches.value;
+    const highlighted = store.highlighted.value;
     const name = spans.name[span];
     const { text, width } = this.fitter!.fit(names[name].label, right - left - 6);
     if (!text) return;
     const color = this.colorOfName[name];
     const x = Math.round((left + right - width) / 2);
-    const dimmed = nameMatches && !nameMatches[name];
+    const dimmed = highlighted && !highlighted[span];
     if (!dimmed && (!spans.complete[span] || spans.phase[span] === RECOMPUTE)) {
       // Stripes and dots would cross the letters.
       context.fillStyle = this.fills[color];

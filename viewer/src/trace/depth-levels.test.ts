@@ -7,11 +7,11 @@ const drawn = (
   from: number,
   to: number,
   nsPerPixel: number,
-  nameMatches: Uint8Array | null = null,
+  highlighted: Uint8Array | null = null,
 ) => {
   const { spans } = makeTrace(times.map((time, i) => ({ time, name: `n${i}` })));
   const result: number[][] = [];
-  forEachRectangle(buildDepthLevels(spans, 1)[0][0], spans, from, to, nsPerPixel, nameMatches, (...box) =>
+  forEachRectangle(buildDepthLevels(spans, 1)[0][0], spans, from, to, nsPerPixel, highlighted, (...box) =>
     result.push(box),
   );
   return result;
@@ -33,7 +33,7 @@ test("buildDepthLevels of nested spans makes one level per track and depth, in s
 });
 
 test("lowerBound of a limit is the first position that reaches it", () => {
-  expect([0, 1, 2, 3, 9].map((nameMatches) => lowerBound([1, 3, 3], nameMatches))).toEqual([0, 0, 1, 1, 3]);
+  expect([0, 1, 2, 3, 9].map((limit) => lowerBound([1, 3, 3], limit))).toEqual([0, 0, 1, 1, 3]);
 });
 
 test("mergeCellNs of a pixel's time is a power of two and at least a pixel", () => {

@@ -52,8 +52,8 @@ export const mergeCellNs = (nsPerPixel: number): number => 2 ** Math.ceil(Math.l
  * Hand the rectangles of a level between two times to `draw`, in start order.
  *
  * Spans shorter than a merge cell that start in the same cell become one rectangle. Cells lie on a fixed grid in time,
- * so that nothing flickers while the viewport moves. The longest span stands for its cell; one whose name matches the
- * search goes before all others.
+ * so that nothing flickers while the viewport moves. The longest span stands for its cell; a highlighted one (a flag
+ * per span) goes before all others.
  */
 export function forEachRectangle(
   level: DepthLevel,
@@ -61,10 +61,10 @@ export function forEachRectangle(
   from: number,
   to: number,
   nsPerPixel: number,
-  nameMatches: Uint8Array | null,
+  highlighted: Uint8Array | null,
   draw: DrawSpan,
 ): void {
-  const { start, end, name } = spans;
+  const { start, end } = spans;
   const cell = mergeCellNs(nsPerPixel);
   const count = level.spans.length;
   // A merged rectangle may start before `from`, in the cell that `from` cuts: begin with that whole cell.
@@ -88,7 +88,7 @@ export function forEachRectangle(
       if (start[span] >= cellEnd || duration >= cell) break;
       merged++;
       if (end[span] > mergedEnd) mergedEnd = end[span];
-      const rank = nameMatches?.[name[span]] ? duration + cell : duration;
+      const rank = highlighted?.[span] ? duration + cell : duration;
       if (rank > bestRank) {
         bestRank = rank;
         best = span;

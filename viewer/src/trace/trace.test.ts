@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
+import { countIncomplete, reportLosses } from "../analysis/loss-report";
 import { makeTrace } from "../testing/make-trace";
-import { countIncomplete, reportLosses } from "./loss-report";
 import { extent, selfTime, spansByLink } from "./trace";
 
 const trace = makeTrace([

@@ -31,6 +31,7 @@ function keyCommands(store: Store, openHelp: () => void): Readonly<Record<string
     Escape: () => {
       store.select(-1);
       store.setRange(null);
+      store.pickedGroup.value = null;
     },
   };
 }

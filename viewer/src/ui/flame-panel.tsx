@@ -1,11 +1,10 @@
 /** The aggregated flame graph: calls merged by path, as wide as their total. */
 import { useComputed, useSignal } from "@preact/signals";
 import { useRef } from "preact/hooks";
-
+import { buildCallTree, type CallTreeNode, rootOf } from "../analysis/call-tree";
 import { formatDuration, plural } from "../format";
 import { type FlameCell, layoutFlame } from "../layout/flame-layout";
 import type { Store } from "../store";
-import { buildCallTree, type CallTreeNode, rootOf } from "../trace/call-tree";
 import { Scope } from "./scope";
 
 /** Fractions of the graph's width: a narrower cell has no text, or no duration in it. */

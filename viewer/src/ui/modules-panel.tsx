@@ -1,9 +1,13 @@
-/** Totals per module or class, sortable. */
-import { type Signal, useComputed, useSignal } from "@preact/signals";
+/** Totals per module or class: sorted by any column, filtered by the search, copied as a table. */
 
+import { type Signal, useComputed, useSignal } from "@preact/signals";
+import { Fragment } from "preact";
+import { flaggedSpans } from "../analysis/search";
+import { computeTotals, type SortKey, sortTotals, type Total } from "../analysis/totals";
 import { formatCount, formatDuration } from "../format";
 import type { Store } from "../store";
-import { computeTotals, type SortKey, sortTotals, type Total } from "../trace/totals";
+import { CallStatsCard } from "./call-stats-card";
+import { CopyButton } from "./copy-button";
 import { Icon } from "./icons";
 import { Scope } from "./scope";
 
@@ -15,8 +19,14 @@ const FULL_BAR = 60;
 interface Column {
   readonly key: SortKey;
   readonly title: string;
-  readonly format: (row: Total) => string;
+  /** Says in percent what the column before it says, and sorts as that does. */
+  readonly isShare?: boolean;
+  /** @param wholeNs the self times of all rows together */
+  readonly format: (row: Total, wholeNs: number) => string;
 }
+
+const formatShare = (ns: number, wholeNs: number): string =>
+  wholeNs > 0 ? `${((ns / wholeNs) * 100).toFixed(1)} %` : "–";
 
 const timeColumn = (key: "forward" | "backward" | "recompute" | "total" | "self", title: string): Column => ({
   key,
@@ -30,6 +40,7 @@ const COLUMNS: readonly Column[] = [
   timeColumn("backward", "Backward"),
   timeColumn("recompute", "Recompute"),
   timeColumn("total", "Total"),
+  { key: "total", title: "% total", isShare: true, format: (row, wholeNs) => formatShare(row.total, wholeNs) },
   timeColumn("self", "Self"),
 ];
 
@@ -53,7 +64,7 @@ function ColumnHead({ column, title, order, isNumber }: ColumnHeadProps) {
   return (
     <th
       scope="col"
-      class={isNumber ? "number" : ""}
+      class={isNumber ? "number" : column === "moduleClass" ? "module-class" : ""}
       aria-sort={!sorted ? "none" : descending ? "descending" : "ascending"}
     >
       <button
@@ -73,72 +84,111 @@ function ColumnHead({ column, title, order, isNumber }: ColumnHeadProps) {
   );
 }
 
-function Share({ fraction }: { fraction: number | null }) {
+function SelfShare({ ns, wholeNs }: { ns: number; wholeNs: number }) {
+  const fraction = wholeNs > 0 ? Math.max(ns / wholeNs, 0) : 0;
   return (
     <td class="share">
-      <span class="bar" style={{ width: `${Math.max(fraction ?? 0, 0) * FULL_BAR}%` }} />
-      {fraction === null ? "–" : `${(fraction * 100).toFixed(1)} %`}
+      <span class="bar" style={{ width: `${fraction * FULL_BAR}%` }} />
+      {formatShare(ns, wholeNs)}
     </td>
   );
+}
+
+/** The rows as tab-separated text with a line of titles; times in nanoseconds. */
+function toText(rows: readonly Total[], columns: readonly Column[]): string {
+  const keys = [...new Set(columns.map(({ key }) => key))];
+  const title = (key: SortKey) => (key === "spans" ? key : `${key} ns`);
+  const lines = rows.map((row) => [row.title, row.moduleClass, ...keys.map((key) => String(row[key]))].join("\t"));
+  return [["name", "class", ...keys.map(title)].join("\t"), ...lines].join("\n");
 }
 
 export function ModulesPanel({ store }: { store: Store }) {
   const order = useSignal<Order>({ key: "total", descending: true });
   const limit = useSignal(PAGE_ROWS);
   const rows = useComputed(() => computeTotals(store.trace, store.groups.value, store.device.value, store.range.value));
-  const sorted = useComputed(() => sortTotals(rows.value, order.value.key, order.value.descending));
+  /** Groups with a span that the search matches; null where nothing is searched. */
+  const searched = useComputed(() => {
+    const { flags } = store.search.value;
+    if (!flags) return null;
+    const { ofName } = store.groups.value;
+    return new Set(Array.from(flaggedSpans(flags), (span) => ofName[store.trace.spans.name[span]]));
+  });
+  const sorted = useComputed(() => {
+    const shown = rows.value.filter(({ group }) => searched.value?.has(group) ?? true);
+    return sortTotals(shown, order.value.key, order.value.descending);
+  });
 
-  const selfSum = rows.value.reduce((sum, row) => sum + row.self, 0);
+  const wholeNs = rows.value.reduce((sum, row) => sum + row.self, 0);
+  const picked = store.pickedGroup.value;
   const byModule = store.grouping.value === "module";
   const hasRecompute = rows.value.some((row) => row.recompute);
   const columns = COLUMNS.filter((column) => column.key !== "recompute" || hasRecompute);
 
   return (
     <>
-      <Scope store={store} />
+      <Scope store={store}>
+        <CopyButton text={() => toText(sorted.value, columns)} label="Copy table" />
+      </Scope>
       <table>
         <thead>
           <tr>
             <ColumnHead column="title" title={byModule ? "Module" : "Class"} order={order} />
             {byModule && <ColumnHead column="moduleClass" title="Class" order={order} />}
-            {columns.map(({ key, title }) => (
-              <ColumnHead key={key} column={key} title={title} order={order} isNumber />
-            ))}
+            {columns.map(({ key, title, isShare }) =>
+              isShare ? (
+                <th key={title} scope="col" class="number">
+                  {title}
+                </th>
+              ) : (
+                <ColumnHead key={title} column={key} title={title} order={order} isNumber />
+              ),
+            )}
             <th scope="col" class="share">
-              Share of self
+              % self
             </th>
           </tr>
         </thead>
         <tbody>
           {sorted.value.slice(0, limit.value).map((row) => (
-            <tr key={row.group}>
-              <th scope="row">
-                <span
-                  class="color-swatch"
-                  style={{ background: store.classColors.get(row.moduleClass || row.label)?.fill }}
-                />
-                <button
-                  type="button"
-                  class="link"
-                  title="Select its first span"
-                  onClick={() => store.select(row.first)}
-                >
-                  {row.title}
-                </button>
-              </th>
-              {byModule && <td>{row.moduleClass}</td>}
-              {columns.map((column) => (
-                <td key={column.key} class="number">
-                  {column.format(row)}
-                </td>
-              ))}
-              <Share fraction={selfSum > 0 ? row.self / selfSum : null} />
-            </tr>
+            <Fragment key={row.group}>
+              <tr class={row.group === picked ? "picked" : ""}>
+                <th scope="row">
+                  <span
+                    class="color-swatch"
+                    style={{ background: store.classColors.get(row.moduleClass || row.label)?.fill }}
+                  />
+                  <button
+                    type="button"
+                    class="link"
+                    title="Highlight its spans and show its calls"
+                    aria-pressed={row.group === picked}
+                    onClick={() => store.pickGroup(row.group)}
+                  >
+                    {row.title}
+                  </button>
+                </th>
+                {byModule && <td class="module-class">{row.moduleClass}</td>}
+                {columns.map((column) => (
+                  <td key={column.title} class="number">
+                    {column.format(row, wholeNs)}
+                  </td>
+                ))}
+                <SelfShare ns={row.self} wholeNs={wholeNs} />
+              </tr>
+              {row.group === picked && (
+                <tr class="row-details">
+                  <td colSpan={columns.length + (byModule ? 3 : 2)}>
+                    <CallStatsCard store={store} group={row.group} />
+                  </td>
+                </tr>
+              )}
+            </Fragment>
           ))}
         </tbody>
       </table>
       {!rows.value.length && <p class="hint">No span lies in this range.</p>}
-      {rows.value.length > limit.value && (
+      {!!rows.value.length && !sorted.value.length && <p class="hint">The search matches none of these.</p>}
+      {sorted.value.length > limit.value && (
         <button
           type="button"
           class="more"
@@ -146,7 +196,7 @@ export function ModulesPanel({ store }: { store: Store }) {
             limit.value += PAGE_ROWS;
           }}
         >
-          {formatCount(rows.value.length - limit.value)} more rows
+          {formatCount(sorted.value.length - limit.value)} more rows
         </button>
       )}
     </>

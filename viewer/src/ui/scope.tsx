@@ -1,4 +1,6 @@
 /** What totals and flame graph are of: modules or classes, CPU or GPU, the range or all. */
+import type { ComponentChildren } from "preact";
+
 import { formatDuration } from "../format";
 import { durationOf } from "../layout/viewport";
 import type { Store } from "../store";
@@ -22,7 +24,8 @@ function Choice<T extends string>({ label, options, value, choose }: ChoiceProps
   );
 }
 
-export function Scope({ store }: { store: Store }) {
+/** @param children stand at its end */
+export function Scope({ store, children }: { store: Store; children?: ComponentChildren }) {
   const range = store.range.value;
   const hasGpu = store.trace.tracks.some((track) => track.kind === "gpu");
   return (
@@ -34,9 +37,7 @@ export function Scope({ store }: { store: Store }) {
           ["class", "By class"],
         ]}
         value={store.grouping.value}
-        choose={(by) => {
-          store.grouping.value = by;
-        }}
+        choose={store.groupBy}
       />
       {hasGpu && (
         <Choice
@@ -61,6 +62,7 @@ export function Scope({ store }: { store: Store }) {
       ) : (
         <p>The whole recording</p>
       )}
+      {children}
     </div>
   );
 }

@@ -1,6 +1,6 @@
 /** Joins the timeline's canvases with the store: paints when something changes, and turns events into changes. */
 import { effect, type Signal } from "@preact/signals";
-
+import { describeCounter, describeMark, describeSpan, markAt } from "../analysis/describe";
 import { fractionAt, onDrag, onOverview, onPinch, onWheel } from "../input/gestures";
 import { depthAt, levelTop, rowAt } from "../layout/rows";
 import { durationOf, timeAt } from "../layout/viewport";
@@ -24,6 +24,12 @@ const DIRECTION_OF_KEY: Readonly<Record<string, Direction>> = {
   ArrowDown: "down",
 };
 
+/** In CSS pixels of the page. */
+interface Point {
+  readonly clientX: number;
+  readonly clientY: number;
+}
+
 export interface TimelineElements {
   readonly overview: HTMLCanvasElement;
   readonly axis: HTMLCanvasElement;
@@ -40,8 +46,8 @@ export class TimelineController {
   private colors = readCanvasColors();
   private readonly schedulePaint = oncePerFrame(() => this.paint());
   private readonly disposers: (() => void)[];
-  /** Where the pointer is over the tracks, in CSS pixels of the page; null where it is elsewhere. */
-  private pointerAt: { readonly clientX: number; readonly clientY: number } | null = null;
+  /** Where the pointer is over the tracks or the axis, in CSS pixels of the page; null where it is elsewhere. */
+  private pointerAt: Point | null = null;
 
   /**
    * @param pointer is told where in the viewport's width the pointer is; keys zoom there
@@ -103,8 +109,8 @@ export class TimelineController {
         this.schedulePaint();
       }),
       effect(() => {
-        const { viewport, selected, range, nameMatches, rows, metrics } = store;
-        for (const painted of [viewport, selected, range, nameMatches, rows, metrics, this.hover]) void painted.value;
+        const { viewport, selected, range, highlighted, rows, metrics } = store;
+        for (const painted of [viewport, selected, range, highlighted, rows, metrics, this.hover]) void painted.value;
         this.schedulePaint();
       }),
       effect(() => {
@@ -146,7 +152,7 @@ export class TimelineController {
 
   private listenToPointerAndKeys(): () => void {
     const { store, pointer } = this;
-    const { area, tracks, scroller } = this.elements;
+    const { area, axis, tracks, scroller } = this.elements;
     const listening = new AbortController();
     const { signal } = listening;
     const move = (event: PointerEvent) => {
@@ -170,8 +176,10 @@ export class TimelineController {
       const next = neighbour(store.trace.spans, store.levels, store.selected.value, direction);
       if (next >= 0) store.select(next);
     };
-    area.addEventListener("pointermove", move, { signal });
-    area.addEventListener("pointerleave", leave, { signal });
+    for (const element of [area, axis]) {
+      element.addEventListener("pointermove", move, { signal });
+      element.addEventListener("pointerleave", leave, { signal });
+    }
     area.addEventListener("dblclick", doubleClick, { signal });
     area.addEventListener("keydown", keydown, { signal });
     scroller.addEventListener("scroll", this.schedulePaint, { signal, passive: true });
@@ -181,26 +189,51 @@ export class TimelineController {
   private updateHover(): void {
     const { area } = this.elements;
     const position = "dragging" in area.dataset ? null : this.pointerAt;
-    const span = position ? this.spanUnder(position) : -1;
-    area.style.cursor = span >= 0 ? "pointer" : "";
+    const next = position ? this.hoverAt(position) : null;
+    area.style.cursor = next && next.span >= 0 ? "pointer" : "";
     const before = this.hover.peek();
-    if (!position || span < 0) this.hover.value = null;
-    else if (before?.span !== span || before.x !== position.clientX || before.y !== position.clientY) {
-      this.hover.value = { span, x: position.clientX, y: position.clientY };
+    const same = next && before && next.title === before.title && next.x === before.x && next.y === before.y;
+    if (!same || next.span !== before.span) this.hover.value = next;
+  }
+
+  /** What is under a point of the page: a span, else a mark, else a counter's value. */
+  private hoverAt(point: Point): Hover | null {
+    const { store } = this;
+    const { trace } = store;
+    const [x, y] = [point.clientX, point.clientY];
+    const { row, time, toleranceNs } = this.placeOf(point);
+    const span = this.spanUnder(point);
+    if (span >= 0) {
+      return { span, title: describeSpan(trace, span), detail: trace.names[trace.spans.name[span]].fqn, x, y };
     }
+    const mark = markAt(trace.marks, time, toleranceNs);
+    if (mark) return { span, title: describeMark(mark), detail: "", x, y };
+    const title = row?.type === "counter" ? describeCounter(trace.counters[row.index], time) : null;
+    return title === null ? null : { span, title, detail: "", x, y };
+  }
+
+  /** The row, the height in all rows in CSS pixels, and the time at a point of the page. */
+  private placeOf(point: Point) {
+    const { store } = this;
+    const { axis, area, tracks, scroller } = this.elements;
+    const box = area.getBoundingClientRect();
+    const inRows = point.clientY >= box.top;
+    const y = point.clientY - box.top + scroller.scrollTop;
+    const viewport = store.viewport.value;
+    return {
+      row: inRows ? rowAt(store.rows.value, y) : undefined,
+      y,
+      time: timeAt(viewport, fractionAt(inRows ? tracks : axis, point)),
+      toleranceNs: (durationOf(viewport) / tracks.clientWidth) * HIT_TOLERANCE_PX,
+    };
   }
 
   /** The span under a point of the page, or close beside it; -1 for none. */
-  private spanUnder(point: { readonly clientX: number; readonly clientY: number }): number {
+  private spanUnder(point: Point): number {
     const { store } = this;
-    const { tracks, scroller } = this.elements;
-    const y = point.clientY - tracks.getBoundingClientRect().top + scroller.scrollTop;
-    const row = rowAt(store.rows.value, y);
+    const { row, y, time, toleranceNs } = this.placeOf(point);
     const depth = row ? depthAt(row, y, store.metrics.value) : -1;
     if (!row || depth < 0) return -1;
-    const viewport = store.viewport.value;
-    const time = timeAt(viewport, fractionAt(tracks, point));
-    const toleranceNs = (durationOf(viewport) / tracks.clientWidth) * HIT_TOLERANCE_PX;
     return spanAt(store.levels[row.index][depth], store.trace.spans, time, toleranceNs);
   }
 }

@@ -1,20 +1,50 @@
 /** The overview, the axis, and the tracks with their labels. */
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-
+import { describeSpan } from "../analysis/describe";
 import { plural } from "../format";
 import type { Store } from "../store";
-import { describeSpan } from "./describe-span";
 import { TimelineController } from "./timeline-controller";
 import { type Hover, Tooltip } from "./tooltip";
 import { TrackLabels } from "./track-labels";
 
 export const TIMELINE_ID = "timeline";
 
+const LEVEL_CHOICES = [1, 2, 3, 4, 6, 8, 12, 20, 50, 100];
+
 interface TimelineProps {
   readonly store: Store;
   readonly pointer: { fraction: number };
   readonly onPainted: () => void;
+}
+
+/** How many depth levels of each track are shown. */
+function LevelChoice({ store }: { store: Store }) {
+  const deepest = store.levels.reduce((most, depths) => Math.max(most, depths.length), 0);
+  const { value } = store.maxLevels;
+  const choices = LEVEL_CHOICES.filter((count) => count < deepest);
+  if (Number.isFinite(value) && !choices.includes(value)) choices.push(value);
+  if (!choices.length) return null;
+  return (
+    <label>
+      levels{" "}
+      <select
+        aria-label="Depth levels shown"
+        value={Number.isFinite(value) ? value : "all"}
+        onChange={(event) => {
+          const chosen = event.currentTarget.value;
+          store.maxLevels.value = chosen === "all" ? Infinity : Number(chosen);
+        }}
+      >
+        <option value="all">all</option>
+        {choices.map((count) => (
+          <option key={count} value={count}>
+            {count}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
 }
 
 export function Timeline({ store, pointer, onPainted }: TimelineProps) {
@@ -38,6 +68,8 @@ export function Timeline({ store, pointer, onPainted }: TimelineProps) {
   }, [store]);
 
   const { count } = store.trace.spans;
+  const lastRow = store.rows.value.at(-1);
+  const rowsHeight = lastRow ? lastRow.top + lastRow.height : 0;
   const selected = store.selected.value;
   return (
     <section class="timeline" aria-label="Timeline">
@@ -46,10 +78,12 @@ export function Timeline({ store, pointer, onPainted }: TimelineProps) {
           overview
         </div>
         <canvas ref={overview} class="overview" aria-hidden="true" />
-        <div class="corner" />
+        <div class="corner">
+          <LevelChoice store={store} />
+        </div>
         <canvas ref={axis} class="axis" aria-hidden="true" />
       </div>
-      <div ref={scroller} class="scroller">
+      <div ref={scroller} class="scroller" style={{ flexBasis: `${rowsHeight}px` }}>
         <div
           ref={area}
           id={TIMELINE_ID}
@@ -63,7 +97,7 @@ export function Timeline({ store, pointer, onPainted }: TimelineProps) {
         </div>
         <TrackLabels store={store} />
       </div>
-      <Tooltip store={store} hover={hover} />
+      <Tooltip hover={hover} />
       <p class="visually-hidden" role="status">
         {selected >= 0 ? describeSpan(store.trace, selected) : ""}
       </p>

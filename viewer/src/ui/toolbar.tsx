@@ -1,20 +1,22 @@
 /** The bar on top: what is shown, search, steps, and the switches. */
 import { useRef } from "preact/hooks";
-
+import { countIncomplete } from "../analysis/loss-report";
 import { formatCount, formatDuration, plural } from "../format";
 import { durationOf, timeAt } from "../layout/viewport";
 import type { Store } from "../store";
 import { theme, toggleTheme } from "../theme";
-import { countIncomplete } from "../trace/loss-report";
 import { stepAt } from "../trace/steps";
 import { Icon } from "./icons";
 
 export const SEARCH_ID = "search";
 
+const SYNTAX = "Words of a name or path; /regular expression/; class:Linear; phase:backward or phase:gpu; >1ms, <20us";
+
 /** How many spans the search matches, and which of them is selected. */
-function describeMatches({ query, matches, selected }: Store): string {
+function describeMatches({ query, search, highlighted, matches, selected }: Store): string {
   const count = matches.value.length;
-  if (!query.value) return "";
+  if (search.value.error) return search.value.error;
+  if (!highlighted.value) return query.value ? "nothing to search for" : "";
   if (!count) return "no match";
   const position = matches.value.indexOf(selected.value);
   return position < 0 ? `${formatCount(count)} found` : `${formatCount(position + 1)} of ${formatCount(count)}`;
@@ -39,8 +41,9 @@ function Search({ store }: { store: Store }) {
         type="search"
         autocomplete="off"
         spellcheck={false}
-        placeholder="Search names and paths"
+        placeholder="Search: name, /regex/, class:Linear, phase:backward, >1ms"
         aria-label="Search names and fully qualified names"
+        title={SYNTAX}
         value={query.value}
         onInput={(event) => {
           store.query.value = event.currentTarget.value;

@@ -1,10 +1,11 @@
 /** What is under the pointer, beside it. */
-import type { Store } from "../store";
-import { describeSpan } from "./describe-span";
 
-/** A span under the pointer, and where the pointer is in CSS pixels of the page. */
+/** What is under the pointer, and where the pointer is in CSS pixels of the page. */
 export interface Hover {
+  /** Index of the span, -1 where it is something else. */
   readonly span: number;
+  readonly title: string;
+  readonly detail: string;
   readonly x: number;
   readonly y: number;
 }
@@ -13,16 +14,15 @@ export interface Hover {
 const GAP_X = 12;
 const GAP_Y = 16;
 
-export function Tooltip({ store, hover }: { store: Store; hover: { readonly value: Hover | null } }) {
+export function Tooltip({ hover }: { hover: { readonly value: Hover | null } }) {
   if (!hover.value) return null;
-  const { span, x, y } = hover.value;
+  const { title, detail, x, y } = hover.value;
   const horizontal = x > innerWidth * 0.6 ? { right: `${innerWidth - x + GAP_X}px` } : { left: `${x + GAP_X}px` };
   const vertical = y > innerHeight * 0.75 ? { bottom: `${innerHeight - y + GAP_X}px` } : { top: `${y + GAP_Y}px` };
-  const { fqn } = store.trace.names[store.trace.spans.name[span]];
   return (
     <div class="tooltip" aria-hidden="true" style={{ ...horizontal, ...vertical }}>
-      <strong>{describeSpan(store.trace, span)}</strong>
-      {fqn && <span>{fqn}</span>}
+      <strong>{title}</strong>
+      {detail && <span>{detail}</span>}
     </div>
   );
 }

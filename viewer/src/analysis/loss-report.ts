@@ -1,6 +1,6 @@
 /** What a recording lost, in sentences. */
 import { formatCount, plural } from "../format";
-import type { Trace } from "./trace";
+import type { Trace } from "../trace/trace";
 
 /** The number of spans whose start or end was not recorded. */
 export function countIncomplete({ spans }: Trace): number {

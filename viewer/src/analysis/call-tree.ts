@@ -1,6 +1,7 @@
 /** Calls merged by path: the tree that the aggregated flame graph shows. */
+
+import type { TimeRange, Trace } from "../trace/trace";
 import { type Device, type Group, type Groups, tracksOf } from "./totals";
-import type { TimeRange, Trace } from "./trace";
 
 export interface CallTreeNode extends Group {
   readonly parent: CallTreeNode | null;

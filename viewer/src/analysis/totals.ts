@@ -1,5 +1,5 @@
 /** Totals per module or class. */
-import { BACKWARD, FORWARD, RECOMPUTE, type TimeRange, type Trace } from "./trace";
+import { BACKWARD, FORWARD, RECOMPUTE, type TimeRange, type Trace } from "../trace/trace";
 
 export type Grouping = "module" | "class";
 export type Device = "cpu" | "gpu";

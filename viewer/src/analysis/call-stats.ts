@@ -1,0 +1,73 @@
+/** How long the calls of a module or class took: the spread that a total hides. */
+
+import { PHASES, type TimeRange, type Trace } from "../trace/trace";
+import { type Device, type Groups, tracksOf } from "./totals";
+
+export interface CallStats {
+  readonly phase: (typeof PHASES)[number];
+  readonly calls: number;
+  /** Nanoseconds: the shortest, half of all, 95 of 100, and the longest are at most so long. */
+  readonly min: number;
+  readonly p50: number;
+  readonly p95: number;
+  readonly max: number;
+  /** Index of the longest span. */
+  readonly longest: number;
+  /** Calls per bin; bins are equally wide on a logarithmic scale from the shortest to the longest call of all phases. */
+  readonly bins: readonly number[];
+}
+
+const BIN_COUNT = 24;
+
+/** The nearest-rank percentile of ascending values. */
+export const percentile = (ascending: ArrayLike<number>, percent: number): number =>
+  ascending[Math.max(Math.ceil((percent / 100) * ascending.length) - 1, 0)];
+
+/** The bin of a duration among `BIN_COUNT`. */
+export function binOf(ns: number, min: number, max: number): number {
+  if (max <= min) return 0;
+  const fraction = Math.log(Math.max(ns, 1) / Math.max(min, 1)) / Math.log(max / Math.max(min, 1));
+  return Math.min(Math.floor(fraction * BIN_COUNT), BIN_COUNT - 1);
+}
+
+/**
+ * The calls of a group that lie in the range, whole or in part, per phase that has any. A span inside another of the same
+ * group and phase is part of that call and not counted; durations are not cut at the range's ends.
+ */
+export function callStats(
+  trace: Trace,
+  groups: Groups,
+  group: number,
+  device: Device,
+  range: TimeRange | null,
+): CallStats[] {
+  const { spans } = trace;
+  const onDevice = tracksOf(trace, device);
+  const [from, to] = range ? [range.start, range.end] : [-Infinity, Infinity];
+  const byPhase: number[][] = PHASES.map(() => []);
+  for (let i = 0; i < spans.count && spans.start[i] < to; i++) {
+    if (groups.ofName[spans.name[i]] !== group || !onDevice[spans.track[i]] || spans.end[i] < from) continue;
+    if (!(groups.nested[i] & 2)) byPhase[spans.phase[i]].push(i);
+  }
+  const durationOf = (i: number) => spans.end[i] - spans.start[i];
+  const all = byPhase.flat().map(durationOf);
+  const min = all.reduce((a, b) => Math.min(a, b), Infinity);
+  const max = all.reduce((a, b) => Math.max(a, b), 0);
+  return PHASES.flatMap((phase, index) => {
+    const members = byPhase[index];
+    if (!members.length) return [];
+    const durations = Float64Array.from(members, durationOf).sort();
+    const bins = new Array<number>(BIN_COUNT).fill(0);
+    for (const ns of durations) bins[binOf(ns, min, max)]++;
+    return {
+      phase,
+      calls: members.length,
+      min: durations[0],
+      p50: percentile(durations, 50),
+      p95: percentile(durations, 95),
+      max: durations[durations.length - 1],
+      longest: members.reduce((best, i) => (durationOf(i) > durationOf(best) ? i : best)),
+      bins,
+    };
+  });
+}

@@ -1,0 +1,38 @@
+/** What is at a place of the timeline in one line, for the tooltip and for screen readers. */
+import { formatDuration, formatMoment, formatQuantity } from "../format";
+import { lowerBound } from "../trace/depth-levels";
+import { type CounterSeries, type Mark, PHASES, type Trace } from "../trace/trace";
+
+/** `h.0: Block, forward, 300 µs` */
+export function describeSpan({ spans, names, tracks }: Trace, span: number): string {
+  const phase = tracks[spans.track[span]].kind === "gpu" ? "GPU" : PHASES[spans.phase[span] as 0 | 1 | 2];
+  const duration = formatDuration(spans.end[span] - spans.start[span]);
+  const state = spans.complete[span] ? "" : ", incomplete";
+  return `${names[spans.name[span]].label}, ${phase}, ${duration}${state}`;
+}
+
+/** `process RSS, 1.5 GiB at 12.5 ms`: the last sample before a time, which holds until the next; null before the first. */
+export function describeCounter({ name, unit, time, value }: CounterSeries, moment: number): string | null {
+  const sample = lowerBound(time, moment);
+  const index = time[sample] === moment ? sample : sample - 1;
+  return index < 0 ? null : `${name}, ${formatQuantity(value[index], unit)} at ${formatMoment(time[index])}`;
+}
+
+/** `step 3, the end of a training step, at 12.5 ms` */
+export function describeMark({ kind, text, time }: Mark): string {
+  const meaning = kind === "step" ? ", the end of a training step" : "";
+  return `${text || kind}${meaning}, at ${formatMoment(time)}`;
+}
+
+/** The mark nearest to a time within `toleranceNs`; undefined where there is none. */
+export function markAt(marks: readonly Mark[], time: number, toleranceNs: number): Mark | undefined {
+  let nearest: Mark | undefined;
+  let nearestDistance = toleranceNs;
+  for (const mark of marks) {
+    const distance = Math.abs(mark.time - time);
+    if (distance > nearestDistance) continue;
+    nearest = mark;
+    nearestDistance = distance;
+  }
+  return nearest;
+}

@@ -1,0 +1,166 @@
+/** The view in the page's address: what a link, a reload, back and forward bring back. */
+import { batch, effect } from "@preact/signals";
+
+import type { Store, Tab } from "./store";
+import type { TimeRange } from "./trace/trace";
+
+const TABS: readonly Tab[] = ["selection", "modules", "flame", "recording"];
+/** After the last change it takes this long until the address has it. */
+const QUIET_MS = 250;
+
+/** What the address holds; all of it optional, so that a link may say only what matters. */
+export interface ViewState {
+  readonly viewport?: TimeRange;
+  readonly range?: TimeRange;
+  readonly selected?: number;
+  readonly tab?: Tab;
+  readonly query?: string;
+  readonly by?: "class";
+  readonly on?: "gpu";
+  readonly levels?: number;
+  readonly folded?: readonly string[];
+  /** Index of the highlighted module or class. */
+  readonly group?: number;
+}
+
+/** Times are in ns after the first moment, to a thousandth. */
+const encodeRange = ({ start, end }: TimeRange): string => `${+start.toFixed(3)},${+end.toFixed(3)}`;
+
+function decodeRange(text: string | null): TimeRange | undefined {
+  const [start, end, ...rest] = (text ?? "").split(",").map((part) => (part.trim() ? Number(part) : Number.NaN));
+  return rest.length === 0 && start < end && Number.isFinite(end - start) ? { start, end } : undefined;
+}
+
+function decodeIndex(text: string | null): number | undefined {
+  return text && /^\d{1,15}$/.test(text) ? Number(text) : undefined;
+}
+
+/** The part of the address after the `#`. */
+export function encodeView(view: ViewState): string {
+  const parameters = new URLSearchParams();
+  const add = (key: string, value: string | number | undefined) => {
+    if (value !== undefined && value !== "") parameters.set(key, String(value));
+  };
+  add("view", view.viewport && encodeRange(view.viewport));
+  add("range", view.range && encodeRange(view.range));
+  add("span", view.selected);
+  add("tab", view.tab);
+  add("search", view.query);
+  add("by", view.by);
+  add("on", view.on);
+  add("levels", view.levels);
+  add("group", view.group);
+  add("fold", view.folded?.map((key) => key.replace(" ", "-")).join(","));
+  // Commas may stand in a fragment as they are.
+  return parameters.toString().replaceAll("%2C", ",");
+}
+
+/** Read what `encodeView` wrote; what cannot be read is left out. */
+export function decodeView(hash: string): ViewState {
+  const parameters = new URLSearchParams(hash.replace(/^#/, ""));
+  const tab = TABS.find((name) => name === parameters.get("tab"));
+  const folded = parameters
+    .get("fold")
+    ?.split(",")
+    .filter((key) => /^(process|track|counter)-\d+$/.test(key))
+    .map((key) => key.replace("-", " "));
+  const view: ViewState = {
+    viewport: decodeRange(parameters.get("view")),
+    range: decodeRange(parameters.get("range")),
+    selected: decodeIndex(parameters.get("span")),
+    tab,
+    query: parameters.get("search") ?? undefined,
+    by: parameters.get("by") === "class" ? "class" : undefined,
+    on: parameters.get("on") === "gpu" ? "gpu" : undefined,
+    levels: decodeIndex(parameters.get("levels")),
+    folded: folded?.length ? folded : undefined,
+    group: decodeIndex(parameters.get("group")),
+  };
+  return Object.fromEntries(Object.entries(view).filter(([, value]) => value !== undefined));
+}
+
+function readView(store: Store): ViewState {
+  const { viewport, home, range, selected, tab, query, grouping, device, maxLevels, folded, pickedGroup } = store;
+  return {
+    viewport: viewport.value === home ? undefined : viewport.value,
+    range: range.value ?? undefined,
+    selected: selected.value < 0 ? undefined : selected.value,
+    tab: tab.value,
+    query: query.value,
+    by: grouping.value === "class" ? "class" : undefined,
+    on: device.value === "gpu" ? "gpu" : undefined,
+    levels: Number.isFinite(maxLevels.value) ? maxLevels.value : undefined,
+    folded: folded.value.size ? [...folded.value] : undefined,
+    group: pickedGroup.value ?? undefined,
+  };
+}
+
+function applyView(store: Store, view: ViewState): void {
+  batch(() => {
+    if (view.viewport) store.moveTo(view.viewport);
+    else store.viewport.value = store.home;
+    store.range.value = view.range ?? null;
+    store.selected.value = (view.selected ?? -1) < store.trace.spans.count ? (view.selected ?? -1) : -1;
+    store.tab.value = view.tab ?? store.tab.value;
+    store.query.value = view.query ?? "";
+    store.groupBy(view.by ?? "module");
+    const groupCount = store.groups.value.groups.length;
+    store.pickedGroup.value = view.group !== undefined && view.group < groupCount ? view.group : null;
+    store.device.value = view.on ?? "cpu";
+    store.maxLevels.value = view.levels || Infinity;
+    store.folded.value = new Set(view.folded);
+    if (store.selected.value >= 0) store.scrollRequests.value++;
+  });
+}
+
+/**
+ * Keep the address and the store the same. Panning and zooming change the current entry of the history; all else, and a
+ * zoom to something, makes a new one.
+ *
+ * @returns how to stop
+ */
+export function syncWithAddress(store: Store): () => void {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let written = "";
+  let writtenRest = "";
+  let writtenJumps = store.jumps.peek();
+  const rest = (view: ViewState) => encodeView({ ...view, viewport: undefined });
+  const restore = () => {
+    clearTimeout(timer);
+    const view = decodeView(location.hash);
+    // A link to an element of the page is none to a view.
+    if (location.hash.length > 1 && !Object.keys(view).length) return;
+    applyView(store, view);
+    const applied = readView(store);
+    [written, writtenRest, writtenJumps] = [encodeView(applied), rest(applied), store.jumps.peek()];
+  };
+  const write = () => {
+    const view = readView(store);
+    const next = encodeView(view);
+    if (next === written) return;
+    const isNewEntry = rest(view) !== writtenRest || store.jumps.peek() !== writtenJumps;
+    [written, writtenRest, writtenJumps] = [next, rest(view), store.jumps.peek()];
+    try {
+      if (isNewEntry) history.pushState(null, "", `#${next}`);
+      else history.replaceState(null, "", `#${next}`);
+    } catch {
+      // A frame without an address of its own has none to keep; and browsers refuse too many changes at once.
+    }
+  };
+  if (location.hash.length > 1) restore();
+  else {
+    const view = readView(store);
+    [written, writtenRest] = [encodeView(view), rest(view)];
+  }
+  addEventListener("popstate", restore);
+  const endEffect = effect(() => {
+    void readView(store);
+    clearTimeout(timer);
+    timer = setTimeout(write, QUIET_MS);
+  });
+  return () => {
+    endEffect();
+    clearTimeout(timer);
+    removeEventListener("popstate", restore);
+  };
+}
