@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools import mem_tracker, mod_tracker, runtime_estimator, sac_estimator
 from torch.distributed.tensor.debug import _comm_mode
 from torch.utils import flop_counter
+from torch.utils._debug_mode import DebugMode
 from torch.utils.checkpoint import checkpoint
 
 __all__ = ["MODULES", "USERS", "Numbers", "swapped"]
@@ -126,23 +127,32 @@ def collective_counts(checkpointed: bool) -> Numbers:
     } | {"table": mode.generate_comm_debug_tracing_table(noise_level=3)}
 
 
+def debug_log(checkpointed: bool) -> Numbers:
+    net, x = _model(checkpointed)
+    with DebugMode(record_nn_module=True) as mode:
+        _step(net, x)
+    return {"log": mode.debug_string()}
+
+
 USERS: dict[str, Callable[[bool], Numbers]] = {
     "FlopCounterMode": flops,
     "MemTracker": memory,
     "RuntimeEstimator": runtimes,
     "SACEstimator": activation_checkpointing,
     "CommDebugMode": collective_counts,
+    "DebugMode": debug_log,
 }
 
 
 @contextmanager
 def swapped(module_tracker: Any, mod_tracker_class: Any) -> Iterator[None]:
     """Give torch's users these classes for `ModuleTracker` and `ModTracker`."""
-    own = _comm_mode._CommModeModuleTracker
+    own, of_torch = _comm_mode._CommModeModuleTracker, _comm_mode._CommModeModuleTracker.__bases__
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(flop_counter, "ModuleTracker", module_tracker))
-        for user in (mem_tracker, runtime_estimator, sac_estimator):
+        # DebugMode takes it from where it is made.
+        for user in (mem_tracker, runtime_estimator, sac_estimator, mod_tracker):
             stack.enter_context(mock.patch.object(user, "ModTracker", mod_tracker_class))
         own.__bases__ = (mod_tracker_class,)
-        stack.callback(setattr, own, "__bases__", (mod_tracker.ModTracker,))
+        stack.callback(setattr, own, "__bases__", of_torch)
         yield
