@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from modtrace.profiler.attribute.interval_spans import LabelledInterval, PathSpan, nest, spans_from_intervals
@@ -64,6 +64,8 @@ spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10**6), st.integers
 
 
 @pytest.mark.parametrize("base", [0, 4_458_676_522_690_655, 7_900_000_000_000_123, 1_712_195_495_519_689_047_000])
+@example([(0, 0, 385), (0, 384, 0), (0, 385, 0)])
+@example([(0, 0, 299), (0, 0, 298), (0, 297, 0), (0, 298, 1), (0, 299, 9)])
 @given(spans)
 def test_rounded_slices_nest_in_both_readings(base: int, found: list[tuple[int, int, int]]) -> None:
     base = base % (1 << 62)
@@ -73,7 +75,8 @@ def test_rounded_slices_nest_in_both_readings(base: int, found: list[tuple[int, 
     end, parent, depth = nest(track, start, start + length, np.zeros(len(track), np.int64))
     begin, lasts = nest_after_rounding(track, start, end, parent, depth, time_quantum_ns(int(end.max(initial=0))))
     assert (lasts >= 0).all()
-    assert (np.abs(begin - start) <= 250).all()
+    # A step at most; one more for each further level of slices that begin and end within one step, see below.
+    assert (np.abs(begin - start) <= 250 * max(1, depth.max(initial=0))).all()
     for reading in (begin, perfetto_rounding(begin)):
         for at, around in enumerate(parent.tolist()):
             if around >= 0:
@@ -84,6 +87,18 @@ def test_rounded_slices_nest_in_both_readings(base: int, found: list[tuple[int, 
                 beside = track[one] == track[other] and parent[one] == parent[other]
                 if beside and lasts[one]:
                     assert reading[one] + lasts[one] <= reading[other]
+
+
+def test_slices_that_end_within_one_step_begin_a_step_apart_for_each_level() -> None:
+    # Read as they are the starts lie at 0, 0, 250, 500 and 750, else at 0, 0, 256, 600 and 768 from the first.
+    # [[[] ][ ]][ ]: 297, 298 and 299 lie on one step of 250 ns, where the readings' distances from 0 differ.
+    base = 1_259_982_683_128_134_616
+    start = base + np.array([0, 0, 297, 298, 299])
+    end = base + np.array([299, 298, 297, 299, 308])
+    parent, depth = np.array([-1, 0, 1, 0, -1]), np.array([0, 1, 2, 1, 0])
+    begin, duration = nest_after_rounding(np.zeros(5, np.int64), start, end, parent, depth, 250)
+    assert (begin - base).tolist() == [-116, -116, 134, 384, 634]
+    assert duration.tolist() == [600, 419, 163, 0, 0]
 
 
 def test_perfetto_rounding_is_what_the_trace_processor_makes_of_the_text() -> None:

@@ -8,6 +8,7 @@ dropped. So ends are chosen such that slices nest in both readings.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -68,17 +69,13 @@ def nest_after_rounding(
     """
     if not len(start):
         return start, start
-    begin = start // quantum * quantum
-    readings = (begin, perfetto_rounding(begin))
-    duration = end - begin
     levels = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
+    sibling = _next_siblings(track, start, parent)
+    begin = _starts_with_room(track, start, parent, levels, sibling, quantum)
+    readings = (begin, perfetto_rounding(begin))
     # Each is at least as long as what lies in it …
-    for rows in reversed(levels[1:]):
-        outer = parent[rows]
-        for reading in readings:
-            np.maximum.at(duration, outer, reading[rows] + duration[rows] - reading[outer])
+    duration = _enclosing_durations(np.maximum(end - begin, 0), readings, parent, levels)
     # … but ends before its next sibling begins, and with the slice around it.
-    sibling = _next_siblings(track, begin, parent)
     for rows in levels:
         outer, after = parent[rows], sibling[rows]
         for reading in readings:
@@ -86,6 +83,48 @@ def nest_after_rounding(
             most = np.minimum(most, np.where(after >= 0, reading[after] - reading[rows], duration[rows]))
             duration[rows] = np.maximum(np.minimum(duration[rows], most), 0)
     return begin, duration
+
+
+def _starts_with_room(
+    track: Int64Array,
+    start: Int64Array,
+    parent: Int64Array,
+    levels: Sequence[Int64Array],
+    sibling: Int64Array,
+    quantum: int,
+) -> Int64Array:
+    """Move starts onto the reader's steps so that each slice can end after what lies in it and before its next sibling.
+
+    Steps are rounded down. Where the start of an inner slice and that of the outer's next sibling fall on one step,
+    and readers disagree how far that is from the outer's start, no duration suits both: the sibling and what follows
+    it then begin a step later. That happens once per level of slices that end there at most.
+    """
+    begin = start // quantum * quantum
+    order = np.argsort(track, kind="stable")
+    first_of_track = np.flatnonzero(np.diff(track[order], prepend=track[order[0]] - 1))
+    followed = np.flatnonzero(sibling >= 0)
+    after = sibling[followed]
+    while True:
+        readings = (begin, perfetto_rounding(begin))
+        least = _enclosing_durations(np.zeros(len(begin), np.int64), readings, parent, levels)
+        room = np.minimum(*(reading[after] - reading[followed] for reading in readings))
+        late = after[least[followed] > room]
+        if not len(late):
+            return begin
+        begin[late] += quantum
+        for rows in np.split(order, first_of_track[1:]):
+            begin[rows] = np.maximum.accumulate(begin[rows])
+
+
+def _enclosing_durations(
+    duration: Int64Array, readings: Sequence[Int64Array], parent: Int64Array, levels: Sequence[Int64Array]
+) -> Int64Array:
+    """Lengthen durations until each slice holds those in it, in every reading of their starts."""
+    for rows in reversed(levels[1:]):
+        outer = parent[rows]
+        for reading in readings:
+            np.maximum.at(duration, outer, reading[rows] + duration[rows] - reading[outer])
+    return duration
 
 
 def _next_siblings(track: Int64Array, begin: Int64Array, parent: Int64Array) -> Int64Array:
