@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
-__all__ = ["Rgb", "screen_colors"]
+__all__ = ["Rgb", "colors_in", "screen_colors"]
 
 Rgb = tuple[int, int, int]
 
@@ -34,10 +34,14 @@ def screen_colors(page: Page, points: Sequence[tuple[float, float]], scale: floa
         points: x and y in CSS pixels.
         scale: device pixels per CSS pixel that the page was opened with.
     """
-    png = base64.b64encode(page.screenshot()).decode()
-    # A page of its own context has neither the shown page's policy nor its scale.
     browser = page.context.browser
     assert browser is not None
+    return colors_in(browser, base64.b64encode(page.screenshot()).decode(), points, scale)
+
+
+def colors_in(browser: Browser, png: str, points: Sequence[tuple[float, float]], scale: float = 1) -> list[Rgb]:
+    """The colours at points of a screenshot, which is given as base64."""
+    # A page of its own context has neither the shown page's policy nor its scale.
     decoder = browser.new_page()
     try:
         decoded = decoder.evaluate(_DECODE, [png, [[int(x * scale), int(y * scale)] for x, y in points]])

@@ -114,6 +114,11 @@ class Screen:
         ]
 
 
+def screen_of(x: float, y: float, width: float, height: float, first: float, start: float, end: float) -> Screen:
+    """What the boxes of the pane and of the first label (its top) say."""
+    return Screen(x, y, width, height, y - first, start, end)
+
+
 def look(page: Page) -> Screen:
     """Where things are, by the boxes of the pane and of the first label: no scroll position is asked for."""
     settle(page)
@@ -129,7 +134,7 @@ def look(page: Page) -> Screen:
     scroller = page.locator(".scroller").bounding_box()
     assert scroller is not None
     assert y == scroller["y"], "the pane stays where it is"
-    return Screen(x, y, width, height, y - first, start, end)
+    return screen_of(x, y, width, height, first, start, end)
 
 
 def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Random) -> Screen:
