@@ -6,8 +6,8 @@ Three figures for each engine and model:
   their distance from the middle of the profiler's slice;
 - op time inside: of the operations and autograd nodes that the trace itself places in a module's call (by time in
   ranges that hooks open around each forward; backward by sequence number and thread), the share of their time that
-  lies inside our slices of that call;
-- partial overlaps of our backward slices with the profiler's `evaluate_function` slices.
+  lies inside our spans of that call;
+- partial overlaps of our backward spans with the profiler's `evaluate_function` slices.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def measure(engine: Any, make: Callable[[], Callable[[], torch.Tensor]], steps: 
         "probes": len(errors),
         "median error ns": statistics.median(errors),
         "median probe ns": statistics.median(end - start for _, start, end in probes),
-        "probes not in their slice": sum(not start <= mark <= end for mark, start, end in probes),
+        "probes not in their span": sum(not start <= mark <= end for mark, start, end in probes),
         "forward inside %": 100 * forward[0] / forward[1],
         "backward inside %": 100 * backward[0] / backward[1],
         "partial overlaps": partial_overlaps(events, ours),
@@ -137,7 +137,7 @@ def module_slices(events: list[dict[str, Any]]) -> list[Slice]:
 
 
 def call_slices(ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Our forward and recompute slices, in start order: the n-th is the call of the n-th range."""
+    """Our forward and recompute spans, in start order: the n-th is the call of the n-th range."""
     return sorted((e for e in ours if e["cat"] in ("forward", "recompute")), key=lambda e: (e["ts"], -e["dur"]))
 
 

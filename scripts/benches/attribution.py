@@ -3,7 +3,7 @@
 The truth are torch.profiler's slices of autograd nodes with their sequence numbers, and hooks that note which call made
 which numbers; see tests/support/profiler_truth.py. Figures are shares of time. "nodes" are the autograd nodes;
 "evaluated" adds what the autograd engine does for each: checking and summing gradients. A node of no module is right
-where no module's slice holds it. 3 µs are allowed for the profiler's clock, but in the column "exact".
+where no module's span holds it. 3 µs are allowed for the profiler's clock, but in the column "exact".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     wanted = [part.lower() for part in options.only or [""]]
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {options.steps} steps\n")
-    print("| engine | model | nodes | evaluated | exact | nested | slices a step | |")
+    print("| engine | model | nodes | evaluated | exact | nested | spans a step | |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     short = 0
     for engine in options.engine or REQUIRED:
@@ -50,7 +50,7 @@ def main() -> None:
             short += not enough
             print(
                 f"| {engine} | {name} | {found.nodes_right:.4f} | {found.evaluated_right:.4f} |"
-                f" {found.exactly_right:.4f} | {found.nested:.3f} | {found.slices / options.steps:.0f} |"
+                f" {found.exactly_right:.4f} | {found.nested:.3f} | {found.spans / options.steps:.0f} |"
                 f" {'' if enough else 'short'} |",
                 flush=True,
             )

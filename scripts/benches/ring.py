@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    print("| engine | slices | open | to .pftrace | to .json | where | memory to open, of the file's size |")
+    print("| engine | spans | open | to .pftrace | to .json | where | memory to open, of the file's size |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     with TemporaryDirectory() as name:
         folder = Path(name)

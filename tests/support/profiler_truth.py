@@ -6,7 +6,7 @@ it ran. None of this uses an engine of modtrace.
 
 The profiler's clock wanders against the monotonic one by a few microseconds within a step. Moments that both note are
 put around each forward and each backward, the offset is interpolated between them, and what is left of the wandering
-is allowed for: a node's time counts as right where the right slice lies within `TOLERANCE_NS`.
+is allowed for: a node's time counts as right where the right span lies within `TOLERANCE_NS`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Truth(NamedTuple):
         nodes_right: share of their time under the right module, or under none where they belong to none.
         evaluated_right: the same for the engine's whole evaluation of a node, which also checks and sums gradients.
         exactly_right: `nodes_right` without the tolerance for the clock.
-        nested: share of all slices that overlap no other one of their track partly.
-        slices: backward slices.
+        nested: share of all spans that overlap no other one of their track partly.
+        spans: backward spans.
         calls: forward calls and recomputations that the hooks saw.
     """
 
@@ -62,7 +62,7 @@ class Truth(NamedTuple):
     evaluated_right: float
     exactly_right: float
     nested: float
-    slices: int
+    spans: int
     calls: int
 
 
@@ -176,7 +176,7 @@ def compare(events: list[Any], timeline: Timeline, makers: Makers) -> Truth:
         evaluated_right=share_right(evaluated, segments, TOLERANCE_NS),
         exactly_right=share_right(nodes, segments, 0),
         nested=share_nested(timeline),
-        slices=int(np.count_nonzero(timeline.columns.phase == BACKWARD)),
+        spans=int(np.count_nonzero(timeline.columns.phase == BACKWARD)),
         calls=makers.calls,
     )
 
@@ -248,7 +248,7 @@ class Running:
 def owned_segments(
     timeline: Timeline, convert: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 ) -> dict[Call | None, list[Interval]]:
-    """Return when the innermost backward slice was whose, on all tracks together; None where there was none."""
+    """Return when the innermost backward span was whose, on all tracks together; None where there was none."""
     columns = timeline.columns
     rows = np.flatnonzero(columns.phase == BACKWARD)
     start, end = convert(columns.start[rows]).tolist(), convert(columns.end[rows]).tolist()
@@ -307,7 +307,7 @@ def widen(intervals: list[Interval], by: int) -> list[Interval]:
 
 
 def share_nested(timeline: Timeline) -> float:
-    """Return the share of slices that overlap no other slice of their track partly."""
+    """Return the share of spans that overlap no other span of their track partly."""
     columns = timeline.columns
     apart = np.ones(len(columns), bool)
     for track in np.unique(columns.track).tolist():
