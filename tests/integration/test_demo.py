@@ -8,7 +8,7 @@ import torch
 
 import modtrace
 from modtrace.check import check
-from modtrace.cli.demo import next_step_hint
+from modtrace.cli._output import next_step_hint
 from modtrace.demo import GPT, batches, make_optimizer, train_step
 from tests.support.python_process import python_environment, run_python
 from tests.support.trace_processor import TraceProcessor

@@ -242,10 +242,14 @@ def test_a_script_without_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "fault"),
     [
-        (["absent.py"], 2, "Error: There is no script 'absent.py'."),
-        (["-m", "absent"], 2, "Error: No module named 'absent'."),
-        (["-m", "absent.part"], 2, "Error: No module named 'absent'."),
-        (["--max-steps", "0", "script.py"], 2, "Error: Invalid value for '--max-steps': 0 is not in the range x>=1."),
+        (["absent.py"], 2, "modtrace: There is no script 'absent.py'."),
+        (["-m", "absent"], 2, "modtrace: No module named 'absent'."),
+        (["-m", "absent.part"], 2, "modtrace: No module named 'absent'."),
+        (
+            ["--max-steps", "0", "script.py"],
+            2,
+            "modtrace: Invalid value for '--max-steps': 0 is not in the range x>=1.",
+        ),
         (["-o", "trace.txt", "script.py"], 1, "modtrace: trace.txt: the suffix must be one of"),
         (["-o", "absent/trace.json", "script.py"], 1, "modtrace: absent/trace.json: there is no directory absent"),
         (["--ring", "absent/ring", "script.py"], 1, "modtrace: "),

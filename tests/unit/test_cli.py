@@ -76,7 +76,7 @@ def test_an_error_of_ours_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
 
 
 def test_an_error_of_several_lines_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: str) -> None:
+    def fail(_: str, **__: object) -> None:
         raise ModtraceError("first\nsecond\r\nthird")
 
     monkeypatch.setattr("modtrace.check.check", fail)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
-import sys
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import click
 
 from .._errors import ModtraceError
 from .._version import __version__
+from ._output import echo
 
 __all__ = ["ScriptError", "group"]
 
@@ -35,9 +36,20 @@ class ScriptError(BaseException):
 class CliError(click.ClickException):
     """One of our errors, as the command line shows it: one line on stderr, exit code 1."""
 
-    def show(self, file: IO[Any] | None = None) -> None:
+    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 (click's signature)
         """Print `modtrace: MESSAGE`, with line breaks in the message as spaces."""
-        click.echo(f"modtrace: {' '.join(self.message.splitlines())}", file=file or sys.stderr)
+        echo(f"modtrace: {' '.join(self.message.splitlines())}", err=True)
+
+
+class CliUsageError(click.UsageError):
+    """Wrong usage, in the style of all other errors, with a line on the right usage; exit code 2."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print `modtrace: MESSAGE` and how the command is used."""
+        CliError(self.format_message()).show(file)
+        if self.ctx is not None:
+            echo(" ".join(self.ctx.get_usage().split()), err=True)
+            echo(f"Help: {self.ctx.command_path} -h", err=True)
 
 
 class LazyGroup(click.Group):
@@ -54,15 +66,45 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(f"{__package__}.{cmd_name}").command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the subcommand; where there is none of that name, say which are similar."""
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not ctx.resilient_parsing:
+            similar = difflib.get_close_matches(name, known)
+            hint = f"Did you mean {' or '.join(similar)}?" if similar else f"There are {', '.join(known)}."
+            raise click.UsageError(f"There is no command {name!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a subcommand; a `ModtraceError` becomes a `CliError`."""
+        """Run a subcommand; a `ModtraceError` becomes a `CliError`, wrong usage a `CliUsageError`."""
         try:
             return super().invoke(ctx)
         except ModtraceError as error:
             raise CliError(str(error)) from error
+        except click.UsageError as error:
+            _raise_in_our_style(error)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Parse the arguments before the subcommand; wrong usage becomes a `CliUsageError`."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as error:
+            _raise_in_our_style(error)
+
+
+def _raise_in_our_style(error: click.UsageError) -> NoReturn:
+    if isinstance(error, CliUsageError | click.exceptions.NoArgsIsHelpError):
+        raise error
+    raise CliUsageError(error.format_message(), error.ctx) from error
 
 
 @click.group("modtrace", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def group() -> None:
-    """Timelines of PyTorch modules: record them, look at them, find out where a run hangs."""
+    """Timelines of PyTorch modules: record them, look at them, find out where a run hangs.
+
+    Completion of commands, options and files: eval "$(_MODTRACE_COMPLETE=bash_source modtrace)"; for zsh and fish
+    zsh_source and fish_source.
+    """

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import click
 
+from ._output import echo, show_status
+
 __all__ = ["command"]
 
 
-@click.command("build")
+@click.command("build", short_help="Compile the native engine.")
 @click.option("--force", is_flag=True, help="Build even if it is already built.")
 def command(force: bool) -> None:
     """Compile the native engine against the installed torch, into the user's cache folder.
 
     It needs a C++ compiler and ninja, and about 15 seconds.
     """
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with console.status("importing torch"):
+    with show_status("importing torch"):
         from ..track.native.library import build, native_path
     will_build = force or not native_path().is_file()
-    with console.status("compiling the native engine"):
+    with show_status("compiling the native engine"):
         path = build(force)
-    click.echo(f"{'built' if will_build else 'already built'}: {path}")
+    echo(f"{'built' if will_build else 'already built'}: {path}")

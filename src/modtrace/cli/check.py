@@ -6,11 +6,13 @@ from collections import Counter
 
 import click
 
+from ._output import echo, show_reading
+
 __all__ = ["command"]
 
 
-@click.command("check")
-@click.argument("trace")
+@click.command("check", short_help="Find faults that viewers hide.")
+@click.argument("trace", type=click.Path())
 @click.pass_context
 def command(context: click.Context, trace: str) -> None:
     """Check TRACE: Chrome JSON or Perfetto, plain or gzipped, from modtrace or from anything else.
@@ -20,11 +22,12 @@ def command(context: click.Context, trace: str) -> None:
     """
     from ..check import check
 
-    violations = check(trace)
+    with show_reading(trace) as progress:
+        violations = check(trace, progress=progress)
     for violation in violations:
-        click.echo(violation)
+        echo(violation)
     for rule, count in Counter(violation.rule for violation in violations).items():
-        click.echo(f"{count:8,} {rule}")
+        echo(f"{count:8,} {rule}")
     if violations:
         context.exit(1)
-    click.echo(f"{trace}: no faults")
+    echo(f"{trace}: no faults")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from ._output import echo, show_status
+
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
@@ -36,9 +38,9 @@ def _interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Nu
     return parse
 
 
-@click.command("convert")
-@click.argument("source", metavar="IN")
-@click.argument("target", metavar="OUT")
+@click.command("convert", short_help="Write a trace in another format.")
+@click.argument("source", type=click.Path(), metavar="IN")
+@click.argument("target", type=click.Path(), metavar="OUT")
 @click.option(
     "--window",
     metavar="START:END",
@@ -69,7 +71,8 @@ def command(
     check_writable(target)
     if os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
         raise WriteError(f"{target}: IN and OUT are the same file; give OUT another name")
-    timeline = whole = load(source)
+    with show_status(f"reading {source}"):
+        timeline = whole = load(source)
     if steps is not None:
         timeline = timeline.steps(*steps)
     if window is not None and len(timeline.columns):
@@ -84,7 +87,7 @@ def command(
         if isinstance(notes, list) and notes:
             raise ModtraceError(f"{source} holds no module: {notes[0]}")
     timeline.save(target)
-    click.echo(f"{len(timeline.columns)} spans are in {target}", err=True)
+    echo(f"{len(timeline.columns)} spans are in {target}", err=True)
 
 
 def _describe(timeline: Timeline) -> str:

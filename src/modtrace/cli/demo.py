@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import sys
-from pathlib import Path
-
 import click
 
-__all__ = ["command", "next_step_hint"]
+from ._output import make_console, next_step_hint
+
+__all__ = ["command"]
 
 STEPS = 20
 
 
-@click.command("demo")
+@click.command("demo", short_help="Record the training of a small GPT.")
 @click.option(
     "-o",
     "--output",
+    type=click.Path(),
     metavar="OUT",
     default="demo.json",
     show_default=True,
@@ -28,10 +26,9 @@ def command(output: str) -> None:
     from ..write import check_writable
 
     check_writable(output)
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console = Console()
+    console = make_console()
     with console.status("importing torch"):
         import torch
 
@@ -53,22 +50,4 @@ def command(output: str) -> None:
     console.print()
     console.print(recording.timeline().summary().sort_by(limit=16))
     console.print()
-    console.print(next_step_hint(output), highlight=False, markup=False, soft_wrap=True)
-
-
-def next_step_hint(path: str) -> str:
-    """Return a line that says how to look at the trace in `path`."""
-    suffix = Path(path).suffix.lower()
-    if suffix == ".html":
-        return f"Next: open {path} in a browser; it needs no network"
-    if suffix == ".zip":
-        return f"Next: unpack {path} and open its viewer.html in a browser, or attach it to a bug report"
-    return f"Next: {_command_name()} view {shlex.quote(path)}, or drop {path} onto https://ui.perfetto.dev"
-
-
-def _command_name() -> str:
-    """Return how to call this command from a shell, also where the virtual environment is not activated."""
-    script = Path(sys.executable).with_name("modtrace")
-    if shutil.which("modtrace"):
-        return "modtrace"
-    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m modtrace"
+    console.print(next_step_hint(output), soft_wrap=True)

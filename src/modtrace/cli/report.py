@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import click
 
+from ._output import echo, show_status
+
 __all__ = ["command"]
 
 
-@click.command("report")
-@click.argument("trace")
-@click.option("-o", "--output", metavar="OUT", help="The .zip to write; may be left out with --show.")
+@click.command("report", short_help="Pack a trace for a bug report.")
+@click.argument("trace", type=click.Path())
+@click.option(
+    "-o", "--output", type=click.Path(), metavar="OUT", help="The .zip to write; may be left out with --show."
+)
 @click.option("--anonymize", is_flag=True, help="Replace names of modules and classes by aliases.")
 @click.option("--show", is_flag=True, help="First print what the archive holds, with every name and text in it.")
 def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None:
@@ -19,7 +23,6 @@ def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None
     threads and annotations, process ids and the time of the recording are replaced; source code, command lines, hosts
     and paths are left out. The archive has at most 25 MB: of a longer trace it holds the slowest steps.
     """
-    from .._terminal import printable
     from ..write import check_writable
 
     if output is None and not show:
@@ -28,25 +31,26 @@ def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None
         check_writable(output)
         if not output.lower().endswith(".zip"):
             raise click.UsageError(f"A report is a .zip, and {output} is none.")
-    from rich.console import Console
-
     from ..report import MAX_REPORT_BYTES, report_file, write_archive
 
-    with Console(stderr=True).status("packing"):
+    with show_status(f"packing {trace}"):
         report = report_file(trace, anonymize=anonymize)
     if show:
         for name, data in report.files.items():
             click.echo(f"{len(data):12,} {name}")
         for name in ("summary.md", "environment.txt"):
-            click.echo(f"\n--- {name}\n{report.files[name].decode()}", nl=False)
+            echo("")
+            echo(f"--- {name}")
+            for line in report.files[name].decode().splitlines():
+                echo(line)
         click.echo("\n--- names and texts in the trace")
         for kind, texts in report.texts.items():
             for text in texts:
-                click.echo(f"{kind}: {printable(text)}")
+                echo(f"{kind}: {text}")
         click.echo()
     if report.cut is not None:
         megabytes = MAX_REPORT_BYTES // 10**6
-        click.echo(f"The trace is cut to {report.cut}, so that the archive has no more than {megabytes} MB.", err=True)
+        echo(f"The trace is cut to {report.cut}, so that the archive has no more than {megabytes} MB.", err=True)
     if output is not None:
         write_archive(report.files, output)
-        click.echo(f"{output}: {report.size:,} bytes", err=True)
+        echo(f"{output}: {report.size:,} bytes", err=True)

@@ -12,6 +12,7 @@ import click
 from .._errors import ModtraceError
 from ..record_options import OPTIONS, Option
 from ._group import ScriptError
+from ._output import echo, next_step_hint
 
 if TYPE_CHECKING:
     from ..autorecord import AutoRecording
@@ -50,11 +51,17 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
-@click.argument("script")
+@click.command("run", short_help="Record an unchanged script.", context_settings={"allow_interspersed_args": False})
+@click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.option("-o", "--output", metavar="OUT", help="Trace to write; the suffix picks the format. [SCRIPT.pftrace]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="OUT",
+    help="Trace to write; the suffix picks the format. [SCRIPT.pftrace]",
+)
 @_recording_options
 def command(script: str, arguments: tuple[str, ...], as_module: bool, output: str | None, **options: Any) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record its modules.
@@ -83,7 +90,7 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
         try:
             _finish(auto, trace)
         except ModtraceError as error:
-            click.echo(f"modtrace: {error}", err=True)  # then go on with the script's own error, which matters more
+            echo(f"modtrace: {error}", err=True)  # then go on with the script's own error, which matters more
         raise
     _finish(auto, trace)
 
@@ -99,10 +106,11 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         return
     auto.finish()
     if auto.recording is None:
-        click.echo("modtrace: torch was never imported; nothing is recorded", err=True)
+        echo("modtrace: torch was never imported; nothing is recorded", err=True)
     else:
         spans = len(auto.recording.timeline().columns)
-        click.echo(f"modtrace: {spans} spans of {auto.steps} steps are in {trace}", err=True)
+        echo(f"modtrace: {spans} spans of {auto.steps} steps are in {trace}", err=True)
+        echo(next_step_hint(trace), err=True)
 
 
 def _default_output(script: str, as_module: bool) -> str:

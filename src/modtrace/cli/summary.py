@@ -6,11 +6,13 @@ from typing import Literal
 
 import click
 
+from ._output import make_console, show_status
+
 __all__ = ["command"]
 
 
-@click.command("summary")
-@click.argument("trace")
+@click.command("summary", short_help="Print the time that each module took.")
+@click.argument("trace", type=click.Path())
 @click.option(
     "--format",
     "output_format",
@@ -38,15 +40,13 @@ def command(
     from ..profiler import read_merged_summary
     from ..read import load, trace_path
 
-    with trace_path(trace) as path:
+    with show_status(f"reading {trace}"), trace_path(trace) as path:
         summary = read_merged_summary(path) or load(path).summary()
     if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
     summary = summary.sort_by(sort, limit)
     if output_format == "table":
-        from rich.console import Console
-
-        Console().print(summary)
+        make_console().print(summary)
     else:
         render = {"markdown": summary.to_markdown, "csv": summary.to_csv, "json": summary.to_json}[output_format]
         click.echo(render(), nl=False)

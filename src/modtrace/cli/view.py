@@ -11,8 +11,8 @@ import click
 __all__ = ["command"]
 
 
-@click.command("view")
-@click.argument("trace")
+@click.command("view", short_help="Open a trace in the browser.")
+@click.argument("trace", type=click.Path())
 @click.option("--offline", is_flag=True, help="Show the modules in modtrace's own page, which needs no network.")
 def command(trace: str, offline: bool) -> None:
     """Open TRACE in ui.perfetto.dev, with the module tracks on top.

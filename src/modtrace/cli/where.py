@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .._errors import RingError
+from ._output import echo, make_console
 
 if TYPE_CHECKING:
     from ..where import RankState
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 REFRESH_S = 1.0
-_TOGETHER = 4
-"""Files read at a time; each takes some times its size of memory."""
+_MAX_CONCURRENT_READS = 4
+"""Each takes several times the file's size of memory."""
 
 
-@click.command("where")
-@click.argument("rings", metavar="RING...", nargs=-1, required=True)
+@click.command("where", short_help="Say which modules each process is in.")
+@click.argument("rings", type=click.Path(), metavar="RING...", nargs=-1, required=True)
 @click.option("--watch", is_flag=True, help="Look again every second, until interrupted.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array with an object per rank.")
 def command(rings: tuple[str, ...], watch: bool, as_json: bool) -> None:
@@ -35,38 +36,32 @@ def command(rings: tuple[str, ...], watch: bool, as_json: bool) -> None:
     if watch:
         _watch(rings)
         return
-    states, errors = _look(rings)
+    states, errors = _read_states(rings)
     if as_json:
         click.echo(json.dumps([state.to_json() for state in states], indent=2))
         for error in errors:
-            click.echo(f"modtrace: {error}", err=True)
+            echo(f"modtrace: {error}", err=True)
     else:
-        from rich.console import Console
-
         from ..where import group_ranks
         from ..where.render import render
 
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            # Nothing is folded where a program or a file reads it.
-            console.width = 10_000
-        console.print(render(group_ranks(states), errors))
+        make_console().print(render(group_ranks(states), errors))
     if errors:
         raise click.exceptions.Exit(1)
 
 
-def _look(rings: tuple[str, ...]) -> tuple[list[RankState], list[str]]:
+def _read_states(rings: tuple[str, ...]) -> tuple[list[RankState], list[str]]:
     from concurrent.futures import ThreadPoolExecutor
 
-    # Most of the work is NumPy's, and goes on beside that of other threads.
-    with ThreadPoolExecutor(_TOGETHER) as threads:
-        found = list(threads.map(_look_at, _files(rings)))
-    return [state for state in found if not isinstance(state, str)], [
-        error for error in found if isinstance(error, str)
-    ]
+    # Threads, because most of the work is NumPy's, which releases the GIL.
+    with ThreadPoolExecutor(_MAX_CONCURRENT_READS) as threads:
+        results = list(threads.map(_read_state_or_error, _expand(rings)))
+    states = [result for result in results if not isinstance(result, str)]
+    errors = [result for result in results if isinstance(result, str)]
+    return states, errors
 
 
-def _look_at(path: str) -> RankState | str:
+def _read_state_or_error(path: str) -> RankState | str:
     from ..where import read_rank_state
 
     try:
@@ -75,27 +70,26 @@ def _look_at(path: str) -> RankState | str:
         return str(error)
 
 
-def _files(rings: tuple[str, ...]) -> list[str]:
-    """Return the files that are meant, each once; a pattern that the shell has left alone is taken as one here."""
-    found: dict[str, None] = {}
+def _expand(rings: tuple[str, ...]) -> list[str]:
+    """Return the files, each once; a pattern that the shell did not expand is expanded here."""
+    files: dict[str, None] = {}
     for ring in rings:
-        found.update(dict.fromkeys(sorted(glob.glob(ring)) or [ring]))
-    return list(found)
+        files.update(dict.fromkeys(sorted(glob.glob(ring)) or [ring]))
+    return list(files)
 
 
 def _watch(rings: tuple[str, ...]) -> None:
     import time
 
-    from rich.console import Console
     from rich.live import Live
 
     from ..where import group_ranks
     from ..where.render import render
 
-    with Live(console=Console(highlight=False), auto_refresh=False, screen=False) as live:
+    with Live(console=make_console(), auto_refresh=False, screen=False) as live:
         try:
             while True:
-                states, errors = _look(rings)
+                states, errors = _read_states(rings)
                 live.update(render(group_ranks(states), errors), refresh=True)
                 time.sleep(REFRESH_S)
         except KeyboardInterrupt:

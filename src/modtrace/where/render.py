@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .._terminal import printable
 from .rank_groups import RankGroup, format_stack, headline
 from .rank_state import RankState
 
@@ -26,19 +27,28 @@ def render(groups: Sequence[RankGroup], errors: Iterable[str] = ()) -> Renderabl
     for group in groups:
         first = group.ranks[0]
         step = "" if first.step is None else str(first.step)
-        head: list[RenderableType] = [group.label, Text(first.state, style=_COLORS[first.state]), step]
+        head: list[RenderableType] = [
+            _text(group.label),
+            Text(first.state, style=_COLORS[first.state]),
+            step,
+        ]
         for thread_index, (thread, calls) in enumerate(group.stacks):
             since_ns = [_open_since(rank, thread_index) for rank in group.ranks]
-            table.add_row(*head, thread, format_stack(calls), _lasted(since_ns, group))
+            table.add_row(*head, _text(thread), _text(format_stack(calls)), _lasted(since_ns, group))
             head = ["", "", ""]
         if not group.stacks:
             table.add_row(*head, "", "no module", _lasted([rank.last_ns for rank in group.ranks], group))
-    lines: list[RenderableType] = [Text(error, style="red") for error in errors]
+    lines: list[RenderableType] = [_text(error, "red") for error in errors]
     if sum(len(group.ranks) for group in groups) > 1:
-        lines += [Text(headline(groups), style="bold"), ""]
+        lines += [_text(headline(groups), "bold"), ""]
     if groups:
         lines.append(table)
     return Group(*lines)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return a text of unknown origin, without markup and with what a terminal would obey as escapes."""
+    return Text(printable(text), style=style)
 
 
 def _open_since(rank: RankState, thread_index: int) -> int:

@@ -14,7 +14,7 @@ from .render_markdown import render_markdown
 from .render_text import render_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 __all__ = ["SORT_KEYS", "Summary"]
 
@@ -120,7 +120,7 @@ class Summary:
     def __str__(self) -> str:
         return render_text(self)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> RenderableType:
         from .render_rich import render_rich  # a summary can be made and written without rich
 
         return render_rich(self)

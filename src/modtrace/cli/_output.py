@@ -1,0 +1,87 @@
+"""What the commands print: text of unknown origin is made safe for the terminal here, and progress is shown."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .._terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..profiler.trace.trace_file import Progress
+
+__all__ = ["echo", "make_console", "next_step_hint", "show_reading", "show_status"]
+
+_UNFOLDED_WIDTH = 10_000
+
+
+def echo(line: object, *, err: bool = False) -> None:
+    """Print one line, with anything in it that a terminal would obey as an escape."""
+    click.echo(printable(str(line)), err=err)
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console that takes no markup from texts, and folds nothing where a program or a file reads it."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _UNFOLDED_WIDTH
+    return console
+
+
+@contextmanager
+def show_status(text: str) -> Iterator[None]:
+    """Show on a terminal what is being done, while the block runs."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.text import Text
+
+    with make_console(stderr=True).status(Text(printable(text))):
+        yield
+
+
+@contextmanager
+def show_reading(path: str) -> Iterator[Progress | None]:
+    """Show on a terminal how much of a file has been read, while the block runs; None where there is no terminal."""
+    if not sys.stderr.isatty() or not os.path.isfile(path):
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
+        task = bar.add_task(printable(os.path.basename(path)), total=os.path.getsize(path))
+        yield lambda count: bar.update(task, advance=count)
+
+
+def next_step_hint(path: str) -> str:
+    """Return a line that says how to look at the trace in `path`."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".html":
+        return f"Next: open {path} in a browser; it needs no network"
+    if suffix == ".zip":
+        return f"Next: unpack {path} and open its viewer.html in a browser, or attach it to a bug report"
+    if suffix in (".folded", ".json") and path.lower().endswith((".folded", ".speedscope.json")):
+        return f"Next: drop {path} onto https://www.speedscope.app"
+    return f"Next: {_command_name()} view {shlex.quote(path)}, or drop {path} onto https://ui.perfetto.dev"
+
+
+def _command_name() -> str:
+    """Return how to call this command from a shell, also where the virtual environment is not activated."""
+    script = Path(sys.executable).with_name("modtrace")
+    if shutil.which("modtrace"):
+        return "modtrace"
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m modtrace"
