@@ -97,9 +97,11 @@ class TraceFile:
         return self._inflated() if self.gzipped else self._raw()
 
     def _raw(self) -> Iterator[bytes]:
+        # A buffer of this many bytes is made whatever the file holds.
+        block_bytes = min(BLOCK_BYTES, self.size + 1)
         while True:
             try:
-                block = self._file.read(BLOCK_BYTES)
+                block = self._file.read(block_bytes)
             except OSError as error:
                 raise TraceError(self.path, f"cannot be read: {error.strerror}", self._file.tell()) from error
             if not block:
