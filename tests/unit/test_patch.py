@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import nn
 
-from modtrace.track.call_patch import MODULE_CALL, Patch
+from modtrace.track.call_patch import Layer, Patch
 
 ORIGINAL = nn.Module.__call__
 Call = Callable[..., Any]
@@ -22,38 +22,53 @@ class Echo(nn.Module):
         return path
 
 
-def make_patch(name: str) -> Patch:
-    def make(patch: Patch) -> Call:
+def make_patch() -> Patch:
+    """A patch whose observer is a name, which a call notes."""
+
+    def make(layer: Layer) -> Call:
         def call(module: nn.Module, path: list[str]) -> Any:
-            return patch.wrapped(module, [*path, name])
+            return layer.wrapped(module, path if layer.observer is None else [*path, layer.observer])
 
         return call
 
     return Patch(make)
 
 
-def foreign(name: str) -> Call:
-    """What other code does: it wraps what is there."""
-    inner = nn.Module.__call__
-
-    def call(module: nn.Module, path: list[str]) -> Any:
-        return inner(module, [*path, name])
-
+def set_call(call: Call) -> None:
     nn.Module.__call__ = call  # type: ignore[method-assign]
-    return inner
+
+
+class Foreign:
+    """What other code does: it wraps what is there, and puts that back."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.saved: list[Call] = []
+
+    def on(self) -> Call:
+        inner = nn.Module.__call__
+        self.saved.append(inner)
+
+        def call(module: nn.Module, path: list[str]) -> Any:
+            return inner(module, [*path, self._name])
+
+        set_call(call)
+        return call
+
+    def off(self) -> None:
+        set_call(self.saved.pop())
 
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     yield
-    nn.Module.__call__ = ORIGINAL  # type: ignore[method-assign]
-    MODULE_CALL.active.clear()
+    set_call(ORIGINAL)
 
 
 def test_a_patch_is_installed_and_uninstalled() -> None:
-    one = make_patch("one")
+    one = make_patch()
 
-    one.install()
+    one.install("one")
     assert Echo()([]) == ["one"]
     one.uninstall()
 
@@ -61,12 +76,12 @@ def test_a_patch_is_installed_and_uninstalled() -> None:
     assert Echo()([]) == []
 
 
-def test_installed_twice_is_installed_once() -> None:
-    one = make_patch("one")
+def test_installed_twice_is_installed_once_with_the_last_observer() -> None:
+    one = make_patch()
 
-    one.install()
-    one.install()
-    assert Echo()([]) == ["one"]
+    one.install("first")
+    one.install("second")
+    assert Echo()([]) == ["second"]
     one.uninstall()
     one.uninstall()
 
@@ -74,21 +89,23 @@ def test_installed_twice_is_installed_once() -> None:
 
 
 def test_the_wrapper_is_the_same_function_every_time() -> None:
-    one = make_patch("one")
+    inner, one = make_patch(), make_patch()
     seen = set()
     for _ in range(3):
-        one.install()
+        inner.install("inner")
+        one.install("one")
         seen.add(nn.Module.__call__)
         one.uninstall()
+        inner.uninstall()
 
     assert len(seen) == 1
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_patches_go_off_in_any_order(order: tuple[int, ...]) -> None:
-    patches = [make_patch(name) for name in "abc"]
-    for each in patches:
-        each.install()
+    patches = [make_patch() for _ in "abc"]
+    for patch, name in zip(patches, "abc", strict=True):
+        patch.install(name)
     left = ["c", "b", "a"]
     assert Echo()([]) == left
 
@@ -100,55 +117,129 @@ def test_patches_go_off_in_any_order(order: tuple[int, ...]) -> None:
     assert nn.Module.__call__ is ORIGINAL
 
 
-def test_below_a_foreign_wrapper_a_patch_stays() -> None:
-    one = make_patch("one")
-    one.install()
-    inner = foreign("foreign")
+def test_below_a_foreign_wrapper_a_patch_passes_calls_on() -> None:
+    one, foreign = make_patch(), Foreign("foreign")
+    one.install("one")
+    wrapper = foreign.on()
     one.uninstall()
 
-    # Taking it out would take the foreign wrapper with it.
-    assert Echo()([]) == ["foreign", "one"]
+    assert nn.Module.__call__ is wrapper
+    assert Echo()([]) == ["foreign"]
 
-    nn.Module.__call__ = inner  # type: ignore[method-assign]
+    foreign.off()
     one.uninstall()
     assert nn.Module.__call__ is ORIGINAL
 
 
 def test_above_a_foreign_wrapper_a_patch_is_uninstalled() -> None:
-    foreign("foreign")
-    below = nn.Module.__call__
-    one = make_patch("one")
-    one.install()
+    wrapper = Foreign("foreign").on()
+    one = make_patch()
+    one.install("one")
     assert Echo()([]) == ["one", "foreign"]
     one.uninstall()
 
-    assert nn.Module.__call__ is below
+    assert nn.Module.__call__ is wrapper
 
 
 def test_on_again_below_a_foreign_wrapper_is_on_once() -> None:
-    one = make_patch("one")
-    one.install()
-    foreign("foreign")
+    one, foreign = make_patch(), Foreign("foreign")
+    one.install("one")
+    foreign.on()
     one.uninstall()
-    one.install()
+    one.install("one")
 
-    assert Echo()([]) == ["foreign", "one"]
+    assert Echo()([]) == ["one", "foreign"]
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=30))
-def test_any_order_of_on_and_off_leaves_what_is_on(actions: list[tuple[bool, int]]) -> None:
-    patches = [make_patch(name) for name in "abc"]
-    on: list[int] = []
-    for puts, number in actions:
-        if puts:
-            patches[number].install()
-            if number not in on:
-                on.append(number)
-        else:
-            patches[number].uninstall()
-            if number in on:
-                on.remove(number)
-        assert Echo()([]) == ["abc"[number] for number in reversed(on)]
-    for each in patches:
-        each.uninstall()
+def test_under_a_foreign_wrapper_that_is_gone_it_is_on_again() -> None:
+    one, foreign = make_patch(), Foreign("foreign")
+    foreign.on()
+    one.install("one")
+    foreign.off()
+    one.uninstall()
+
+    one.install("one")
+    assert Echo()([]) == ["one"]
+    one.uninstall()
     assert nn.Module.__call__ is ORIGINAL
+
+
+def test_after_torchs_own_was_put_back_by_force_it_is_on_again() -> None:
+    one = make_patch()
+    one.install("one")
+    set_call(ORIGINAL)
+    one.install("one")
+
+    assert Echo()([]) == ["one"]
+
+
+def test_wrappers_around_what_is_gone_are_forgotten() -> None:
+    one, foreign = make_patch(), Foreign("foreign")
+    for _ in range(10):
+        foreign.on()
+        one.install("one")
+        one.uninstall()
+        foreign.off()
+
+    assert sum(layer.patch is one for layer in one._targets[0]._layers.values()) == 0
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Two patches of ours and three of others, on and off in any order, and torch's own put back by force."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        set_call(ORIGINAL)
+        self.patches = {name: make_patch() for name in ("one", "two")}
+        self.on: set[str] = set()
+        self.foreign = [Foreign(name) for name in "abc"]
+        self.wrappers: set[Call] = set()
+
+    @rule(name=st.sampled_from(["one", "two"]))
+    def install(self, name: str) -> None:
+        self.patches[name].install(name)
+        self.on.add(name)
+        assert Echo()([]).count(name) == 1
+
+    @rule(name=st.sampled_from(["one", "two"]))
+    def uninstall(self, name: str) -> None:
+        before = nn.Module.__call__
+        path = Echo()([])
+        self.patches[name].uninstall()
+        self.on.discard(name)
+        assert Echo()([]) == [each for each in path if each != name]
+        if before in self.wrappers:
+            assert nn.Module.__call__ is before
+
+    @rule(number=st.integers(0, 2))
+    def foreign_on(self, number: int) -> None:
+        if sum(len(foreign.saved) for foreign in self.foreign) < 3:
+            path = Echo()([])
+            self.wrappers.add(self.foreign[number].on())
+            assert Echo()([]) == ["abc"[number], *path]
+
+    @rule(number=st.integers(0, 2))
+    def foreign_off(self, number: int) -> None:
+        if self.foreign[number].saved:
+            self.foreign[number].off()
+
+    @rule()
+    def torchs_own(self) -> None:
+        set_call(ORIGINAL)
+
+    @invariant()
+    def each_is_seen_at_most_once_and_only_while_it_is_on(self) -> None:
+        seen = [name for name in Echo()([]) if name in self.patches]
+        assert len(seen) == len(set(seen))
+        assert set(seen) <= self.on
+
+    def teardown(self) -> None:
+        for name, patch in self.patches.items():
+            patch.install(name)
+        for patch in self.patches.values():
+            patch.uninstall()
+        assert nn.Module.__call__ is ORIGINAL or nn.Module.__call__ in self.wrappers
+        set_call(ORIGINAL)
+
+
+TestAnyOrder = AnyOrder.TestCase

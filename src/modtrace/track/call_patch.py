@@ -1,113 +1,179 @@
-"""Stackable wrappers for torch functions. Install and remove in any order; removing all restores the original.
+"""Wrappers of torch's functions that live with those of others, put on and taken off in any order.
 
-Each patch is one function for the life of the process: torch.compile guards on the identity of what it traced, so a
-function made anew for each recording would make every recording a recompilation.
+What a wrapper wraps never changes, so however wrappers are put back and around each other, none ends up around itself.
+A wrapper that others have wrapped since cannot be taken out; it stays there and only passes calls on. Whether it would
+still be reached cannot be known, since what others' functions call cannot be seen. So `install` makes a new one around
+whatever is there, and one wrapper of a patch is active at a time.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-__all__ = ["MODULE_CALL", "RUN_BACKWARD", "Patch", "PatchTarget"]
+from .._exclusive import Exclusive
+
+__all__ = ["MODULE_CALL", "RUN_BACKWARD", "Layer", "Patch", "PatchTarget"]
 
 _TORCH_CALL = getattr(nn.Module, "_wrapped_call_impl", None)
 
-_lock = threading.RLock()
+_exclusive = Exclusive()
+
+
+class Layer:
+    """A wrapper of a patch around one function.
+
+    Attributes:
+        wrapper: the wrapper. While `observer` is None it only calls `wrapped`.
+        wrapped: what it wraps, for good: torch's own function, another wrapper of ours, or one of other code.
+        wraps_torch: whether `wrapped` is torch's own, and as it was when this was written: it calls
+            `_compiled_call_impl`, or `_call_impl` where that is None. A wrapper in Python can then choose itself, and
+            be a frame shorter.
+        observer: what the calls are told to; None makes it inactive.
+        patch: whose wrapper it is.
+    """
+
+    __slots__ = ("observer", "patch", "wrapped", "wrapper", "wraps_torch")
+
+    wrapper: Callable[..., Any]
+
+    def __init__(self, patch: Patch, wrapped: Callable[..., Any]) -> None:
+        self.patch = patch
+        self.wrapped = wrapped
+        names = getattr(getattr(wrapped, "__code__", None), "co_names", None)
+        self.wraps_torch = wrapped is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
+        self.observer: Any = None
 
 
 class PatchTarget:
-    """A function that patches wrap.
+    """A function that patches wrap: what one class or module holds under a name.
 
     Args:
-        name: its name.
-        owners: the classes or modules that hold it under that name.
-
-    Attributes:
-        active: the installed patches, innermost first.
+        owner: the class or module.
+        name: the name.
     """
 
-    def __init__(self, name: str, *owners: object) -> None:
+    def __init__(self, owner: object, name: str) -> None:
+        self._owner = owner
         self._name = name
-        self._owners = owners
-        self.active: list[Patch] = []
+        self._original = self.function
+        # By id of the wrapper. Those that are not reached any more go with the next `uninstall`.
+        self._layers: dict[int, Layer] = {}
 
     @property
     def function(self) -> Callable[..., Any]:
         """What is called under the name now."""
-        function: Callable[..., Any] = getattr(self._owners[0], self._name)
+        function: Callable[..., Any] = getattr(self._owner, self._name)
         return function
 
     @function.setter
     def function(self, function: Callable[..., Any]) -> None:
-        for owner in self._owners:
-            setattr(owner, self._name, function)
+        setattr(self._owner, self._name, function)
+
+    def layers(self, patch: Patch) -> list[Layer]:
+        """Return the layers of `patch`."""
+        return [layer for layer in list(self._layers.values()) if layer.patch is patch]
+
+    def reached(self, patch: Patch) -> Layer | None:
+        """Return the layer of `patch` that calls certainly reach: below nothing but other wrappers of ours."""
+        layer = self._layers.get(id(self.function))
+        while layer is not None and layer.patch is not patch:
+            layer = self._layers.get(id(layer.wrapped))
+        return layer
+
+    def add(self, patch: Patch) -> Layer:
+        """Put an inactive layer of `patch` around what is there; around the same, the same as before."""
+        wrapped = self.function
+        for layer in self.layers(patch):
+            if layer.wrapped is wrapped:
+                break
+        else:
+            layer = patch.make_layer(wrapped)
+            # Known before it can be called, so that it is found wherever an interrupt comes.
+            self._layers[id(layer.wrapper)] = layer
+        self.function = layer.wrapper
+        return layer
+
+    def remove_inactive(self) -> None:
+        """Take off the inactive layers that nothing of others is around."""
+        function = self.function
+        below = function
+        while (layer := self._layers.get(id(below))) is not None and layer.observer is None:
+            below = layer.wrapped
+        if below is not function:
+            self.function = below
+            while (layer := self._layers.get(id(function))) is not None and layer.observer is None:
+                function = layer.wrapped
+                if not self._is_permanent(layer):
+                    del self._layers[id(layer.wrapper)]
+
+    def _is_permanent(self, layer: Layer) -> bool:
+        """Whether it is kept for the next time: torch.compile guards on the identity of what it traced."""
+        inner: Layer | None = layer
+        while inner is not None:
+            if inner.wraps_torch or inner.wrapped is self._original:
+                return True
+            inner = self._layers.get(id(inner.wrapped))
+        return False
 
 
-MODULE_CALL = PatchTarget("__call__", nn.Module)
-RUN_BACKWARD = PatchTarget("_engine_run_backward", torch.autograd.graph, torch.autograd)
-"""What `torch.autograd.backward` and `grad` run a backward pass by."""
+MODULE_CALL = (PatchTarget(nn.Module, "__call__"),)
+RUN_BACKWARD = (
+    PatchTarget(torch.autograd.graph, "_engine_run_backward"),
+    PatchTarget(torch.autograd, "_engine_run_backward"),
+)
+"""What `torch.autograd.backward` and `grad` run a backward pass by; others can replace each for itself."""
 
 
 class Patch:
-    """One wrapper of a function of torch.
+    """A kind of wrapper, and where it is put.
 
     Args:
-        make: given the patch, returns the wrapper; that calls `patch.wrapped` for what it wraps.
-        target: what it wraps.
-
-    Attributes:
-        wrapper: the wrapper.
-        wrapped: what it wraps: torch's own function, the wrapper of another patch, or a wrapper of other code.
-        wraps_torch: whether `wrapped` is torch's own, and as it was when this was written: it calls
-            `_compiled_call_impl`, or `_call_impl` where that is None. A wrapper in Python can then choose itself, and
-            be a frame shorter.
+        make: given a layer, returns its wrapper, which looks at `layer.observer` and calls `layer.wrapped`.
+        targets: what it wraps.
     """
 
-    wrapped: Callable[..., Any]
-    wraps_torch = False
+    def __init__(
+        self, make: Callable[[Layer], Callable[..., Any]], targets: tuple[PatchTarget, ...] = MODULE_CALL
+    ) -> None:
+        self._make = make
+        self._targets = targets
 
-    def __init__(self, make: Callable[[Patch], Callable[..., Any]], target: PatchTarget = MODULE_CALL) -> None:
-        self._target = target
-        self.wrapped = target.function
-        self.wrapper = make(self)
+    def install(self, observer: object) -> None:
+        """Tell `observer` of each call from now on; instead of the one before, where there is one.
 
-    def install(self) -> None:
-        """Wrap the function, outside of whatever wraps it now; does nothing where it is installed."""
-        with _lock:
-            if self in self._target.active:
-                return
-            self.set_wrapped(self._target.function)
-            self._target.function = self.wrapper
-            self._target.active.append(self)
+        What was interrupted before it was done can be done again, and so can `uninstall`.
+        """
+        _exclusive.run(lambda: self._install(observer))
 
     def uninstall(self) -> None:
-        """Unwrap the function; patches installed later stay.
+        """Tell nobody of calls any more, and take the wrapper off where nothing of others is around it."""
+        _exclusive.run(self._uninstall)
 
-        Where code outside modtrace has wrapped it since, the patch stays below that wrapper and only passes through:
-        taking it out would take the other wrapper with it.
-        """
-        with _lock:
-            target, active = self._target, self._target.active
-            if self not in active:
-                return
-            index = active.index(self)
-            if target.function is active[-1].wrapper:
-                if index == len(active) - 1:
-                    target.function = self.wrapped
-                else:
-                    outer = active[index + 1]
-                    if outer.wrapped is not self.wrapper:
-                        return
-                    outer.set_wrapped(self.wrapped)
-                active.remove(self)
+    def _install(self, observer: object) -> None:
+        for target in self._targets:
+            reached = target.reached(self) or target.add(self)
+            for layer in target.layers(self):
+                if layer is not reached:
+                    self.set_observer(layer, None)
+            self.set_observer(reached, observer)
 
-    def set_wrapped(self, wrapped: Callable[..., Any]) -> None:
-        """Set what the wrapper wraps."""
-        self.wrapped = wrapped
-        names = getattr(getattr(wrapped, "__code__", None), "co_names", None)
-        self.wraps_torch = wrapped is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
+    def _uninstall(self) -> None:
+        for target in self._targets:
+            for layer in target.layers(self):
+                self.set_observer(layer, None)
+        for target in self._targets:
+            target.remove_inactive()
+
+    def make_layer(self, wrapped: Callable[..., Any]) -> Layer:
+        """Return a new layer around `wrapped`, inactive."""
+        layer = Layer(self, wrapped)
+        layer.wrapper = self._make(layer)
+        return layer
+
+    def set_observer(self, layer: Layer, observer: object) -> None:
+        """Make a layer active, or inactive with None."""
+        layer.observer = observer

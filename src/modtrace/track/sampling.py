@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .._errors import RecordingError
 from ..ring import Kind, NameTable
-from .call_patch import Patch
+from .call_patch import Layer, Patch
 from .event_sink import EventSink, OnError
 from .tensors import tensors_in
 
@@ -50,15 +50,13 @@ class Sampler:
             return
         self._events, self._names, self._on_error = events, names, on_error
         self._next_ns = 0
-        _PATCH.sampler = self
-        _PATCH.install()
+        _PATCH.install(self)
 
     def stop(self) -> None:
         """Stop sampling."""
         if self._events is not None:
-            self._events = None
-            _PATCH.sampler = None
             _PATCH.uninstall()
+            self._events = None
 
     def sample(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write what is asked for, at the begin of a call with these arguments."""
@@ -96,20 +94,14 @@ def _memory_counters() -> list[tuple[str, int]]:
     return counters
 
 
-def _make_wrapper(patch: Patch) -> Callable[..., Any]:
-    assert isinstance(patch, _SamplerPatch)
-
+def _make_wrapper(layer: Layer) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
-        sampler = patch.sampler
+        sampler = layer.observer
         if not is_dynamo_compiling() and sampler is not None:
             sampler.sample(args, kwargs)
-        return patch.wrapped(self, *args, **kwargs)
+        return layer.wrapped(self, *args, **kwargs)
 
     return __call__
 
 
-class _SamplerPatch(Patch):
-    sampler: Sampler | None = None
-
-
-_PATCH = _SamplerPatch(_make_wrapper)
+_PATCH = Patch(_make_wrapper)

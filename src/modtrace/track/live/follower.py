@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
-from ..call_patch import Patch
+from ..call_patch import Layer, Patch
 from ..module_names import ModuleNames, OpenCall
 from ..portable.graph_tasks import NO_GRAPH_TASK, current_graph_task
 from .backward_follower import BackwardFollower, Hook
@@ -181,15 +181,28 @@ class Follower(BackwardFollower):
         self._names_by_module.pop(module_id, None)
 
 
-def _make_wrapper(patch: Patch) -> Callable[..., Any]:
-    assert isinstance(patch, _FollowPatch)
-
+def _make_wrapper(layer: Layer) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
         if is_dynamo_compiling():
-            return patch.wrapped(self, *args, **kwargs)
-        return patch.run(patch.followers, self, args, kwargs)
+            return layer.wrapped(self, *args, **kwargs)
+        return _follow(layer.observer or (), layer, self, args, kwargs)
 
     return __call__
+
+
+def _follow(
+    followers: tuple[Follower, ...], layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if not followers:
+        return layer.wrapped(module, *args, **kwargs)
+    frame = followers[0].enter(module, args, kwargs)
+    output = None
+    try:
+        output = _follow(followers[1:], layer, module, args, kwargs)
+        return output
+    finally:
+        if frame is not None:
+            followers[0].exit(frame, args, output)
 
 
 class _FollowPatch(Patch):
@@ -199,26 +212,14 @@ class _FollowPatch(Patch):
 
     def add(self, follower: Follower) -> None:
         self.followers = (*self.followers, follower)
-        self.install()
+        self.install(self.followers)
 
     def remove(self, follower: Follower) -> None:
         self.followers = tuple(other for other in self.followers if other is not follower)
-        if not self.followers:
+        if self.followers:
+            self.install(self.followers)
+        else:
             self.uninstall()
-
-    def run(
-        self, followers: tuple[Follower, ...], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if not followers:
-            return self.wrapped(module, *args, **kwargs)
-        frame = followers[0].enter(module, args, kwargs)
-        output = None
-        try:
-            output = self.run(followers[1:], module, args, kwargs)
-            return output
-        finally:
-            if frame is not None:
-                followers[0].exit(frame, args, output)
 
 
 _PATCH = _FollowPatch(_make_wrapper)

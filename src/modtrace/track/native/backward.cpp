@@ -105,15 +105,26 @@ bool is_plain_backward(PyObject* const* args, Py_ssize_t count) {
   return count == 5 && args[3] == Py_False && PyTuple_Check(args[4]) && PyTuple_GET_SIZE(args[4]) == 0;
 }
 
-}  // namespace
+// What one wrapper of the function that runs a pass wraps, and whether it notes passes.
+struct BackwardWrapper {
+  PyRef wrapped;
+  bool active = false;
+};
 
-PyObject* run_backward(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  Session* session = engine.active_session.load(std::memory_order_relaxed);
+BackwardWrapper* wrapper_in(PyObject* capsule) {
+  return static_cast<BackwardWrapper*>(PyCapsule_GetPointer(capsule, nullptr));
+}
+
+PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  const BackwardWrapper* wrapper = wrapper_in(capsule);
+  if (wrapper == nullptr) return nullptr;
+  const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
+  Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
   ThreadState& thread = this_thread();
   if (session == nullptr || is_tracing() ||
       (thread.generation != engine.generation && !register_thread(*session, thread))) {
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
-    return PyObject_Vectorcall(engine.wrapped_backward, args, count, keywords);
+    return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   }
   const uint64_t generation = engine.generation;
   const uint64_t number = is_plain_backward(args, count) ? hook_segments(thread, args[0]) : 0;
@@ -121,7 +132,7 @@ PyObject* run_backward(PyObject*, PyObject* const* args, Py_ssize_t count, PyObj
   if (number == 0) add_observer();
   ++engine.running_passes;
   ++thread.open_passes;
-  PyObject* result = PyObject_Vectorcall(engine.wrapped_backward, args, count, keywords);
+  PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   // Another thread may have ended the session meanwhile, and abandoned this pass.
   if (generation != engine.generation || engine.active_session.load(std::memory_order_relaxed) == nullptr)
     return result;
@@ -136,6 +147,29 @@ PyObject* run_backward(PyObject*, PyObject* const* args, Py_ssize_t count, PyObj
     thread.boundaries.add_all(first_sequence, at::sequence_number::peek());
   }
   return result;
+}
+
+// Takes its arguments as a C array: not the type that PyMethodDef has for all.
+PyMethodDef run_backward_definition = {
+    "run_backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_backward)), METH_FASTCALL | METH_KEYWORDS,
+    "run_backward(outputs, ...): run a backward pass, and note whose nodes run."};
+
+}  // namespace
+
+PyObject* wrap_backward(PyObject*, PyObject* wrapped) {
+  const PyRef capsule = PyRef::steal(PyCapsule_New(new BackwardWrapper{PyRef::borrow(wrapped)}, nullptr,
+                                                   [](PyObject* object) { delete wrapper_in(object); }));
+  return capsule ? PyCFunction_New(&run_backward_definition, capsule.get()) : nullptr;
+}
+
+PyObject* set_backward_active(PyObject*, PyObject* args) {
+  PyObject* function;
+  int active;
+  if (!PyArg_ParseTuple(args, "O!p", &PyCFunction_Type, &function, &active)) return nullptr;
+  BackwardWrapper* wrapper = wrapper_in(PyCFunction_GetSelf(function));
+  if (wrapper == nullptr) return nullptr;
+  wrapper->active = active != 0;
+  Py_RETURN_NONE;
 }
 
 void abandon_backward_passes() {

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...ring import Kind, Ring
 from ...ring.slot_format import KIND_SHIFT
-from ..call_patch import RUN_BACKWARD, Patch
+from ..call_patch import RUN_BACKWARD, Layer, Patch
 from ..event_sink import OnError
 from ..module_names import ModuleNames
 from ..sync_marks import SyncMarks
@@ -45,6 +45,8 @@ class NativeEngine:
     def start(self) -> None:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass."""
         ring = self._ring
+        # One that an interrupt kept from being stopped.
+        self._native.stop()
         self._native.start(
             ring.buffer,
             ring.offset,
@@ -55,19 +57,19 @@ class NativeEngine:
             self._on_error,
         )
         for patch in _patches(self._native):
-            patch.install()
+            patch.install(self)
 
     def stop(self) -> None:
         """Stop recording and restore what of torch was wrapped. Thread-safe."""
+        self._native.stop()
         for patch in _patches(self._native):
             patch.uninstall()
-        self._native.stop()
 
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
+        self._native.after_fork()
         for patch in _patches(self._native):
             patch.uninstall()
-        self._native.after_fork()
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""
@@ -77,37 +79,35 @@ class NativeEngine:
         return self._ring.names.thread(*describe_thread(), torch_thread_id)
 
 
-_WRAPPED = nn.Module.__call__
-
-
-def _make_wrapper(patch: Patch) -> Callable[..., Any]:
-    # A copy of what it wraps, with the same code object: torch.compile and torch.profiler (with_stack) know a module's
-    # call by that, and the latter remembers for good the first that it saw. A call of the copy runs natively.
-    if not isinstance(_WRAPPED, FunctionType):
-        return lambda module, *args, **kwargs: patch.wrapped(module, *args, **kwargs)
-    return FunctionType(
-        _WRAPPED.__code__, _WRAPPED.__globals__, _WRAPPED.__name__, _WRAPPED.__defaults__, _WRAPPED.__closure__
-    )
+_CALL: Any = nn.Module._wrapped_call_impl
 
 
 class _CallPatch(Patch):
     def __init__(self, native: ModuleType) -> None:
+        super().__init__(self._make_wrapper)
         self._native = native
-        super().__init__(_make_wrapper)
 
-    def set_wrapped(self, wrapped: Callable[..., Any]) -> None:
-        super().set_wrapped(wrapped)
-        self._native.set_vectorcall(self.wrapper, wrapped)
+    def _make_wrapper(self, layer: Layer) -> Callable[..., Any]:
+        # A copy of torch's own, with the same code object: torch.compile and torch.profiler (with_stack) know a
+        # module's call by that, and the latter remembers for good the first that it saw. A call of the copy runs
+        # natively.
+        wrapper = FunctionType(_CALL.__code__, _CALL.__globals__, _CALL.__name__, _CALL.__defaults__, _CALL.__closure__)
+        self._native.wrap_call(wrapper, layer.wrapped)
+        return wrapper
+
+    def set_observer(self, layer: Layer, observer: object) -> None:
+        self._native.set_call_wrapper(None if observer is None else layer.wrapper)
+        super().set_observer(layer, observer)
 
 
 class _BackwardPatch(Patch):
     def __init__(self, native: ModuleType) -> None:
+        super().__init__(lambda layer: native.wrap_backward(layer.wrapped), RUN_BACKWARD)
         self._native = native
-        super().__init__(lambda _patch: native.run_backward, RUN_BACKWARD)
 
-    def set_wrapped(self, wrapped: Callable[..., Any]) -> None:
-        super().set_wrapped(wrapped)
-        self._native.set_wrapped_backward(wrapped)
+    def set_observer(self, layer: Layer, observer: object) -> None:
+        self._native.set_backward_active(layer.wrapper, observer is not None)
+        super().set_observer(layer, observer)
 
 
 @cache

@@ -70,13 +70,13 @@ struct EngineState {
   std::array<std::atomic<int>, kMaxConcurrentPasses> hooked_graph_tasks = {};  // task + 1, by task modulo
 
   // Guarded by the interpreter's lock.
-  uint64_t last_pass = 0;                // the highest number that a pass had
-  int running_passes = 0;                // of all threads
-  int observed_passes = 0;               // of these, those that need the observer
-  uint64_t observer = 0;                 // its at::CallbackHandle
-  bool device_shared = false;            // whether passes of several threads ever ran on devices at once
-  PyObject* wrapped_call = nullptr;      // what the wrapper of nn.Module.__call__ wraps
-  PyObject* wrapped_backward = nullptr;  // torch's function that runs a backward pass
+  uint64_t last_pass = 0;            // the highest number that a pass had
+  int running_passes = 0;            // of all threads
+  int observed_passes = 0;           // of these, those that need the observer
+  uint64_t observer = 0;             // its at::CallbackHandle
+  bool device_shared = false;        // whether passes of several threads ever ran on devices at once
+  PyObject* call_wrapper = nullptr;  // the wrapper of nn.Module.__call__ whose calls are noted, or null
+  PyObject* wrapped_call = nullptr;  // what it wraps
 };
 
 // Never destroyed: threads that the end of the process does not wait for may still write.

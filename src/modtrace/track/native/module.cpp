@@ -16,14 +16,14 @@ namespace {
 
 // Lets an attribute of the engine's state own another object.
 void set_owned(PyObject*& attribute, PyObject* object) {
-  Py_INCREF(object);
+  Py_XINCREF(object);
   Py_XSETREF(attribute, object);
 }
 
-PyObject* py_set_vectorcall(PyObject*, PyObject* args) {
+PyObject* py_wrap_call(PyObject*, PyObject* args) {
   PyObject *wrapper, *wrapped;
   if (!PyArg_ParseTuple(args, "O!O", &PyFunction_Type, &wrapper, &wrapped)) return nullptr;
-  set_owned(engine.wrapped_call, wrapped);
+  if (PyObject_SetAttrString(wrapper, kWrappedCall, wrapped) != 0) return nullptr;
 #if PY_VERSION_HEX >= 0x030C0000
   PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(wrapper), call_module);
 #else
@@ -32,8 +32,12 @@ PyObject* py_set_vectorcall(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-PyObject* py_set_wrapped_backward(PyObject*, PyObject* wrapped) {
-  set_owned(engine.wrapped_backward, wrapped);
+PyObject* py_set_call_wrapper(PyObject*, PyObject* wrapper) {
+  const bool none = wrapper == Py_None;
+  const PyRef wrapped = PyRef::steal(none ? nullptr : PyObject_GetAttrString(wrapper, kWrappedCall));
+  if (!none && !wrapped) return nullptr;
+  set_owned(engine.wrapped_call, wrapped.get());
+  set_owned(engine.call_wrapper, none ? nullptr : wrapper);
   Py_RETURN_NONE;
 }
 
@@ -117,23 +121,22 @@ PyObject* py_slot_format(PyObject*, PyObject*) {
   return constants.release();
 }
 
-// A function that takes its arguments as a C array, in the type that PyMethodDef has for all.
-PyCFunction as_method(_PyCFunctionFastWithKeywords function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
-}
-
 PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS,
      "start(buffer, offset, capacity, resolve_name, add_thread, emit_sync_mark, on_error): begin a session, which\n"
      "writes `capacity` slots from byte `offset` of the buffer on. RuntimeError where one runs already."},
     {"stop", py_stop, METH_NOARGS, "stop(): end the session, once no thread writes any more."},
     {"after_fork", py_after_fork, METH_NOARGS, "after_fork(): end the session of the parent, in a forked child."},
-    {"set_vectorcall", py_set_vectorcall, METH_VARARGS,
-     "set_vectorcall(wrapper, wrapped): let calls of the function `wrapper` run here, around `wrapped`."},
-    {"set_wrapped_backward", py_set_wrapped_backward, METH_O,
-     "set_wrapped_backward(wrapped): let run_backward run `wrapped`."},
-    {"run_backward", as_method(run_backward), METH_FASTCALL | METH_KEYWORDS,
-     "run_backward(outputs, ...): run a backward pass, and note whose nodes run."},
+    {"wrap_call", py_wrap_call, METH_VARARGS,
+     "wrap_call(wrapper, wrapped): let calls of the function `wrapper` run here, around `wrapped`."},
+    {"set_call_wrapper", py_set_call_wrapper, METH_O,
+     "set_call_wrapper(wrapper): note the calls of this one; of none with None. Others only pass calls on."},
+    {"wrap_backward", wrap_backward, METH_O,
+     "wrap_backward(wrapped): return a function that runs a backward pass by `wrapped`, and notes whose nodes run "
+     "while "
+     "it\nis active."},
+    {"set_backward_active", set_backward_active, METH_VARARGS,
+     "set_backward_active(wrapper, active): for what wrap_backward returned; it is inactive at first."},
     {"write_event", py_write_event, METH_VARARGS, "write_event(meta, value): write one event of this thread."},
     {"forget_module", py_forget_module, METH_O, "forget_module(id): the module with this id() died."},
     {"slot_format", py_slot_format, METH_NOARGS, "slot_format(): the constants of slot_format.h, by name."},

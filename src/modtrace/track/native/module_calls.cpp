@@ -84,6 +84,12 @@ bool enter(PyObject* module) {
   return true;
 }
 
+// A wrapper that others have wrapped since cannot be taken out: it passes calls on.
+PyObject* pass_on(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
+  const PyRef wrapped = PyRef::steal(PyObject_GetAttrString(wrapper, kWrappedCall));
+  return wrapped ? PyObject_Vectorcall(wrapped.get(), args, flagged_count, keywords) : nullptr;
+}
+
 // Notes that the call at this height of the stack ended. Calls above it have lost their exit to an interrupt.
 void exit(Session& session, ThreadState& thread, size_t height) {
   const OpenCall& call = thread.open_calls[height];
@@ -93,15 +99,17 @@ void exit(Session& session, ThreadState& thread, size_t height) {
 
 }  // namespace
 
-PyObject* call_module(PyObject*, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
+PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
+  if (C10_UNLIKELY(wrapper != engine.call_wrapper)) return pass_on(wrapper, args, flagged_count, keywords);
+  PyObject* wrapped = engine.wrapped_call;  // the wrapper that is called keeps it
   if (PyVectorcall_NARGS(flagged_count) == 0 || !enter(args[0])) {
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
-    return PyObject_Vectorcall(engine.wrapped_call, args, flagged_count, keywords);
+    return PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
   }
   ThreadState& thread = this_thread();
   const uint64_t generation = engine.generation;
   const size_t height = thread.open_calls.size() - 1;
-  PyObject* result = PyObject_Vectorcall(engine.wrapped_call, args, flagged_count, keywords);
+  PyObject* result = PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
   // The session may have ended meanwhile, or ended and another one begun.
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session != nullptr && generation == engine.generation && thread.open_calls.size() > height) {

@@ -32,7 +32,7 @@ from ...ring.slot_format import (
     THREAD_SHIFT,
     WORDS_PER_SLOT,
 )
-from ..call_patch import Patch
+from ..call_patch import Layer, Patch
 from ..event_sink import OnError
 from ..module_names import ModuleNames, OpenCall
 from ..sync_marks import SyncMarks
@@ -94,13 +94,11 @@ class PortableEngine(SegmentHooks):
     def start(self) -> None:
         """Start recording: wrap `nn.Module.__call__`; one portable engine records at a time."""
         self._active = self._graph_tasks.active = True
-        _PATCH.engine = self
-        _PATCH.install()
+        _PATCH.install(self)
 
     def stop(self) -> None:
         """Stop recording and restore `nn.Module.__call__`; hooks that live graphs still hold become no-ops."""
         self._active = self._graph_tasks.active = False
-        _PATCH.engine = None
         _PATCH.uninstall()
 
     def after_fork(self) -> None:
@@ -217,22 +215,20 @@ class PortableEngine(SegmentHooks):
         return counters
 
 
-def _make_wrapper(patch: Patch) -> Callable[..., Any]:
-    assert isinstance(patch, _PortablePatch)
-
+def _make_wrapper(layer: Layer) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
-        engine = patch.engine
+        engine = layer.observer
         if is_dynamo_compiling() or engine is None:
-            return patch.wrapped(self, *args, **kwargs)
+            return layer.wrapped(self, *args, **kwargs)
         frame = engine.enter(self, (args, kwargs) if kwargs else args)
         output = None
         try:
             try:
                 # torch.profiler (with_stack) knows a module's call by the frame that this leaves out.
-                if patch.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
+                if layer.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
                     output = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 else:
-                    output = patch.wrapped(self, *args, **kwargs)
+                    output = layer.wrapped(self, *args, **kwargs)
                 return output
             finally:
                 if frame is not None:
@@ -246,8 +242,4 @@ def _make_wrapper(patch: Patch) -> Callable[..., Any]:
     return __call__
 
 
-class _PortablePatch(Patch):
-    engine: PortableEngine | None = None
-
-
-_PATCH = _PortablePatch(_make_wrapper)
+_PATCH = Patch(_make_wrapper)
