@@ -6,8 +6,10 @@ which level is drawn there, whatever its colours, and nothing here asks the page
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -209,6 +211,67 @@ def test_selection_out_of_sight_is_scrolled_to_where_it_is_drawn(open_page: Open
         for key in ("Escape", "Escape", "0"):
             page.keyboard.press(key)
         check_screen(page, numbered, 1, random.Random(0))
+
+
+def random_timeline(rng: random.Random) -> Timeline:
+    """Some threads of calls in calls, of any length, with gaps and with none, in 1 ms."""
+    process = Process(7, 0)
+    tracks = [Track("forward", f"thread {thread}", thread, process) for thread in range(rng.randint(1, 8))]
+    rows: list[tuple[int, ...]] = []
+    names: list[Name] = []
+
+    def fill(track: int, depth: int, parent: int, start: int, end: int) -> None:
+        while start < end and depth < 30 and len(rows) < 500 * (track + 1):
+            begin = start + rng.choice((0, 0, rng.randint(0, (end - start) // 2)))
+            stop = rng.choice((end, rng.randint(begin, end)))
+            rows.append((BASE + begin, BASE + stop, len(names), 0, track, depth, parent, 0, 0, -1, 1))
+            names.append(Name("call", f"s{len(names)}", f"Class{rng.randint(0, 30)}"))
+            fill(track, depth + 1, len(rows) - 1, begin, stop)
+            start = stop + 1
+
+    for track in range(len(tracks)):
+        fill(track, 0, -1, 0, 1_000_000)
+    columns = Columns.of(**dict(zip(DTYPES, np.array(rows, np.int64).T, strict=True)))
+    return Timeline(in_start_order(columns), names, tracks)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_timeline_at_any_scroll_and_zoom_hits_the_span_of_the_data(open_page: Open, seed: int) -> None:
+    rng = random.Random(seed)
+    timeline = random_timeline(rng)
+    columns = timeline.columns
+    height = [int(columns.depth[columns.track == track].max()) + 1 for track in range(len(timeline.tracks))]
+    tops = list(accumulate((levels * LEVEL_PX + GAP_PX for levels in height), initial=HEADER_PX))
+    page = open_page(timeline).page
+    compared = 0
+    for _ in range(6):
+        duration = 10 ** rng.uniform(3.5, 6)
+        start = rng.uniform(0, 1e6 - duration)
+        end = start + duration
+        page.evaluate("view => { location.hash = `view=${view}`; }", f"{start},{end}")
+        screen = look(page)
+        page.mouse.move(screen.x + 10, screen.y + 10)
+        page.mouse.wheel(0, rng.randint(-tops[-1], tops[-1]))
+        for _ in range(15):
+            x = rng.randint(math.ceil(screen.x), int(screen.x + screen.width) - 1)
+            y = rng.randint(math.ceil(screen.y), int(screen.y + screen.height) - 1)
+            page.mouse.move(x, y)
+            screen = look(page)
+            time = BASE + start + (x - screen.x) / screen.width * duration
+            pixel = duration / screen.width
+            below = y - screen.y + screen.scrolled
+            track = next((i for i in range(len(height)) if tops[i] <= below < tops[i + 1]), None)
+            depth = -1 if track is None else (below - tops[track] - MARGIN_PX) // LEVEL_PX
+            on_level = np.flatnonzero((columns.track == (-1 if track is None else track)) & (columns.depth == depth))
+            begins, ends = columns.start[on_level], columns.end[on_level]
+            inside = [int(i) for i, a, b in zip(on_level, begins, ends, strict=True) if a + pixel < time < b - pixel]
+            near = any(a - 4 * pixel <= time <= b + 4 * pixel for a, b in zip(begins, ends, strict=True))
+            if len(inside) != 1 and (inside or near):
+                continue  # at an edge, or beside a span so near that it is hit all the same
+            compared += 1
+            shown = page.locator(".tooltip span").all_inner_texts()
+            assert shown == [timeline.names[columns.name[i]].fqn for i in inside]
+    assert compared > 40
 
 
 def test_axis_beside_a_scrollbar_is_as_wide_as_the_tracks(browser: Browser, tmp_path: Path) -> None:
