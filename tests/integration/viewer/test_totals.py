@@ -21,7 +21,7 @@ from tests.support.viewer_page import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from playwright.sync_api import Locator
 
 
 def test_totals_of_a_range_are_per_module(open_page: Open) -> None:
@@ -165,3 +165,33 @@ def test_flame_graph_cells_are_as_wide_as_their_totals(open_page: Open) -> None:
     assert wide("GPT 1 ms") == whole
     page.get_by_role("button", name="all 1.8 ms").click()
     assert wide("GPT 1 ms") == pytest.approx(whole / 1.8, abs=2)
+
+
+def test_sandwich_of_a_module_shows_its_callers_and_callees(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    page.get_by_role("tab", name="Flame graph").click()
+    page.get_by_role("button", name="One, callers and callees").click()
+    assert "Pick a module or class" in page.locator("#details").inner_text()
+    page.get_by_role("tab", name="Modules").click()
+    page.get_by_role("button", name="GPT.h.1", exact=True).click()
+    page.get_by_role("tab", name="Flame graph").click()
+    callers = page.get_by_role("group", name=re.compile("What calls it"))
+    callees = page.get_by_role("group", name=re.compile("What it calls"))
+
+    def names(of: Locator) -> list[str | None]:
+        return [cell.get_attribute("aria-label") for cell in of.get_by_role("button").all()]
+
+    h1 = "h.1: Block 650 µs (100.0 %), 2 spans, GPT.h.1"
+    assert names(callers) == [h1, "GPT 650 µs (100.0 %), 2 spans, GPT"]
+    assert names(callees) == [h1]
+    root, caller = (callers.get_by_role("button").nth(i).bounding_box() for i in (0, 1))
+    assert root is not None
+    assert caller is not None
+    assert caller["y"] < root["y"], "callers lie above"
+
+    callers.get_by_role("button").nth(1).click()
+    assert names(callees) == [
+        "GPT 1.8 ms (100.0 %), 2 spans, GPT",
+        "h.0: Block 550 µs (30.6 %), 3 spans, GPT.h.0",
+        "h.1: Block 650 µs (36.1 %), 2 spans, GPT.h.1",
+    ]

@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 
 import { onKeys } from "../input/keyboard";
 import type { Store } from "../store";
-import { DetailsPanel } from "./details-panel";
+import { DetailsPanel } from "./details/details-panel";
 import { Help } from "./help";
 import { TIMELINE_ID, Timeline } from "./timeline";
 import { SEARCH_ID, Toolbar } from "./toolbar";

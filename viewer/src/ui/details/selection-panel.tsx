@@ -1,10 +1,10 @@
 /** What is known about the selected span. */
 import type { ComponentChildren } from "preact";
 
-import { formatCount, formatDuration, formatMoment } from "../format";
-import type { Store } from "../store";
-import { sameCall } from "../trace/neighbours";
-import { PHASES, selfTime } from "../trace/trace";
+import { formatCount, formatDuration, formatMoment } from "../../format";
+import type { Store } from "../../store";
+import { sameCall } from "../../trace/neighbours";
+import { PHASES, selfTime } from "../../trace/trace";
 
 /** Links to linked spans that are listed; of more only the number is given. */
 const MAX_LINKS = 12;

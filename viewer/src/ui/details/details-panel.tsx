@@ -2,7 +2,7 @@
 import { useSignal } from "@preact/signals";
 import type { FunctionComponent } from "preact";
 
-import type { Store, Tab } from "../store";
+import type { Store, Tab } from "../../store";
 import { FlamePanel } from "./flame-panel";
 import { ModulesPanel } from "./modules-panel";
 import { RecordingPanel } from "./recording-panel";

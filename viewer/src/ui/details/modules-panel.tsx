@@ -2,13 +2,13 @@
 
 import { type Signal, useComputed, useSignal } from "@preact/signals";
 import { Fragment } from "preact";
-import { flaggedSpans } from "../analysis/search";
-import { computeTotals, type SortKey, sortTotals, type Total } from "../analysis/totals";
-import { formatCount, formatDuration } from "../format";
-import type { Store } from "../store";
+import { flaggedSpans } from "../../analysis/search";
+import { computeTotals, type SortKey, sortTotals, type Total } from "../../analysis/totals";
+import { formatCount, formatDuration } from "../../format";
+import type { Store } from "../../store";
+import { CopyButton } from "../copy-button";
+import { Icon } from "../icons";
 import { CallStatsCard } from "./call-stats-card";
-import { CopyButton } from "./copy-button";
-import { Icon } from "./icons";
 import { Scope } from "./scope";
 
 /** Rows shown at first, and added by "more". */

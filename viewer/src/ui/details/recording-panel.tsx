@@ -1,8 +1,8 @@
 /** The recording as a whole: what was lost, what was kept, where it came from. */
 
-import { reportLosses } from "../analysis/loss-report";
-import { formatCount, visibleText } from "../format";
-import type { Store } from "../store";
+import { reportLosses } from "../../analysis/loss-report";
+import { formatCount, visibleText } from "../../format";
+import type { Store } from "../../store";
 
 const formatMetadata = (value: unknown): string =>
   visibleText(typeof value === "string" ? value : JSON.stringify(value));

@@ -1,9 +1,9 @@
 /** What totals and flame graph are of: modules or classes, CPU or GPU, the range or all. */
 import type { ComponentChildren } from "preact";
 
-import { formatDuration } from "../format";
-import { durationOf } from "../layout/viewport";
-import type { Store } from "../store";
+import { formatDuration } from "../../format";
+import { durationOf } from "../../layout/viewport";
+import type { Store } from "../../store";
 
 interface ChoiceProps<T extends string> {
   readonly label: string;
@@ -12,7 +12,7 @@ interface ChoiceProps<T extends string> {
   readonly choose: (value: T) => void;
 }
 
-function Choice<T extends string>({ label, options, value, choose }: ChoiceProps<T>) {
+export function Choice<T extends string>({ label, options, value, choose }: ChoiceProps<T>) {
   return (
     <div class="choice" role="group" aria-label={label}>
       {options.map(([id, title]) => (

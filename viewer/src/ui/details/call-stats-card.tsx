@@ -1,10 +1,10 @@
 /** The calls of the picked module or class: how many, how long, and how their durations are spread. */
 import { useComputed } from "@preact/signals";
-import { callStats } from "../analysis/call-stats";
-import { formatCount, formatDuration, plural } from "../format";
-import type { Store } from "../store";
-import { CopyButton } from "./copy-button";
-import { Icon } from "./icons";
+import { callStats } from "../../analysis/call-stats";
+import { formatCount, formatDuration, plural } from "../../format";
+import type { Store } from "../../store";
+import { CopyButton } from "../copy-button";
+import { Icon } from "../icons";
 
 function Histogram({ bins, phase }: { bins: readonly number[]; phase: string }) {
   const highest = Math.max(...bins);

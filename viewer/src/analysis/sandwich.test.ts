@@ -1,0 +1,58 @@
+import { expect, test } from "vitest";
+
+import { makeTrace } from "../testing/make-trace";
+import type { CallTreeNode } from "./call-tree";
+import { buildSandwich } from "./sandwich";
+import { groupsOf } from "./totals";
+
+/*
+ * time  0    10   20   30   40   50   60   70   80
+ *       |A............................|  |lin......|   0, 5
+ *       |B.......| |lin.|  |B.........|                1, 3, 4 → parents
+ *        |lin...|           |lin|
+ */
+const trace = makeTrace([
+  { time: [0, 60], name: "A" },
+  { time: [0, 18], name: "B", parent: 0 },
+  { time: [2, 16], name: "lin", parent: 1 },
+  { time: [4, 9], name: "mm", parent: 2 },
+  { time: [20, 30], name: "lin", parent: 0 },
+  { time: [35, 60], name: "B", parent: 0 },
+  { time: [40, 46], name: "lin", parent: 5 },
+  { time: [41, 44], name: "lin", parent: 6 },
+  { time: [65, 80], name: "lin" },
+]);
+const groups = groupsOf(trace, "module");
+const lin = groups.groups.findIndex(({ title }) => title === "lin");
+
+const lines = (node: CallTreeNode): string[] => [
+  `${" ".repeat(node.depth)}${node.label} ${node.total} ${node.self} ${node.spans}`,
+  ...node.children.flatMap(lines),
+];
+
+test("buildSandwich of a module merges its callers, and theirs, by path", () => {
+  // 14 + 6 through B, 10 from A itself, 15 from nowhere; the call inside a call is part of it.
+  expect(lines(buildSandwich(trace, groups, lin, "cpu", null).callers)).toEqual([
+    "lin 45 15 4",
+    " B 20 0 2",
+    "  A 20 20 2",
+    " A 10 10 1",
+  ]);
+});
+
+test("buildSandwich of a module merges what it calls by path", () => {
+  expect(lines(buildSandwich(trace, groups, lin, "cpu", null).callees)).toEqual([
+    "lin 45 37 4",
+    " mm 5 5 1",
+    " lin 3 3 1",
+  ]);
+});
+
+test("buildSandwich of a range cuts calls at its ends", () => {
+  expect(lines(buildSandwich(trace, groups, lin, "cpu", { start: 25, end: 70 }).callers)).toEqual([
+    "lin 16 5 3",
+    " A 5 5 1",
+    " B 6 0 1",
+    "  A 6 6 1",
+  ]);
+});
