@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,16 @@ from modtrace.timeline import PHASES, Mark, Process, Timeline, Track
 from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording, x
 
 
-def overlaid(timeline: Timeline | None, *events: Any, **keys: Any) -> Overlay:
+def overlaid(timeline: Timeline | None, *events: Any, late_ns: int | None = 0, **keys: Any) -> Overlay:
+    """Lay a recording over a trace; a sync mark every µs tells how much later its clock is, to the nanosecond."""
     collector = EventCollector()
+    if timeline is not None and late_ns is not None:
+        times = [event["ts"] for event in events if event["ph"] == "X"]
+        span = range(max(1, round(min(times))) * 1000, round(max(times)) * 1000 + 1, 1000) if times else ()
+        texts = {time: f"modtrace.sync#{time}" for time in span}
+        events = (*events, *(x("cpu_op", text, time, time) for time, text in texts.items()))
+        marks = [Mark(BASE + time + late_ns, "sync", text) for time, text in texts.items()]
+        timeline = replace(timeline, marks=[*timeline.marks, *marks])
     collector.add(json.loads(json.dumps(events)))
     return overlay(timeline, collector.events(), {"baseTimeNanoseconds": BASE} | keys, "trace.json")
 
@@ -262,7 +271,7 @@ def test_kernels_of_a_recomputed_call_say_so() -> None:
 
 def test_a_recording_of_another_time_is_refused() -> None:
     with pytest.raises(TraceError, match=r"no moment in common: they lie 3600\.000 s apart by wall clock"):
-        overlaid(recording(*FORWARD, base=BASE + 3600 * 10**9 + 6900 - 1000), *OPS, *NODES)
+        overlaid(recording(*FORWARD, base=BASE + 3600 * 10**9 + 6900 - 1000), *OPS, *NODES, late_ns=None)
 
 
 def test_events_at_time_zero_are_not_the_beginning() -> None:
@@ -339,13 +348,21 @@ def test_without_module_slices_nothing_is_made_up() -> None:
     assert "profile with with_stack=True" in found.notes[0]
 
 
-def test_a_sync_mark_moves_everything() -> None:
-    mark = Mark(BASE + 1050, "sync", "modtrace.sync#0")
+def test_sync_marks_move_everything() -> None:
     shifted = tuple((label, start - 500_000, end - 500_000, depth) for label, start, end, depth in FORWARD)  # type: ignore[misc]
-    timeline = recording(*shifted, marks=(mark._replace(time_ns=BASE + 1050 - 500_000),))
-    found = overlaid(timeline, x("cpu_op", "modtrace.sync#0", 1000, 1100), *OPS, *NODES)
+    found = overlaid(recording(*shifted), *OPS, *NODES, late_ns=-500_000)
     assert slices(found, "forward") == [(*span, "forward") for span in FORWARD]
     assert slices(found) == CUT
+
+
+def test_without_sync_marks_operators_move_everything() -> None:
+    shifted = tuple((label, start - 730, end - 730, depth) for label, start, end, depth in FORWARD)  # type: ignore[misc]
+    found = overlaid(recording(*shifted), *OPS, *NODES, late_ns=None)
+    # Between op 4, 100 ns before the end of Net, and op 3, 100 ns after the begin of c: the offset was 730.
+    assert slices(found, "forward") == [(*span, "forward") for span in FORWARD]
+    assert (found.straddling_ops, found.max_straddle_ns) == (0, 0)
+    assert found.alignment is not None
+    assert str(found.alignment).startswith("aligned within ±0.1 µs, typically ±0.1 µs (proven by 5 operators)")
 
 
 def test_data_path_is_named_in_errors() -> None:

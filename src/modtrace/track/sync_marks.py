@@ -14,10 +14,11 @@ __all__ = ["SyncMarks"]
 
 _MIN_INTERVAL_NS, _MAX_INTERVAL_NS = 2_000_000, 100_000_000
 _PREFIX = "modtrace.sync#"
+_BURST = 3
 
 
 class SyncMarks:
-    """Writes a mark when called while a profiler runs: often at first, then less and less.
+    """Writes some marks when called while a profiler runs: often at first, then less and less.
 
     Args:
         events: takes the marks.
@@ -32,14 +33,17 @@ class SyncMarks:
         self._interval_ns = _MIN_INTERVAL_NS
 
     def __call__(self) -> None:
-        """Write a mark where one is due."""
+        """Write marks where they are due."""
         now = time.monotonic_ns()
         if now < self._next_ns or not torch._C._autograd._profiler_enabled():
             return
         self._interval_ns = min(self._interval_ns * 5 // 4, _MAX_INTERVAL_NS)
         self._next_ns = now + self._interval_ns
-        text = f"{_PREFIX}{self._count}"
-        self._count += 1
-        text_id = self._names.text(text)
-        with _RecordFunctionFast(text):
-            self._events.write_event(Kind.MARK, text_id, 0)
+        # The first slice of a burst is long, with cold caches; the last ones are short and tell the offset sharply.
+        for _ in range(_BURST):
+            text = f"{_PREFIX}{self._count}"
+            self._count += 1
+            text_id = self._names.text(text)
+            slice_ = _RecordFunctionFast(text)
+            with slice_:
+                self._events.write_event(Kind.MARK, text_id, 0)

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..._typing import Float64Array, Int64Array
 from ...timeline import Mark
+from .offset_band import OffsetBand, OffsetBounds
 
-__all__ = ["Alignment", "ClockSegment", "align_by_sync_marks", "align_by_wall_clock"]
+__all__ = ["Alignment", "ClockSegment", "OperatorFit", "align_by_sync_marks", "align_by_wall_clock", "sync_bounds"]
 
 
 _STEP_NS = 20_000
@@ -37,6 +38,45 @@ class ClockSegment:
     drift: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OperatorFit:
+    """The offset as the operators of a trace prove it.
+
+    Attributes:
+        bands: of each segment the offsets that are possible; None where no operator is near it.
+        operators: whose begin and end the proof rests on.
+        left_out: edges of calls that lie inside an operator whatever the offset; they prove nothing.
+        contradicted: edges at which no offset suits all operators around.
+        typical_ns: half the band's width, by median over the edges of calls.
+        bound_ns: half its width where it is widest.
+    """
+
+    bands: Sequence[OffsetBand | None]
+    operators: int
+    left_out: int
+    contradicted: int
+    typical_ns: float
+    bound_ns: float
+
+    def metadata(self) -> dict[str, Any]:
+        """What a trace's metadata says of it; JSON values."""
+        return {
+            "operators": self.operators,
+            "left_out": self.left_out,
+            "contradicted": self.contradicted,
+            "typical_ns": round(self.typical_ns, 1),
+            "bound_ns": round(self.bound_ns, 1),
+            "drift_limits": [None if band is None else band.drift_limit for band in self.bands],
+        }
+
+    def __str__(self) -> str:
+        text = (
+            f"aligned within ±{self.bound_ns / 1000:.1f} µs, typically ±{self.typical_ns / 1000:.1f} µs "
+            f"(proven by {self.operators} operators)"
+        )
+        return f"{text}; {self.contradicted} edges of calls suit no offset" if self.contradicted else text
+
+
 @dataclass(frozen=True)
 class Alignment:
     """How the recording lies over the trace.
@@ -50,6 +90,8 @@ class Alignment:
         worst_ns: the greatest distance; None without marks.
         bound_ns: half the time that a mark took, by median: what the marks cannot tell apart; None without marks.
         note: what the user should know.
+        brackets: the two marks, Unix nanoseconds, between which each segment after the first begins.
+        operators: the offset as operators prove it, instead of the segments' lines; None where none were asked.
     """
 
     method: str
@@ -60,6 +102,8 @@ class Alignment:
     worst_ns: float | None
     bound_ns: float | None
     note: str
+    brackets: Sequence[tuple[int, int]] = ()
+    operators: OperatorFit | None = None
 
     def to_trace(self, unix_ns: Int64Array) -> Int64Array:
         """Convert times of the recording to nanoseconds from the trace's base; never reverses two of them."""
@@ -67,26 +111,44 @@ class Alignment:
         segment_of = np.searchsorted(begins, unix_ns, side="right")
         out = np.empty(len(unix_ns), np.int64)
         floor = np.iinfo(np.int64).min
-        for index, segment in enumerate(self.segments):
+        for index in range(len(self.segments)):
             here = segment_of == index
             # Where the clock was set back, time stands still until it has caught up.
-            out[here] = np.maximum(self._through(segment, unix_ns[here]), floor)
+            out[here] = np.maximum(self._through(index, unix_ns[here]), floor)
             if index + 1 < len(self.segments):
                 end = np.array([self.segments[index + 1].begin_ns], np.int64)
-                floor = max(floor, int(self._through(segment, end)[0]))
+                floor = max(floor, int(self._through(index, end)[0]))
         return out
 
-    def _through(self, segment: ClockSegment, unix_ns: Int64Array) -> Int64Array:
-        shift = segment.offset_ns + segment.drift * (unix_ns - segment.center_ns)
+    def _through(self, index: int, unix_ns: Int64Array) -> Int64Array:
+        segment = self.segments[index]
+        band = None if self.operators is None else self.operators.bands[index]
+        if band is None:
+            shift = segment.offset_ns + segment.drift * (unix_ns - segment.center_ns)
+        else:
+            origin = band.time[0]
+            shift = np.interp(unix_ns - origin, band.time - origin, band.middle)
         moved: Int64Array = unix_ns - self.base_ns + np.rint(shift).astype(np.int64)
         return moved
 
     def metadata(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
-        metadata = asdict(self) | {"segments": [asdict(segment) for segment in self.segments]}
+        metadata: dict[str, Any] = {
+            "method": self.method,
+            "base_ns": self.base_ns,
+            "segments": [asdict(segment) for segment in self.segments],
+            "marks": self.marks,
+            "residual_ns": self.residual_ns,
+            "worst_ns": self.worst_ns,
+            "bound_ns": self.bound_ns,
+            "note": self.note,
+            "operators": None if self.operators is None else self.operators.metadata(),
+        }
         return {key: round(value, 1) if isinstance(value, float) else value for key, value in metadata.items()}
 
     def __str__(self) -> str:
+        if self.operators is not None:
+            return f"{self.operators}; {self.note}" if self.note else str(self.operators)
         if self.residual_ns is None:
             return f"aligned by {self.method}: {self.note}"
         text = (
@@ -140,7 +202,20 @@ def align_by_sync_marks(
         float(distances.max()),
         float(np.median(half)),
         note,
+        [(int(time[cut - 1]), int(time[cut])) for cut in cuts],
     )
+
+
+def sync_bounds(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> OffsetBounds:
+    """Return what the sync marks say of the offset: each was written while the profiler's slice of its name ran.
+
+    Args:
+        marks: those of the recording.
+        syncs: the profiler's slices, start and end in ns from its base.
+        base_ns: Unix nanoseconds of the trace's time 0.
+    """
+    time, low, high = _pairs(marks, syncs, base_ns).T
+    return OffsetBounds(time, low.astype(np.float64), high.astype(np.float64))
 
 
 def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Int64Array:

@@ -19,6 +19,7 @@ from .backward_from_nodes import attribute_nodes, cut_to_nodes
 from .call_lookup import InnermostLookup, runs_module_code, threads_of
 from .gpu_times import compute_module_times
 from .gpu_work import StreamSpans, attribute_gpu_work, build_stream_spans
+from .operator_fit import refine_by_operators
 from .reconstruct import reconstruct
 
 __all__ = ["Overlay", "for_process", "overlay", "recorded_pid", "threads_of_trace", "to_trace_time"]
@@ -88,6 +89,7 @@ def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str
             process = process._replace(pid=pid)
             timeline = replace(timeline, tracks=[track._replace(process=process) for track in timeline.tracks])
         alignment = align_by_sync_marks(timeline.marks, events.syncs, base)
+        alignment = refine_by_operators(alignment, timeline, events, threads)
         timeline = to_trace_time(timeline, alignment)
         _check_common(timeline, events, path, alignment)
     if events.zero_times:

@@ -91,6 +91,7 @@ class ProfilerEvents:
         thread_names: names by pid and tid.
         process_names: names by pid.
         ops: forward operations with a sequence number (`value`).
+        plain_ops: operations without a sequence number: nothing asked for their gradient, or autograd called them.
         nodes: `evaluate_function` slices; `value` the sequence number or -1, `other` the forward thread's id.
         launches: runtime calls; `value` the correlation id.
         work: kernels, memcpys and memsets; `value` the correlation id or -1, `other` 0, 1 or 2.
@@ -111,6 +112,7 @@ class ProfilerEvents:
     thread_names: dict[TrackKey, str]
     process_names: dict[int | str, str]
     ops: SliceColumns
+    plain_ops: SliceColumns
     nodes: SliceColumns
     launches: SliceColumns
     work: SliceColumns
@@ -155,6 +157,7 @@ class EventCollector:
     thread_names: dict[TrackKey, str] = field(default_factory=dict)
     process_names: dict[int | str, str] = field(default_factory=dict)
     ops: _GrowingColumns = field(default_factory=_GrowingColumns)
+    plain_ops: _GrowingColumns = field(default_factory=_GrowingColumns)
     nodes: _GrowingColumns = field(default_factory=_GrowingColumns)
     launches: _GrowingColumns = field(default_factory=_GrowingColumns)
     work: _GrowingColumns = field(default_factory=_GrowingColumns)
@@ -239,6 +242,8 @@ class EventCollector:
             self.syncs.setdefault(name, []).append((start, start + duration))
         elif category == "user_annotation" and name.startswith(STEP):
             _append(self.steps, track, start, duration, int(name[len(STEP) :]), 0)
+        elif category == "cpu_op":
+            _append(self.plain_ops, track, start, duration, -1, 0)
 
     def _metadata(self, event: dict[str, Any]) -> None:
         if event["name"] == "thread_name":
@@ -276,6 +281,7 @@ class EventCollector:
             thread_names=self.thread_names,
             process_names=self.process_names,
             ops=self.ops.rows(),
+            plain_ops=self.plain_ops.rows(),
             nodes=self.nodes.rows(),
             launches=self.launches.rows(),
             work=self.work.rows(),

@@ -1,0 +1,189 @@
+"""Bounds on the offset between two clocks, from operators: no call begins or ends while an operator runs.
+
+Both files know when a thread was busy with its own: the trace when an operator ran, the recording when a module's
+call began and ended. An operator lies inside a call, or outside of it. So each edge of a call lies in a gap between
+operators, and that gap bounds the offset from both sides. Which gap it is shows where many edges agree: the shift at
+which operators are cut least.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._typing import Float64Array, Int64Array
+from .offset_band import OffsetBounds
+
+__all__ = ["Busy", "CallEdges", "bounds_from_gaps", "busy_intervals", "cut_depth", "most_likely_shift"]
+
+REACH_NS = 40_000
+"""How far off the first guess may be."""
+_STEP_NS = 250
+_SHIFTS = np.arange(-REACH_NS, REACH_NS + 1, _STEP_NS, dtype=np.int64)
+_WINDOW_EDGES, _MIN_WINDOW_EDGES = 64, 8
+_WINDOW_NS = 20_000_000
+_WINDOWS_AT_ONCE = 256
+
+
+class CallEdges(NamedTuple):
+    """Moments at which calls of one thread begin or end; columns of equal length, in time order.
+
+    Attributes:
+        time: int64[n], ns, of the recording's clock.
+        guess: int64[n], ns from the trace's base, where they are thought to lie in the trace.
+    """
+
+    time: Int64Array
+    guess: Int64Array
+
+
+class Busy(NamedTuple):
+    """Times in which a thread runs an operator, apart and in order; columns of equal length.
+
+    Attributes:
+        start: int64[n], ns from the trace's base.
+        end: int64[n], ns from the trace's base.
+    """
+
+    start: Int64Array
+    end: Int64Array
+
+
+def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> Busy:
+    """Return when a thread ran operators that call no module.
+
+    One that does, as a checkpoint's does, has edges of calls deep inside and counts only by the operators in it.
+
+    Args:
+        start: int64[n], of the thread's operators, ns from the trace's base.
+        end: int64[n].
+        edges: int64[m], ascending, where edges of calls are thought to lie.
+        margin: how far off they may be, ns.
+    """
+    order = np.lexsort((-end, start))
+    start, end = start[order], end[order]
+    has_inner = np.append(start[1:] < end[:-1], False)
+    calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
+    kept = (end > start) & ~(has_inner & calls)
+    start, end = start[kept], end[kept]
+    if not len(start):
+        return Busy(start, end)
+    reached = np.maximum.accumulate(end)
+    first = np.flatnonzero(np.append(True, start[1:] > reached[:-1]))
+    return Busy(start[first], reached[np.append(first[1:], len(start)) - 1])
+
+
+def cut_depth(busy: Busy, time: Int64Array) -> Int64Array:
+    """Return by how much each moment has to be moved to lie between operators, ns; 0 where it does."""
+    if not len(busy.start):
+        return np.zeros(len(time), np.int64)
+    at = np.searchsorted(busy.start, time, side="right") - 1
+    depth = np.minimum(time - busy.start[at], busy.end[at] - time)
+    depth[at < 0] = 0
+    found: Int64Array = np.maximum(depth, 0)
+    return found
+
+
+def most_likely_shift(edges: CallEdges, busy: Busy, least: Float64Array, most: Float64Array) -> Float64Array:
+    """Return by how much each edge's guess has to be shifted so that fewest operators are cut around it, ns.
+
+    It is the middle of the best shifts; among equal ones those nearest to what was found just before.
+
+    Args:
+        edges: where they are thought to lie.
+        busy: the thread's operators.
+        least: float64[n], ns, the least shift that is known to be possible; -inf where unknown.
+        most: float64[n], ns, the greatest; inf where unknown.
+    """
+    since = (edges.time - edges.time[0]).astype(np.float64)
+    starts = _windows(edges.time)
+    center = np.add.reduceat(since, starts) / np.diff(np.append(starts, len(since)))
+    shift = np.zeros(len(starts))
+    low = np.minimum.reduceat(least, starts) - _STEP_NS
+    high = np.maximum.reduceat(most, starts) + _STEP_NS
+    before = 0.0
+    for block in range(0, len(starts), _WINDOWS_AT_ONCE):
+        some = np.append(starts, len(since))[block : block + _WINDOWS_AT_ONCE + 1]
+        cuts = _cuts(edges.guess[some[0] : some[-1]], np.repeat(np.arange(len(some) - 1), np.diff(some)), busy)
+        for index, count in enumerate(cuts):
+            possible = (low[block + index] <= _SHIFTS) & (high[block + index] >= _SHIFTS)
+            if possible.any():
+                count = np.where(possible, count, len(edges.time) + 1)
+            fewest = np.flatnonzero(count == count.min())
+            if len(fewest) < len(_SHIFTS):
+                run = fewest - np.arange(len(fewest))
+                same = fewest[run == run[np.argmin(np.abs(_SHIFTS[fewest] - before))]]
+                before = float(_SHIFTS[same[0]] + _SHIFTS[same[-1]]) / 2
+            shift[block + index] = before
+    found: Float64Array = np.interp(since, center, shift)
+    return found
+
+
+def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: Busy, tolerance: float) -> OffsetBounds:
+    """Return what the gap in which each edge lies says of its offset.
+
+    Args:
+        edges: where they are thought to lie.
+        shift: float64[n], ns, by how much each has to be shifted yet.
+        busy: the thread's operators.
+        tolerance: an edge that lies deeper in an operator says nothing; one that lies less deep belongs to the nearer
+            side.
+
+    Returns:
+        The bounds, as corrections of the guess, in the order of the edges.
+    """
+    place = edges.guess + np.rint(shift).astype(np.int64)
+    after = np.searchsorted(busy.start, place, side="right")
+    # An operator in which the edge lies is before it or after it, whichever is nearer.
+    last = np.maximum(after - 1, 0)
+    inside = (after > 0) & (place < busy.end[last])
+    nearer_start = place - busy.start[last] < busy.end[last] - place
+    after = np.where(inside & nearer_start, last, after)
+    low, high = np.full(len(place), -np.inf), np.full(len(place), np.inf)
+    follows, precedes = np.flatnonzero(after > 0), np.flatnonzero(after < len(busy.start))
+    low[follows] = busy.end[after[follows] - 1] - edges.guess[follows]
+    high[precedes] = busy.start[after[precedes]] - edges.guess[precedes]
+    deep = cut_depth(busy, place) > tolerance
+    low[deep], high[deep] = -np.inf, np.inf
+    return OffsetBounds(edges.time, low, high)
+
+
+def _windows(time: Int64Array) -> Int64Array:
+    """Return where the stretches begin in which edges are counted together: long enough for many, and short."""
+    starts = [0]
+    while True:
+        begin = starts[-1]
+        soon = int(np.searchsorted(time, time[begin] + _WINDOW_NS))
+        begin = min(begin + _WINDOW_EDGES, max(begin + _MIN_WINDOW_EDGES, soon))
+        if begin + _MIN_WINDOW_EDGES > len(time):
+            return np.array(starts, np.int64)
+        starts.append(begin)
+
+
+def _cuts(guess: Int64Array, window: Int64Array, busy: Busy) -> Int64Array:
+    """Return int64[windows, `_SHIFTS`]: how many edges lie inside an operator at each shift."""
+    width = len(_SHIFTS) + 1
+    count = int(window[-1]) + 1
+    change = np.zeros(count * width, np.int64)
+    # The operators within reach of each edge, one after another.
+    near = np.searchsorted(busy.end, guess - REACH_NS, side="right")
+    rows = np.flatnonzero(near < len(busy.start))
+    near = near[rows]
+    while len(rows):
+        distance = busy.start[near] - guess[rows]
+        within = distance < REACH_NS
+        rows, near, distance = rows[within], near[within], distance[within]
+        if not len(rows):
+            break
+        # A moment at which an operator begins or ends is not inside.
+        first = np.clip((distance + REACH_NS) // _STEP_NS + 1, 0, len(_SHIFTS))
+        end = np.clip(-(-(busy.end[near] - guess[rows] + REACH_NS) // _STEP_NS), 0, len(_SHIFTS))
+        end = np.maximum(first, end)
+        change += np.bincount(window[rows] * width + first, minlength=len(change))
+        change -= np.bincount(window[rows] * width + end, minlength=len(change))
+        near = near + 1
+        more = near < len(busy.start)
+        rows, near = rows[more], near[more]
+    cuts: Int64Array = np.cumsum(change.reshape(count, width), axis=1)[:, :-1]
+    return cuts

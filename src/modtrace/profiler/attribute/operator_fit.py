@@ -1,0 +1,182 @@
+"""Refine an alignment by the operators of a trace, until as few as can be lie partly outside a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._typing import Float64Array, Int64Array
+from ...timeline import Timeline
+from ..trace.event_columns import ProfilerEvents
+from .alignment import Alignment, ClockSegment, OperatorFit, sync_bounds
+from .call_lookup import runs_module_code, threads_of
+from .offset_band import OffsetBand, OffsetBounds, intersect
+from .operator_bounds import REACH_NS, CallEdges, bounds_from_gaps, busy_intervals, cut_depth, most_likely_shift
+
+__all__ = ["refine_by_operators"]
+
+_PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
+"""How far off the guess of each pass may be, and how deep an edge may lie in an operator and still count, ns."""
+_AROUND_NS = 1_000_000
+_MAX_PROOF_NS = 1_000_000
+"""Bounds wider than this are no proof of anything."""
+
+
+class _Thread(NamedTuple):
+    """One thread, as both files know it.
+
+    Attributes:
+        edges: int64[n], ns of the recording's clock, ascending: where calls begin and end.
+        start: int64[m], ns from the trace's base, of its operators.
+        end: int64[m].
+    """
+
+    edges: Int64Array
+    start: Int64Array
+    end: Int64Array
+
+
+def refine_by_operators(
+    alignment: Alignment, timeline: Timeline, events: ProfilerEvents, threads: Int64Array
+) -> Alignment:
+    """Return an alignment within what the operators of the trace prove; the same where none runs in a call.
+
+    Args:
+        alignment: by sync marks or by the wall clock, off by at most `REACH_NS`.
+        timeline: the recording, in its own time.
+        events: the trace's.
+        threads: the OS thread of each of the trace's tracks, or -1.
+    """
+    shared = list(_shared_threads(timeline, events, threads))
+    if not shared:
+        return alignment
+    alignment = replace(alignment, segments=_move_clock_steps(alignment, shared))
+    marks = sync_bounds(timeline.marks, events.syncs, alignment.base_ns)
+    found = alignment
+    for margin, tolerance in _PASSES:
+        times, lows, highs = [marks.time], [marks.low], [marks.high]
+        operators = cut = 0
+        for thread in shared:
+            guess = found.to_trace(thread.edges)
+            near = np.flatnonzero(
+                (guess > int(thread.start.min()) - _AROUND_NS) & (guess < int(thread.end.max()) + _AROUND_NS)
+            )
+            if not len(near):
+                continue
+            edges = CallEdges(thread.edges[near], guess[near])
+            busy = busy_intervals(thread.start, thread.end, edges.guess, margin)
+            if not len(busy.start):
+                continue
+            # What was guessed to be the offset: what is found from here on are corrections of it.
+            guessed = (edges.guess + alignment.base_ns - edges.time).astype(np.float64)
+            least, most = _within_marks(alignment.segments, marks, edges.time)
+            shift = most_likely_shift(edges, busy, least - guessed, most - guessed)
+            bounds = bounds_from_gaps(edges, shift, busy, tolerance)
+            low, high = bounds.low + guessed, bounds.high + guessed
+            # Of a mark it is certain in which slice it lies, of an edge only likely in which gap.
+            agrees = (low <= most) & (high >= least) & (np.isfinite(low) | np.isfinite(high))
+            times.append(bounds.time[agrees])
+            lows.append(low[agrees])
+            highs.append(high[agrees])
+            operators += len(thread.start)
+            cut += int(np.count_nonzero(~agrees))
+        if not operators:
+            return alignment
+        every = OffsetBounds(np.concatenate(times), np.concatenate(lows), np.concatenate(highs))
+        fit = _fit(every, alignment.segments, operators, cut)
+        if fit is None:
+            return alignment
+        found = replace(alignment, operators=fit)
+    return found
+
+
+def _within_marks(
+    segments: Sequence[ClockSegment], marks: OffsetBounds, time: Int64Array
+) -> tuple[Float64Array, Float64Array]:
+    """Return the least and the greatest offset at each moment that the sync marks of its segment allow."""
+    begins = np.array([segment.begin_ns for segment in segments[1:]], np.int64)
+    of_mark, of_time = (np.searchsorted(begins, moments, side="right") for moments in (marks.time, time))
+    low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
+    for index in range(len(segments)):
+        here = of_time == index
+        known = OffsetBounds(*(column[of_mark == index] for column in marks))
+        nothing = np.full(int(np.count_nonzero(here)), np.inf)
+        asked = OffsetBounds(time[here], -nothing, nothing)
+        band = intersect(OffsetBounds(*(np.concatenate(both) for both in zip(known, asked, strict=True))))
+        if band is not None:
+            at = np.searchsorted(band.time, time[here])
+            agree = band.low[at] <= band.high[at]
+            low[here] = np.where(agree, band.low[at], -np.inf)
+            high[here] = np.where(agree, band.high[at], np.inf)
+    return low, high
+
+
+def _fit(bounds: OffsetBounds, segments: Sequence[ClockSegment], operators: int, cut: int) -> OperatorFit | None:
+    bands: list[OffsetBand | None] = []
+    begins = np.array([segment.begin_ns for segment in segments[1:]], np.int64)
+    segment_of = np.searchsorted(begins, bounds.time, side="right")
+    halves: list[Float64Array] = []
+    for index in range(len(segments)):
+        band = intersect(OffsetBounds(*(column[segment_of == index] for column in bounds)))
+        bands.append(band)
+        if band is not None:
+            halves.append((band.high - band.low) / 2)
+    if not halves:
+        return None
+    half = np.concatenate(halves)
+    contradicted = int(np.count_nonzero(half < 0))
+    return OperatorFit(bands, operators, cut, contradicted, float(np.median(np.abs(half))), float(np.abs(half).max()))
+
+
+def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Iterator[_Thread]:
+    """Yield the threads on which calls were recorded and operators traced."""
+    columns = timeline.columns
+    if not len(columns):
+        return
+    thread_of_span = threads_of(columns, (track.tid for track in timeline.tracks))
+    chosen = runs_module_code(columns) & columns.complete
+    track = np.concatenate([events.ops.track, events.plain_ops.track])
+    start = np.concatenate([events.ops.start, events.plain_ops.start])
+    end = np.concatenate([events.ops.end, events.plain_ops.end])
+    on = threads[track]
+    for thread in np.unique(thread_of_span[chosen]).tolist():
+        running = on == thread
+        if running.any():
+            spans = chosen & (thread_of_span == thread)
+            edges = np.sort(np.concatenate([columns.start[spans], columns.end[spans]]))
+            yield _Thread(edges, start[running], end[running])
+
+
+def _move_clock_steps(alignment: Alignment, shared: Sequence[_Thread]) -> Sequence[ClockSegment]:
+    """Return the segments, each from where on its offset cuts fewer operators than the one before.
+
+    Marks say between which two of them a clock was set; the edges of calls in between say when.
+    """
+    segments = list(alignment.segments)
+    for index, bracket in enumerate(alignment.brackets):
+        before, after = (replace(alignment, segments=[segments[at]]) for at in (index, index + 1))
+        time: list[Int64Array] = []
+        cost: list[Int64Array] = []
+        for thread in shared:
+            edges = thread.edges[(thread.edges > bracket[0]) & (thread.edges < bracket[1])]
+            if not len(edges):
+                continue
+            depths = []
+            for side in (before, after):
+                guess = side.to_trace(edges)
+                depths.append(cut_depth(busy_intervals(thread.start, thread.end, guess, REACH_NS), guess))
+            time.append(edges)
+            cost.append(depths[0] - depths[1])
+        if time:
+            moments = np.concatenate(time)
+            order = np.argsort(moments, kind="stable")
+            # The step lies where edges before it fit the first offset, and those after it the second.
+            total = np.append(0, np.cumsum(np.concatenate(cost)[order]))
+            edges_around = np.concatenate([[bracket[0]], moments[order], [bracket[1]]])
+            at = int(np.argmin(total))
+            begin = int(edges_around[at]) + (int(edges_around[at + 1]) - int(edges_around[at])) // 2
+            segments[index + 1] = replace(segments[index + 1], begin_ns=begin)
+    return segments
