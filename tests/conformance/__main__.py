@@ -11,6 +11,7 @@ from modtrace.track.native.library import build
 
 from .families import all_cases
 from .subjects import SUBJECTS, Verdict, answer
+from .torch_users import USERS, counts_the_same
 
 
 def main() -> None:
@@ -38,6 +39,9 @@ def main() -> None:
     if not options.totals:
         print(f"\n| family | case | what it is | {heads} |\n| --- | --- | --- |{' --- |' * len(SUBJECTS)}")
         print("\n".join(rows))
+    print("\n| torch's user of its trackers | counts the same with ours |\n| --- | --- |")
+    for user in USERS:
+        print(f"| {user} | {'yes' if counts_the_same(user, checkpointed=False) else '**no**'} |")
     if options.trees:
         print("\n" + "\n".join(wrong))
 

@@ -18,7 +18,9 @@ from torch.utils import flop_counter
 from torch.utils._debug_mode import DebugMode
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["MODULES", "USERS", "Numbers", "swapped"]
+import modtrace
+
+__all__ = ["MODULES", "USERS", "Numbers", "counts_the_same", "swapped"]
 
 Numbers = dict[str, Any]
 """What was counted, by module."""
@@ -156,3 +158,10 @@ def swapped(module_tracker: Any, mod_tracker_class: Any) -> Iterator[None]:
         own.__bases__ = (mod_tracker_class,)
         stack.callback(setattr, own, "__bases__", of_torch)
         yield
+
+
+def counts_the_same(user: str, *, checkpointed: bool) -> bool:
+    """Whether a user counts the same with our trackers as with torch's."""
+    expected = USERS[user](checkpointed)
+    with swapped(modtrace.ModuleTracker, modtrace.ModTracker):
+        return USERS[user](checkpointed) == expected
