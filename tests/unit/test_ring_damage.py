@@ -209,6 +209,7 @@ def test_random_bytes_behind_a_good_header_are_no_events(good: bytes, tmp_path: 
         load(path)
 
 
+@pytest.mark.no_cover
 def test_memory_follows_the_size_of_the_file_and_not_what_it_says(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "mutated.modtrace"
     chance = random.Random(4)
