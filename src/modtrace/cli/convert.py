@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from ._interval import interval
 from ._output import echo, show_status
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
 __all__ = ["command"]
-
-Number = TypeVar("Number", int, float)
-
-
-def _interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Number | None, Number | None]]:
-    """Return a parser of `A:B`; a missing bound is None."""
-
-    def parse(text: str) -> tuple[Number | None, Number | None]:
-        start, colon, end = text.partition(":")
-        try:
-            bounds = [parse_number(bound) if bound else None for bound in (start, end)]
-        except ValueError:
-            colon = ""
-        if not colon or any(bound is not None and not math.isfinite(bound) for bound in bounds):
-            raise click.BadParameter(f"{text!r} is not A:B, two numbers of which one may be missing.")
-        first, last = bounds
-        if first is not None and last is not None and last < first:
-            raise click.BadParameter(f"{text!r} ends before it starts.")
-        return first, last
-
-    return parse
 
 
 @click.command("convert", short_help="Write a trace in another format.")
@@ -44,10 +22,10 @@ def _interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Nu
 @click.option(
     "--window",
     metavar="START:END",
-    type=_interval(float),
+    type=interval(float),
     help="Keep what lies between two times, in ms from the first span.",
 )
-@click.option("--steps", metavar="A:B", type=_interval(int), help="Keep steps A to B, without B; the first is 0.")
+@click.option("--steps", metavar="A:B", type=interval(int), help="Keep steps A to B, without B; the first is 0.")
 @click.option("--modules", metavar="PATTERN", help="Keep modules whose full name matches, as in GPT.blocks.*.")
 @click.option("--max-depth", type=click.IntRange(1), metavar="N", help="Keep N levels of modules.")
 def command(

@@ -1,17 +1,26 @@
-"""`modtrace summary`: a table of the time that each module took."""
+"""`modtrace summary`: tables of the time that modules and steps took."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
+from ._interval import interval
 from ._output import make_console, show_status
+
+if TYPE_CHECKING:
+    from ..timeline import Summary
 
 __all__ = ["command"]
 
+Format = Literal["table", "markdown", "csv", "json"]
 
-@click.command("summary", short_help="Print the time that each module took.")
+SLOWEST_STEPS = 5
+"""How many steps stand below the modules."""
+
+
+@click.command("summary", short_help="Print the time that modules and steps took.")
 @click.argument("trace", type=click.Path())
 @click.option(
     "--format",
@@ -22,31 +31,93 @@ __all__ = ["command"]
     help="Times are ms in table and markdown, ns in csv and json.",
 )
 @click.option(
-    "--sort",
-    type=click.Choice(["self", "gpu", "forward", "backward", "recompute", "calls", "name"]),
-    help="[default: gpu where there is GPU time, else self]",
+    "--by",
+    type=click.Choice(["module", "class", "step"]),
+    default="module",
+    show_default=True,
+    help="What gets a row; steps come slowest first.",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N modules only.")
+@click.option("--tree", is_flag=True, help="Show the modules as a tree.")
+@click.option(
+    "--sort",
+    type=click.Choice(
+        ["self", "total", "gpu", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name"]
+    ),
+    help="[default: gpu where there is GPU time, else self; total for --tree]",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
+@click.option("--modules", metavar="PATTERN", help="Show modules whose full name matches, as in GPT.blocks.*.")
+@click.option("--depth", type=click.IntRange(1), metavar="N", help="Show N levels; what lies below counts to the last.")
+@click.option("--steps", metavar="A:B", type=interval(int), help="Look at steps A to B, without B; the first is 0.")
 def command(
     trace: str,
-    output_format: Literal["table", "markdown", "csv", "json"],
+    output_format: Format,
+    by: Literal["module", "class", "step"],
+    tree: bool,
     sort: str | None,
     limit: int | None,
+    modules: str | None,
+    depth: int | None,
+    steps: tuple[int | None, int | None] | None,
 ) -> None:
-    """Print calls, forward, backward, recompute and self time of each module in TRACE.
+    """Print what each module in TRACE took, and its slowest steps.
 
-    TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too.
+    TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too. Of a step, "before" is the time
+    before its first span, "between" that between its spans, and "after" that behind its last span, where the optimizer
+    runs.
     """
+    if tree and (output_format != "table" or by != "module"):
+        raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
+    if depth is not None and by == "class":
+        raise click.UsageError("--depth is about modules; leave out --by class.")
+    summary = _summarize(trace, by, steps)
+    if summary.gpu is None and sort == "gpu":
+        raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
+    console = make_console()
+    if by == "step":
+        if output_format == "table":
+            console.print(summary.steps_text(limit, console.width), soft_wrap=True)
+        else:
+            click.echo(_steps_as(summary, output_format, limit), nl=False)
+        return
+    if depth is not None:
+        summary = summary.to_depth(depth)
+    if modules is not None:
+        summary = summary.matching(modules)
+    summary = summary.sort_by(sort or ("total" if tree else None), limit)
+    if output_format == "table":
+        console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)
+        if len(summary.steps) > 1 and not tree:
+            console.print("\nslowest steps\n" + summary.steps_text(SLOWEST_STEPS, console.width), soft_wrap=True)
+    else:
+        render = {"markdown": summary.to_markdown, "csv": summary.to_csv, "json": summary.to_json}[output_format]
+        click.echo(render(), nl=False)
+
+
+def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None) -> Summary:
+    from dataclasses import replace
+
+    from .._errors import ModtraceError
     from ..profiler import read_merged_summary
     from ..read import load, trace_path
 
     with show_status(f"reading {trace}"), trace_path(trace) as path:
-        summary = read_merged_summary(path) or load(path).summary()
-    if summary.gpu is None and sort == "gpu":
-        raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
-    summary = summary.sort_by(sort, limit)
-    if output_format == "table":
-        make_console().print(summary)
-    else:
-        render = {"markdown": summary.to_markdown, "csv": summary.to_csv, "json": summary.to_json}[output_format]
-        click.echo(render(), nl=False)
+        timeline = load(path)
+        # GPU times are known per module of the whole trace, and stand in a merged trace ready made.
+        merged = read_merged_summary(path) if by != "class" and steps is None else None
+    if steps is not None:
+        whole = timeline
+        timeline = whole.steps(*steps)
+        if len(whole.columns) and not len(timeline.columns):
+            first, last = int(whole.columns.step.min()), int(whole.columns.step.max())
+            raise ModtraceError(f"nothing is left of {trace}: it holds steps {first} to {last}")
+    summary = timeline.summary("class" if by == "class" else "module")
+    if merged is None:
+        return summary
+    return replace(summary, rows=merged.rows, modules=merged.modules, gpu=merged.gpu)
+
+
+def _steps_as(summary: Summary, output_format: Format, limit: int | None) -> str:
+    if output_format == "markdown":
+        return summary.steps_markdown(limit)
+    return summary.steps_csv() if output_format == "csv" else summary.to_json()

@@ -7,7 +7,7 @@ from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .contents import CounterSeries, Mark, Name, Process, Stats, Track
 from .open_calls import OpenCall, ThreadStack, open_stacks
 from .spans import Span, Spans
-from .summary import GpuTotals, ModuleTimes, Summary
+from .summary import GpuTotals, ModuleTimes, Overview, StepTimes, Summary
 from .timeline import Timeline
 
 __all__ = [
@@ -22,10 +22,12 @@ __all__ = [
     "ModuleTimes",
     "Name",
     "OpenCall",
+    "Overview",
     "Process",
     "Span",
     "Spans",
     "Stats",
+    "StepTimes",
     "Summary",
     "ThreadStack",
     "Timeline",

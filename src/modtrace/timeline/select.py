@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .contents import CounterSeries
     from .timeline import Timeline
 
-__all__ = ["chosen_steps", "modules", "steps", "window"]
+__all__ = ["chosen_steps", "first_ended_step", "modules", "steps", "window"]
 
 
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
@@ -52,9 +52,9 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     part = _keep(timeline, np.flatnonzero((columns.step >= low) & (columns.step < high)))
     step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     # The mark that ends step n is the last in it; what had ended when the recording began has no mark.
-    steps_before = _steps_before(columns, step_ends)
-    since = _time_at(step_ends, low - steps_before - 1, np.iinfo(np.int64).min)
-    until = _time_at(step_ends, high - steps_before - 1, np.iinfo(np.int64).max)
+    first_ended = first_ended_step(columns, step_ends)
+    since = _time_at(step_ends, low - first_ended - 1, np.iinfo(np.int64).min)
+    until = _time_at(step_ends, high - first_ended - 1, np.iinfo(np.int64).max)
     return dataclasses.replace(
         part,
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
@@ -71,10 +71,10 @@ def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
     """
     columns = timeline.columns
     step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    steps_before = _steps_before(columns, step_ends)
+    first_ended = first_ended_step(columns, step_ends)
 
     def is_chosen(times: Int64Array) -> BoolArray:
-        return np.isin(np.searchsorted(step_ends, times) + steps_before, numbers)
+        return np.isin(np.searchsorted(step_ends, times) + first_ended, numbers)
 
     marks_chosen = is_chosen(np.array([mark.time_ns for mark in timeline.marks], np.int64))
     return dataclasses.replace(
@@ -178,8 +178,8 @@ def _samples(counter: CounterSeries, low: int, high: int) -> CounterSeries:
     return dataclasses.replace(counter, time=time, value=value)
 
 
-def _steps_before(columns: Columns, step_ends: Int64Array) -> int:
-    """Return how many steps had ended before the first mark of a step that is left, so that it ends that step."""
+def first_ended_step(columns: Columns, step_ends: Int64Array) -> int:
+    """Return which step the first of the marks in `step_ends` ends: as many as had ended before."""
     if not len(columns):
         return 0
     return int(columns.step[0] - np.searchsorted(step_ends, columns.start[0], side="right"))

@@ -11,7 +11,7 @@ from . import select
 from .columns import Columns
 from .contents import CounterSeries, Mark, Name, Stats, Track
 from .spans import Spans
-from .summary import Summary, summarize
+from .summary import GroupBy, Summary, summarize
 
 __all__ = ["Timeline"]
 
@@ -112,9 +112,13 @@ class Timeline:
         """
         return select.modules(self, pattern, max_depth)
 
-    def summary(self) -> Summary:
-        """Return calls, total and self times per module."""
-        return summarize(self)
+    def summary(self, by: GroupBy = "module") -> Summary:
+        """Return what each module and each step took: calls, totals, self times, and percentiles over steps.
+
+        Args:
+            by: "module" for a row per module, "class" for a row per class.
+        """
+        return summarize(self, by)
 
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook: the offline viewer, in a frame of its own."""

@@ -1,9 +1,12 @@
-"""What each module of a timeline took, as a table in many forms."""
+"""What each module of a timeline took, and each step, as tables in many forms."""
 
 from __future__ import annotations
 
+from .groups import GroupBy
 from .module_summary import SORT_KEYS, Summary
 from .module_times import GpuTotals, ModuleTimes
+from .overview import Overview
+from .step_times import StepTimes
 from .totals import summarize
 
-__all__ = ["SORT_KEYS", "GpuTotals", "ModuleTimes", "Summary", "summarize"]
+__all__ = ["SORT_KEYS", "GpuTotals", "GroupBy", "ModuleTimes", "Overview", "StepTimes", "Summary", "summarize"]

@@ -1,66 +1,124 @@
-"""Which columns a summary is shown with, and the text of their cells."""
+"""Which columns the tables of a summary are shown with, and the text of their cells."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from .module_times import ModuleTimes
+from .step_times import StepTimes
 
 if TYPE_CHECKING:
     from .module_summary import Summary
 
-__all__ = ["TEXT_COLUMNS", "headings_and_cells"]
+__all__ = ["Table", "module_table", "step_table"]
 
-TEXT_COLUMNS = 2
-"""How many of the columns, from the first on, hold names; all others hold numbers."""
+
+class Table(NamedTuple):
+    """A table for people.
+
+    Attributes:
+        headings: what stands above each column.
+        rows: the cells, names as they are.
+        text_columns: how many columns, from the first on, hold names; all others hold numbers.
+        ranks: of each column how soon it is left out where there is no room: the highest first, 0 never.
+    """
+
+    headings: list[str]
+    rows: list[list[str]]
+    text_columns: int
+    ranks: list[int]
 
 
 class _Column(NamedTuple):
-    """A column for people.
+    """A column.
 
     Attributes:
-        heading: what stands above it.
-        field: of `ModuleTimes`.
+        heading: what stands above it; times are in ms.
+        field: of `ModuleTimes` or `StepTimes`; "share" is the total's part of all steps.
+        rank: how soon it is left out where there is no room; 0 never.
         optional: True where it is left out if it is 0 in every row.
     """
 
     heading: str
     field: str
+    rank: int = 0
     optional: bool = False
 
 
-_NAME_COLUMNS = (_Column("module", "fqn"), _Column("class", "module_class"), _Column("calls", "calls"))
 _CPU_COLUMNS = (
-    *_NAME_COLUMNS,
-    _Column("forward ms", "forward_ns"),
-    _Column("self", "forward_self_ns"),
-    _Column("backward ms", "backward_ns"),
-    _Column("self", "backward_self_ns"),
-    _Column("recompute ms", "recompute_ns", optional=True),
+    _Column("module", "fqn"),
+    _Column("class", "module_class", 6),
+    _Column("calls", "calls", 2),
+    _Column("% step", "share"),
+    _Column("total ms", "total_ns"),
+    _Column("self", "self_ns"),
+    _Column("mean", "mean_ns", 8),
+    _Column("step p50", "step_p50_ns", 4),
+    _Column("step p95", "step_p95_ns", 5),
+    _Column("forward", "forward_ns", 1),
+    _Column("self", "forward_self_ns", 9),
+    _Column("backward", "backward_ns", 1),
+    _Column("self", "backward_self_ns", 9),
+    _Column("recompute", "recompute_ns", 3, optional=True),
+    _Column("self", "recompute_self_ns", 9, optional=True),
 )
-# Terminals are narrow: beside GPU times, self times of the single phases have no place.
+# Beside GPU times, the CPU's self times of the single phases and its percentiles have no place.
 _GPU_COLUMNS = (
-    *_NAME_COLUMNS,
-    _Column("forward ms", "forward_ns", optional=True),
-    _Column("backward ms", "backward_ns", optional=True),
-    _Column("recompute ms", "recompute_ns", optional=True),
-    _Column("self ms", "self_ns", optional=True),
-    _Column("kernels", "kernels", optional=True),
-    _Column("GPU forward ms", "gpu_forward_ns", optional=True),
-    _Column("GPU backward ms", "gpu_backward_ns", optional=True),
-    _Column("GPU recompute ms", "gpu_recompute_ns", optional=True),
-    _Column("GPU self ms", "gpu_self_ns", optional=True),
+    _Column("module", "fqn"),
+    _Column("class", "module_class", 6),
+    _Column("calls", "calls", 3),
+    _Column("forward ms", "forward_ns", 5, optional=True),
+    _Column("backward ms", "backward_ns", 5, optional=True),
+    _Column("recompute ms", "recompute_ns", 5, optional=True),
+    _Column("self ms", "self_ns", 2, optional=True),
+    _Column("kernels", "kernels", 4, optional=True),
+    _Column("GPU forward ms", "gpu_forward_ns", 1, optional=True),
+    _Column("GPU backward ms", "gpu_backward_ns", 1, optional=True),
+    _Column("GPU recompute ms", "gpu_recompute_ns", 1, optional=True),
+    _Column("GPU self ms", "gpu_self_ns", 0, optional=True),
+)
+_STEP_COLUMNS = (
+    _Column("step", "step"),
+    _Column("duration ms", "duration_ns"),
+    _Column("forward", "forward_ns"),
+    _Column("backward", "backward_ns"),
+    _Column("recompute", "recompute_ns", 0, optional=True),
+    _Column("before", "before_ns"),
+    _Column("between", "between_ns"),
+    _Column("after", "after_ns"),
 )
 
 
-def headings_and_cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
-    """Return the headings, and for each row of the summary its cells, names as they are, times in ms."""
-    columns = [
-        column
-        for column in (_CPU_COLUMNS if summary.gpu is None else _GPU_COLUMNS)
-        if not column.optional or any(getattr(row, column.field) for row in summary.rows)
-    ]
-    rows = [[_cell(getattr(row, column.field), column.field) for column in columns] for row in summary.rows]
-    return [column.heading for column in columns], rows
+def module_table(summary: Summary) -> Table:
+    """Return the table of modules, or of classes where the summary is by class."""
+    columns: Sequence[_Column] = _CPU_COLUMNS if summary.gpu is None else _GPU_COLUMNS
+    if summary.by == "class":
+        columns = (_Column("class", "module_class"), *columns[2:])
+    if not summary.steps_ns:
+        columns = tuple(column for column in columns if column.field != "share")
+    return _table(columns, summary.rows, sum(column.field in {"fqn", "module_class"} for column in columns), summary)
 
 
-def _cell(value: str | int, field: str) -> str:
+def step_table(summary: Summary) -> Table:
+    """Return the table of steps, slowest first; one that is not whole has a `+` behind its duration."""
+    steps = sorted(summary.steps, key=lambda step: step.duration_ns, reverse=True)
+    table = _table(_STEP_COLUMNS, steps, 0, summary)
+    for cells, step in zip(table.rows, steps, strict=True):
+        cells[1] += "" if step.whole else "+"
+    return table
+
+
+def _table(
+    columns: Sequence[_Column], rows: Sequence[ModuleTimes] | Sequence[StepTimes], text_columns: int, summary: Summary
+) -> Table:
+    shown = [column for column in columns if not column.optional or any(getattr(row, column.field) for row in rows)]
+    cells = [[_cell(row, column.field, summary) for column in shown] for row in rows]
+    return Table([column.heading for column in shown], cells, text_columns, [column.rank for column in shown])
+
+
+def _cell(row: ModuleTimes | StepTimes, field: str, summary: Summary) -> str:
+    if field == "share":
+        return f"{100 * row.total_ns / summary.steps_ns:.1f}" if isinstance(row, ModuleTimes) else ""
+    value = getattr(row, field)
     return f"{int(value) / 1e6:.3f}" if field.endswith("_ns") else str(value)

@@ -10,20 +10,24 @@ __all__ = ["CPU_FIELDS", "GpuTotals", "ModuleTimes"]
 class ModuleTimes(NamedTuple):
     """What one module took over the whole timeline; times are integer nanoseconds.
 
-    A total counts a call within a call of the same module once; a self time leaves out what inner modules took. GPU
-    times are sums of the durations of kernels, memcpys and memsets, wherever they overlap; they are 0 in a summary
-    without GPU columns.
+    A self time leaves out what inner modules took. A total is the self time of the module and of those inside it, in
+    the same phase; a call within a call of the same module counts once. The totals of the three phases have no moment
+    in common. Recompute counts to the module that runs again and to those that contain it by name, not to the module
+    in whose backward it happens to lie. GPU times are sums of the durations of kernels, memcpys and memsets, wherever
+    they overlap; they are 0 in a summary without GPU columns.
 
     Attributes:
-        fqn: the module's fully qualified name (`GPT.transformer.h.0`).
+        fqn: the module's fully qualified name (`GPT.transformer.h.0`); empty in a summary by class.
         module_class: the name of its class (`Block`).
         calls: how often its forward ran; a recompute is not a call.
         forward_ns: total of forward on the CPU.
         forward_self_ns: of it, outside inner modules.
-        backward_ns: total of backward on the CPU, recompute inside it included.
-        backward_self_ns: of it, outside inner modules and recompute.
+        backward_ns: total of backward on the CPU, without recompute inside it.
+        backward_self_ns: of it, outside inner modules.
         recompute_ns: total of recompute on the CPU.
         recompute_self_ns: of it, outside inner modules.
+        step_p50_ns: median, over the steps in which it ran, of the total of all phases in a step.
+        step_p95_ns: of these totals, the one that 95 % of the steps do not exceed.
         kernels: kernels that the module itself launched.
         gpu_forward_ns: GPU time launched in forward, by it or its inner modules.
         gpu_forward_self_ns: of it, launched by itself.
@@ -45,6 +49,8 @@ class ModuleTimes(NamedTuple):
     backward_self_ns: int = 0
     recompute_ns: int = 0
     recompute_self_ns: int = 0
+    step_p50_ns: int = 0
+    step_p95_ns: int = 0
     kernels: int = 0
     gpu_forward_ns: int = 0
     gpu_forward_self_ns: int = 0
@@ -55,6 +61,16 @@ class ModuleTimes(NamedTuple):
     kernel_ns: int = 0
     memcpy_ns: int = 0
     memset_ns: int = 0
+
+    @property
+    def total_ns(self) -> int:
+        """The CPU totals of all phases together, in nanoseconds."""
+        return self.forward_ns + self.backward_ns + self.recompute_ns
+
+    @property
+    def mean_ns(self) -> int:
+        """The CPU total of all phases per call, in whole nanoseconds; 0 where no call was seen."""
+        return self.total_ns // self.calls if self.calls else 0
 
     @property
     def self_ns(self) -> int:

@@ -15,12 +15,19 @@ __all__ = ["from_json_values", "render_json", "to_json_values"]
 
 
 def render_json(summary: Summary) -> str:
-    """Return one indented JSON object; times in ns."""
-    return json.dumps(to_json_values(summary, sparse=False), indent=2) + "\n"
+    """Return one indented JSON object with all that the summary holds; times in ns."""
+    values = to_json_values(summary, sparse=False)
+    for row, times in zip(values["rows"], summary.rows, strict=True):
+        row |= {"total_ns": times.total_ns, "self_ns": times.self_ns, "mean_ns": times.mean_ns}
+    values["by"] = summary.by
+    values["steps"] = [step._asdict() for step in summary.steps]
+    if summary.overview is not None:
+        values["overview"] = summary.overview._asdict()
+    return json.dumps(values, indent=2) + "\n"
 
 
 def to_json_values(summary: Summary, *, sparse: bool) -> dict[str, Any]:
-    """Return a summary as JSON values; `sparse` leaves out what is 0 in a row."""
+    """Return rows, losses and GPU time as JSON values; `sparse` leaves out what is 0 in a row."""
     fields = CPU_FIELDS if summary.gpu is None else ModuleTimes._fields
     values: dict[str, Any] = {
         "rows": [

@@ -1,4 +1,4 @@
-"""A summary as a GitHub table."""
+"""A summary as GitHub tables."""
 
 from __future__ import annotations
 
@@ -6,23 +6,33 @@ import re
 from typing import TYPE_CHECKING
 
 from ..._terminal import printable
-from .cells import TEXT_COLUMNS, headings_and_cells
+from .cells import Table, module_table, step_table
 
 if TYPE_CHECKING:
     from .module_summary import Summary
 
-__all__ = ["render_markdown"]
+__all__ = ["render_markdown", "render_steps_markdown"]
 
 _PLAIN_NAME = re.compile(r"[\w.:\- ]+", re.ASCII)
 
 
 def render_markdown(summary: Summary) -> str:
-    """Return a table with a heading line, and the footer below it."""
-    headings, rows = headings_and_cells(summary)
-    rule = ["---"] * TEXT_COLUMNS + ["---:"] * (len(headings) - TEXT_COLUMNS)
-    cells = [[*map(_name, cells[:TEXT_COLUMNS]), *cells[TEXT_COLUMNS:]] for cells in rows]
-    lines = ["| " + " | ".join(line) + " |" for line in (headings, rule, *cells)]
+    """Return the table of modules, and the footer below it."""
+    lines = _table_lines(module_table(summary))
     return "\n".join([*lines, *(["", summary.footer] if summary.footer else [])]) + "\n"
+
+
+def render_steps_markdown(summary: Summary, limit: int | None = None) -> str:
+    """Return the table of steps, slowest first."""
+    table = step_table(summary)
+    return "\n".join(_table_lines(table._replace(rows=table.rows[:limit]))) + "\n"
+
+
+def _table_lines(table: Table) -> list[str]:
+    names = table.text_columns
+    rule = ["---"] * names + ["---:"] * (len(table.headings) - names)
+    cells = [[*map(_name, cells[:names]), *cells[names:]] for cells in table.rows]
+    return ["| " + " | ".join(line) + " |" for line in (table.headings, rule, *cells)]
 
 
 def _name(text: str) -> str:

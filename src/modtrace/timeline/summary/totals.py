@@ -1,4 +1,4 @@
-"""Calls and times per module, added up from the columns of a timeline."""
+"""Calls and times per module or class, added up from the columns of a timeline."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..._typing import BoolArray, Int64Array
-from ..columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from ..columns import FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import without_gpu
+from .groups import GroupBy, Groups, group_modules
 from .module_summary import Summary
 from .module_times import ModuleTimes
+from .overview import describe_recording
+from .percentiles import percentiles_by_group
+from .step_times import measure_steps
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -18,55 +22,108 @@ if TYPE_CHECKING:
 __all__ = ["summarize"]
 
 
-def summarize(timeline: Timeline) -> Summary:
-    """Add up calls and CPU times per module; what ran on a GPU counts for neither."""
+def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
+    """Add up calls and CPU times per module or per class; what ran on a GPU counts for neither."""
     timeline = without_gpu(timeline)
     columns = timeline.columns
-    index_of: dict[str, int] = {}
-    for name in timeline.names:
-        index_of.setdefault(name.fqn, len(index_of))
-    classes = {name.fqn: name.module_class for name in reversed(timeline.names)}
-    module = np.array([index_of[name.fqn] for name in timeline.names], np.int64)[columns.name]
-    total_ns, self_ns, calls = _add_up(columns, module, len(index_of))
-    called, first = np.unique(module, return_index=True)
-    fqns = list(index_of)
+    groups = group_modules(timeline.names, by)
+    group = groups.of_name[columns.name]
+    self_ns = _self_times(columns)
+    in_phase_ns, outermost = _times_in_phase(columns), _is_outermost(columns, group)
+    # Recompute lies in the backward of any module, and counts to those that contain what runs again.
+    timed = np.flatnonzero(outermost & (columns.phase != RECOMPUTE))
+    total_ns = np.zeros((len(PHASES), len(groups)), np.int64)
+    np.add.at(total_ns, (columns.phase[timed], group[timed]), in_phase_ns[timed])
+    recomputed = np.flatnonzero(columns.phase == RECOMPUTE)
+    rerun_group, rerun_step, rerun_ns = _with_outer_groups(columns, groups, recomputed, self_ns[recomputed])
+    np.add.at(total_ns[RECOMPUTE], rerun_group, rerun_ns)
+    phase_self_ns = np.zeros_like(total_ns)
+    np.add.at(phase_self_ns, (columns.phase, group), self_ns)
+    calls = np.bincount(group[columns.phase == FORWARD], minlength=len(groups))
+    steps = measure_steps(timeline)
+    p50_ns, p95_ns = percentiles_by_group(
+        np.concatenate([group[timed], rerun_group]),
+        np.concatenate([columns.step[timed], rerun_step]),
+        np.concatenate([in_phase_ns[timed], rerun_ns]),
+        whole_steps=[step.step for step in steps if step.whole],
+        groups=len(groups),
+        fractions=(0.5, 0.95),
+    )
+    by_phase = [times[phase] for phase in range(len(PHASES)) for times in (total_ns, phase_self_ns)]
+    numbers = [calls, *by_phase, p50_ns, p95_ns]
+    called, first = np.unique(group, return_index=True)
     rows = [
         ModuleTimes(
-            fqns[index],
-            classes[fqns[index]],
-            int(calls[index]),
-            *(int(times[phase, index]) for phase in (FORWARD, BACKWARD, RECOMPUTE) for times in (total_ns, self_ns)),
+            groups.fqns[index],
+            groups.classes[index],
+            *(int(counted[index]) for counted in numbers),
         )
         for index in called[np.argsort(first)].tolist()
     ]
-    return Summary(rows, len(rows), int(np.count_nonzero(~columns.complete)), timeline.stats.overwritten)
+    incomplete = int(np.count_nonzero(~columns.complete))
+    return Summary(
+        rows,
+        len(rows),
+        incomplete,
+        timeline.stats.overwritten,
+        overview=describe_recording(timeline),
+        steps=steps,
+        by=by,
+    )
 
 
-def _add_up(columns: Columns, module: Int64Array, modules: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return total and self time as int64[phase, module] in ns, and forward calls as int64[module]."""
-    phase = columns.phase.astype(np.int64)
+def _self_times(columns: Columns) -> Int64Array:
+    """Return int64[n]: what each span took outside the spans directly inside it, in ns."""
     duration = columns.end - columns.start
-    in_children = np.zeros(len(columns), np.int64)
+    self_ns: Int64Array = duration.copy()
     has_parent = columns.parent >= 0
-    np.add.at(in_children, columns.parent[has_parent], duration[has_parent])
-    total_ns = np.zeros((len(PHASES), modules), np.int64)
-    self_ns = np.zeros_like(total_ns)
-    outermost = ~_within_itself(columns, module)
-    np.add.at(total_ns, (phase[outermost], module[outermost]), duration[outermost])
-    np.add.at(self_ns, (phase, module), duration - in_children)
-    calls = np.bincount(module[phase == FORWARD], minlength=modules)
-    return total_ns, self_ns, calls
+    np.subtract.at(self_ns, columns.parent[has_parent], duration[has_parent])
+    return self_ns
 
 
-def _within_itself(columns: Columns, module: Int64Array) -> BoolArray:
-    """Return which spans lie inside a span of the same module and phase, at any distance."""
-    within = np.zeros(len(columns), np.bool_)
+def _times_in_phase(columns: Columns) -> Int64Array:
+    """Return int64[n]: what each span took, in ns, without the spans of other phases inside it."""
+    duration = columns.end - columns.start
+    in_phase_ns: Int64Array = duration.copy()
+    phase, parent = columns.phase, columns.parent
+    other = np.flatnonzero(parent >= 0)
+    other = other[phase[other] != phase[parent[other]]]
+    outer = parent[other]
+    while len(other):
+        np.subtract.at(in_phase_ns, outer, duration[other])
+        further = parent[outer]
+        climbs = (further >= 0) & (phase[further] == phase[outer])
+        other, outer = other[climbs], further[climbs]
+    return in_phase_ns
+
+
+def _is_outermost(columns: Columns, group: Int64Array) -> BoolArray:
+    """Return bool[n]: False where spans of the same phase lead from a span outwards to one of the same group."""
+    outermost = np.ones(len(columns), np.bool_)
     span = np.flatnonzero(columns.parent >= 0)
     outer = columns.parent[span]
     while len(span):
-        same = (module[outer] == module[span]) & (columns.phase[outer] == columns.phase[span])
-        within[span[same]] = True
+        same_phase = columns.phase[outer] == columns.phase[span]
+        span, outer = span[same_phase], outer[same_phase]
+        same_group = group[outer] == group[span]
+        outermost[span[same_group]] = False
         outer = columns.parent[outer]
-        climbs = ~same & (outer >= 0)
+        climbs = ~same_group & (outer >= 0)
         span, outer = span[climbs], outer[climbs]
-    return within
+    return outermost
+
+
+def _with_outer_groups(
+    columns: Columns, groups: Groups, span: Int64Array, self_ns: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return (group, step, ns), in no order: the self time of each span for every group that its module counts to."""
+    names = len(groups.of_name)
+    key, inverse = np.unique(columns.step[span] * max(names, 1) + columns.name[span], return_inverse=True)
+    ns = np.zeros(len(key), np.int64)
+    np.add.at(ns, inverse, self_ns)
+    step, name = np.divmod(key, max(names, 1))
+    count = np.bincount(groups.inner_name, minlength=names)
+    first = np.cumsum(count) - count
+    row = np.repeat(np.arange(len(key)), count[name])
+    within = np.arange(len(row)) - np.repeat(np.cumsum(count[name]) - count[name], count[name])
+    return groups.outer_group[first[name[row]] + within], step[row], ns[row]

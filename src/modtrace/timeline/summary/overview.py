@@ -1,0 +1,124 @@
+"""What a summary is of: the recording, its steps and its losses, in a few lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..columns import RECOMPUTE
+from .groups import GroupBy
+from .percentiles import nearest_rank
+from .step_times import StepTimes
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+
+__all__ = ["Overview", "describe_recording", "overview_lines"]
+
+
+class Overview(NamedTuple):
+    """What was recorded.
+
+    Attributes:
+        roots: the classes of the outermost modules, the most often called first.
+        processes: what the processes are called (`rank 0 · python`).
+        engine: "native" or "python"; empty where the timeline does not say.
+        torch: the version; empty where the timeline does not say.
+        spans: how many spans there are.
+        losses: what is missing and how much of it, only what is not 0: `overwritten` (events), `torn` (events),
+            `unfinished`, `unstarted` and `incomplete` (spans), `unattributed` (autograd nodes).
+        recomputed: the classes of the modules that ran again as a whole, as checkpointing makes them, and how many
+            modules of each.
+    """
+
+    roots: Sequence[str]
+    processes: Sequence[str]
+    engine: str
+    torch: str
+    spans: int
+    losses: Mapping[str, int]
+    recomputed: Mapping[str, int]
+
+
+def describe_recording(timeline: Timeline) -> Overview:
+    """Return what the timeline says about itself."""
+    columns, names = timeline.columns, timeline.names
+    is_root = columns.parent < 0
+    found, counts = np.unique(columns.name[is_root], return_counts=True)
+    roots = Counter[str]()
+    for name, count in zip(found.tolist(), counts.tolist(), strict=True):
+        roots[names[name].module_class] += count
+    reruns = (columns.phase == RECOMPUTE) & (is_root | (columns.phase[columns.parent] != RECOMPUTE))
+    rerun_modules = {names[name].fqn: names[name].module_class for name in np.unique(columns.name[reruns]).tolist()}
+    losses = {name: count for name, count in timeline.stats.items() if count and name != "recorded"}
+    incomplete = int(np.count_nonzero(~columns.complete))
+    return Overview(
+        roots=[module_class for module_class, _ in roots.most_common()],
+        processes=list(dict.fromkeys(track.process.name for track in timeline.tracks)),
+        engine=str(timeline.metadata.get("engine", "")),
+        torch=str(timeline.metadata.get("torch", "")),
+        spans=len(columns),
+        losses=losses | ({"incomplete": incomplete} if incomplete else {}),
+        recomputed=dict(Counter(rerun_modules.values()).most_common()),
+    )
+
+
+def overview_lines(overview: Overview, steps: Sequence[StepTimes], rows: int, by: GroupBy) -> list[str]:
+    """Return the header of a summary: what, which steps, what is lost, and what recompute costs.
+
+    Args:
+        overview: what was recorded.
+        steps: its steps.
+        rows: how many modules or classes there are.
+        by: which of them.
+    """
+    recorded_by = [f"{overview.engine} engine"] if overview.engine else []
+    versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
+    what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
+    lines = [" · ".join(part for part in what if part), _steps_line(steps)]
+    spans = f"{_count(overview.spans, 'span')} of {_count(rows, 'module' if by == 'module' else 'class')}"
+    lost = ", ".join(f"{count:,} {name}" for name, count in overview.losses.items())
+    lines.append(f"{spans}; " + (f"lost or unknown: {lost}" if lost else "nothing was lost"))
+    return [line for line in [*lines, _recompute_line(overview, steps)] if line]
+
+
+def _steps_line(steps: Sequence[StepTimes]) -> str:
+    whole = [step for step in steps if step.whole]
+    if not steps:
+        return "no spans"
+    if not whole:
+        return f"no whole step is marked: all {_ms(sum(step.duration_ns for step in steps))} count as 100 %"
+    median = nearest_rank([step.duration_ns for step in whole], 0.5)
+    slowest = max(whole, key=lambda step: step.duration_ns)
+    text = f"{_count(len(whole), 'whole step')}, median {_ms(median)}"
+    if len(whole) > 1:
+        p95 = nearest_rank([step.duration_ns for step in whole], 0.95)
+        text += f", p95 {_ms(p95)}, slowest {_ms(slowest.duration_ns)} (step {slowest.step})"
+    return text
+
+
+def _recompute_line(overview: Overview, steps: Sequence[StepTimes]) -> str:
+    chosen = [step for step in steps if step.whole] or steps
+    total = sum(step.recompute_ns for step in chosen)
+    if not total:
+        return ""
+    median = nearest_rank([step.recompute_ns for step in chosen], 0.5)
+    share = total / sum(step.duration_ns for step in chosen)
+    again = ", ".join(f"{_count(count, 'module')} of {name}" for name, count in overview.recomputed.items())
+    return f"checkpointing costs {_ms(median)} of a step (median; {share:.1%} of all), to run {again} again"
+
+
+def _shortened(names: Sequence[str], limit: int = 3) -> str:
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:,.3f} ms"

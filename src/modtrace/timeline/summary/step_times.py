@@ -1,0 +1,130 @@
+"""What each training step took, and what of it was spent in which phase or outside all modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..._typing import BoolArray, Int64Array
+from ..columns import FORWARD, RECOMPUTE
+from ..select import first_ended_step
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+
+__all__ = ["StepTimes", "measure_steps"]
+
+
+class StepTimes(NamedTuple):
+    """One training step; times are integer nanoseconds, and those behind `duration_ns` add up to it.
+
+    A step reaches from the mark that ends the one before it to its own: `Recording.step`, or the end of an optimizer's
+    step where the recording marks these. Each moment counts once, however many threads run: as recompute where any
+    module runs again, else as backward where any is in backward, else as forward.
+
+    Attributes:
+        step: its number, from 0.
+        duration_ns: how long it took.
+        forward_ns: in forward.
+        backward_ns: in backward, without recompute.
+        recompute_ns: in recompute.
+        before_ns: before its first span: loading a batch, and what else comes first.
+        between_ns: between its spans: the loss, and the loop around the model.
+        after_ns: behind its last span: the optimizer and what else is done until the mark. Nothing in a recording marks
+            the optimizer's own time.
+        whole: False where its beginning was overwritten, or its end not marked; it may then have been longer.
+    """
+
+    step: int
+    duration_ns: int
+    forward_ns: int = 0
+    backward_ns: int = 0
+    recompute_ns: int = 0
+    before_ns: int = 0
+    between_ns: int = 0
+    after_ns: int = 0
+    whole: bool = True
+
+
+class _Busy(NamedTuple):
+    """Time ranges in order, none of which touches another."""
+
+    start: Int64Array
+    end: Int64Array
+
+    def time_until(self, moment: Int64Array) -> Int64Array:
+        """Return for each moment how much of the time before it lies in the ranges."""
+        before = np.concatenate([[0], np.cumsum(self.end - self.start)])
+        index = np.searchsorted(self.start, moment)
+        over = np.zeros(len(moment), np.int64)
+        inside = index > 0
+        over[inside] = np.maximum(self.end[index[inside] - 1] - moment[inside], 0)
+        until: Int64Array = before[index] - over
+        return until
+
+
+def measure_steps(timeline: Timeline) -> list[StepTimes]:
+    """Return the steps of a timeline in order; all of it is one step where none was marked.
+
+    The first begins with its first span, as a recording does not say when its steps began.
+    """
+    columns = timeline.columns
+    if not len(columns):
+        return []
+    marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
+    first_step = first_ended_step(columns, marks)
+    first_start, last_end = int(columns.start[0]), int(columns.end.max())
+    edges = np.concatenate([[min(first_start, int(marks[0]) if len(marks) else first_start)], marks])
+    is_ended = np.ones(len(marks), np.bool_)
+    if not len(marks) or columns.start[-1] >= marks[-1]:
+        edges, is_ended = np.append(edges, max(last_end, int(edges[-1]))), np.append(is_ended, False)
+    start, end = edges[:-1], edges[1:]
+    is_root = columns.parent < 0
+    recomputes = columns.phase == RECOMPUTE
+    is_backward = columns.phase != FORWARD
+    all_busy = _union(timeline, is_root)
+    modules = _times_in(all_busy, start, end)
+    backward = _times_in(_union(timeline, is_backward & (is_root | ~is_backward[columns.parent])), start, end)
+    recompute = _times_in(_union(timeline, recomputes & (is_root | ~recomputes[columns.parent])), start, end)
+    before, after = _edges_outside(all_busy, start, end)
+    rows = zip(
+        (end - start).tolist(),
+        (modules - backward).tolist(),
+        (backward - recompute).tolist(),
+        recompute.tolist(),
+        before.tolist(),
+        (end - start - modules - before - after).tolist(),
+        after.tolist(),
+        is_ended.tolist(),
+        strict=True,
+    )
+    steps = [StepTimes(first_step + index, *row) for index, row in enumerate(rows)]
+    if timeline.stats.overwritten:
+        steps[0] = steps[0]._replace(whole=False)
+    return steps
+
+
+def _union(timeline: Timeline, spans: BoolArray) -> _Busy:
+    """Return the time that any of the spans covers."""
+    start, end = timeline.columns.start[spans], timeline.columns.end[spans]
+    if not len(start):
+        return _Busy(start, end)
+    covered_until = np.maximum.accumulate(end)
+    is_first = np.ones(len(start), np.bool_)
+    is_first[1:] = start[1:] > covered_until[:-1]
+    first = np.flatnonzero(is_first)
+    return _Busy(start[first], covered_until[np.append(first[1:], len(start)) - 1])
+
+
+def _times_in(busy: _Busy, start: Int64Array, end: Int64Array) -> Int64Array:
+    return busy.time_until(end) - busy.time_until(start)
+
+
+def _edges_outside(busy: _Busy, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return for each step the time before its first span (all of it where it has none) and behind its last."""
+    starts, ends = np.append(busy.start, np.iinfo(np.int64).max), np.append(busy.end, np.iinfo(np.int64).min)
+    first_start = np.clip(starts[np.searchsorted(busy.end, start, side="right")], start, end)
+    last_end = np.clip(ends[np.searchsorted(busy.start, end) - 1], start, end)
+    before = first_start - start
+    return before, np.where(first_start < end, end - last_end, 0)

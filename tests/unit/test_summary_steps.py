@@ -1,0 +1,334 @@
+"""Steps, percentiles, classes and trees of a summary, worked out by hand and checked by a second implementation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, StepTimes, Timeline, Track
+from modtrace.timeline.summary import ModuleTimes, Summary
+from modtrace.timeline.summary.percentiles import nearest_rank
+from tests.support.timelines import gpt2_timeline, timelines
+
+MAIN = Process(1, 0)
+NET, BLOCK, FC = range(3)
+NAMES = (Name("Net", "Net", "Net"), Name("b: Block", "Net.b", "Block"), Name("fc: Block", "Net.b.fc", "Block"))
+MS = 1_000_000
+
+
+def training(marks: tuple[int, ...] = (100, 300)) -> Timeline:
+    """Two steps of a checkpointed block, whose inner `fc` runs it again; all times in ms.
+
+    step 0    forward  Net 10────────────40                      mark 100
+                         b  15────────35
+                           fc 20───30
+              backward                    Net 50────────────90
+                                            b   55───────85
+                                             fc   60────80
+                               recompute b          65─75
+                               recompute fc           68─72
+    step 1    forward  Net 110─120                               mark 300
+    """
+    rows = [
+        (NET, FORWARD, 10, 40, -1, 0),
+        (BLOCK, FORWARD, 15, 35, 0, 0),
+        (FC, FORWARD, 20, 30, 1, 0),
+        (NET, BACKWARD, 50, 90, -1, 0),
+        (BLOCK, BACKWARD, 55, 85, 3, 0),
+        (FC, BACKWARD, 60, 80, 4, 0),
+        (BLOCK, RECOMPUTE, 65, 75, 5, 0),
+        (FC, RECOMPUTE, 68, 72, 6, 0),
+        (NET, FORWARD, 110, 120, -1, 1),
+    ]
+    name, phase, start, end, parent, step = zip(*rows, strict=True)
+    columns = Columns.of(
+        start=np.array(start) * MS,
+        end=np.array(end) * MS,
+        name=name,
+        phase=phase,
+        track=[int(p != FORWARD) for p in phase],
+        depth=[0, 1, 2, 0, 1, 2, 3, 4, 0],
+        parent=parent,
+        call=step,
+        step=step,
+        link=[-1] * len(rows),
+        complete=[True] * len(rows),
+    )
+    tracks = [Track(kind, "MainThread", 1, MAIN) for kind in ("forward", "backward")]
+    moments = [Mark(mark * MS, "step", f"step {index}") for index, mark in enumerate(marks)]
+    return Timeline(columns, NAMES, tracks, marks=moments, metadata={"engine": "native", "torch": "2.13.0"})
+
+
+def in_ms(step: StepTimes) -> list[int]:
+    return [ns // MS for ns in step[1:-1]]
+
+
+def test_steps_reach_from_mark_to_mark_and_their_parts_add_up() -> None:
+    first, second = training().summary().steps
+
+    # The first step begins with its first span: where it began is not known.
+    assert in_ms(first) == [90, 30, 30, 10, 0, 10, 10]
+    assert in_ms(second) == [200, 10, 0, 0, 10, 0, 180]
+    assert [step.duration_ns for step in (first, second)] == [sum(step[2:-1]) for step in (first, second)]
+    assert (first.step, second.step, first.whole, second.whole) == (0, 1, True, True)
+
+
+def test_recompute_counts_to_the_module_that_runs_again_and_not_where_it_lies() -> None:
+    net, block, fc = training().summary().rows
+
+    assert (net.backward_ns // MS, net.recompute_ns // MS, net.total_ns // MS) == (30, 10, 80)
+    assert (block.backward_ns // MS, block.recompute_ns // MS, block.total_ns // MS) == (20, 10, 50)
+    assert (fc.backward_ns // MS, fc.recompute_ns // MS, fc.total_ns // MS) == (10, 4, 24)
+    assert [row.self_ns // MS for row in (net, block, fc)] == [30, 26, 24]
+
+
+def test_percentiles_are_over_the_steps_in_which_a_module_ran() -> None:
+    net, block, _ = training().summary().rows
+
+    assert (net.step_p50_ns // MS, net.step_p95_ns // MS) == (10, 70)
+    assert (block.step_p50_ns // MS, block.step_p95_ns // MS) == (50, 50)
+
+
+def test_a_step_without_its_mark_counts_for_no_percentile() -> None:
+    summary = training(marks=(100,)).summary()
+
+    assert [(step.duration_ns // MS, step.whole) for step in summary.steps] == [(90, True), (20, False)]
+    assert (summary.rows[0].step_p50_ns // MS, summary.rows[0].step_p95_ns // MS) == (70, 70)
+    assert "1,20000000,10000000,0,0,10000000,0,0,False" in summary.steps_csv().splitlines()
+
+
+def test_the_first_step_is_not_whole_where_its_beginning_was_overwritten() -> None:
+    timeline = training()
+    lossy = replace(timeline, stats=replace(timeline.stats, overwritten=3))
+
+    assert [step.whole for step in lossy.summary().steps] == [False, True]
+    assert lossy.summary().rows[0].step_p95_ns == 10 * MS
+
+
+def test_a_timeline_without_marks_is_one_step() -> None:
+    assert [in_ms(step) for step in training(marks=()).summary().steps] == [[110, 40, 30, 10, 0, 30, 0]]
+
+
+def test_what_runs_on_two_threads_at_once_counts_once_in_a_step() -> None:
+    columns = training().columns
+    forward = columns.take(np.array([0, 8]))
+    both = replace(forward, start=np.array([0, 5]) * MS, end=np.array([10, 20]) * MS, track=np.array([0, 1], np.int32))
+    threads = [Track("forward", name, tid, MAIN) for tid, name in enumerate(("a", "b"))]
+    timeline = Timeline(both, NAMES, threads, marks=[Mark(30 * MS, "step", "step 0")])
+
+    assert [in_ms(step) for step in timeline.summary().steps] == [[30, 20, 0, 0, 0, 0, 10]]
+    assert timeline.summary().rows[0].forward_ns == 25 * MS
+
+
+def test_by_class_a_module_inside_one_of_its_class_counts_once() -> None:
+    net, block = training().summary("class").rows
+
+    assert (net.fqn, net.module_class, net.calls, net.total_ns // MS) == ("", "Net", 2, 80)
+    assert block == ModuleTimes(
+        "",
+        "Block",
+        2,
+        *(ms * MS for ms in (20, 20, 20, 20, 10, 10, 50, 50)),
+    )
+    table = training().summary("class").sort_by().to_text().splitlines()[6:8]
+    assert [line.split()[:4] for line in table] == [["Block", "2", "17.2", "50.000"], ["Net", "2", "27.6", "80.000"]]
+
+
+def test_header_says_what_was_recorded_and_what_checkpointing_costs() -> None:
+    assert str(training(marks=(100,)).summary()).splitlines()[:5] == [
+        "Net · rank 0 · python · native engine, torch 2.13.0",
+        "1 whole step, median 90.000 ms",
+        "9 spans of 3 modules; nothing was lost",
+        "checkpointing costs 10.000 ms of a step (median; 11.1% of all), to run 1 module of Block again",
+        "",
+    ]
+
+
+def test_text_has_the_share_of_all_steps() -> None:
+    assert [" ".join(line.split()) for line in training().summary().to_text().splitlines()[5:]] == [
+        "module class calls % step total ms self mean step p50 step p95 forward self backward self recompute self",
+        "Net Net 2 27.6 80.000 30.000 40.000 10.000 70.000 40.000 20.000 30.000 10.000 10.000 0.000",
+        "Net.b Block 1 17.2 50.000 26.000 50.000 50.000 50.000 20.000 10.000 20.000 10.000 10.000 6.000",
+        "Net.b.fc Block 1 8.3 24.000 24.000 24.000 24.000 24.000 10.000 10.000 10.000 10.000 4.000 4.000",
+    ]
+
+
+def test_steps_text_is_slowest_first() -> None:
+    assert training().summary().steps_text(1).splitlines() == [
+        "step  duration ms  forward  backward  recompute  before  between    after",
+        "   1      200.000   10.000     0.000      0.000  10.000    0.000  180.000",
+        "1 more steps",
+        "after: behind the last span, where the optimizer runs; nothing marks its own time",
+    ]
+    assert training().summary().steps_markdown(1).splitlines()[2] == (
+        "| 1 | 200.000 | 10.000 | 0.000 | 0.000 | 10.000 | 0.000 | 180.000 |"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+def test_lines_fit_the_terminal_and_names_keep_their_ends(width: int) -> None:
+    summary = gpt2_timeline(1000).summary()
+
+    text = summary.to_text(width)
+    assert max(map(len, text.splitlines())) <= width
+    assert sum("h.4.mlp.act" in line for line in text.splitlines()) == 1
+    # Of a name in a tree at least 8 characters are shown.
+    assert max(map(len, summary.to_tree(width).splitlines())) <= max(width, 60)
+
+
+def test_without_a_width_nothing_is_left_out() -> None:
+    summary = gpt2_timeline(1000).summary()
+
+    assert all(any(row.fqn in line for line in str(summary).splitlines()) for row in summary.rows)
+    assert "…" not in str(summary)
+    assert "left out" not in str(summary)
+
+
+def test_tree_shows_names_below_the_module_around_them() -> None:
+    assert training().summary().sort_by("total").to_tree().splitlines()[5:] == [
+        "% step  total ms    self  module",
+        "  27.6    80.000  30.000  Net",
+        "  17.2    50.000  26.000  └─ b: Block",
+        "   8.3    24.000  24.000     └─ fc: Block",
+    ]
+
+
+def test_tree_draws_siblings_in_the_order_of_the_rows() -> None:
+    rows = [ModuleTimes(fqn, fqn[-1].upper()) for fqn in ("N.b", "N.a.y", "N", "N.a.x", "N.a", "M")]
+
+    branches = [line.split("0.000  0.000  ")[1] for line in Summary(rows, 6).to_tree().splitlines()[1:]]
+    assert branches == ["N", "├─ b: B", "└─ a: A", "   ├─ y: Y", "   └─ x: X", "M"]
+
+
+def test_to_depth_adds_self_times_to_the_module_around() -> None:
+    net, block = training().summary().to_depth(2).rows
+
+    assert (net.self_ns // MS, block.self_ns // MS, block.total_ns // MS) == (30, 50, 50)
+    (net,) = training().summary().to_depth(1).rows
+    assert (net.self_ns // MS, net.total_ns // MS) == (80, 80)
+
+
+def test_matching_keeps_times_as_they_are() -> None:
+    summary = training().summary()
+
+    assert summary.matching("Net.b*").rows == summary.rows[1:]
+    assert summary.matching("Net.b*").note == "1 more modules"
+
+
+def test_columns_are_arrays_of_nanoseconds() -> None:
+    columns = training().summary().columns()
+
+    assert columns["fqn"].tolist() == ["Net", "Net.b", "Net.b.fc"]
+    assert columns["total_ns"].dtype == np.int64
+    assert (columns["total_ns"] // MS).tolist() == [80, 50, 24]
+    assert training().summary().step_columns()["after_ns"].tolist() == [10 * MS, 180 * MS]
+
+
+def test_json_has_steps_and_overview() -> None:
+    document = json.loads(training().summary().to_json())
+
+    assert document["steps"][1]["after_ns"] == 180 * MS
+    assert document["overview"] == {
+        "roots": ["Net"],
+        "processes": ["rank 0 · python"],
+        "engine": "native",
+        "torch": "2.13.0",
+        "spans": 9,
+        "losses": {},
+        "recomputed": {"Block": 1},
+    }
+
+
+def test_a_notebook_shows_header_modules_and_steps() -> None:
+    html = training().summary()._repr_html_()
+
+    assert html.startswith("<p>Net · rank 0 · python · native engine, torch 2.13.0<br>")
+    assert html.count("<table>") == html.count("</table>") == 2
+    assert '<td style="text-align: right">180.000</td>' in html
+
+
+@pytest.mark.parametrize(
+    ("values", "fraction", "found"),
+    [([], 0.5, 0), ([7], 0.5, 7), ([3, 1, 2], 0.5, 2), ([4, 1, 2, 3], 0.5, 2), ([*range(1, 21)], 0.95, 19)],
+)
+def test_nearest_rank(values: list[int], fraction: float, found: int) -> None:
+    assert nearest_rank(values, fraction) == found
+
+
+def added_up(timeline: Timeline) -> dict[str, tuple[int, ...]]:
+    """Per module calls, total and self time of each phase, p50 and p95: another way, span by span."""
+    whole = {step.step for step in timeline.summary().steps if step.whole}
+    spans, open_on, self_ns = list(timeline.spans), defaultdict[int, list[int]](list), dict[int, int]()
+    counts: dict[str, int] = defaultdict(int)
+    times: dict[tuple[str, str, str], int] = defaultdict(int)
+    per_step: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    around: list[list[int]] = []
+    known = {name.fqn for name in timeline.names}
+    for index, (span, track) in enumerate(zip(spans, timeline.columns.track.tolist(), strict=True)):
+        stack = open_on[track]
+        del stack[span.depth :]
+        around.append([*stack, index])
+        self_ns[index] = span.duration_ns
+        if stack:
+            self_ns[stack[-1]] -= span.duration_ns
+        stack.append(index)
+        counts[span.fqn] += span.phase == "forward"
+    for index, span in enumerate(spans):
+        # A total counts in the step in which the outermost span began, recompute in its own.
+        step_of = {span.fqn: span.step}
+        for outer in reversed(around[index]):
+            if spans[outer].phase != span.phase:
+                break
+            step_of[spans[outer].fqn] = spans[outer].step
+        if span.phase == "recompute":
+            parts = span.fqn.split(".")
+            step_of = {fqn: span.step for n in range(len(parts)) if (fqn := ".".join(parts[: n + 1])) in known}
+        times[span.fqn, span.phase, "self"] += self_ns[index]
+        for fqn, step in step_of.items():
+            times[fqn, span.phase, "total"] += self_ns[index]
+            if not whole or step in whole:
+                per_step[fqn][step] += self_ns[index]
+
+    def percentile(fqn: str, fraction: float) -> int:
+        values = sorted(per_step[fqn].values())
+        return values[math.ceil(len(values) * fraction) - 1] if values else 0
+
+    return {
+        fqn: (
+            counts[fqn],
+            *(times[fqn, phase, kind] for phase in ("forward", "backward", "recompute") for kind in ("total", "self")),
+            percentile(fqn, 0.5),
+            percentile(fqn, 0.95),
+        )
+        for fqn in dict.fromkeys([span.fqn for span in spans])
+    }
+
+
+def nested_names(timeline: Timeline) -> Timeline:
+    """The timeline with names that contain each other."""
+    fqns = ["N", "N.a", "N.a.b", "N.c"]
+    names = [Name(name.label, fqns[index % 4], name.module_class) for index, name in enumerate(timeline.names)]
+    return replace(timeline, names=names)
+
+
+@given(timelines())
+def test_rows_are_those_of_a_second_implementation(drawn: Timeline) -> None:
+    for timeline in (drawn, nested_names(drawn)):
+        assert {row.fqn: row[2:11] for row in timeline.summary().rows} == added_up(timeline)
+
+
+@given(timelines())
+def test_of_any_timeline_the_parts_of_each_step_add_up(timeline: Timeline) -> None:
+    for step in timeline.summary().steps:
+        assert step.duration_ns == sum(step[2:-1])
+        assert min(step[1:-1]) >= 0
+    for by in ("module", "class"):
+        summary = timeline.summary("class" if by == "class" else "module")
+        assert len(summary.to_text(60)) > 0
+        assert "<table>" in summary.to_html()
