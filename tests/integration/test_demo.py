@@ -33,10 +33,11 @@ def test_it_prints_a_table_and_how_to_open_the_trace(demo: tuple[Path, str]) -> 
     lines = [line.rstrip() for line in printed.splitlines()]
 
     assert f"{STEPS}/{STEPS} loss" in lines[0]
-    # The fields of a table's row: module, class, calls and four times.
-    rows = [line.split() for line in lines if line.startswith("GPT")]
+    # The fields of a table's row: module, class, calls, share and nine times.
+    rows = [line.split() for line in lines if line.startswith(("GPT.", "GPT  "))]
     assert len(rows) == 16
-    assert all(len(row) == 7 and row[2] == str(STEPS) for row in rows)
+    assert all(len(row) == 13 and row[2] == str(STEPS) for row in rows)
+    assert any(line.startswith(f"{STEPS} whole steps, median ") for line in lines)
     assert f"{len(modules_called()) - 16} more modules" in lines
     assert lines[-1].startswith("Next: ")
     assert lines[-1].endswith("modtrace view demo.json, or drop demo.json onto https://ui.perfetto.dev")

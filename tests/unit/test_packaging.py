@@ -56,7 +56,7 @@ def names_returned(value: object) -> set[str]:
 def test_types_that_public_functions_return_are_public() -> None:
     returned = {name for public in modtrace.__all__ for name in names_returned(getattr(modtrace, public))}
     of_python = {*dir(builtins), "Any", "Iterator", "Mapping", "Sequence"}
-    arrays = {"BoolArray", "Int8Array", "Int32Array", "Int64Array"}
+    arrays = {"AnyArray", "BoolArray", "Int8Array", "Int32Array", "Int64Array"}
 
     assert {"Timeline", "Spans", "Summary", "ThreadStack", "MergeResult"} <= returned
     assert returned - of_python - arrays <= set(modtrace.__all__)

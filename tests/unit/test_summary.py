@@ -110,7 +110,7 @@ def test_footer_of_a_lossy_timeline_counts_what_is_missing() -> None:
     assert str(summary).splitlines()[:3] == [
         "Linear, Net · python",  # the most often called first
         "no whole step is marked: all 0.000 ms count as 100 %",
-        "3 spans of 2 modules; lost or unknown: 7 overwritten, 2 incomplete",
+        "3 spans of 2 modules; lost or unknown: 7 events overwritten, 2 spans incomplete",
     ]
     assert str(summary).splitlines()[-1] == summary.note == "1 more modules"
     assert summary.to_markdown().splitlines()[-1] == summary.footer

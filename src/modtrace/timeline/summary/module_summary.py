@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..._typing import AnyArray
 from .column_arrays import module_columns, step_columns
-from .groups import GroupBy
 from .module_times import GpuTotals, ModuleTimes
 from .module_tree import fold_below
 from .overview import Overview
@@ -60,7 +59,7 @@ class Summary:
     gpu: GpuTotals | None = None
     overview: Overview | None = None
     steps: Sequence[StepTimes] = ()
-    by: GroupBy = "module"
+    by: str = "module"
 
     def sort_by(self, key: str | None = None, limit: int | None = None) -> Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..columns import RECOMPUTE
-from .groups import GroupBy
 from .percentiles import nearest_rank
 from .step_times import StepTimes
 
@@ -43,6 +42,16 @@ class Overview(NamedTuple):
     recomputed: Mapping[str, int]
 
 
+_LOSSES = {
+    "overwritten": "events overwritten",
+    "torn": "events torn",
+    "unfinished": "spans without their end",
+    "unstarted": "spans without their start",
+    "incomplete": "spans incomplete",
+    "unattributed": "autograd nodes of no module",
+}
+
+
 def describe_recording(timeline: Timeline) -> Overview:
     """Return what the timeline says about itself."""
     columns, names = timeline.columns, timeline.names
@@ -66,7 +75,7 @@ def describe_recording(timeline: Timeline) -> Overview:
     )
 
 
-def overview_lines(overview: Overview, steps: Sequence[StepTimes], rows: int, by: GroupBy) -> list[str]:
+def overview_lines(overview: Overview, steps: Sequence[StepTimes], rows: int, by: str) -> list[str]:
     """Return the header of a summary: what, which steps, what is lost, and what recompute costs.
 
     Args:
@@ -80,7 +89,7 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes], rows: int, by
     what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
     lines = [" · ".join(part for part in what if part), _steps_line(steps)]
     spans = f"{_count(overview.spans, 'span')} of {_count(rows, 'module' if by == 'module' else 'class')}"
-    lost = ", ".join(f"{count:,} {name}" for name, count in overview.losses.items())
+    lost = ", ".join(f"{count:,} {_LOSSES[name]}" for name, count in overview.losses.items())
     lines.append(f"{spans}; " + (f"lost or unknown: {lost}" if lost else "nothing was lost"))
     return [line for line in [*lines, _recompute_line(overview, steps)] if line]
 
