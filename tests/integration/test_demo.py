@@ -73,6 +73,25 @@ def test_the_next_step_names_the_command_where_it_is(tmp_path: Path, monkeypatch
     assert next_step_hint("demo.json").startswith(f"Next: {tmp_path}/modtrace view demo.json, or")
 
 
+def test_the_readme_shows_what_summary_prints(demo: tuple[Path, str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shown = (
+        readme.partition("$ modtrace summary demo.json --sort total --limit 6\n")[2].partition("```")[0].splitlines()
+    )
+    summary = modtrace.load(demo[0]).summary().sort_by("total", 6)
+    printed = f"{summary.to_text()}\n\nslowest steps\n{summary.steps_text(5)}".splitlines()
+
+    # What the terminal of the sample had no room for.
+    left_out = [" ".join(line.partition(": ")[2].split()) for line in shown if line.startswith("left out")]
+    assert left_out == ["forward self, backward self; a wider terminal or a pipe has them"]
+    assert [line.partition(";")[0] for line in shown[2:3]] == [line.partition(";")[0] for line in printed[2:3]]
+    assert shown[4].split() == [*printed[4].split()[:-3], "backward"]
+    assert [line.split()[1:3] for line in shown[6:11]] == [line.split()[1:3] for line in printed[6:11]]
+    assert shown[11] == printed[11] == "71 more modules"
+    assert [line.split() for line in shown[13:16]] == [line.split() for line in printed[12:15]]
+    assert shown[-2:] == printed[-2:]
+
+
 def test_the_trace_has_each_call_of_each_module(demo: tuple[Path, str]) -> None:
     timeline = modtrace.load(demo[0])
 
