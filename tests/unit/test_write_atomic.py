@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -63,6 +64,48 @@ def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path) -> 
     finally:
         os.umask(mask)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (old, new)] == [0o604, 0o640]
+
+
+def test_the_umask_of_the_process_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(mask: int) -> int:
+        raise AssertionError(f"umask({mask:o}): other threads' files would get it too")
+
+    monkeypatch.setattr(os, "umask", refuse)
+    for path in (tmp_path / "new", tmp_path / "new"):
+        with atomic_writer(path) as file:
+            file.write(b"x")
+
+
+def test_a_file_that_replaces_a_private_one_is_private_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "private"
+    path.touch()
+    path.chmod(0o600)
+    with atomic_writer(path) as file:
+        file.write(b"x")
+        modes = {stat.S_IMODE(entry.stat().st_mode) for entry in tmp_path.iterdir()}
+    assert modes == {0o600}
+
+
+@pytest.mark.parametrize("planted", ["file", "link"])
+def test_what_lies_where_the_temporary_file_goes_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    names = iter(["planted", "free"])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
+    trap = tmp_path / ".modtrace-planted.tmp"
+    trap.symlink_to(victim) if planted == "link" else trap.touch(0o666)
+    before = trap.lstat().st_mode
+
+    with atomic_writer(tmp_path / "out") as file:
+        file.write(b"x")
+
+    assert victim.read_text() == "mine"
+    assert trap.lstat().st_mode == before
+    assert planted == "link" or trap.read_bytes() == b""
+    assert (tmp_path / "out").read_bytes() == b"x"
+    assert next(names, None) is None
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

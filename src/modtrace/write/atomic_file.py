@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +17,11 @@ __all__ = ["Sink", "atomic_writer"]
 
 _GZIP_LEVEL = 3
 """zlib's level: traces repeat themselves so much that higher ones take three times as long for a tenth of the size."""
+
+_NEW_FILE_MODE = 0o666
+"""Of a new file, less what the umask takes off."""
+_PRIVATE_MODE = 0o600
+"""While a file is written that is to replace one; then it gets the permissions of that one."""
 
 
 class Sink(Protocol):
@@ -81,24 +86,38 @@ def _special(target: Path) -> Iterator[BinaryIO]:
 def _regular(target: Path) -> Iterator[BinaryIO]:
     if target.is_dir():
         raise IsADirectoryError(None, "it is a directory")
-    descriptor, name = tempfile.mkstemp(prefix=".modtrace-", suffix=".tmp", dir=target.parent)
+    mode = _mode_of(target)
+    temporary, descriptor = _create_beside(target, _NEW_FILE_MODE if mode is None else _PRIVATE_MODE)
     try:
         with open(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fchmod(descriptor, _mode(target))
+            if mode is not None:
+                os.fchmod(descriptor, mode)
             os.fsync(descriptor)
-        os.replace(name, target)
+        os.replace(temporary, target)
     except BaseException:
-        os.unlink(name)
+        with contextlib.suppress(FileNotFoundError):  # an interrupt can come after it has moved
+            os.unlink(temporary)
         raise
 
 
-def _mode(target: Path) -> int:
-    """Return the permissions of the file to replace; for a new one what the umask leaves."""
+def _create_beside(target: Path, mode: int) -> tuple[Path, int]:
+    """Create an empty file of an unguessable name; return its path and a descriptor open for writing.
+
+    The kernel takes the umask off the mode: to read the umask, a process has to change it for all its threads. Nothing
+    that lies there already is opened, a planted link least of all.
+    """
+    while True:
+        temporary = target.parent / f".modtrace-{secrets.token_hex(8)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(FileExistsError):
+            return temporary, os.open(temporary, flags, mode)
+
+
+def _mode_of(target: Path) -> int | None:
+    """Return the permissions of the file that is replaced; None where there is none."""
     try:
         return stat.S_IMODE(target.stat().st_mode)
     except FileNotFoundError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask
+        return None
