@@ -16,10 +16,12 @@ __all__ = ["SUFFIXES", "check_writable", "write"]
 # Named by text, so that a format's module is only imported where it is written, and the report, which is made with
 # these writers, can be one of them.
 _WRITERS = {
+    ".speedscope.json": "modtrace.write.speedscope:write_speedscope",  # before .json: the first that fits is taken
     ".json": "modtrace.write.chrome:write_chrome",
     ".json.gz": "modtrace.write.chrome:write_chrome",
     ".pftrace": "modtrace.write.perfetto:write_perfetto",
     ".pftrace.gz": "modtrace.write.perfetto:write_perfetto",
+    ".folded": "modtrace.write.folded:write_folded",
     ".html": "modtrace.write.html:write_html",
     ".zip": "modtrace.report:write_report",
 }
