@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import modtrace
+from modtrace.cli._group import group
 from modtrace.read import FileKind, file_kind, load
 from modtrace.timeline import Name, Timeline
 from modtrace.view.notebook_html import MAX_SPANS, iframe_html
@@ -182,7 +184,7 @@ def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
 
     address = re.fullmatch(r"Open (http://127\.0\.0\.1:(\d+)/[\w-]{32}/)\n", first)
     assert address is not None
-    assert second == "From another machine, first forward the port there:\n"
+    assert second == "From another machine, first forward the port there (--port chooses it):\n"
     assert third == f"  ssh -L {address[2]}:127.0.0.1:{address[2]} {socket.gethostname()}\n"
     assert b"https://ui.perfetto.dev/#!/?" in fetched(address[1])
     assert running.poll() is None
@@ -213,12 +215,13 @@ def test_it_opens_the_users_browser_and_ends_by_itself(trace: Path, tmp_path: Pa
 def test_a_browser_that_cannot_start(trace: Path) -> None:
     running = started(trace, BROWSER="/nonexistent/browser %s")
     assert running.stdout is not None
-    lines = [running.stdout.readline() for _ in range(4)]
+    lines = [running.stdout.readline() for _ in range(5)]
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=30)
 
-    assert lines[1].startswith("No browser could be started. Open http://127.0.0.1:")
-    assert lines[3].startswith("  ssh -L ")
+    assert lines[1] == "No browser could be started.\n"
+    assert lines[2].startswith("Open http://127.0.0.1:")
+    assert lines[4].startswith("  ssh -L ")
     assert running.returncode == 1
 
 
@@ -231,8 +234,50 @@ def test_offline_serves_our_own_page(trace: Path, browser: Browser) -> None:
         seen.page.wait_for_selector("html[data-ready]", state="attached")
         assert seen.problems == []
         assert [asked for asked in seen.requests if not asked.endswith("favicon.ico")] == [url]
-    running.communicate(timeout=30)
+        seen.page.reload()
+        seen.page.wait_for_selector("html[data-ready]", state="attached")
+    running.communicate(timeout=60)
     assert running.returncode == 0
+
+
+def test_options_of_view_choose_port_browser_and_interface(trace: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = started(trace, "--port", str(port)).communicate(timeout=60)
+    assert done == ("", f"modtrace: cannot serve at port {port}: Address already in use\n")
+
+    ui = "http://perfetto.example:8080"
+    arguments = ("--port", str(port), "--no-browser", "--keep", "--perfetto-url", f"{ui}/")
+    running = started(trace, *arguments, BROWSER="/nonexistent/browser %s")
+    assert running.stdout is not None
+    lines = [running.stdout.readline() for _ in range(4)]
+    url = lines[0].split()[1]
+    assert url.startswith(f"http://127.0.0.1:{port}/")
+    assert lines[3] == "Serving until Ctrl-C.\n"
+    for _ in range(2):
+        assert f"{ui}/#!/?".encode() in fetched(url)
+        assert fetched(f"{url}trace", "Sec-Fetch-Site: same-origin") == trace.read_bytes()
+    running.send_signal(signal.SIGINT)
+
+    assert running.communicate(timeout=30) == ("", "")
+    assert running.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--perfetto-url", "ui.perfetto.dev"], "'ui.perfetto.dev' is not http(s)://host or http(s)://host:port."),
+        (["--perfetto-url", "https://x; frame-src *"], "is not http(s)://host"),
+        (["--perfetto-url", "https://x/path"], "is not http(s)://host"),
+        (["--port", "0"], "0 is not in the range 1<=x<=65535."),
+        (["--offline", "--perfetto-url", "https://x"], "give one of them."),
+    ],
+)
+def test_options_of_view_are_checked(options: list[str], said: str) -> None:
+    result = CliRunner().invoke(group, ["view", "absent", *options])
+
+    assert result.exit_code == 2
+    assert said in result.stderr
 
 
 def test_view_of_a_file_that_is_no_trace_fails_with_one_line(tmp_path: Path) -> None:

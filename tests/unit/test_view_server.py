@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,6 +206,60 @@ def test_it_ends_after_a_time_without_a_visitor(server: TraceServer) -> None:
     assert not server.wait(0.1)
 
     assert 0.1 <= time.monotonic() - begun < 5
+
+
+def opened(server: TraceServer) -> socket.socket:
+    """The connection by which a page says that it is open."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    connection.sendall(f"GET {server.path}open HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{OWN}\r\n\r\n".encode())
+    assert connection.recv(1000).startswith(b"HTTP/1.0 200")
+    return connection
+
+
+def test_it_serves_as_long_as_the_page_is_open(server: TraceServer) -> None:
+    page = opened(server)
+    assert ask(server, f"{server.path}trace", OWN) == 200
+    assert server.wait(10)
+    left = threading.Event()
+
+    def wait_until_left() -> None:
+        server.wait_until_left(0.3)
+        left.set()
+
+    waiting = threading.Thread(target=wait_until_left)
+    waiting.start()
+
+    assert not left.wait(1.5)
+    # A reload: the old page's connection goes, the new page fetches everything again.
+    page.close()
+    page = opened(server)
+    assert ask(server, f"{server.path}trace", OWN) == 200
+    assert not left.wait(1.5)
+
+    page.close()
+    assert left.wait(10)
+    waiting.join()
+
+
+def test_a_page_that_cannot_say_that_it_is_open_counts_by_its_deliveries() -> None:
+    with TraceServer(PAGE) as server:
+        assert ask(server, server.path) == 200
+        begun = time.monotonic()
+        threading.Timer(0.5, ask, (server, server.path)).start()
+
+        server.wait_until_left(1)
+
+        assert 1.4 <= time.monotonic() - begun < 10
+
+
+def test_another_origin_cannot_hold_it_open(server: TraceServer) -> None:
+    assert ask(server, f"{server.path}open", "Sec-Fetch-Site: cross-site") == 403
+    assert ask(server, f"{server.path}open") == 403
+
+
+def test_a_port_that_is_taken_is_an_error(server: TraceServer) -> None:
+    with pytest.raises(ModtraceError, match=f"cannot serve at port {server.port}: Address already in use"):
+        TraceServer(PAGE, port=server.port)
 
 
 def test_it_listens_to_this_machine_only(server: TraceServer) -> None:

@@ -3,42 +3,67 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
 import click
 
+from ._output import echo, show_status
+
 __all__ = ["command"]
+
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?")
+
+
+def _origin(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:  # noqa: ARG001
+    """Return the origin that a URL is, without the slash behind it."""
+    if url is not None and not _ORIGIN.fullmatch(url := url.rstrip("/")):
+        raise click.BadParameter(f"{url!r} is not http(s)://host or http(s)://host:port.")
+    return url
 
 
 @click.command("view", short_help="Open a trace in the browser.")
 @click.argument("trace", type=click.Path())
 @click.option("--offline", is_flag=True, help="Show the modules in modtrace's own page, which needs no network.")
-def command(trace: str, offline: bool) -> None:
+@click.option(
+    "--port", type=click.IntRange(1, 65535), metavar="N", help="Serve at this port; else at any that is free."
+)
+@click.option("--no-browser", is_flag=True, help="Open no browser; only say what to open.")
+@click.option("--keep", is_flag=True, help="Serve until Ctrl-C; else as long as the page is open.")
+@click.option(
+    "--perfetto-url", metavar="URL", callback=_origin, help="A Perfetto UI of your own, as https://host:port."
+)
+def command(
+    trace: str, offline: bool, port: int | None, no_browser: bool, keep: bool, perfetto_url: str | None
+) -> None:
     """Open TRACE in ui.perfetto.dev, with the module tracks on top.
 
-    TRACE is any file that modtrace reads. It goes from a server on this machine to the browser and nowhere else; the
-    server ends when the browser has it.
+    TRACE is any file that modtrace reads. It goes from a server on this machine to the browser and nowhere else. The
+    server ends when the page is closed.
     """
     from .._errors import ModtraceError
     from ..read import load
     from ..view.browser import WAIT_TIMEOUT_S, open_and_serve
     from ..view.server import PERFETTO_ORIGIN, Page, TraceServer
 
+    if offline and perfetto_url:
+        raise click.UsageError("--offline shows modtrace's own page, and --perfetto-url another; give one of them.")
     with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
-        if offline:
-            from ..write.html import render_html
+        with show_status(f"reading {trace}"):
+            if offline:
+                from ..write.html import render_html
 
-            server = TraceServer(Page(render_html(load(trace))))
-        else:
-            from ..view.perfetto_page import handover_page
-            from ..view.viewable import ensure_viewable
+                page, path = Page(render_html(load(trace))), None
+            else:
+                from ..view.perfetto_page import handover_page
+                from ..view.viewable import ensure_viewable
 
-            path, notes = ensure_viewable(trace, Path(folder))
-            for note in notes:
-                click.echo(note, err=True)
-            server = TraceServer(handover_page("trace", os.path.basename(trace), PERFETTO_ORIGIN), path)
-        with server:
-            delivered = open_and_serve(server, click.echo)
+                path, notes = ensure_viewable(trace, Path(folder))
+                page = handover_page("trace", os.path.basename(trace), perfetto_url or PERFETTO_ORIGIN)
+                for note in notes:
+                    echo(note, err=True)
+        with TraceServer(page, path, port=port or 0) as server:
+            delivered = open_and_serve(server, echo, browser=not no_browser, keep=keep)
     if not delivered:
         raise ModtraceError(f"no browser fetched the trace within {WAIT_TIMEOUT_S / 60:.0f} minutes")

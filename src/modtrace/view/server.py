@@ -1,9 +1,11 @@
-"""A local HTTP server for one browser: one page, and for that page one trace, until both were delivered."""
+"""A local HTTP server for one browser: one page, and for that page one trace, as long as the page is open."""
 
 from __future__ import annotations
 
+import errno
 import hmac
 import secrets
+import select
 import socket
 import sys
 import threading
@@ -46,6 +48,7 @@ class TraceServer:
     Args:
         page: the page.
         trace: the trace's file; None where the page has all data in itself.
+        port: the port to listen on; 0 for any that is free.
 
     Attributes:
         url: the page's URL.
@@ -55,19 +58,23 @@ class TraceServer:
         ModtraceError: it cannot listen on the port, or cannot read the trace.
     """
 
-    def __init__(self, page: Page, trace: str | Path | None = None) -> None:
+    def __init__(self, page: Page, trace: str | Path | None = None, *, port: int = 0) -> None:
         self.page = page
         self.trace = None if trace is None else Path(trace)
         self._delivered = threading.Event()
         self._transfers = 0
+        self._open_pages = 0
+        self._delivered_again = False
+        self._closing = False
         self._changed = threading.Condition()
         try:
             if self.trace is not None:
                 with self.trace.open("rb"):
                     pass
-            self._server = _Server(self)
+            self._server = _Server(self, port)
         except OSError as error:
-            raise ModtraceError(f"cannot serve {trace or 'the page'}: {error.strerror or error}") from error
+            subject = f"at port {port}" if port and error.errno == errno.EADDRINUSE else trace or "the page"
+            raise ModtraceError(f"cannot serve {subject}: {error.strerror or error}") from error
         self.port = self._server.server_port
         self.path = f"/{secrets.token_urlsafe(24)}/"
         self.url = f"http://127.0.0.1:{self.port}{self.path}"
@@ -78,6 +85,7 @@ class TraceServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closing = True
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -97,6 +105,32 @@ class TraceServer:
                     break
             return self._delivered.is_set()
 
+    def wait_until_left(self, grace_s: float) -> None:
+        """Wait until for `grace_s` seconds no page was open and nothing was transferred: a reload takes a moment.
+
+        Only a page with a trace says that it is open; of another one each delivery counts.
+        """
+        with self._changed:
+            deadline = time.monotonic() + grace_s
+            while (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, _POLL_INTERVAL_S))
+                if self._transfers or self._open_pages or self._delivered_again:
+                    self._delivered_again = False
+                    deadline = time.monotonic() + grace_s
+
+    def hold(self, connection: socket.socket) -> None:
+        """Keep a page's connection until the page closes it: for so long it is open."""
+        with self._changed:
+            self._open_pages += 1
+        try:
+            while not self._closing:
+                if select.select([connection], [], [], _POLL_INTERVAL_S)[0] and not connection.recv(1):
+                    return
+        finally:
+            with self._changed:
+                self._open_pages -= 1
+                self._changed.notify_all()
+
     @contextmanager
     def tracking_transfer(self, final: bool) -> Iterator[None]:
         """Count a transfer while it runs; once the `final` one is complete, everything was delivered."""
@@ -106,6 +140,7 @@ class TraceServer:
             yield
             if final:
                 self._delivered.set()
+                self._delivered_again = True
         finally:
             with self._changed:
                 self._transfers -= 1
@@ -115,9 +150,9 @@ class TraceServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, owner: TraceServer) -> None:
+    def __init__(self, owner: TraceServer, port: int) -> None:
         self.owner = owner
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore browsers that close a connection or leave it idle."""
@@ -138,6 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_page(owner)
         elif owner.trace is not None and _equal(self.path, f"{owner.path}trace"):
             self._send_trace(owner, owner.trace)
+        elif owner.trace is not None and _equal(self.path, f"{owner.path}open"):
+            self._hold_open(owner)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
@@ -158,8 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_trace(self, owner: TraceServer, trace: Path) -> None:
         # Browsers say where a request comes from; our own page's requests have no Origin.
-        if self.headers.get_all("Origin") or self.headers.get_all("Sec-Fetch-Site") != ["same-origin"]:
-            self.send_error(HTTPStatus.FORBIDDEN, "another Origin")
+        if not self._is_own_page():
             return
         with trace.open("rb") as file, owner.tracking_transfer(final=True):
             size = file.seek(0, 2)
@@ -169,6 +205,21 @@ class _Handler(BaseHTTPRequestHandler):
             if self.connection.sendfile(file) != size:
                 raise ConnectionError("the trace became shorter while it was sent")
             self.connection.shutdown(socket.SHUT_WR)
+
+    def _hold_open(self, owner: TraceServer) -> None:
+        """Answer the page's request that lasts as long as the page."""
+        if not self._is_own_page():
+            return
+        self._send_headers("text/plain", 1)
+        self.end_headers()
+        owner.hold(self.connection)
+
+    def _is_own_page(self) -> bool:
+        """Return whether the request comes from our page; refuse it otherwise."""
+        if self.headers.get_all("Origin") or self.headers.get_all("Sec-Fetch-Site") != ["same-origin"]:
+            self.send_error(HTTPStatus.FORBIDDEN, "another Origin")
+            return False
+        return True
 
     def _send_headers(self, content_type: str, size: int) -> None:
         self.send_response(HTTPStatus.OK)
