@@ -141,7 +141,9 @@ def test_the_trace_of_a_training_script(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    assert ours(done.stderr)[-1] == "modtrace: 12 spans of 3 steps are in out.json"
+    assert ours(done.stderr)[-2] == "modtrace: 12 spans of 3 steps are in out.json"
+    assert "Next: " in ours(done.stderr)[-1]
+    assert " view out.json, or" in ours(done.stderr)[-1]
     timeline = modtrace.load(tmp_path / "out.json")
     forward = [(span.fqn, span.step, span.call) for span in timeline.spans if span.phase == "forward"]
     assert forward == [(fqn, step, step) for step in range(3) for fqn in ("Net", "Net.layer")]
@@ -167,7 +169,9 @@ def test_only_the_first_steps(tmp_path: Path) -> None:
     done = run("-m", "modtrace", "run", "--max-steps", "2", "train.py", cwd=tmp_path)
 
     assert done.stdout == "True\n"
-    assert ours(done.stderr)[-1] == "modtrace: 8 spans of 2 steps are in train.pftrace"
+    assert ours(done.stderr)[-2] == "modtrace: 8 spans of 2 steps are in train.pftrace"
+    assert "Next: " in ours(done.stderr)[-1]
+    assert " view train.pftrace, or" in ours(done.stderr)[-1]
     assert {span.step for span in modtrace.load(tmp_path / "train.pftrace").spans} == {0, 1}
 
 
@@ -178,7 +182,9 @@ def test_a_script_that_records_itself_replaces_the_commands_recording(tmp_path: 
     done = run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
-    assert ours(done.stderr)[-1] == "modtrace: 4 spans of 1 steps are in train.pftrace"
+    assert ours(done.stderr)[-2] == "modtrace: 4 spans of 1 steps are in train.pftrace"
+    assert "Next: " in ours(done.stderr)[-1]
+    assert " view train.pftrace, or" in ours(done.stderr)[-1]
     assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4
     assert len(modtrace.load(tmp_path / "own.json").spans) == 8
 
@@ -207,7 +213,9 @@ def test_a_forked_child_leaves_the_trace_to_its_parent(tmp_path: Path) -> None:
 
     done = run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
 
-    assert ours(done.stderr)[-1] == "modtrace: 8 spans of 2 steps are in train.pftrace"
+    assert ours(done.stderr)[-2] == "modtrace: 8 spans of 2 steps are in train.pftrace"
+    assert "Next: " in ours(done.stderr)[-1]
+    assert " view train.pftrace, or" in ours(done.stderr)[-1]
     assert len(ours(done.stderr)) == len(set(ours(done.stderr)))
     assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 8
 

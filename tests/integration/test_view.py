@@ -81,6 +81,7 @@ def test_the_real_ui_receives_the_trace_whole(browser: Browser, ui: str, tmp_pat
         asked = [url for url in seen.requests if url.startswith("http://127.0.0.1") and not url.startswith(ui)]
         assert [re.sub(r"^http://127.0.0.1:\d+/[\w-]+/", "", url) for url in asked if ":9001/" not in url] == [
             "",
+            "open",
             "trace",
         ]
 

@@ -45,11 +45,11 @@ class CliUsageError(click.UsageError):
     """Wrong usage, in the style of all other errors, with a line on the right usage; exit code 2."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print `modtrace: MESSAGE` and how the command is used."""
-        CliError(self.format_message()).show(file)
+        """Print how the command is used, and `modtrace: MESSAGE`."""
         if self.ctx is not None:
-            echo(" ".join(self.ctx.get_usage().split()), err=True)
-            echo(f"Help: {self.ctx.command_path} -h", err=True)
+            usage = " ".join(self.ctx.get_usage().split())
+            echo(f"{usage}; help: {self.ctx.command_path} -h", err=True)
+        CliError(self.format_message()).show(file)
 
 
 class LazyGroup(click.Group):

@@ -110,7 +110,7 @@ def _finish(auto: AutoRecording, trace: str) -> None:
     else:
         spans = len(auto.recording.timeline().columns)
         echo(f"modtrace: {spans} spans of {auto.steps} steps are in {trace}", err=True)
-        echo(next_step_hint(trace), err=True)
+        echo(f"modtrace: {next_step_hint(trace)}", err=True)
 
 
 def _default_output(script: str, as_module: bool) -> str:
