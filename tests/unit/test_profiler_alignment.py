@@ -63,7 +63,7 @@ def test_a_clock_that_was_set_makes_two_segments() -> None:
     slices = dict(around(n, time + shift) for n, (time, shift) in enumerate(zip(times, ahead, strict=True)))
     found = align_by_sync_marks([sync(n, time) for n, time in enumerate(times)], slices, BASE)
     assert moved(found, times[2], times[8]) == [times[2], times[8] + 1_000_000]
-    assert found.note == "a clock was set 1 times meanwhile"
+    assert found.note == "a clock was set 1 times meanwhile: where exactly is known to the nearest operator"
     assert found.residual_ns == pytest.approx(0, abs=1e-6)
 
 

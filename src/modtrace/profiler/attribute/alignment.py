@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -107,18 +107,34 @@ class Alignment:
 
     def to_trace(self, unix_ns: Int64Array) -> Int64Array:
         """Convert times of the recording to nanoseconds from the trace's base; never reverses two of them."""
-        begins = np.array([segment.begin_ns for segment in self.segments[1:]], np.int64)
-        segment_of = np.searchsorted(begins, unix_ns, side="right")
-        out = np.empty(len(unix_ns), np.int64)
+        moved = self.to_trace_clock(unix_ns)
+        segment_of = self._segments_of(unix_ns)
         floor = np.iinfo(np.int64).min
+        for index in range(1, len(self.segments)):
+            # Where the clock was set back, time stands still until it has caught up.
+            end = np.array([self.segments[index].begin_ns], np.int64)
+            floor = max(floor, int(self._through(index - 1, end)[0]))
+            here = segment_of == index
+            moved[here] = np.maximum(moved[here], floor)
+        return moved
+
+    def to_trace_clock(self, unix_ns: Int64Array) -> Int64Array:
+        """Convert the same to what the trace's clock showed, which goes back where it was set back."""
+        segment_of = self._segments_of(unix_ns)
+        moved = np.empty(len(unix_ns), np.int64)
         for index in range(len(self.segments)):
             here = segment_of == index
-            # Where the clock was set back, time stands still until it has caught up.
-            out[here] = np.maximum(self._through(index, unix_ns[here]), floor)
-            if index + 1 < len(self.segments):
-                end = np.array([self.segments[index + 1].begin_ns], np.int64)
-                floor = max(floor, int(self._through(index, end)[0]))
-        return out
+            moved[here] = self._through(index, unix_ns[here])
+        return moved
+
+    def _segments_of(self, unix_ns: Int64Array) -> Int64Array:
+        begins = np.array([segment.begin_ns for segment in self.segments[1:]], np.int64)
+        return np.searchsorted(begins, unix_ns, side="right").astype(np.int64)
+
+    def of_segment(self, index: int) -> Alignment:
+        """Return the alignment as it would be if one segment held always."""
+        operators = self.operators and replace(self.operators, bands=[self.operators.bands[index]])
+        return replace(self, segments=[self.segments[index]], brackets=(), operators=operators)
 
     def _through(self, index: int, unix_ns: Int64Array) -> Int64Array:
         segment = self.segments[index]
@@ -192,7 +208,9 @@ def align_by_sync_marks(
         shift = segment.offset_ns + segment.drift * (time[first:last] - segment.center_ns)
         distance.append(np.abs(middle[first:last] - shift))
     distances = np.concatenate(distance)
-    note = f"a clock was set {len(cuts)} times meanwhile" if cuts else ""
+    note = ""
+    if cuts:
+        note = f"a clock was set {len(cuts)} times meanwhile: where exactly is known to the nearest operator"
     return Alignment(
         "sync marks",
         base_ns,

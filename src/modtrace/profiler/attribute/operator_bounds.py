@@ -15,7 +15,15 @@ import numpy as np
 from ..._typing import Float64Array, Int64Array
 from .offset_band import OffsetBounds
 
-__all__ = ["Busy", "CallEdges", "bounds_from_gaps", "busy_intervals", "cut_depth", "most_likely_shift"]
+__all__ = [
+    "Busy",
+    "CallEdges",
+    "bounds_from_gaps",
+    "busy_intervals",
+    "cut_depth",
+    "distance_to_end",
+    "most_likely_shift",
+]
 
 REACH_NS = 40_000
 """How far off the first guess may be."""
@@ -82,6 +90,18 @@ def cut_depth(busy: Busy, time: Int64Array) -> Int64Array:
     depth = np.minimum(time - busy.start[at], busy.end[at] - time)
     depth[at < 0] = 0
     found: Int64Array = np.maximum(depth, 0)
+    return found
+
+
+def distance_to_end(busy: Busy, time: Int64Array) -> Int64Array:
+    """Return how far each moment lies from where an operator begins or ends, ns; 0 where there is none."""
+    if not len(busy.start):
+        return np.zeros(len(time), np.int64)
+    ends = np.concatenate([busy.start, busy.end])
+    ends.sort()
+    at = np.searchsorted(ends, time)
+    last, next_ = ends[np.maximum(at - 1, 0)], ends[np.minimum(at, len(ends) - 1)]
+    found: Int64Array = np.minimum(np.abs(time - last), np.abs(next_ - time))
     return found
 
 

@@ -14,7 +14,7 @@ from ..trace.event_columns import ProfilerEvents
 from .alignment import Alignment, ClockSegment, OperatorFit, sync_bounds
 from .call_lookup import runs_module_code, threads_of
 from .offset_band import OffsetBand, OffsetBounds, intersect
-from .operator_bounds import REACH_NS, CallEdges, bounds_from_gaps, busy_intervals, cut_depth, most_likely_shift
+from .operator_bounds import REACH_NS, CallEdges, bounds_from_gaps, busy_intervals, distance_to_end, most_likely_shift
 
 __all__ = ["refine_by_operators"]
 
@@ -53,21 +53,22 @@ def refine_by_operators(
     shared = list(_shared_threads(timeline, events, threads))
     if not shared:
         return alignment
-    alignment = replace(alignment, segments=_move_clock_steps(alignment, shared))
     marks = sync_bounds(timeline.marks, events.syncs, alignment.base_ns)
     found = alignment
     for margin, tolerance in _PASSES:
+        alignment = replace(alignment, segments=_move_clock_steps(found, shared))
+        found = replace(found, segments=alignment.segments)
         times, lows, highs = [marks.time], [marks.low], [marks.high]
         operators = cut = 0
         for thread in shared:
-            guess = found.to_trace(thread.edges)
+            guess = found.to_trace_clock(thread.edges)
             near = np.flatnonzero(
                 (guess > int(thread.start.min()) - _AROUND_NS) & (guess < int(thread.end.max()) + _AROUND_NS)
             )
             if not len(near):
                 continue
             edges = CallEdges(thread.edges[near], guess[near])
-            busy = busy_intervals(thread.start, thread.end, edges.guess, margin)
+            busy = busy_intervals(thread.start, thread.end, np.sort(edges.guess), margin)
             if not len(busy.start):
                 continue
             # What was guessed to be the offset: what is found from here on are corrections of it.
@@ -150,33 +151,32 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
             yield _Thread(edges, start[running], end[running])
 
 
-def _move_clock_steps(alignment: Alignment, shared: Sequence[_Thread]) -> Sequence[ClockSegment]:
-    """Return the segments, each from where on its offset cuts fewer operators than the one before.
+def _move_clock_steps(found: Alignment, shared: Sequence[_Thread]) -> Sequence[ClockSegment]:
+    """Return the segments, each from where on its offset suits the operators better than the one before.
 
-    Marks say between which two of them a clock was set; the edges of calls in between say when.
+    Marks say between which two of them a clock was set; the edges of calls in between say when: by the right offset
+    they lie near an end of an operator.
     """
-    segments = list(alignment.segments)
-    for index, bracket in enumerate(alignment.brackets):
-        before, after = (replace(alignment, segments=[segments[at]]) for at in (index, index + 1))
-        time: list[Int64Array] = []
-        cost: list[Int64Array] = []
+    segments = list(found.segments)
+    for index, (first, last) in enumerate(found.brackets):
+        sides = [found.of_segment(at) for at in (index, index + 1)]
+        moments = [np.array([first, last], np.int64)]
+        gained = [np.zeros(2, np.int64)]
         for thread in shared:
-            edges = thread.edges[(thread.edges > bracket[0]) & (thread.edges < bracket[1])]
+            edges = thread.edges[(thread.edges > first) & (thread.edges < last)]
             if not len(edges):
                 continue
-            depths = []
-            for side in (before, after):
-                guess = side.to_trace(edges)
-                depths.append(cut_depth(busy_intervals(thread.start, thread.end, guess, REACH_NS), guess))
-            time.append(edges)
-            cost.append(depths[0] - depths[1])
-        if time:
-            moments = np.concatenate(time)
-            order = np.argsort(moments, kind="stable")
-            # The step lies where edges before it fit the first offset, and those after it the second.
-            total = np.append(0, np.cumsum(np.concatenate(cost)[order]))
-            edges_around = np.concatenate([[bracket[0]], moments[order], [bracket[1]]])
-            at = int(np.argmin(total))
-            begin = int(edges_around[at]) + (int(edges_around[at + 1]) - int(edges_around[at])) // 2
-            segments[index + 1] = replace(segments[index + 1], begin_ns=begin)
+            before, after = (
+                distance_to_end(busy_intervals(thread.start, thread.end, guess, REACH_NS), guess)
+                for guess in (side.to_trace(edges) for side in sides)
+            )
+            moments.append(edges)
+            gained.append(before - after)
+        time = np.concatenate(moments)
+        order = np.argsort(time, kind="stable")
+        # What is lost by giving the edges up to each moment the first offset and not the second.
+        lost = np.cumsum(np.concatenate(gained)[order])[:-1]
+        at = int(np.argmin(lost))
+        left, right = time[order[at]], time[order[at + 1]]
+        segments[index + 1] = replace(segments[index + 1], begin_ns=int(left + (right - left) // 2 + 1))
     return segments

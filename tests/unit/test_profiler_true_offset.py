@@ -1,0 +1,136 @@
+"""Alignment against the truth: traces made from a recording on a clock of which all is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modtrace.profiler.attribute.offset_band import DRIFT_LIMITS, OffsetBounds, intersect
+from modtrace.profiler.attribute.overlay import overlay
+from modtrace.profiler.trace.event_columns import EventCollector
+from modtrace.timeline import Timeline
+from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
+from tests.support.kineto import BASE, TID, Span, recording
+
+MS = 1_000_000
+
+
+def steps(count: int, seed: int = 0) -> Timeline:
+    """Steps of 6 blocks of a norm and a layer, with a backward pass between; some 1.3 ms each."""
+    random = np.random.default_rng(seed)
+    spans: list[Span] = []
+    time = MS
+    for _ in range(count):
+        rows: list[tuple[str, int, int]] = []
+        begin = time
+        for _ in range(6):
+            time += int(random.integers(3000, 20_000))
+            block = time
+            for label in ("a: Linear", "c: ReLU"):
+                time += int(random.integers(3000, 12_000))
+                call = time
+                time += int(random.integers(8000, 60_000))
+                rows.append((label, call, time))
+            time += int(random.integers(3000, 12_000))
+            rows.append(("b: Linear", block, time))
+        time += int(random.integers(3000, 20_000))
+        spans.append(("Net", begin, time, 0))
+        inner = sorted(rows, key=lambda row: row[1])
+        spans += [(label, start, end, 1 if label[0] == "b" else 2) for label, start, end in inner]
+        time += int(random.integers(300_000, 900_000))
+    return with_marks(recording(*spans), 5 * MS)
+
+
+def errors(timeline: Timeline, clock: DriftingClock, seed: int = 0) -> tuple[np.ndarray, float]:
+    """Return the true error at each edge of a call, ns, and the bound that was told."""
+    collector = EventCollector()
+    collector.add(make_trace(timeline, clock, BASE, seed))
+    found = overlay(timeline, collector.events(), {"baseTimeNanoseconds": BASE}, "trace.json")
+    assert found.alignment is not None
+    assert found.alignment.operators is not None
+    edges = call_edges(timeline, TID)
+    return np.abs(found.alignment.to_trace(edges) + BASE - clock(edges)), found.alignment.operators.bound_ns
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+@pytest.mark.parametrize(
+    "clock",
+    [
+        DriftingClock(BASE, ahead=6000),
+        DriftingClock(BASE, ahead=-4000, drift=100e-6),
+        DriftingClock(BASE, ahead=2000, drift=-30e-6, wander=2500, period=150e6),
+    ],
+    ids=["offset", "drift", "wandering"],
+)
+def test_the_true_error_is_half_a_microsecond_and_never_beyond_the_bound(count: int, clock: DriftingClock) -> None:
+    for seed in range(3):
+        error, bound = errors(steps(count, seed), clock, seed)
+        assert np.median(error) <= 500
+        assert error.max() <= bound + 1
+        assert bound < 5000
+
+
+@pytest.mark.parametrize("step", [-2 * MS, 50_000, 3 * MS])
+@pytest.mark.parametrize("at", [100, 400, 501, 777, 905])
+def test_a_clock_that_was_set_is_followed(step: int, at: int) -> None:
+    timeline = steps(60)
+    edges = call_edges(timeline, TID)
+    clock = DriftingClock(BASE, ahead=3000, drift=20e-6, step_at=int(edges[at]) + 1500, step=step)
+    error, bound = errors(timeline, clock)
+    assert np.median(error) <= 500
+    # Where a clock was set back, the trace itself tells some times twice: nothing is told of these.
+    told_once = np.abs(edges - clock.step_at) > max(0, -step * 1.05)
+    beyond = np.flatnonzero(told_once & (error > bound + 1))
+    # Behind edge 501 no operator runs before the clock is set: it may have been set before that edge just as well.
+    assert beyond.tolist() == ([501] if at == 501 and step > 0 else [])
+
+
+def test_a_band_is_what_a_clock_of_limited_drift_may_be() -> None:
+    # Known: 2 or more at 0, 4 or less at 10 ms, 0 to 9 µs at 20 ms.
+    bounds = OffsetBounds(
+        np.array([0, 10 * MS, 20 * MS]), np.array([2000.0, -np.inf, 0.0]), np.array([np.inf, 4000.0, 9000.0])
+    )
+    band = intersect(bounds)
+    assert band is not None
+    assert band.drift_limit == 200e-6
+    # 10 ms away a bound is 2 µs less sharp.
+    assert band.low.tolist() == pytest.approx([2000, 0, 0])
+    assert band.high.tolist() == pytest.approx([6000, 4000, 6000])
+    assert band.middle.tolist() == pytest.approx([4000, 2000, 3000])
+
+
+def test_bounds_that_contradict_a_slow_clock_allow_a_faster_one() -> None:
+    # 4 µs more within 10 ms: 400 ppm.
+    band = intersect(OffsetBounds(np.array([0, 10 * MS]), np.array([-10.0, 3990.0]), np.array([10.0, 4010.0])))
+    assert band is not None
+    assert band.drift_limit == 500e-6
+    assert band.middle.tolist() == pytest.approx([0, 4000])
+
+
+def test_without_bounds_on_both_sides_there_is_no_band() -> None:
+    time, value, none = np.array([5]), np.array([1.0]), np.array([np.inf])
+    assert intersect(OffsetBounds(time, -none, value)) is None
+    assert intersect(OffsetBounds(time, value, none)) is None
+
+
+moments = st.lists(st.tuples(st.integers(0, 50 * MS), st.floats(0, 5000), st.floats(0, 5000)), min_size=1, max_size=40)
+
+
+@given(st.floats(-1e5, 1e5), st.floats(-150e-6, 150e-6), moments)
+def test_the_band_holds_the_truth_and_its_middle_every_bound(
+    offset: float, drift: float, found: list[tuple[int, float, float]]
+) -> None:
+    time = np.array([moment for moment, _, _ in found])
+    truth = offset + drift * time
+    bounds = OffsetBounds(time, truth - [below for _, below, _ in found], truth + [above for _, _, above in found])
+    band = intersect(bounds)
+    assert band is not None
+    assert band.drift_limit == DRIFT_LIMITS[0]
+    assert (band.low <= offset + drift * band.time + 1e-3).all()
+    assert (band.high >= offset + drift * band.time - 1e-3).all()
+    middle = np.interp(time, band.time, band.middle)
+    assert (bounds.low <= middle + 1e-3).all()
+    assert (middle <= bounds.high + 1e-3).all()
+    assert (np.abs(np.diff(band.middle)) <= band.drift_limit * np.diff(band.time) + 1e-3).all()
