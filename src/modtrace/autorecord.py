@@ -166,6 +166,9 @@ def expand_path(path: str, environment: Mapping[str, str]) -> str:
             first two, `.rank<number>` goes before its suffixes.
         environment: where `RANK` and `WORLD_SIZE` are looked up.
 
+    Raises:
+        RecordingError: there is a `%r`, and `RANK` is no number.
+
     Example:
         >>> expand_path("a.json.gz", {"RANK": "3", "WORLD_SIZE": "4"})
         'a.rank3.json.gz'
@@ -174,6 +177,9 @@ def expand_path(path: str, environment: Mapping[str, str]) -> str:
         folder, name = os.path.split(path)
         stem, dot, suffixes = name.partition(".")
         path = os.path.join(folder, f"{stem}.rank%r{dot}{suffixes}")
+    rank = environment.get("RANK", "")
+    if "%r" in path.replace("%%", "") and rank and rank_in(environment) is None:
+        raise RecordingError(f"{path}: RANK is {rank!r}; it must be a number to stand for %r")
     values = {"%r": str(rank_in(environment) or 0), "%p": str(os.getpid()), "%%": "%"}
     return re.sub("%[rp%]", lambda match: values[match[0]], path)
 

@@ -53,7 +53,7 @@ with modtrace.record(engine=engine, capacity=capacity, ring=ring) as recording:
         if step > steps * 3 // 4:
             gc.collect()
             traced.append(tracemalloc.get_traced_memory()[0])
-slots = recording._ring.read().slots
+slots = recording._started().ring.read().slots
 print(json.dumps({
     "sizes": sizes,
     "traced": traced,

@@ -85,7 +85,7 @@ def test_open_stacks_from_the_last_events_equal_those_from_all(engine: EngineNam
             thread = threading.Thread(target=step)
             thread.start()
             thread.join()
-    snapshot = recording._started()[1].read()
+    snapshot = recording._started().ring.read()
     events = snapshot.slots.events
     inside = 0
 

@@ -224,7 +224,7 @@ def main() -> None:
     with modtrace.record(engine=engine) as recording:
         scenario()
     timeline = recording.timeline()
-    events = recording._started()[1].read().slots.events
+    events = recording._started().ring.read().slots.events
     spans = [
         (span.track.rpartition(" · ")[2], span.phase, span.fqn, span.depth, span.complete)
         for span in timeline.spans

@@ -44,6 +44,7 @@ class Ring:
         self.capacity = capacity
         self.metadata = dict(metadata or {})
         self._file: RingFile | None = None
+        self._closed = False
         if path is None:
             self.buffer = allocate(capacity)
             self.offset = 0
@@ -75,10 +76,12 @@ class Ring:
         Raises:
             OSError: the disk is full.
         """
-        self.names.stop()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if not self._closed:
+            self.names.stop()
+        self._closed = True
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     @property
     def nbytes(self) -> int:

@@ -48,8 +48,9 @@ class Sampler:
         """Begin; call it before the engine's own patch is installed, so that samples follow the call's enter."""
         if not self._shapes and self._interval_ns is None:
             return
-        self._events, self._names, self._on_error = events, names, on_error
+        self._names, self._on_error = names, on_error
         self._next_ns = 0
+        self._events = events
         _PATCH.install(self)
 
     def stop(self) -> None:

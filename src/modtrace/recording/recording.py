@@ -5,25 +5,27 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 from torch import nn
 
-from ._errors import ModtraceError, RecordingError
-from .current_recording import is_running, running, starting, stopping
-from .on_signal import SaveOnSignal, raised_by_handler
-from .record_options import DEFAULT_CAPACITY, ENGINES, EngineName
-from .ring import Kind, NameTable, Ring
-from .ring.slot_format import NO_NAME
-from .timeline import ThreadStack, Timeline, build_timeline, open_stacks
-from .track.engine import Engine, choose_engine, make_engine
-from .track.recording_metadata import recording_metadata
-from .track.sampling import Sampler
-from .write import check_writable
+from .._errors import ModtraceError, RecordingError
+from ..record_options import ENGINES, EngineName
+from ..ring import Kind, NameTable
+from ..ring.slot_format import NO_NAME
+from ..timeline import ThreadStack, Timeline, build_timeline, open_stacks
+from ..track.sampling import Sampler
+from ..write import check_writable
+from .block_exit import block_exit
+from .capture import Capture
+from .current import is_running, running, start_alone, stop_alone
+from .on_signal import SaveOnSignal
 
-__all__ = ["Recording", "current", "record"]
+__all__ = ["Recording", "current"]
 
 _log = logging.getLogger("modtrace")
 
@@ -69,28 +71,29 @@ class Recording:
         if on_signal is not None and path is None:
             raise RecordingError("on_signal needs a path to save to")
         if path is not None:
-            check_writable(path)
+            check_writable(_checked("path", path))
+        if ring is not None:
+            _checked("ring", ring)
+        weak_model = weakref.ref(model) if isinstance(model, nn.Module) else model
+        self._make_capture = partial(Capture, engine, capacity, ring, weak_model, host_name, sampler)
         self._path = path
-        self._engine_name = engine
-        self._capacity = capacity
-        self._ring_path = ring
-        self._model = weakref.ref(model) if isinstance(model, nn.Module) else model
         self._max_steps = max_steps
-        self._host_name = host_name
-        self._sampler = sampler
         self._signal = None if on_signal is None else SaveOnSignal(on_signal, self._save_on_signal)
-        self._engine: Engine | None = None
-        self._ring: Ring | None = None
+        self._unused = threading.Lock()
+        self._capture: Capture | None = None
         self._timeline: Timeline | None = None
         self._steps = 0
-        self._failed = False
+        self._entered = False
+        self._block: object = None
         self.saved = False
         self.replaceable = False
 
     def __enter__(self) -> Recording:
+        self._entered = True
         self.start()
         return self
 
+    @block_exit
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -103,7 +106,7 @@ class Recording:
             _log.error("the recording could not be saved: %s", failure)
 
     def __repr__(self) -> str:
-        state = "not started" if self._ring is None else "running" if self.running else "stopped"
+        state = "not started" if self._capture is None else "running" if self.running else "stopped"
         return f"<Recording: {state}>"
 
     @property
@@ -118,7 +121,7 @@ class Recording:
         Raises:
             RecordingError: the recording was not started.
         """
-        return self._started()[0].kind
+        return self._started().engine.kind
 
     def start(self) -> None:
         """Start recording: from now on each call of a module is recorded.
@@ -128,37 +131,51 @@ class Recording:
             RingError: the ring's file cannot be made or its space not be reserved.
             EngineError: the native engine is asked for and is not built.
         """
+        if not self._unused.acquire(blocking=False):
+            raise RecordingError("this recording was started before; make a new one with modtrace.record()")
+        try:
+            start_alone(self, self._switch_on)
+        except BaseException:
+            stop_alone(self)
+            self._capture = None
+            self._unused.release()
+            raise
+
+    def _switch_on(self) -> None:
         if self._signal is not None:
             self._signal.start()
-        try:
-            self._start()
-        except BaseException:
-            if self._signal is not None:
-                self._signal.stop()
-            raise
+        self._capture = self._make_capture()
         atexit.register(self._save_at_exit)
+        self._capture.start()
 
-    def _start(self) -> None:
-        with starting(self):
-            if self._ring is not None:
-                raise RecordingError("this recording was started before; make a new one with modtrace.record()")
-            kind = choose_engine(self._engine_name)
-            metadata = recording_metadata(kind, self._capacity, self._host_name)
-            self._ring = Ring(self._capacity, self._ring_path, metadata)
-            model = self._model() if isinstance(self._model, weakref.ref) else self._model
-            self._engine = make_engine(kind, self._ring, model, self._on_error)
-            self._sampler.start(self._engine, self._ring.names, self._on_error)
-            self._engine.start()
+    def _switch_off(self) -> None:
+        """Undo all of `_switch_on` that was done; what an interrupt came into can be done again."""
+        if self._capture is not None:
+            self._capture.stop()
+        atexit.unregister(self._save_at_exit)
+        if self._signal is not None:
+            self._signal.stop()
+        if self._capture is not None:
+            self._capture.close()
+        self._block = None
 
     def stop(self) -> None:
         """Stop recording, restore `nn.Module.__call__`, and save where a path was given; does nothing when stopped.
 
         Thread-safe; calls that are open then have no end in the timeline.
 
+        Where the exception of a signal's handler comes out of it, it has stopped all the same, and may have saved
+        nothing.
+
         Raises:
             WriteError: the file cannot be written; the timeline is still there, `save` can try another path.
         """
-        if self._end() and self._path is not None:
+        try:
+            ran = stop_alone(self)
+        except BaseException:
+            stop_alone(self)
+            raise
+        if ran and self._path is not None:
             self.save(self._path)
             self.saved = True
 
@@ -173,21 +190,23 @@ class Recording:
             self._stop_and_log("after max_steps")
 
     def mark(self, text: str) -> None:
-        """Mark a moment, which traces show under this text."""
+        """Mark a moment, which traces show under this text.
+
+        Raises:
+            TypeError: it is no text.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"the text of a mark is a str, not {type(text).__name__}")
         self._write_mark(Kind.MARK, lambda names: names.text(text), 0)
 
     def _write_mark(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
-        engine, ring = self._started()
-        if self.running and not self._failed:
-            try:
-                engine.write_event(kind, name(ring.names), value)
-            except Exception as error:
-                self._on_error(error)
+        capture = self._started()
+        if self.running:
+            capture.write_mark(kind, name, value)
 
     def snapshot(self) -> Timeline:
         """Return the timeline of the last `capacity` events, while running or after."""
-        ring = self._started()[1]
-        return build_timeline(ring.read())
+        return build_timeline(self._started().ring.read())
 
     def timeline(self) -> Timeline:
         """Return the timeline of a stopped recording.
@@ -204,7 +223,7 @@ class Recording:
 
     def where(self) -> list[ThreadStack]:
         """Return what is open now on each thread: its modules, outermost first."""
-        return open_stacks(self._started()[1].read())
+        return open_stacks(self._started().ring.read())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to `path`, of a running recording a snapshot; the suffix picks the format.
@@ -214,46 +233,10 @@ class Recording:
         """
         (self.snapshot() if self.running else self.timeline()).save(path)
 
-    def _started(self) -> tuple[Engine, Ring]:
-        if self._engine is None or self._ring is None:
+    def _started(self) -> Capture:
+        if self._capture is None:
             raise RecordingError("the recording was not started; use it in a with block, or call start()")
-        return self._engine, self._ring
-
-    def _end(self) -> bool:
-        with stopping(self) as was_running:
-            if not was_running:
-                return False
-            engine, ring = self._started()
-            engine.stop()
-            self._sampler.stop()
-        atexit.unregister(self._save_at_exit)
-        if self._signal is not None:
-            self._signal.stop()
-        try:
-            ring.close()
-        except OSError as error:
-            self._report(error)
-        return True
-
-    def _on_error(self, error: BaseException) -> None:
-        """Stop recording after an error inside modtrace, and log it; called from within the user's own calls.
-
-        An interrupt, or what the handler of a signal raised while our code ran, is the user's: it is raised.
-        """
-        if not isinstance(error, Exception) or raised_by_handler(error):
-            raise error
-        if self._failed:
-            return
-        self._failed = True
-        if self._engine is not None:
-            self._engine.stop()
-            self._sampler.stop()
-        self._report(error)
-
-    def _report(self, error: BaseException) -> None:
-        _log.error(
-            "the recording stopped after an error inside modtrace; the training goes on", exc_info=error, stacklevel=3
-        )
+        return self._capture
 
     def _save_on_signal(self) -> None:
         assert self._path is not None
@@ -265,6 +248,9 @@ class Recording:
     def _save_at_exit(self) -> None:
         self._stop_and_log("at exit")
 
+    def _on_block_left(self) -> None:
+        self._stop_and_log("when its block was left")
+
     def _stop_and_log(self, when: str) -> None:
         """Stop where nobody could handle an error of saving: log it."""
         try:
@@ -275,12 +261,19 @@ class Recording:
     def _after_fork(self) -> None:
         """In a forked child: the ring, its file and the path to save to are the parent's."""
         atexit.unregister(self._save_at_exit)
-        self._failed = True
-        if self._engine is not None:
-            self._engine.after_fork()
-            self._sampler.stop()
+        if self._capture is not None:
+            self._capture.after_fork()
         if self._signal is not None:
             self._signal.after_fork()
+
+
+def _checked(name: str, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    text: object = os.fspath(path)
+    if not isinstance(text, str):
+        raise RecordingError(f"{name} is {path!r}; give it as text or as a pathlib.Path")
+    if "\0" in text:
+        raise RecordingError(f"{name} is {path!r}; the name of a file holds no NUL")
+    return path
 
 
 def current() -> Recording | None:
@@ -288,57 +281,3 @@ def current() -> Recording | None:
     recording = running()
     assert recording is None or isinstance(recording, Recording)
     return recording
-
-
-def record(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    engine: EngineName = "auto",
-    capacity: int = DEFAULT_CAPACITY,
-    ring: str | os.PathLike[str] | None = None,
-    model: nn.Module | str | None = None,
-    max_steps: int | None = None,
-    shapes: bool = False,
-    memory_interval: float | None = None,
-    on_signal: int | None = None,
-    host_name: bool = False,
-) -> Recording:
-    """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
-
-    One recording runs at a time in a process. What fails inside it is logged once and the recording stops; the
-    training goes on. `modtrace run` and `MODTRACE=` take the same options, by the same names.
-
-    Args:
-        path: where to save at the end; the suffix picks the format: `.pftrace`, `.json` (both also with `.gz`),
-            `.html`, `.zip`. None saves nothing until `save`.
-        engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
-        capacity: events kept, 32 bytes each; the oldest are overwritten.
-        ring: a file behind the ring: it survives SIGKILL, and another process can read it.
-        model: names start at this module, or (a text) at a module whose class has this name; None starts them at each
-            outermost called module.
-        max_steps: stop, and save where a path is given, after so many calls of `step`.
-        shapes: also record shapes and dtypes of the tensors that go into each call.
-        memory_interval: also sample memory when modules are called, at most once in so many seconds.
-        on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
-        host_name: write the host's name into the recording instead of a hash of it.
-
-    Raises:
-        RecordingError: the arguments make no sense.
-        WriteError: nothing can be saved at `path`.
-
-    Example:
-        >>> with modtrace.record("step.pftrace") as rec:
-        ...     train_step()
-        ...     rec.step()
-    """
-    return Recording(
-        path,
-        engine=engine,
-        capacity=capacity,
-        ring=ring,
-        model=model,
-        max_steps=max_steps,
-        sampler=Sampler(shapes, memory_interval),
-        on_signal=on_signal,
-        host_name=host_name,
-    )

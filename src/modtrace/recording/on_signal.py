@@ -11,7 +11,7 @@ from functools import partial
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
-from ._errors import RecordingError
+from .._errors import RecordingError
 
 __all__ = ["SaveOnSignal", "raised_by_handler"]
 
@@ -38,6 +38,7 @@ class SaveOnSignal:
             raise RecordingError(f"on_signal is {number!r}; it must be a signal, as signal.SIGUSR1") from error
         self._save = save
         self._old_handler: Any = None
+        self._handler = self._handle  # one object, to be known again
         self._read_fd = self._write_fd = -1
         self._thread: threading.Thread | None = None
 
@@ -49,7 +50,9 @@ class SaveOnSignal:
                 none.
         """
         try:
-            self._old_handler = signal.signal(self._number, self._handle)
+            # Asked for and not taken from what sets it: an interrupt in between would lose it.
+            self._old_handler = signal.getsignal(self._number)
+            signal.signal(self._number, self._handler)
         except (ValueError, OSError) as error:
             raise RecordingError(f"on_signal: {self._number.name} cannot be listened to: {error}") from error
         self._read_fd, self._write_fd = os.pipe()
@@ -61,11 +64,14 @@ class SaveOnSignal:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening and restore the old handler; away from the main thread, an idle handler stays."""
-        if self._thread is None:
-            return
-        os.write(self._write_fd, b"\0")
-        self._thread.join()
+        """Stop listening and restore the old handler; away from the main thread, an idle handler stays.
+
+        It undoes what of `start` was done, and can be called again where an interrupt came in between.
+        """
+        thread = self._thread
+        if thread is not None and thread.ident is not None:
+            os.write(self._write_fd, b"\0")
+            thread.join()
         self._thread = None
         # Only the main thread can free the descriptor that the C handler writes to.
         if threading.current_thread() is threading.main_thread():
@@ -78,13 +84,14 @@ class SaveOnSignal:
             self._restore()
 
     def _restore(self) -> None:
-        if signal.getsignal(self._number) == self._handle:
+        if signal.getsignal(self._number) is self._handler:
             signal.signal(self._number, self._old_handler if self._old_handler is not None else signal.SIG_DFL)
-        if self._owns_wakeup_fd():
+        if self._write_fd != -1 and self._owns_wakeup_fd():
             signal.set_wakeup_fd(-1)
-        os.close(self._read_fd)
-        os.close(self._write_fd)
-        self._read_fd = self._write_fd = -1
+        descriptors, self._read_fd, self._write_fd = (self._read_fd, self._write_fd), -1, -1
+        for descriptor in descriptors:
+            if descriptor != -1:
+                os.close(descriptor)
 
     def _owns_wakeup_fd(self) -> bool:
         current = signal.set_wakeup_fd(-1)

@@ -1,0 +1,113 @@
+"""What writes the events of a recording: its ring, engine and sampler, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+
+from torch import nn
+
+from ..record_options import EngineName
+from ..ring import Kind, NameTable, Ring
+from ..track.engine import choose_engine, make_engine
+from ..track.recording_metadata import recording_metadata
+from ..track.sampling import Sampler
+from .on_signal import raised_by_handler
+
+__all__ = ["Capture"]
+
+_log = logging.getLogger("modtrace")
+
+
+class Capture:
+    """Writes events from `start` to `stop`; both can be called again where an interrupt came in between.
+
+    Args:
+        engine: which engine, as of `record`; so are the others.
+        capacity: events kept.
+        ring: a file behind the ring, or None.
+        model: where names start; a weak reference to a module.
+        host_name: write the host's name.
+        sampler: what is sampled at calls.
+
+    Attributes:
+        ring: where the events are.
+        engine: what writes them.
+
+    Raises:
+        RingError: the ring's file cannot be made or its space not be reserved.
+        EngineError: the native engine is asked for and is not built.
+    """
+
+    def __init__(
+        self,
+        engine: EngineName,
+        capacity: int,
+        ring: str | os.PathLike[str] | None,
+        model: weakref.ref[nn.Module] | str | None,
+        host_name: bool,
+        sampler: Sampler,
+    ) -> None:
+        kind = choose_engine(engine)
+        self.ring = Ring(capacity, ring, recording_metadata(kind, capacity, host_name))
+        alive = model() if isinstance(model, weakref.ref) else model
+        self.engine = make_engine(kind, self.ring, alive, self._on_error)
+        self._sampler = sampler
+        self._failed = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._sampler.start(self.engine, self.ring.names, self._on_error)
+        self.engine.start()
+
+    def stop(self) -> None:
+        """End, and restore what of torch was wrapped; the ring stays readable."""
+        self.engine.stop()
+        self._sampler.stop()
+
+    def close(self) -> None:
+        """Close the ring's file; an error is logged."""
+        try:
+            self.ring.close()
+        except OSError as error:
+            self._report(error)
+
+    def write_mark(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
+        """Write one event of this thread.
+
+        Args:
+            kind: its kind.
+            name: returns the id of its name or text.
+            value: by kind.
+        """
+        if not self._failed:
+            try:
+                self.engine.write_event(kind, name(self.ring.names), value)
+            except Exception as error:
+                self._on_error(error)
+
+    def after_fork(self) -> None:
+        """End in a forked child: the ring and its file are the parent's."""
+        self._failed = True
+        self.engine.after_fork()
+        self._sampler.stop()
+
+    def _on_error(self, error: BaseException) -> None:
+        """Stop recording after an error inside modtrace, and log it; called from within the user's own calls.
+
+        An interrupt, or what the handler of a signal raised while our code ran, is the user's: it is raised.
+        """
+        if not isinstance(error, Exception) or raised_by_handler(error):
+            raise error
+        if self._failed:
+            return
+        self._failed = True
+        self.stop()
+        self._report(error)
+
+    def _report(self, error: BaseException) -> None:
+        _log.error(
+            "the recording stopped after an error inside modtrace; the training goes on", exc_info=error, stacklevel=4
+        )

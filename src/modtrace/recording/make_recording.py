@@ -1,0 +1,67 @@
+"""`modtrace.record`."""
+
+from __future__ import annotations
+
+import os
+
+from torch import nn
+
+from ..record_options import DEFAULT_CAPACITY, EngineName
+from ..track.sampling import Sampler
+from .recording import Recording
+
+__all__ = ["record"]
+
+
+def record(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    engine: EngineName = "auto",
+    capacity: int = DEFAULT_CAPACITY,
+    ring: str | os.PathLike[str] | None = None,
+    model: nn.Module | str | None = None,
+    max_steps: int | None = None,
+    shapes: bool = False,
+    memory_interval: float | None = None,
+    on_signal: int | None = None,
+    host_name: bool = False,
+) -> Recording:
+    """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
+
+    One recording runs at a time in a process. What fails inside it is logged once and the recording stops; the
+    training goes on. `modtrace run` and `MODTRACE=` take the same options, by the same names.
+
+    Args:
+        path: where to save at the end; the suffix picks the format: `.pftrace`, `.json` (both also with `.gz`),
+            `.html`, `.zip`. None saves nothing until `save`.
+        engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
+        capacity: events kept, 32 bytes each; the oldest are overwritten.
+        ring: a file behind the ring: it survives SIGKILL, and another process can read it.
+        model: names start at this module, or (a text) at a module whose class has this name; None starts them at each
+            outermost called module.
+        max_steps: stop, and save where a path is given, after so many calls of `step`.
+        shapes: also record shapes and dtypes of the tensors that go into each call.
+        memory_interval: also sample memory when modules are called, at most once in so many seconds.
+        on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
+        host_name: write the host's name into the recording instead of a hash of it.
+
+    Raises:
+        RecordingError: the arguments make no sense.
+        WriteError: nothing can be saved at `path`.
+
+    Example:
+        >>> with modtrace.record("step.pftrace") as rec:
+        ...     train_step()
+        ...     rec.step()
+    """
+    return Recording(
+        path,
+        engine=engine,
+        capacity=capacity,
+        ring=ring,
+        model=model,
+        max_steps=max_steps,
+        sampler=Sampler(shapes, memory_interval),
+        on_signal=on_signal,
+        host_name=host_name,
+    )

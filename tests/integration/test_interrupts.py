@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from modtrace.track.engine import EngineName
+from tests.support.interrupts import every, interrupted_at, positions
+from tests.support.test_scale import scaled
+
+
+def patched() -> list[object]:
+    """What a recording replaces."""
+    return [
+        nn.Module.__call__,
+        *(vars(place)["_engine_run_backward"] for place in (torch.autograd, torch.autograd.graph)),
+    ]
+
+
+ORIGINALS = patched()
+COMPLETE = [
+    ("Sequential", "forward", 0),
+    ("Sequential.0", "forward", 1),
+    ("Sequential.1", "forward", 1),
+    ("Sequential", "backward", 0),
+    ("Sequential.1", "backward", 1),
+    ("Sequential.0", "backward", 1),
+]
+
+
+@pytest.fixture(autouse=True)
+def uncollected() -> Iterator[None]:
+    # What comes while the collector calls somebody back, Python itself ignores.
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def train() -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    return [parameter.grad.sum().item() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def assert_unharmed(engine: EngineName, gradients: list[float]) -> None:
+    """Torch is as before, and a next recording is complete."""
+    assert patched() == ORIGINALS
+    assert modtrace.recording.current() is None
+    assert train() == gradients
+    with modtrace.record(engine=engine, capacity=64) as recording:
+        assert train() == gradients
+    timeline = recording.timeline()
+    assert [(span.fqn, span.phase, span.depth) for span in timeline.spans] == COMPLETE
+    assert all(span.complete for span in timeline.spans)
+
+
+def in_a_block(engine: EngineName, path: Path) -> None:
+    with modtrace.record(path, engine=engine, capacity=64, shapes=True, ring=f"{path}.modtrace") as recording:
+        train()
+        recording.step()
+        recording.mark("done")
+
+
+def started_and_stopped(engine: EngineName, path: Path) -> None:
+    recording = modtrace.record(path, engine=engine, capacity=64)
+    try:
+        recording.start()
+        train()
+        recording.stop()
+    finally:
+        recording.stop()
+
+
+def saved_twice(engine: EngineName, path: Path) -> None:
+    with modtrace.record(engine=engine, capacity=64) as recording:
+        train()
+        recording.save(path)
+    recording.save(path)
+
+
+# A file that the interrupted code had just opened is closed when it dies.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("event", ["line", "opcode"])
+@pytest.mark.parametrize("run", [in_a_block, started_and_stopped, saved_twice])
+def test_an_interrupt_anywhere_in_a_recording_harms_nothing(
+    engine: EngineName, run: Callable[[EngineName, Path], None], event: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    gradients = train()
+    run(engine, path)
+    count = positions(event, lambda: run(engine, path))
+    bad: list[str] = []
+    for number in every(count, scaled(40, count)):
+        where = interrupted_at(event, number, lambda: run(engine, path))
+        try:
+            assert_unharmed(engine, gradients)
+        except AssertionError as error:
+            bad.append(f"{number}: {where}: {error}")
+    assert bad == []

@@ -1,0 +1,86 @@
+"""Interrupts at one position of modtrace's own Python code after the other: at each line, or at each bytecode."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import modtrace
+
+__all__ = ["Interrupt", "every", "interrupted_at", "positions"]
+
+_SOURCE = str(Path(modtrace.__file__).parent)
+_CALLED_BACK = {"on_death"}
+"""What weak references call, where Python itself ignores exceptions."""
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt is."""
+
+
+class _Positions:
+    """Counts the positions that run, and raises at one of them.
+
+    Attributes:
+        count: so far.
+        where: file, line and bytecode at which it raised.
+    """
+
+    def __init__(self, event: str, raise_at: int | None) -> None:
+        self._event = event
+        self._raise_at = raise_at
+        self.count = 0
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
+        code, caller = frame.f_code, frame.f_back
+        called_back = {code.co_name, caller.f_code.co_name if caller is not None else ""} & _CALLED_BACK
+        if not code.co_filename.startswith(_SOURCE) or called_back:
+            return None
+        frame.f_trace_opcodes = self._event == "opcode"
+        if event == self._event:
+            if self.count == self._raise_at:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name} +{frame.f_lasti}"
+                self.count += 1
+                raise Interrupt
+            self.count += 1
+        return self
+
+
+def positions(event: str, run: Callable[[], object]) -> int:
+    """Return how many positions `run` has: of `event` "line" or "opcode"."""
+    counted = _Positions(event, None)
+    sys.settrace(counted)
+    try:
+        run()
+    finally:
+        sys.settrace(None)
+    return counted.count
+
+
+def interrupted_at(event: str, number: int, run: Callable[[], object]) -> str | None:
+    """Call `run`, interrupted at this position; return where that was, None where it ended before.
+
+    Raises:
+        AssertionError: the interrupt did not come out of it.
+    """
+    raising = _Positions(event, number)
+    came_out = False
+    sys.settrace(raising)
+    try:
+        run()
+    except Interrupt:
+        came_out = True
+    finally:
+        sys.settrace(None)
+    assert came_out == (raising.where != ""), f"swallowed: {raising.where}"
+    return raising.where or None
+
+
+def every(count: int, part: int) -> Iterator[int]:
+    """Yield about `part` of the numbers below `count`, spread evenly, both ends among them."""
+    step = max(1, count // part)
+    yield from sorted({*range(0, count, step), *range(min(count, 12)), *range(max(0, count - 12), count)})
