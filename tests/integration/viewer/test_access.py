@@ -9,13 +9,18 @@ import pytest
 from modtrace.timeline import Stats
 from modtrace.write.html import write_html
 from tests.support.browser import visit
+from tests.support.gpt_timeline import gpt_timeline
 from tests.support.viewer_page import (
+    BACKWARD,
     FORWARD,
     US,
     Open,
     click,
     details,
     one_step,
+    position_of,
+    settle,
+    table,
 )
 
 if TYPE_CHECKING:
@@ -162,3 +167,30 @@ def test_page_in_every_tab_passes_axe(browser: Browser, packages: Path, tmp_path
         page.get_by_role("button", name="Keys and legend").click()
         assert serious() == []
         assert page.evaluate("() => axe.run().then(found => found.passes.length)") > 20
+
+
+def test_page_on_a_phone_selects_scrolls_and_sums(open_page: Open) -> None:
+    options = {"viewport": {"width": 390, "height": 800}, "device_scale_factor": 2, "has_touch": True}
+    page = open_page(gpt_timeline(2, 2, ranks=2), **options).page
+    assert cut_off(page) == []
+    assert "GPT2LMHeadModel.transformer" in table(page)
+    page.touchscreen.tap(*position_of(page, BACKWARD, 0, 3_000_000))
+    page.locator("#details dl").wait_for()
+    assert details(page)["Phase"] == "backward"
+    # A finger that goes up takes the rows along.
+    touch = page.context.new_cdp_session(page)
+    x, y = position_of(page, BACKWARD, 0, 3_000_000)
+    header = "document.querySelector('[data-kind=process]').getBoundingClientRect().top"
+    before = page.evaluate(header)
+    for kind, points in (
+        ("touchStart", [{"x": x, "y": y}]),
+        ("touchMove", [{"x": x, "y": y - 30}]),
+        ("touchMove", [{"x": x, "y": y - 90}]),
+        ("touchEnd", []),
+    ):
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+    settle(page)
+    assert page.evaluate(header) == before - 90
+    for tab in ("Modules", "Flame graph", "Recording"):
+        page.get_by_role("tab", name=tab).click()
+        assert cut_off(page) == []

@@ -26,6 +26,14 @@ const MOUSE: readonly (readonly [string, string])[] = [
   ["Shift + wheel", "pan"],
 ];
 
+const SEARCH: readonly (readonly [string, string])[] = [
+  ["attn", "spans whose name or path holds the word"],
+  ["/h\\.\\d+$/", "… matches the regular expression"],
+  ["class:Linear", "of a module class that holds the text"],
+  ["phase:backward", "of the phase, or phase:gpu"],
+  [">1ms  <20us", "longer or shorter than that"],
+];
+
 function List({ title, rows }: { title: string; rows: readonly (readonly [string, string])[] }) {
   return (
     <section>
@@ -54,7 +62,10 @@ export function Help({ dialog }: { dialog: Ref<HTMLDialogElement> }) {
         </button>
       </form>
       <div class="columns">
-        <List title="Keys" rows={KEYS} />
+        <div>
+          <List title="Keys" rows={KEYS} />
+          <List title="Search, all terms together" rows={SEARCH} />
+        </div>
         <div>
           <List title="Mouse" rows={MOUSE} />
           <section>

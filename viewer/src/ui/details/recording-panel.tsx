@@ -7,6 +7,16 @@ import type { Store } from "../../store";
 const formatMetadata = (value: unknown): string =>
   visibleText(typeof value === "string" ? value : JSON.stringify(value));
 
+/** What the statistics of a recording count, over all of it and not only what is shown. */
+const STAT_MEANINGS: Readonly<Record<string, string>> = {
+  recorded: "events written: starts and ends of calls and of autograd nodes, steps, marks, samples",
+  overwritten: "the oldest events, which newer ones replaced; a larger capacity keeps them",
+  torn: "events that were being written when the recording was read or its process died",
+  unfinished: "spans that had not ended when the recording did",
+  unstarted: "spans whose start was overwritten",
+  unattributed: "autograd nodes of backward that belong to no module",
+};
+
 /** Select the next incomplete span after the selected one, around the end. */
 function selectNextIncomplete({ trace, selected, select }: Store): void {
   const { spans } = trace;
@@ -23,7 +33,6 @@ export function RecordingPanel({ store }: { store: Store }) {
   const { stats, metadata, base, processes } = store.trace;
   const losses = reportLosses(store.trace);
   const fields: [string, string][] = [
-    ...Object.entries(stats).map(([key, value]): [string, string] => [key, formatCount(value)]),
     ["processes", processes.map((process) => `${process.name} (pid ${process.pid})`).join(", ")],
     ["time 0", `${new Date(Number(base / 1_000_000n)).toISOString()} (Unix ${base} ns)`],
     ...Object.entries(metadata).map(([key, value]): [string, string] => [visibleText(key), formatMetadata(value)]),
@@ -48,6 +57,15 @@ export function RecordingPanel({ store }: { store: Store }) {
         <p class="hint">Nothing was lost in this recording.</p>
       )}
       <dl class="fields">
+        {Object.entries(stats).map(([key, value]) => (
+          <div class="field" key={key}>
+            <dt>{key}</dt>
+            <dd>
+              {formatCount(value)}
+              {STAT_MEANINGS[key] && <small>{STAT_MEANINGS[key]}</small>}
+            </dd>
+          </div>
+        ))}
         {fields.map(([key, value]) => (
           <div class="field" key={key}>
             <dt>{key}</dt>
