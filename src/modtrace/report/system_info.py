@@ -39,8 +39,9 @@ def clean_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
     for key, (_, pattern) in _ALLOWED.items():
         value = metadata.get(key)
         expected = int if pattern.pattern == _COUNT else str
-        if type(value) is expected and pattern.fullmatch(str(value)):
-            clean[key] = value
+        # torch's version is a text of its own class.
+        if isinstance(value, expected) and not isinstance(value, bool) and pattern.fullmatch(str(value)):
+            clean[key] = expected(value)
     return clean
 
 
