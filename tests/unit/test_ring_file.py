@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -92,6 +93,29 @@ def test_the_log_grows_beyond_what_was_reserved(tmp_path: Path) -> None:
 
     assert [record["text"] for record in read_ring(path).records if record["kind"] == "text"] == texts
     ring.close()
+
+
+def test_a_log_without_room_for_another_name_has_room_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = make(tmp_path / "run.modtrace")
+
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+
+    def fill(length: int) -> None:
+        for number in range(10_000):
+            ring.names.text(f"{number}{'x' * length}")
+
+    for length in (500, 1):
+        with pytest.raises(OSError, match="No space left"):
+            fill(length)
+    ring.close()
+
+    records = read_ring(tmp_path / "run.modtrace").records
+    assert [record["kind"] for record in records[-3:]] == ["text", "anchor", "stop"]
 
 
 def test_a_new_ring_takes_the_place_of_the_old_file_which_its_reader_keeps(tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ _HEADER = struct.Struct("<8sIIQQQII")
 _RECORD = struct.Struct("<II")
 _LOG_CHUNK_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 1 << 20
+_CLOSING_KINDS = ("anchor", "stop")
+_CLOSING_BYTES = 256
+"""Reserved for the records that end a recording, so that it ends in good order on a disk that became full."""
 _MAX_REREADS = 20
 
 
@@ -97,7 +100,8 @@ class RingFile:
         """
         text = orjson.dumps(dict(record))
         framed = _RECORD.pack(len(text), zlib.crc32(text)) + text
-        if self._log_end + len(framed) + _RECORD.size > self._reserved:
+        kept = 0 if record["kind"] in _CLOSING_KINDS else _CLOSING_BYTES
+        if self._log_end + len(framed) + _RECORD.size + kept > self._reserved:
             os.posix_fallocate(self._fd, self._reserved, _LOG_CHUNK_BYTES)
             self._reserved += _LOG_CHUNK_BYTES
         os.pwrite(self._fd, framed, self._log_end)
