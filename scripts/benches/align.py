@@ -1,126 +1,112 @@
-"""How exactly a recording lies over torch.profiler's trace of the same steps, on the CPU, live.
+"""How exactly a recording lies over torch.profiler's trace of the same steps, on the CPU, held against two truths.
 
-Three figures for each engine and model:
+The first is of the trace alone: hooks open a range of the profiler's around each forward, so it is known in which
+call each operator ran. Of live profiles of 14 architectures, by engine, steps, with and without stacks, and with busy
+processes beside it:
 
-- alignment error: moments that both files note and that the fit has not seen (`rec.mark` inside a record function),
-  their distance from the middle of the profiler's slice;
-- op time inside: of the operations and autograd nodes that the trace itself places in a module's call (by time in
-  ranges that hooks open around each forward; backward by sequence number and thread), the share of their time that
-  lies inside our spans of that call;
-- partial overlaps of our backward spans with the profiler's `evaluate_function` slices.
+- time: the share of forward operators' time that lies inside our slice of their call;
+- whole: the share of forward operators that lie wholly inside it, and by how much the worst does not;
+- backward: the share of the time of autograd nodes that lies inside our slices of the call that made them;
+- bound: what the merge tells of how exact it is.
+
+The second is of traces that are made from a recording, on a clock with known offset, drift, wandering and steps: the
+true error at each edge of a call, against the bound told. Where a clock was set, the edges beside that are left out.
+
+Exits with 1 where less than 99.9 % of the time or 99.5 % of the operators are inside, the median true error is above
+0.5 µs, or an error is beyond its bound.
 """
 
 from __future__ import annotations
 
 import argparse
 import bisect
+import contextlib
 import json
-import statistics
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
-from torch._C._profiler import _RecordFunctionFast
-from torch.utils.checkpoint import checkpoint
+from torch.profiler import ProfilerActivity, record_function
 
 import modtrace
-from modtrace.demo.gpt import GPT
+from modtrace.profiler.attribute.overlay import overlay
+from modtrace.profiler.trace.event_columns import EventCollector
+from modtrace.timeline import Timeline
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
+from tests.support.models import ARCHITECTURES
 
 NODE = "autograd::engine::evaluate_function: "
 CALL = "call#"
+LEAST_TIME, LEAST_WHOLE, MOST_ERROR_NS = 0.999, 0.995, 500
 Slice = tuple[int, int]
 
 
-def with_ranges(model: nn.Module) -> nn.Module:
-    """Make each forward open a range that only the profiler sees."""
-    open_ranges: list[Any] = []
+class Inside(NamedTuple):
+    """What of a trace lies inside our slices.
+
+    Attributes:
+        time: share of the forward operators' time.
+        whole: share of the forward operators that lie wholly inside.
+        operators: how many there are.
+        worst_ns: by how much one lies outside at most.
+        backward: share of the autograd nodes' time.
+    """
+
+    time: float
+    whole: float
+    operators: int
+    worst_ns: int
+    backward: float
+
+
+def open_ranges(model: nn.Module) -> None:
+    """Make each forward open a range that only the profiler sees, and that aligning does not use: an annotation."""
+    ranges: list[Any] = []
 
     def enter(*_: object) -> None:
-        open_ranges.append(_RecordFunctionFast(CALL))
-        open_ranges[-1].__enter__()
+        ranges.append(record_function(CALL))
+        ranges[-1].__enter__()
 
     def leave(*_: object) -> None:
-        open_ranges.pop().__exit__(None, None, None)
+        ranges.pop().__exit__(None, None, None)
 
     for module in model.modules():
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave, always_call=True)
-    return model
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False)
-        return out
-
-
-def mlp() -> Callable[[], torch.Tensor]:
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64)) for _ in range(8)])
-    with_ranges(model)
-    x = torch.randn(32, 64)
-    return lambda: model(x).square().mean()
-
-
-def checkpointed() -> Callable[[], torch.Tensor]:
-    blocks = [Checkpointed(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))) for _ in range(8)]
-    model = nn.Sequential(*blocks)
-    with_ranges(model)
-    x = torch.randn(32, 64, requires_grad=True)
-    return lambda: model(x).square().mean()
-
-
-def gpt() -> Callable[[], torch.Tensor]:
-    model = GPT(layers=4)
-    with_ranges(model)
-    tokens = torch.randint(0, 64, (2, 32))
-    return lambda: model(tokens).float().square().mean()
-
-
-MODELS = {"mlp": mlp, "mlp, checkpointed": checkpointed, "gpt": gpt}
-
-
-def measure(engine: Any, make: Callable[[], Callable[[], torch.Tensor]], steps: int, folder: Path) -> dict[str, float]:
+def measure(engine: Any, name: str, steps: int, stacks: bool, folder: Path) -> tuple[Inside, dict[str, Any]]:
+    """Profile and record some steps of a model, merge, and compare."""
     torch.manual_seed(0)
-    loss = make()
-    loss().backward()
-    profile, merged = folder / "profile.json", folder / "merged.json"
-    with modtrace.record(engine=engine) as recording:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        with torch.profiler.profile(activities=activities) as profiler:
-            for step in range(steps):
-                loss().backward()
-                for probe in range(5):
-                    with _RecordFunctionFast(name := f"probe#{step}.{probe}"):
-                        recording.mark(name)
-                recording.step()
-    profiler.export_chrome_trace(str(profile))
-    told = modtrace.merge(profile, recording.timeline(), merged)
-    document = json.loads(profile.read_text())
+    workload = ARCHITECTURES[name]()
+    open_ranges(workload.model)
+    workload.loss().backward()
+    profiled, merged = folder / "profile.json", folder / "merged.json"
+    with (
+        modtrace.record(engine=engine) as recording,
+        torch.profiler.profile(activities=[ProfilerActivity.CPU], with_stack=stacks) as profiler,
+    ):
+        for _ in range(steps):
+            workload.loss().backward()
+            recording.step()
+    profiler.export_chrome_trace(str(profiled))
+    result = modtrace.merge(profiled, recording.timeline(), merged)
+    document = json.loads(profiled.read_text())
     events = [e for e in document["traceEvents"] if e.get("ph") == "X" and e.get("cat") != "Trace"]
     added = json.loads(merged.read_text())["traceEvents"][len(document["traceEvents"]) :]
     ours = [e for e in added if e["ph"] == "X"]
-    marks = {e["name"]: ns(e["ts"]) for e in added if e["ph"] == "i"}
-    probes = [(marks[e["name"]], *extent(e)) for e in events if e["name"] in marks]
-    errors = [abs(mark - (start + end) // 2) for mark, start, end in probes]
-    forward = inside_forward(events, ours)
-    backward = inside_backward(events, ours)
-    return {
-        "sync marks": told.metadata["alignment"]["marks"],
-        "probes": len(errors),
-        "median error ns": statistics.median(errors),
-        "median probe ns": statistics.median(end - start for _, start, end in probes),
-        "probes not in their span": sum(not start <= mark <= end for mark, start, end in probes),
-        "forward inside %": 100 * forward[0] / forward[1],
-        "backward inside %": 100 * backward[0] / backward[1],
-        "partial overlaps": partial_overlaps(events, ours),
-    }
+    inside, total, whole, operators, worst = inside_forward(events, ours)
+    backward, nodes = inside_backward(events, ours)
+    return Inside(inside / total, whole / operators, operators, worst, backward / nodes), result.metadata["alignment"]
 
 
 def ns(microseconds: float) -> int:
@@ -152,19 +138,24 @@ def overlap(a: Slice, b: Slice) -> int:
     return max(0, min(a[1], b[1]) - max(a[0], b[0]))
 
 
-def inside_forward(events: list[dict[str, Any]], ours: list[dict[str, Any]]) -> tuple[int, int]:
+def inside_forward(events: list[dict[str, Any]], ours: list[dict[str, Any]]) -> tuple[int, int, int, int, int]:
+    """Return ns inside, ns, operators wholly inside, operators, and by how many ns the worst lies outside."""
     modules, calls = module_slices(events), call_slices(ours)
     assert len(modules) == len(calls), (len(modules), len(calls))
-    inside = total = 0
+    inside = total = whole = operators = worst = 0
     for event in events:
-        if event["cat"] != "cpu_op" or event["name"].startswith(("probe#", "modtrace.sync#", NODE, CALL)):
+        if event["cat"] != "cpu_op" or event["name"].startswith(("modtrace.sync#", NODE)):
             continue
         op = extent(event)
         at = innermost(modules, op[0])
         if at >= 0 and not event["args"].get("Fwd thread id"):
-            inside += overlap(op, extent(calls[at]))
+            call = extent(calls[at])
+            inside += overlap(op, call)
             total += op[1] - op[0]
-    return inside, total
+            operators += 1
+            whole += call[0] <= op[0] and op[1] <= call[1]
+            worst = max(worst, call[0] - op[0], op[1] - call[1])
+    return inside, total, whole, operators, worst
 
 
 def inside_backward(events: list[dict[str, Any]], ours: list[dict[str, Any]]) -> tuple[int, int]:
@@ -192,32 +183,108 @@ def inside_backward(events: list[dict[str, Any]], ours: list[dict[str, Any]]) ->
     return inside, total
 
 
-def partial_overlaps(events: list[dict[str, Any]], ours: list[dict[str, Any]]) -> int:
-    nodes = [extent(e) for e in events if e["name"].startswith(NODE)]
-    found = 0
-    for event in ours:
-        if event["cat"] == "backward":
-            start, end = extent(event)
-            found += sum(s < start < e < end or start < s < end < e for s, e in nodes)
-    return found
+def true_errors(timeline: Timeline, clock: DriftingClock, base: int) -> tuple[np.ndarray, float, float]:
+    """Return the true error at each edge of a call, ns, and the typical and the greatest bound that were told."""
+    collector = EventCollector()
+    collector.add(make_trace(timeline, clock, base, seed=0))
+    alignment = overlay(timeline, collector.events(), {"baseTimeNanoseconds": base}, "trace").alignment
+    assert alignment is not None
+    assert alignment.operators is not None
+    edges = call_edges(timeline, timeline.tracks[0].tid)
+    error = np.abs(alignment.to_trace(edges) + base - clock(edges))
+    place = int(np.searchsorted(edges, clock.step_at))
+    kept = np.ones(len(edges), bool)
+    if place < len(edges):
+        kept[max(place - 1, 0) : place + 1] = False
+    return error[kept], alignment.operators.typical_ns, alignment.operators.bound_ns
+
+
+def clocks(begin: int, end: int) -> dict[str, DriftingClock]:
+    middle = begin + (end - begin) // 2
+    return {
+        "6 µs ahead": DriftingClock(begin, ahead=6000),
+        "drift of 100 ppm": DriftingClock(begin, ahead=-4000, drift=100e-6),
+        "wandering by ±2.5 µs": DriftingClock(begin, ahead=2000, drift=-30e-6, wander=2500, period=150e6),
+        "set by 3 ms": DriftingClock(begin, ahead=3000, drift=20e-6, step_at=middle, step=3_000_000),
+    }
+
+
+def print_true_errors(names: list[str], steps: list[int]) -> bool:
+    """Record without a profiler, and print the errors over made traces; False where one is too great."""
+    good = True
+    for name in names:
+        for count in steps:
+            workload = ARCHITECTURES[name]()
+            with modtrace.record() as recording:
+                for _ in range(count):
+                    workload.loss().backward()
+            timeline = with_marks(recording.timeline(), 5_000_000)
+            edges = call_edges(timeline, timeline.tracks[0].tid)
+            for said, clock in clocks(int(edges[0]), int(edges[-1])).items():
+                if clock.step and count < 10:
+                    continue  # two marks on either side are needed
+                error, typical, bound = true_errors(timeline, clock, int(edges[0]) - 1_000_000_000)
+                right = bool(np.median(error) <= MOST_ERROR_NS and error.max() <= bound + 1)
+                good &= right
+                print(
+                    f"{name:32} {count:4} steps  {said:22} error {np.median(error):4.0f} ns median, "
+                    f"{error.max():5.0f} worst; told ±{typical:4.0f} typically, ±{bound:5.0f} at most"
+                    f"{'' if right else '  TOO MUCH'}",
+                    flush=True,
+                )
+    return good
+
+
+@contextlib.contextmanager
+def load(processes: int) -> Iterator[None]:
+    """Keep that many processes busy meanwhile."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def print_inside(options: argparse.Namespace) -> bool:
+    """Print what of live profiles lies inside our slices; False where it is too little."""
+    good = True
+    for engine in options.engines:
+        for name in options.models:
+            for steps in options.steps:
+                for stacks in (False, True):
+                    with tempfile.TemporaryDirectory() as folder:
+                        inside, told = measure(engine, name, steps, stacks, Path(folder))
+                    right = inside.time >= LEAST_TIME and inside.whole >= LEAST_WHOLE
+                    good &= right
+                    proof = told["operators"]
+                    print(
+                        f"{engine:6} {name:32} {steps:4} steps {'stacks' if stacks else '      '}  "
+                        f"time {100 * inside.time:.3f} %, whole {100 * inside.whole:.2f} % of {inside.operators}, "
+                        f"worst {inside.worst_ns} ns, backward {100 * inside.backward:.2f} %; told "
+                        f"±{proof['typical_ns']:.0f} ns typically, ±{proof['bound_ns']:.0f} at most"
+                        f"{'' if right else '  TOO LITTLE'}",
+                        flush=True,
+                    )
+    return good
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, nargs="+", default=[1, 3, 100])
+    parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES), metavar="NAME")
+    parser.add_argument("--engines", nargs="+", choices=["native", "python"], default=["native", "python"])
+    parser.add_argument("--load", type=int, default=0, metavar="N", help="busy processes beside it")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, {options.steps} steps")
-    for engine in ("python", "native"):
-        for name, make in MODELS.items():
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    found = measure(engine, make, options.steps, Path(folder))
-                except modtrace.EngineError as error:
-                    print(f"{engine}: {error}")
-                    break
-            said = ", ".join(f"{key} {value:.{3 * key.endswith('%')}f}" for key, value in found.items())
-            print(f"{engine:7} {name:18} {said}")
+    print(f"torch {torch.__version__}, {options.load} busy processes")
+    begin = time.monotonic()
+    with load(options.load):
+        good = print_inside(options)
+    good &= print_true_errors(options.models, options.steps)
+    print(f"{'as it must be' if good else 'NOT as it must be'}, after {time.monotonic() - begin:.0f} s")
+    sys.exit(not good)
 
 
 if __name__ == "__main__":
