@@ -18,6 +18,9 @@ from ._errors import EngineError, ModtraceError, RecordingError, RingError, Trac
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from .compare import Change as Change
+    from .compare import Diff as Diff
+    from .compare import diff as diff
     from .merging import MergeResult as MergeResult
     from .merging import merge as merge
     from .profiler import TraceHandler as TraceHandler
@@ -46,8 +49,10 @@ if TYPE_CHECKING:
     from .track.live.trackers import ModuleTracker as ModuleTracker
 
 __all__ = [
+    "Change",
     "Columns",
     "CounterSeries",
+    "Diff",
     "EngineError",
     "GpuTotals",
     "Mark",
@@ -75,6 +80,7 @@ __all__ = [
     "Track",
     "WriteError",
     "__version__",
+    "diff",
     "load",
     "merge",
     "on_trace_ready",
@@ -83,8 +89,10 @@ __all__ = [
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _MODULE_OF = {
+    "Change": ".compare",
     "Columns": ".timeline",
     "CounterSeries": ".timeline",
+    "Diff": ".compare",
     "GpuTotals": ".timeline",
     "Mark": ".timeline",
     "MergeResult": ".merging",
@@ -105,6 +113,7 @@ _MODULE_OF = {
     "Timeline": ".timeline",
     "TraceHandler": ".profiler",
     "Track": ".timeline",
+    "diff": ".compare",
     "load": ".read",
     "merge": ".merging",
     "on_trace_ready": ".profiler",

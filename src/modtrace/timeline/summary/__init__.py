@@ -6,7 +6,18 @@ from .groups import GroupBy
 from .module_summary import SORT_KEYS, Summary
 from .module_times import GpuTotals, ModuleTimes
 from .overview import Overview
-from .step_times import StepTimes
-from .totals import summarize
+from .step_times import StepTimes, measure_steps
+from .totals import self_times, summarize
 
-__all__ = ["SORT_KEYS", "GpuTotals", "GroupBy", "ModuleTimes", "Overview", "StepTimes", "Summary", "summarize"]
+__all__ = [
+    "SORT_KEYS",
+    "GpuTotals",
+    "GroupBy",
+    "ModuleTimes",
+    "Overview",
+    "StepTimes",
+    "Summary",
+    "measure_steps",
+    "self_times",
+    "summarize",
+]

@@ -19,7 +19,7 @@ from .step_times import measure_steps
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["summarize"]
+__all__ = ["self_times", "summarize"]
 
 
 def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
@@ -28,7 +28,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
     columns = timeline.columns
     groups = group_modules(timeline.names, by)
     group = groups.of_name[columns.name]
-    self_ns = _self_times(columns)
+    self_ns = self_times(columns)
     in_phase_ns, outermost = _times_in_phase(columns), _is_outermost(columns, group)
     # Recompute lies in the backward of any module, and counts to those that contain what runs again.
     timed = np.flatnonzero(outermost & (columns.phase != RECOMPUTE))
@@ -72,7 +72,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
     )
 
 
-def _self_times(columns: Columns) -> Int64Array:
+def self_times(columns: Columns) -> Int64Array:
     """Return int64[n]: what each span took outside the spans directly inside it, in ns."""
     duration = columns.end - columns.start
     self_ns: Int64Array = duration.copy()

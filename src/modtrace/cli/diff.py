@@ -1,0 +1,92 @@
+"""`modtrace diff`: what changed between two recordings, and whether that is too much."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+import click
+
+from ._output import echo, make_console, show_status
+
+__all__ = ["command"]
+
+LIMIT = 30
+
+
+def _part(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part < float("inf"):
+        raise click.BadParameter(f"{text!r} is no share, such as 5% or 0.05.")
+    return part
+
+
+def _renamed(_context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    names = [pair.partition("=") for pair in pairs]
+    for old, sign, new in names:
+        if not (old and sign and new):
+            raise click.BadParameter(f"{old + sign + new!r} is not OLD=NEW.")
+    return {old: new for old, _, new in names}
+
+
+@click.command("diff", short_help="Say which modules became slower or faster.")
+@click.argument("base", type=click.Path())
+@click.argument("new", type=click.Path())
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["table", "markdown", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="Times are ms in table and markdown, ns in csv and json.",
+)
+@click.option("--only", metavar="PATTERN", help="Look at modules whose full name matches, as in GPT.blocks.*.")
+@click.option(
+    "--map",
+    "renamed",
+    metavar="OLD=NEW",
+    multiple=True,
+    callback=_renamed,
+    help="A module of BASE and what it is called in NEW; what it contains follows. Repeatable.",
+)
+@click.option(
+    "--fail-above",
+    metavar="SHARE",
+    callback=_part,
+    help="Exit with 1 where the step or a module is slower by more, with its whole interval: 5% or 0.05.",
+)
+def command(
+    base: str,
+    new: str,
+    output_format: Literal["table", "markdown", "csv", "json"],
+    only: str | None,
+    renamed: dict[str, str],
+    fail_above: float | None,
+) -> None:
+    """Compare NEW with BASE, two files that modtrace reads, by the self times of modules in each step.
+
+    A verdict holds beside all the others with 95 %: it is corrected for the number of modules. Several recordings a
+    side, taken in turns, tell more than one; `modtrace.diff` takes them.
+    """
+    from ..compare import diff
+
+    with show_status(f"comparing {base} and {new}"):
+        found = diff(base, new, renamed=renamed)
+    if only is not None:
+        found = found.matching(only)
+    if output_format == "table":
+        make_console().print(found.to_text(LIMIT), soft_wrap=True)
+    else:
+        render = {"markdown": found.to_markdown, "csv": found.to_csv, "json": found.to_json}[output_format]
+        click.echo(render(), nl=False)
+    above = [] if fail_above is None else found.above(fail_above)
+    for change in above:
+        what = f"{change.fqn} {change.phase}" if change.fqn else "the step"
+        echo(f"modtrace: {what} is slower by {change.ratio:.1%}, more than {fail_above:.1%}", err=True)
+    if above:
+        sys.exit(1)

@@ -1,0 +1,9 @@
+"""Comparing: two sets of recordings → which modules became slower or faster, and how sure that is."""
+
+from __future__ import annotations
+
+from .changes import Change
+from .compare import diff
+from .diff_result import Diff
+
+__all__ = ["Change", "Diff", "diff"]

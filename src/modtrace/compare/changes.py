@@ -1,0 +1,46 @@
+"""Change: one module and phase before and after, and what can be said about the difference."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["VERDICTS", "Change"]
+
+VERDICTS = ("slower", "faster", "same", "cannot tell", "added", "removed")
+
+
+class Change(NamedTuple):
+    """One module in one phase, before and after; times are nanoseconds of self time per step, on the CPU.
+
+    Attributes:
+        fqn: the module's fully qualified name; empty for the step as a whole, whose times are durations.
+        phase: "forward", "backward" or "recompute"; "step" for the step as a whole.
+        base_ns: median over the steps before.
+        new_ns: median over the steps after.
+        low_ns: lower end of the confidence interval of the difference; with as many modules as are compared, all
+            intervals hold together with 95 %.
+        high_ns: its upper end.
+        base_calls: spans per step before, the median.
+        new_calls: spans per step after, the median.
+        verdict: one of `VERDICTS`.
+    """
+
+    fqn: str
+    phase: str
+    base_ns: int
+    new_ns: int
+    low_ns: int
+    high_ns: int
+    base_calls: int
+    new_calls: int
+    verdict: str
+
+    @property
+    def difference_ns(self) -> int:
+        """What a step now takes more, in nanoseconds."""
+        return self.new_ns - self.base_ns
+
+    @property
+    def ratio(self) -> float:
+        """The difference as a part of what it was before; infinite where that was 0."""
+        return self.difference_ns / self.base_ns if self.base_ns else float("inf" if self.new_ns else 0)

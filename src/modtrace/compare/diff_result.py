@@ -1,0 +1,152 @@
+"""Diff: what a comparison found, and the forms it is written in."""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import html
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .._terminal import printable
+from .changes import Change
+
+__all__ = ["Diff"]
+
+_HEADINGS = ("module", "phase", "before ms", "after ms", "difference", "%", "interval ms", "calls", "verdict")
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Two sets of recordings, compared.
+
+    Attributes:
+        changes: one per module and phase; changed ones first, those that cost most at the top.
+        step: the step as a whole.
+        base_steps: how many steps before were compared.
+        new_steps: how many after.
+        warm_up: how many steps at the beginnings were left out.
+        independent: as how many independent samples they count, before and after; fewer than there are where the
+            machine drifted.
+        common_ratio: by what factor all modules changed alike; a verdict is about what differs from it.
+        runs: how many recordings there were, before and after.
+
+    Examples:
+        >>> [change.fqn for change in modtrace.diff("a.pftrace", "b.pftrace").above(0.05)]
+    """
+
+    changes: Sequence[Change]
+    step: Change
+    base_steps: int
+    new_steps: int
+    warm_up: int
+    independent: tuple[float, float]
+    common_ratio: float
+    runs: tuple[int, int]
+
+    def matching(self, pattern: str) -> Diff:
+        """Keep the modules whose fully qualified name matches a pattern as of a shell; `*` also matches dots."""
+        matches = re.compile(fnmatch.translate(pattern)).match
+        return replace(self, changes=[change for change in self.changes if matches(change.fqn)])
+
+    def above(self, limit: float) -> list[Change]:
+        """Return what is slower by more than a part of its time before (0.05: 5 %), with its whole interval."""
+        return [
+            change
+            for change in (self.step, *self.changes)
+            if change.verdict == "slower" and change.low_ns > limit * change.base_ns
+        ]
+
+    @property
+    def header(self) -> list[str]:
+        """What was compared, how the whole step changed, and how much noise there is."""
+        step = self.step
+        before, after = self.independent
+        return [
+            f"{self.base_steps:,} steps before and {self.new_steps:,} after ({self.warm_up:,} of warm-up left out), "
+            f"which count as {before:g} and {after:g} independent samples",
+            f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
+            f"({step.ratio:+.1%}; {_interval(step)} ms): {step.verdict}",
+            f"all modules alike: {self.common_ratio - 1:+.1%}; a verdict is about what differs from that",
+        ]
+
+    def to_text(self, limit: int | None = None) -> str:
+        """Return header and table, self times per step in ms."""
+        rows = [[printable(cell) for cell in cells] for cells in self._cells(limit)]
+        lines = [list(_HEADINGS), *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = [
+            "  ".join(
+                cell.ljust(width) if index in {0, 1, 8} else cell.rjust(width)
+                for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            ).rstrip()
+            for cells in lines
+        ]
+        hidden = len(self.changes) - len(rows)
+        return "\n".join([*self.header, "", *text, *([f"{hidden:,} more"] if hidden else [])])
+
+    def to_markdown(self, limit: int | None = None) -> str:
+        """Return the header as a list and a GitHub table."""
+        rule = ["---", "---", *["---:"] * 6, "---"]
+        cells = [[_as_text(cell) for cell in row] for row in self._cells(limit)]
+        table = ["| " + " | ".join(row) + " |" for row in (_HEADINGS, rule, *cells)]
+        return "\n".join([*(f"- {line}" for line in self.header), "", *table]) + "\n"
+
+    def to_csv(self) -> str:
+        """Return CSV with a header line; times in ns."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(Change._fields)
+        writer.writerows([printable(change.fqn), *change[1:]] for change in self.changes)
+        return out.getvalue()
+
+    def to_json(self) -> str:
+        """Return a JSON object: `changes`, `step` and the other attributes; times in ns."""
+        values = {field: getattr(self, field) for field in self.__slots__}
+        values |= {"changes": [change._asdict() for change in self.changes], "step": self.step._asdict()}
+        return json.dumps(values, indent=2) + "\n"
+
+    def to_html(self) -> str:
+        """Return the header and one `<table>`."""
+        rows = "\n".join(
+            "<tr>" + "".join(f"<td>{html.escape(printable(cell))}</td>" for cell in cells) + "</tr>"
+            for cells in self._cells(None)
+        )
+        head = "".join(f"<th>{heading}</th>" for heading in _HEADINGS)
+        header = "<br>".join(map(html.escape, self.header))
+        return f"<p>{header}</p>\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        return self.to_html()
+
+    def _cells(self, limit: int | None) -> list[list[str]]:
+        return [
+            [
+                change.fqn,
+                change.phase,
+                f"{change.base_ns / 1e6:.3f}",
+                f"{change.new_ns / 1e6:.3f}",
+                f"{change.difference_ns / 1e6:+.3f}",
+                f"{100 * change.ratio:+.1f}" if change.base_ns else "",
+                _interval(change),
+                f"{change.base_calls}" + (f" → {change.new_calls}" if change.new_calls != change.base_calls else ""),
+                change.verdict,
+            ]
+            for change in self.changes[:limit]
+        ]
+
+
+def _interval(change: Change) -> str:
+    return f"{change.low_ns / 1e6:+.3f} … {change.high_ns / 1e6:+.3f}"
+
+
+def _as_text(cell: str) -> str:
+    """Return a cell that Markdown takes as text."""
+    return re.sub(r"[^\w\s.:+\-…→]|_", lambda sign: f"&#{ord(sign[0])};", printable(cell))

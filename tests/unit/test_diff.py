@@ -1,0 +1,262 @@
+"""Comparing recordings: changes that were put in are found, and nothing is where nothing changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import modtrace
+from modtrace.cli._group import group
+from modtrace.compare.changes import Change
+from modtrace.compare.intervals import MedianDraws, independent_steps
+from modtrace.compare.samples import plain_fqn, take_samples, warm_up_steps
+from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
+
+FQNS = ("Net", *(f"Net.h.{layer}" for layer in range(8)))
+US = 1_000
+STEPS = 30
+
+
+def recording(
+    seed: int,
+    slower: Mapping[tuple[str, int], float] | None = None,
+    *,
+    speed: float = 1.0,
+    recompute: tuple[str, ...] = (),
+    twice: tuple[str, ...] = (),
+    rename: Mapping[str, str] | None = None,
+    steps: int = STEPS,
+) -> Timeline:
+    """Steps of eight layers of 100 µs forward and 200 µs backward, with 3 % of noise; `slower` has factors."""
+    random = np.random.default_rng(seed)
+    rows: list[tuple[int, int, int, int, int, int]] = []
+    marks = []
+    now = 10**18
+    for step in range(steps):
+        for phase, us in ((FORWARD, 100), (BACKWARD, 200)):
+            root = len(rows)
+            rows.append((now, 0, 0, phase, -1, step))
+            now += 50 * US
+            for layer, fqn in enumerate(FQNS[1:], 1):
+                for _ in range(2 if fqn in twice else 1):
+                    took = round(us * US * speed * (slower or {}).get((fqn, phase), 1.0) * random.normal(1, 0.03))
+                    rows.append((now, now + took, layer, phase, root, step))
+                    now += took
+                if fqn in recompute and phase == BACKWARD:
+                    rows.append((now, now + 90 * US, layer, RECOMPUTE, root, step))
+                    now += 90 * US
+            rows[root] = (rows[root][0], now, *rows[root][2:])
+        now += 500 * US
+        marks.append(Mark(now, "step", f"step {step}"))
+    start, end, name, phases, parent, step_of = zip(*rows, strict=True)
+    columns = Columns.of(
+        start=start, end=end, name=name, phase=phases, track=[int(phase != FORWARD) for phase in phases],
+        depth=[int(above >= 0) for above in parent], parent=parent, call=step_of, step=step_of,
+        link=[-1] * len(rows), complete=[True] * len(rows),
+    )  # fmt: skip
+    names = [Name(fqn, (rename or {}).get(fqn, fqn), "Block") for fqn in FQNS]
+    tracks = [Track(kind, "MainThread", 1, Process(1)) for kind in ("forward", "backward")]
+    return Timeline(columns, names, tracks, marks=marks)
+
+
+def changed(found: modtrace.Diff) -> list[tuple[str, str, str]]:
+    return [(c.fqn, c.phase, c.verdict) for c in found.changes if c.verdict not in {"same", "cannot tell"}]
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.2, 1.5])
+@pytest.mark.parametrize("phase", [FORWARD, BACKWARD])
+def test_a_module_that_became_slower_is_the_only_change_found(factor: float, phase: int) -> None:
+    for seed in range(5):
+        found = modtrace.diff(recording(2 * seed), recording(2 * seed + 1, {("Net.h.3", phase): factor}))
+
+        assert changed(found) == [("Net.h.3", ("forward", "backward")[phase], "slower")]
+        change = found.changes[0]
+        assert change.low_ns <= (factor - 1) * (100, 200)[phase] * US <= change.high_ns
+
+
+def test_what_became_slower_one_way_is_faster_the_other_way() -> None:
+    a, b = recording(0), recording(1, {("Net.h.3", FORWARD): 1.3})
+
+    assert changed(modtrace.diff(b, a)) == [("Net.h.3", "forward", "faster")]
+
+
+def test_of_two_recordings_of_the_same_program_hardly_any_differ() -> None:
+    wrong = [seed for seed in range(60) if changed(modtrace.diff(recording(2 * seed), recording(2 * seed + 1)))]
+
+    assert len(wrong) <= 3
+
+
+def test_a_machine_that_runs_slower_changes_no_module() -> None:
+    found = modtrace.diff(recording(0), recording(1, speed=1.2))
+
+    assert changed(found) == []
+    assert found.common_ratio == pytest.approx(1.2, abs=0.01)
+    assert found.step.verdict == "slower"
+
+
+def test_recompute_that_appears_or_vanishes_is_a_change() -> None:
+    without, with_recompute = recording(0), recording(1, recompute=("Net.h.2",))
+
+    assert changed(modtrace.diff(without, with_recompute)) == [("Net.h.2", "recompute", "added")]
+    assert changed(modtrace.diff(with_recompute, without)) == [("Net.h.2", "recompute", "removed")]
+
+
+def test_a_second_call_per_step_is_seen_in_the_calls() -> None:
+    found = modtrace.diff(recording(0), recording(1, twice=("Net.h.5",)))
+
+    assert {(c.fqn, c.base_calls, c.new_calls) for c in found.changes[:2]} == {("Net.h.5", 1, 2)}
+    assert [verdict for _, _, verdict in changed(found)] == ["slower", "slower"]
+    assert "1 → 2" in found.to_text()
+
+
+def test_a_renamed_module_is_added_and_removed_unless_it_is_mapped() -> None:
+    renamed = recording(1, rename={fqn: fqn.replace("Net.h", "Net.layers") for fqn in FQNS})
+
+    assert {verdict for _, _, verdict in changed(modtrace.diff(recording(0), renamed))} == {"added", "removed"}
+    assert changed(modtrace.diff(recording(0), renamed, renamed={"Net.h": "Net.layers"})) == []
+
+
+def test_two_modules_that_swap_their_speed_are_both_found() -> None:
+    base = recording(0, {("Net.h.1", FORWARD): 1.2})
+
+    found = changed(modtrace.diff(base, recording(1, {("Net.h.2", FORWARD): 1.2})))
+
+    assert sorted(found) == [("Net.h.1", "forward", "faster"), ("Net.h.2", "forward", "slower")]
+
+
+def test_few_steps_cannot_tell() -> None:
+    found = modtrace.diff(recording(0, steps=5), recording(1, {("Net.h.3", FORWARD): 2.0}, steps=5))
+
+    assert {change.verdict for change in found.changes} == {"cannot tell"}
+
+
+def test_with_five_recordings_a_side_these_are_the_samples() -> None:
+    base = [recording(seed) for seed in range(5)]
+    new = [recording(seed, {("Net.h.3", FORWARD): 1.5}) for seed in range(5, 10)]
+
+    found = modtrace.diff(base, new)
+
+    assert found.runs == (5, 5)
+    assert found.independent == (5.0, 5.0)
+    assert changed(found) == [("Net.h.3", "forward", "slower")]
+
+
+def test_a_recording_without_marked_steps_is_refused() -> None:
+    with pytest.raises(modtrace.ModtraceError, match=r"call rec\.step"):
+        modtrace.diff(recording(0), Timeline(Columns.empty()))
+
+
+@pytest.mark.parametrize(
+    ("fqn", "plain"),
+    [
+        ("Net.h.0", "Net.h.0"),
+        ("OptimizedModule._orig_mod.h.0", "OptimizedModule.h.0"),
+        ("DistributedDataParallel.module.h.0", "DistributedDataParallel.h.0"),
+        ("Net._fsdp_wrapped_module.h.0._checkpoint_wrapped_module.fc", "Net.h.0.fc"),
+        ("Net.module.fc", "Net.module.fc"),
+        ("Net.old", "Net.new"),
+        ("Net.old.fc", "Net.new.fc"),
+        ("Net.older", "Net.older"),
+    ],
+)
+def test_names_lose_wrappers_and_are_mapped_whole(fqn: str, plain: str) -> None:
+    assert plain_fqn(fqn, {"Net.old": "Net.new"}) == plain
+
+
+def test_warm_up_ends_at_the_first_usual_step() -> None:
+    assert warm_up_steps(np.array([900, 300, 100, 101, 500, 99, 100, 101])) == 2
+    assert warm_up_steps(np.array([100, 101, 99, 100])) == 0
+    assert warm_up_steps(np.array([500, 400, 100, 100])) == 2
+    assert warm_up_steps(np.array([7])) == 0
+
+
+def test_samples_are_self_times_of_whole_steps() -> None:
+    samples = take_samples(recording(0, recompute=("Net.h.2",)), {})
+
+    assert samples.self_ns["Net", "forward"].tolist() == [50 * US] * STEPS
+    assert samples.self_ns["Net.h.2", "recompute"].tolist() == [90 * US] * STEPS
+    assert samples.calls["Net.h.2", "backward"].tolist() == [1] * STEPS
+    assert samples.warm_up == 0
+
+
+def test_medians_drawn_by_rank_are_those_of_resampled_steps() -> None:
+    random = np.random.default_rng(3)
+    base, new = random.integers(0, 1000, 31), random.integers(200, 1200, 31)
+
+    low, high = MedianDraws(200_000, 31, 31).interval(base, new, 0.95)
+
+    after, before = (np.median(random.choice(side, (20_000, 31)), axis=1) for side in (new, base))
+    resampled = after - before
+    expected = np.quantile(resampled, [0.025, 0.975])
+    assert (low, high) == pytest.approx(expected, abs=25)
+
+
+def test_a_drift_leaves_fewer_independent_steps() -> None:
+    random = np.random.default_rng(0)
+    steady = 1000 + random.normal(0, 10, 200).astype(np.int64)
+
+    assert 150 < independent_steps(steady) <= 200
+    assert independent_steps(steady + np.arange(200)) < 20
+    assert independent_steps(np.full(9, 5)) == 9
+
+
+FOUND = modtrace.Diff(
+    changes=[
+        Change("Net.h|0", "forward", 1_000_000, 1_200_000, 150_000, 250_000, 1, 2, "slower"),
+        Change("Net.x", "recompute", 0, 90_000, 90_000, 90_000, 0, 1, "added"),
+    ],
+    step=Change("", "step", 10_000_000, 10_300_000, 100_000, 500_000, 0, 0, "slower"),
+    base_steps=30,
+    new_steps=28,
+    warm_up=2,
+    independent=(30.0, 21.5),
+    common_ratio=1.01,
+    runs=(1, 1),
+)
+
+
+def test_forms_of_a_diff() -> None:
+    assert str(FOUND).splitlines() == [
+        "30 steps before and 28 after (2 of warm-up left out), which count as 30 and 21.5 independent samples",
+        "step: 10.000 ms before, 10.300 ms after (+3.0%; +0.100 … +0.500 ms): slower",
+        "all modules alike: +1.0%; a verdict is about what differs from that",
+        "",
+        "module   phase      before ms  after ms  difference      %      interval ms  calls  verdict",
+        "Net.h|0  forward        1.000     1.200      +0.200  +20.0  +0.150 … +0.250  1 → 2  slower",
+        "Net.x    recompute      0.000     0.090      +0.090         +0.090 … +0.090  0 → 1  added",
+    ]
+    assert FOUND.to_markdown().splitlines()[-2].startswith("| Net.h&#124;0 | forward | 1.000 | 1.200 | +0.200 |")
+    assert FOUND.to_csv().splitlines()[1] == "Net.h|0,forward,1000000,1200000,150000,250000,1,2,slower"
+    assert json.loads(FOUND.to_json())["changes"][1]["verdict"] == "added"
+    assert "<td>Net.h|0</td>" in FOUND._repr_html_()
+    assert FOUND.matching("*.x").changes == FOUND.changes[1:]
+
+
+def test_above_needs_the_whole_interval() -> None:
+    assert FOUND.above(0.10) == [FOUND.changes[0]]
+    assert FOUND.above(0.15) == []
+    assert FOUND.above(0.005) == [FOUND.step, FOUND.changes[0]]
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(group, ["diff", *map(str, arguments)])
+
+
+def test_the_command_fails_above_a_budget(tmp_path: Path) -> None:
+    base, new = tmp_path / "base.pftrace", tmp_path / "new.pftrace"
+    recording(0).save(base)
+    recording(1, {("Net.h.3", FORWARD): 1.3}).save(new)
+
+    assert invoke(base, new).exit_code == 0
+    failed = invoke(base, new, "--fail-above", "5%", "--only", "Net.h.*")
+    assert failed.exit_code == 1
+    assert "modtrace: Net.h.3 forward is slower by 3" in failed.stderr
+    assert invoke(base, new, "--fail-above", "0.5").exit_code == 0
+    assert invoke(base, new, "--format", "csv").stdout.splitlines()[1].startswith("Net.h.3,forward,")
+    assert invoke(base, new, "--fail-above", "much").exit_code == 2
+    assert invoke(base, new, "--map", "Net.h").exit_code == 2
