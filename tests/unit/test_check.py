@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from modtrace import ModtraceError
 from modtrace.check import check
+from modtrace.check.read_trace import _read_whole, read_trace
 from tests.support.json_mutations import mutations
+from tests.support.python_process import run_python
 
 DATA = Path(__file__).parents[1] / "data" / "check"
 
@@ -335,3 +338,62 @@ def test_a_trace_cut_anywhere_is_told(tmp_path_factory: pytest.TempPathFactory, 
     trace.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
     assert check(trace)[0].rule in ("unreadable", "not-a-trace")
+
+
+BROKEN_BY = st.tuples(st.integers(0, 10**9), st.integers(0, 4), st.sampled_from(list(b',{}[]":0 n')))
+
+
+def broken(data: bytes, place: int, way: int, sign: int) -> bytes:
+    """One byte changed, added or removed, the rest cut off, or a part of it repeated."""
+    at = place % len(data) if data else 0
+    return {
+        0: data[:at] + bytes([sign]) + data[at + 1 :],
+        1: data[:at] + bytes([sign]) + data[at:],
+        2: data[:at] + data[at + 1 :],
+        3: data[:at],
+        4: data[:at] + data[max(0, at - 20) : at] + data[at:],
+    }[way]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(DATA.glob("*.json"))), st.lists(BROKEN_BY, max_size=3))
+def test_a_stream_is_checked_as_the_whole_file_is(
+    tmp_path_factory: pytest.TempPathFactory, source: Path, changes: list[tuple[int, int, int]]
+) -> None:
+    data = source.read_bytes()
+    for place, way, sign in changes:
+        data = broken(data, place, way, sign)
+    trace = tmp_path_factory.getbasetemp() / "broken.json"
+    trace.write_bytes(data)
+
+    streamed, layout = read_trace(trace)
+    whole = _read_whole(trace)
+
+    assert whole is not None
+    assert streamed == whole[0]
+    assert [*layout.flows] == [*whole[1].flows]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [(b"[", "unreadable"), (b"\n", "not-a-trace"), (b'{"a": "', "unreadable"), (b"x", "not-a-trace")],
+)
+def test_a_small_file_that_unpacks_to_a_huge_one_takes_little_memory(tmp_path: Path, text: bytes, rule: str) -> None:
+    packer = zlib.compressobj(wbits=31)
+    trace = tmp_path / "bomb.gz"
+    with trace.open("wb") as file:
+        file.write(packer.compress(text))
+        for _ in range(400):
+            file.write(packer.compress(bytes([text[-1] if text == b"x" else 32]) * (1 << 20)))
+        file.write(packer.flush())
+    code = (
+        "import resource, sys, modtrace.check.perfetto_rules, modtrace.read\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "found = modtrace.check.check(sys.argv[1])\n"
+        "print(found[0].rule, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+
+    found, kilobytes = run_python("-c", code, str(trace)).stdout.split()
+
+    assert found == rule
+    assert int(kilobytes) < 300_000

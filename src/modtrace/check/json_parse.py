@@ -17,14 +17,26 @@ __all__ = ["NotStrictError", "parse_leniently", "stream_events"]
 
 
 class NotStrictError(Exception):
-    """The file is not whole, or not JSON as the standard has it."""
+    """No events can be read from the file as it is.
+
+    Attributes:
+        violation: what is wrong with it.
+    """
+
+    def __init__(self, message: str, rule: str = "unreadable") -> None:
+        super().__init__(message)
+        self.violation = Violation(rule, message)
 
 
-def stream_events(source: TraceFile) -> Iterator[list[Any]]:
+def stream_events(source: TraceFile, notes: list[str]) -> Iterator[list[Any]]:
     """Yield a trace's events some at a time, in memory that does not grow with the file.
 
+    Args:
+        source: the trace.
+        notes: takes what is wrong with the JSON, and was left out or repaired.
+
     Raises:
-        NotStrictError: the file is broken somewhere; the events so far may be wrong.
+        NotStrictError: no events can be read.
     """
     try:
         stream = EventStream(source)
@@ -32,8 +44,9 @@ def stream_events(source: TraceFile) -> Iterator[list[Any]]:
             yield chunk.events
     except TraceError as error:
         raise NotStrictError(str(error)) from error
-    if stream.notes or stream.trailing_comma:
-        raise NotStrictError(stream.notes[0] if stream.notes else "a comma follows the last event")
+    notes += stream.notes
+    if stream.trailing_comma:
+        notes.append("a comma follows the last event")
 
 
 def parse_leniently(data: bytes, violations: list[Violation]) -> list[Any]:

@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from .._errors import TraceError
 from ..formats.trace_kind import format_of
@@ -14,12 +15,21 @@ from .json_parse import NotStrictError, parse_leniently, stream_events
 from .model import Violation
 from .track_layout import TrackLayout
 
-__all__ = ["MAX_LENIENT_BYTES", "read_trace"]
+__all__ = ["MAX_WHOLE_BYTES", "read_trace"]
 
-MAX_LENIENT_BYTES = 256 << 20
-"""A broken file is read as a whole, to say where it is broken; not one that is larger than this, uncompressed."""
+MAX_WHOLE_BYTES = 32 << 20
+"""A broken file is parsed as a whole, to say where it is broken; not one that is larger than this, uncompressed."""
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EMPTY = Violation("not-a-trace", "there is nothing in it")
+
+
+class _Findings(NamedTuple):
+    """What reading a file has found: what is wrong with its events, these by track, what is wrong with the file."""
+
+    violations: list[Violation]
+    layout: TrackLayout
+    file_violations: list[Violation]
 
 
 def read_trace(
@@ -35,47 +45,57 @@ def read_trace(
         TraceError: it cannot be opened.
     """
     try:
-        return _read_stream(path, progress)
+        found = _read_stream(path, progress)
     except NotStrictError as error:
-        return _read_whole(path, str(error))
+        found = _Findings([], TrackLayout(), [error.violation])
+    if not found.file_violations:
+        return found.violations, found.layout
+    # Said more exactly by parsing all of it, where it is not too large.
+    return _read_whole(path) or (
+        [*found.file_violations, *found.violations],
+        found.layout,
+    )
 
 
-def _read_stream(
-    path: str | os.PathLike[str], progress: Callable[[int], None] | None
-) -> tuple[list[Violation], TrackLayout]:
-    """Read a file that is whole, in memory that does not grow with it.
+def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] | None) -> _Findings:
+    """Read a file in memory that does not grow with it.
 
     Raises:
-        NotStrictError: it is not whole, or something else than a trace.
+        NotStrictError: no events can be read.
     """
+    notes: list[str] = []
     with TraceFile(path) as source:
         head = next(source.blocks(), b"")
     with TraceFile(path, progress) as source:
         if not head.strip():
-            raise NotStrictError("nothing in it")
+            raise NotStrictError(_EMPTY.message, _EMPTY.rule)
         if format_of(head) == "perfetto":
             violations, layout = _read_perfetto(source.blocks())
-        elif format_of(head) == "chrome" and not head.startswith(b"\xef"):
+        elif format_of(head) == "chrome":
             from .chrome_rules import ChromeEvents
 
             events = ChromeEvents()
-            for chunk in stream_events(source):
+            for chunk in stream_events(source, notes):
                 events.add(chunk)
             violations, layout = events.violations(), events.layout
+            if head.startswith(_BYTE_ORDER_MARK):
+                notes.append("byte 0: a byte order mark, which JSON forbids")
         else:
-            raise NotStrictError("no trace")
-        if source.damage is not None or source.has_garbage:
-            raise NotStrictError(source.damage or "something follows the gzip data")
-    return violations, layout
+            message = f"neither Chrome JSON nor a Perfetto trace: it starts with {head[:8]!r}"
+            raise NotStrictError(message, "not-a-trace")
+        if source.damage is not None:
+            notes.append(source.damage)
+        if source.has_garbage:
+            notes.append("something else follows the gzip data")
+    return _Findings(violations, layout, [Violation("unreadable", note) for note in notes])
 
 
-def _read_whole(path: str | os.PathLike[str], reason: str) -> tuple[list[Violation], TrackLayout]:
-    """Read a file that is broken, as far as viewers would."""
+def _read_whole(path: str | os.PathLike[str]) -> tuple[list[Violation], TrackLayout] | None:
+    """Read a broken file as far as viewers would; None where it is larger than `MAX_WHOLE_BYTES`."""
     violations: list[Violation] = []
     data = _read_bytes(path, violations)
     if data is None:
-        message = f"{reason}; it is too large to be looked at as a whole"
-        return [*violations, Violation("unreadable", message)], TrackLayout()
+        return None
     if not data.strip():
         return [*violations, _EMPTY], TrackLayout()
     kind = format_of(data)
@@ -105,9 +125,9 @@ def _read_perfetto(blocks: Iterable[bytes]) -> tuple[list[Violation], TrackLayou
 
 
 def _read_bytes(path: str | os.PathLike[str], violations: list[Violation]) -> bytes | None:
-    """Return a file's bytes, decompressed; None where there are more than `MAX_LENIENT_BYTES`."""
+    """Return a file's bytes, decompressed; None where there are more than `MAX_WHOLE_BYTES`."""
     try:
-        if Path(path).stat().st_size > MAX_LENIENT_BYTES:
+        if Path(path).stat().st_size > MAX_WHOLE_BYTES:
             return None
         data = Path(path).read_bytes()
     except OSError as error:
@@ -121,13 +141,13 @@ def _decompress(data: bytes, violations: list[Violation]) -> bytes | None:
     while rest:
         member = zlib.decompressobj(wbits=31)
         try:
-            whole += member.decompress(rest, MAX_LENIENT_BYTES - len(whole) + 1)
+            whole += member.decompress(rest, MAX_WHOLE_BYTES - len(whole) + 1)
         except zlib.error as error:
             offset = len(data) - len(rest)
             message = f"byte {offset}: not gzip in the member that starts here: {error}"
             violations.append(Violation("unreadable", message))
             break
-        if len(whole) > MAX_LENIENT_BYTES:
+        if len(whole) > MAX_WHOLE_BYTES:
             return None
         if not member.eof:
             violations.append(Violation("unreadable", f"byte {len(data)}: the gzip stream is cut off"))
