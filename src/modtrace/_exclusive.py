@@ -26,6 +26,11 @@ class Exclusive:
         """Whether this thread is inside."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
+    @property
+    def lock(self) -> threading.RLock:
+        """For a `with` block, which is as good where no exception can come but between two of its statements."""
+        return self._lock
+
     def run(self, function: Callable[[], object]) -> None:
         """Call `function` while no other thread is inside."""
         lock = self._lock

@@ -13,11 +13,11 @@ A record is one JSON object. Its "kind" says what it is; beside that it has
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .._exclusive import Exclusive
 from .slot_format import NO_NAME, THREAD_MASK
 
 __all__ = ["NameTable", "Record", "clean"]
@@ -29,6 +29,8 @@ _MAX_TEXT_CHARS = 1 << 14
 
 def clean(text: str) -> str:
     """Make any Python string one that UTF-8 can hold and that stays small; lone surrogates become escapes."""
+    if text.isascii() and len(text) <= _MAX_TEXT_CHARS:
+        return text
     if len(text) > _MAX_TEXT_CHARS:
         text = text[:_MAX_TEXT_CHARS] + "…"
     return text.encode("utf-8", "backslashreplace").decode()
@@ -52,12 +54,12 @@ class NameTable:
         self._names: dict[tuple[str, str, str], int] = {}
         self._texts: dict[str, int] = {}
         self._thread_count = 0
-        self._lock = threading.RLock()
+        self._exclusive = Exclusive()
 
     def name(self, label: str, fqn: str, module_class: str) -> int:
         """Return the id of a module's name, or `NO_NAME` where the table is full."""
         key = (clean(label), clean(fqn), clean(module_class))
-        with self._lock:
+        with self._exclusive.lock:
             name_id = self._names.get(key)
             if name_id is None:
                 name_id = len(self._names)
@@ -70,7 +72,7 @@ class NameTable:
     def text(self, text: str) -> int:
         """Return the id of a text (a mark, a counter's name, the shapes of a call), or `NO_NAME` as `name` does."""
         text = clean(text)
-        with self._lock:
+        with self._exclusive.lock:
             text_id = self._texts.get(text)
             if text_id is None:
                 text_id = len(self._texts)
@@ -82,7 +84,7 @@ class NameTable:
 
     def thread(self, name: str, tid: int, torch_thread_id: int = -1) -> int:
         """Note a thread and return its id; all threads for which there is no id left share the last one."""
-        with self._lock:
+        with self._exclusive.lock:
             thread_id = min(self._thread_count, THREAD_MASK)
             self._thread_count += 1
             self._append(
@@ -102,7 +104,7 @@ class NameTable:
         self._append({"kind": "stop"})
 
     def _append(self, record: Record) -> None:
-        with self._lock:
+        with self._exclusive.lock:
             if self._sink is not None:
                 self._sink(record)
             self.records.append(record)

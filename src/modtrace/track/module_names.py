@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -15,8 +14,10 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
+from .._exclusive import Exclusive
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
+from .module_tree import attribute, class_name, named_modules
 
 __all__ = ["ModuleNames", "OpenCall"]
 
@@ -41,7 +42,8 @@ class ModuleNames:
         self._fqns: dict[int, str] = {}
         self._last_name_ids: dict[int, int] = {}
         self._death_watches: dict[int, weakref.ref[nn.Module]] = {}
-        self._paths: weakref.WeakKeyDictionary[nn.Module, _Paths] = weakref.WeakKeyDictionary()
+        # By id(parent), checked against the parent itself.
+        self._paths: dict[int, tuple[weakref.ref[nn.Module], _Paths]] = {}
 
     def resolve(self, module: nn.Module, open_calls: Iterable[OpenCall]) -> int:
         """Return the id of `module`'s name when it is called inside `open_calls` (innermost first).
@@ -52,15 +54,15 @@ class ModuleNames:
         if open_calls and _is_wrapper_of(open_calls[0][0], module):
             return NO_NAME
         name_id = self._relative_to(open_calls, module)
-        if name_id is None and isinstance(module, GraphModule) and open_calls and _is_compiled(open_calls[0][0]):
+        if name_id is None and issubclass(type(module), GraphModule) and open_calls and _is_compiled(open_calls[0][0]):
             return NO_NAME
         if name_id is None:
             name_id = self._last_name_ids.get(id(module))
         if name_id is None:
             name_id = self._relative_to_model(module)
         if name_id is None:
-            class_name = type(module).__name__
-            name_id = self._add(class_name, class_name, class_name)
+            own_name = class_name(module)
+            name_id = self._add(own_name, own_name, own_name)
         if id(module) not in self._death_watches:
             self._death_watches[id(module)] = weakref.ref(module, self._on_death(id(module)))
         self._last_name_ids[id(module)] = name_id
@@ -89,12 +91,12 @@ class ModuleNames:
         for model in self._models.candidates(module):
             path = self._path(model, module)
             if path is not None:
-                return self._add_below(type(model).__name__, path, module)
+                return self._add_below(class_name(model), path, module)
         return None
 
     def _add_below(self, parent_fqn: str, path: str, module: nn.Module) -> int:
-        class_name = type(module).__name__
-        return self._add(f"{path}: {class_name}", f"{parent_fqn}.{path}", class_name)
+        own_name = class_name(module)
+        return self._add(f"{path}: {own_name}", f"{parent_fqn}.{path}", own_name)
 
     def _add(self, label: str, fqn: str, module_class: str) -> int:
         name_id = self._table.name(label, fqn, module_class)
@@ -102,22 +104,23 @@ class ModuleNames:
         return name_id
 
     def _path(self, parent: nn.Module, module: nn.Module) -> str | None:
-        paths = self._paths.get(parent)
-        if paths is None:
-            paths = self._paths.setdefault(parent, _Paths())
-        return paths.find(parent, module)
+        known = self._paths.get(id(parent))
+        if known is None or known[0]() is not parent:
+            known = self._paths[id(parent)] = (weakref.ref(parent), _Paths())
+        return known[1].find(parent, module)
 
     def _on_death(self, module_id: int) -> Callable[[Any], None]:
         def on_death(_: Any) -> None:
             self._death_watches.pop(module_id, None)
             self._last_name_ids.pop(module_id, None)
+            self._paths.pop(module_id, None)
             self._forget(module_id)
 
         return on_death
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return _is_optimized(module) or module._compiled_call_impl is not None
+    return _is_optimized(module) or attribute(module, "_compiled_call_impl") is not None
 
 
 def _is_wrapper_of(module: nn.Module, inner: nn.Module) -> bool:
@@ -127,7 +130,7 @@ def _is_wrapper_of(module: nn.Module, inner: nn.Module) -> bool:
 def _is_optimized(module: nn.Module) -> bool:
     # Where nothing was compiled, torch._dynamo is not imported, and importing it takes seconds.
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+    return dynamo is not None and issubclass(type(module), dynamo.OptimizedModule)
 
 
 class _Models:
@@ -140,7 +143,7 @@ class _Models:
 
     def candidates(self, module: nn.Module) -> Iterator[nn.Module]:
         """Yield the models below which `module` may lie; those of a class are looked for when they are needed."""
-        if type(module).__name__ == self._class_name:
+        if class_name(module) == self._class_name:
             return
         yield from self._alive(module)
         if self._class_name is not None and self._searches.is_due():
@@ -148,7 +151,7 @@ class _Models:
             self._models = [
                 weakref.ref(value)
                 for value in gc.get_objects()
-                if issubclass(type(value), nn.Module) and type(value).__name__ == self._class_name
+                if issubclass(type(value), nn.Module) and class_name(value) == self._class_name
             ]
             yield from self._alive(module)
 
@@ -177,24 +180,20 @@ class _Paths:
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         # Modules can be added later; one made anew in every call must not cost a walk in every call.
         self._walks = _Backoff()
-        self._lock = threading.RLock()
+        self._exclusive = Exclusive()
 
     def find(self, parent: nn.Module, module: nn.Module) -> str | None:
         path = self._known(module)
         if path is None:
             # A thread that misses what another is about to find waits for it.
-            with self._lock:
-                path = self._known(module)
-                if path is None and self._walks.is_due():
-                    self._walk(parent)
-                    path = self._known(module)
+            self._exclusive.run(lambda: self._walk_if_due(parent, module))
+            path = self._known(module)
         return path
+
+    def _walk_if_due(self, parent: nn.Module, module: nn.Module) -> None:
+        if self._known(module) is None and self._walks.is_due():
+            self._by_id = {id(inner): (weakref.ref(inner), path) for path, inner in named_modules(parent)}
 
     def _known(self, module: nn.Module) -> str | None:
         entry = self._by_id.get(id(module))
         return entry[1] if entry is not None and entry[0]() is module else None
-
-    def _walk(self, parent: nn.Module) -> None:
-        self._by_id = {
-            id(module): (weakref.ref(module), path) for path, module in parent.named_modules() if module is not parent
-        }

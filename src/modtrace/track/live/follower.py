@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Layer, Patch
 from ..module_names import ModuleNames, OpenCall
+from ..module_tree import named_modules
 from ..portable.graph_tasks import NO_GRAPH_TASK, current_graph_task
 from .backward_follower import BackwardFollower, Hook
 from .input_hooks import InputHooks
@@ -58,7 +60,7 @@ class Follower(BackwardFollower):
         self._names = ModuleNames(NameTable(), None, self._forget)
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NamedModule]] = {}
-        self._roots: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._roots: Any = WeakIdKeyDictionary()  # module → its name
         self._inputs = InputHooks(self.on_input_gradient)
         self.pre_fw: Hook | None = None
         self.post_fw: Hook | None = None
@@ -94,7 +96,7 @@ class Follower(BackwardFollower):
         if name is not None:
             return name
         for root, root_name in list(self._roots.items()):
-            for path, inner in root.named_modules():
+            for path, inner in named_modules(root):
                 if inner is module:
                     return f"{root_name}.{path}"
         return None

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
+from ..module_tree import class_name, named_modules
 from ..tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class TorchHooks:
 
     def __init__(self) -> None:
         self.hooked_names: Counter[str] = Counter()
-        self._known_modules: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._known_modules: Any = WeakIdKeyDictionary()  # module → its name
         self._backward: list[tuple[ModuleRef, str]] = []
         self._graph_tasks: set[int] = set()
 
@@ -55,11 +57,11 @@ class TorchHooks:
 
     def _get_mod_name(self, mod: nn.Module) -> str:
         """Return the name of `mod`; one that is not known becomes a root, named by its class."""
-        name = self._follower.name_of(mod) or self._known_modules.get(mod)
+        name: str | None = self._follower.name_of(mod) or self._known_modules.get(mod)
         if name is None:
-            name = type(mod).__name__
-            for path, inner in mod.named_modules():
-                self._known_modules[inner] = f"{name}.{path}" if path else name
+            name = self._known_modules[mod] = class_name(mod)
+            for path, inner in named_modules(mod):
+                self._known_modules[inner] = f"{name}.{path}"
         return name
 
     def _get_append_fn(self, w_mod: ModuleRef, name: str, is_bw: bool) -> Callable[..., None]:

@@ -79,7 +79,7 @@ class GraphTasks:
     def end_all(self, thread: ThreadState) -> None:
         """Write the ends of a thread's graph tasks; called outside of backward, so they ended by an exception."""
         while thread.graph_tasks:
-            self._abandon(thread, thread.graph_tasks.pop().id)
+            self._abandon(thread)
 
     def _begin(self, thread: ThreadState, graph_task_id: int) -> None:
         graph_tasks, depth = thread.graph_tasks, backward_nesting_depth()
@@ -88,7 +88,7 @@ class GraphTasks:
             and graph_tasks[-1].id != graph_task_id
             and (graph_tasks[-1].id not in self._running or graph_tasks[-1].nesting_depth >= depth > 0)
         ):
-            self._abandon(thread, graph_tasks.pop().id)
+            self._abandon(thread)
         if graph_tasks and graph_tasks[-1].id == graph_task_id:
             return
         if graph_task_id not in self._running:
@@ -96,16 +96,19 @@ class GraphTasks:
             Variable._execution_engine.queue_callback(partial(self._end, graph_task_id))
         graph_tasks.append(GraphTask(graph_task_id, depth))
 
-    def _abandon(self, thread: ThreadState, graph_task_id: int) -> None:
-        """Write the end of a graph task that ended by an exception: for these torch calls nobody."""
+    def _abandon(self, thread: ThreadState) -> None:
+        """Write the end of the thread's last graph task, which ended by an exception: for these torch calls nobody."""
+        graph_task_id = thread.graph_tasks[-1].id
+        # Written first: where an interrupt comes in between it is written again, and the first one counts.
         if graph_task_id in self._running:
-            self._running.discard(graph_task_id)
             self._write(_BACKWARD_OVER | thread.bits | NO_NAME, graph_task_id | ABANDONED_BIT)
+            self._running.discard(graph_task_id)
+        thread.graph_tasks.pop()
 
     def _end(self, graph_task_id: int) -> None:
-        self._running.discard(graph_task_id)
         if self.active:
             try:
                 self._write(_BACKWARD_OVER | self._thread_state().bits | NO_NAME, graph_task_id)
             except Exception as error:
                 self._on_error(error)
+        self._running.discard(graph_task_id)

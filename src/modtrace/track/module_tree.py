@@ -1,0 +1,69 @@
+"""What a module is made of, read without running code of its class: that can raise, or compare as a tensor does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+__all__ = ["attribute", "class_name", "named_modules"]
+
+_class_name = type.__dict__["__name__"].__get__
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the name of a module's class, also where its metaclass says something else."""
+    name: str = _class_name(type(module))
+    return name
+
+
+def attribute(module: nn.Module, name: str) -> Any:
+    """Return what a module holds under a name, past a `__getattribute__` of its own; None where it holds nothing."""
+    try:
+        return object.__getattribute__(module, name)
+    except AttributeError:
+        return None
+
+
+def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the path and module of each module below one, as `nn.Module.named_modules` does, each module once.
+
+    A class may have its own `named_modules`; where that raises, the modules are as they lie. Names that are no text are
+    turned into it.
+    """
+    if type(module).named_modules is not nn.Module.named_modules:
+        named = _named_by_class(module)
+        if named is not None:
+            yield from named
+            return
+    seen = {id(module)}
+    # The last is the next.
+    todo = [("", module)]
+    while todo:
+        path, inner = todo.pop()
+        if inner is not module:
+            if id(inner) in seen:
+                continue
+            seen.add(id(inner))
+            yield path, inner
+        children = attribute(inner, "_modules")
+        if children:
+            prefix = f"{path}." if path else ""
+            for name, child in reversed(list(children.items())):
+                if child is not None:
+                    todo.append((f"{prefix}{_text(name)}", child))
+
+
+def _named_by_class(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
+    try:
+        return [(_text(path), inner) for path, inner in module.named_modules() if inner is not module]
+    except Exception:
+        return None
+
+
+def _text(name: object) -> str:
+    try:
+        return name if type(name) is str else str(name)
+    except Exception:
+        return f"<{_class_name(type(name))}>"

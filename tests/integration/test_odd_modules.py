@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import modtrace
+from modtrace import RecordingError
+from modtrace.autorecord import expand_path, parse_variable
+from modtrace.track.engine import EngineName
+
+
+class Unhashable(nn.Module):
+    __hash__ = None  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class RaisesInHash(Unhashable):
+    def __hash__(self) -> int:  # type: ignore[override]
+        raise ValueError("no hash")
+
+
+class RaisesInEq(Unhashable):
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("no eq")
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 1
+
+
+class TensorInEq(RaisesInEq):
+    def __eq__(self, other: object) -> Any:
+        return torch.ones(3)
+
+    __hash__ = RaisesInEq.__hash__
+
+
+class RaisesInGetattribute(Unhashable):
+    made = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if RaisesInGetattribute.made and name in ("__class__", "_modules", "named_modules", "_orig_mod"):
+            raise ValueError(f"no {name}")
+        return super().__getattribute__(name)
+
+
+class RaisesInNamedModules(Unhashable):
+    def named_modules(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Module]]:
+        raise ValueError("no names")
+
+
+class _OddName(type):
+    @property
+    def __name__(cls) -> Any:  # type: ignore[override]
+        return 3
+
+
+class OddName(Unhashable, metaclass=_OddName):
+    pass
+
+
+ODD = [
+    Unhashable,
+    RaisesInHash,
+    RaisesInEq,
+    TensorInEq,
+    RaisesInGetattribute,
+    RaisesInNamedModules,
+    OddName,
+]
+
+
+@pytest.mark.parametrize("kind", ODD, ids=lambda kind: type.__dict__["__name__"].__get__(kind))
+def test_an_odd_module_has_its_name_and_the_recording_goes_on(engine: EngineName, kind: type[nn.Module]) -> None:
+    class Holds(kind):  # type: ignore[valid-type, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner: Any = kind()
+            self.inner.leaf = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.leaf_of(self.inner(x))
+
+        def leaf_of(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner.leaf(x)
+            return out
+
+    odd = type.__dict__["__name__"].__get__(kind)
+    RaisesInGetattribute.made = False
+    model = Holds()
+    RaisesInGetattribute.made = True
+    with modtrace.record(engine=engine, shapes=True) as recording:
+        model(torch.ones(1, requires_grad=True)).sum().backward()
+        nn.ReLU()(torch.ones(1))
+
+    spans = recording.timeline().spans
+    assert [(span.fqn, span.module_class) for span in spans if span.phase == "forward"] == [
+        ("Holds", "Holds"),
+        ("Holds.inner", odd),
+        ("Holds.inner.leaf", "Identity"),
+        ("ReLU", "ReLU"),
+    ]
+    with modtrace.ModuleTracker() as tracker:
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(tracker.parents))
+        seen: list[set[str]] = []
+        model(torch.ones(1))
+        handle.remove()
+    assert {"Holds", "Holds.inner", "Global"} in seen
+
+
+def test_a_child_whose_name_is_no_text(engine: EngineName) -> None:
+    model = nn.Sequential(nn.ReLU())
+    model._modules[7] = nn.Identity()  # type: ignore[index]
+    with modtrace.record(engine=engine) as recording:
+        model(torch.ones(1))
+
+    assert [span.fqn for span in recording.timeline().spans] == ["Sequential", "Sequential.0", "Sequential.7"]
+
+
+def test_a_mark_that_is_no_text_is_an_error_at_the_call(engine: EngineName) -> None:
+    with modtrace.record(engine=engine) as recording:
+        with pytest.raises(TypeError, match="the text of a mark is a str, not int"):
+            recording.mark(3)  # type: ignore[arg-type]
+        recording.mark("3")
+
+    assert [mark.text for mark in recording.timeline().marks] == ["3"]
+
+
+@pytest.mark.parametrize("option", ["path", "ring"])
+@pytest.mark.parametrize(("value", "message"), [(b"a.json", "give it as text"), ("a\0.json", "holds no NUL")])
+def test_paths_that_can_be_none(option: str, value: Any, message: str) -> None:
+    options: Any = {option: value}
+
+    with pytest.raises(RecordingError, match=f"{option} is .*{message}"):
+        modtrace.record(**options)
+
+
+def test_a_rank_that_is_no_number_names_no_file() -> None:
+    environment = {"RANK": "../../evil", "WORLD_SIZE": "2"}
+
+    for path in ("run-%r.json", "run.json"):
+        with pytest.raises(RecordingError, match=r"RANK is '../../evil'; it must be a number"):
+            expand_path(path, environment)
+    with pytest.raises(RecordingError, match="RANK"):
+        parse_variable("path=run-%r.json", environment)
+    assert expand_path("run-%%r-%p.json", {**environment, "WORLD_SIZE": "1"}).startswith("run-%r-")
