@@ -64,13 +64,11 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
     One that does, as a checkpoint's does, has edges of calls deep inside and counts only by the operators in it.
 
     Args:
-        start: int64[n], of the thread's operators, ns from the trace's base.
+        start: int64[n], of the thread's operators, ns from the trace's base; ascending, an outer one first.
         end: int64[n].
         edges: int64[m], ascending, where edges of calls are thought to lie.
         margin: how far off they may be, ns.
     """
-    order = np.lexsort((-end, start))
-    start, end = start[order], end[order]
     has_inner = np.append(start[1:] < end[:-1], False)
     calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
     kept = (end > start) & ~(has_inner & calls)

@@ -30,7 +30,7 @@ class _Thread(NamedTuple):
 
     Attributes:
         edges: int64[n], ns of the recording's clock, ascending: where calls begin and end.
-        start: int64[m], ns from the trace's base, of its operators.
+        start: int64[m], ns from the trace's base, of its operators; ascending, an outer one first.
         end: int64[m].
     """
 
@@ -148,7 +148,9 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
         if running.any():
             spans = chosen & (thread_of_span == thread)
             edges = np.sort(np.concatenate([columns.start[spans], columns.end[spans]]))
-            yield _Thread(edges, start[running], end[running])
+            begins, ends = start[running], end[running]
+            order = np.lexsort((-ends, begins))
+            yield _Thread(edges, begins[order], ends[order])
 
 
 def _move_clock_steps(found: Alignment, shared: Sequence[_Thread]) -> Sequence[ClockSegment]:
