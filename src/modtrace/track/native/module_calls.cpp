@@ -3,6 +3,9 @@
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/profiler/api.h>
 
+#include <utility>
+#include <vector>
+
 #include "backward.h"
 #include "ring_writer.h"
 
@@ -14,10 +17,17 @@ constexpr int64_t kNotFound = -1;
 // Asks Python for the name that the module has below the open calls; kNotFound where that failed or the session ended.
 int64_t resolve_name(Session& session, ThreadState& thread, PyObject* module, int64_t parent) {
   const SessionRef hold(session);
+  // Copied first: to make a Python object can run the garbage collector, and what dies there can call modules.
+  std::vector<std::pair<PyRef, int64_t>> copies;
+  copies.reserve(thread.open_calls.size());
+  for (auto call = thread.open_calls.rbegin(); call != thread.open_calls.rend(); ++call) {
+    copies.emplace_back(PyRef::borrow(call->module.get()), call->name_id);
+  }
   PyRef open_calls = PyRef::steal(PyList_New(0));
-  for (auto call = thread.open_calls.rbegin(); open_calls && call != thread.open_calls.rend(); ++call) {
-    const PyRef pair = PyRef::steal(Py_BuildValue("(OL)", call->module.get(), static_cast<long long>(call->name_id)));
+  for (const auto& [open_module, name_id] : copies) {
+    const PyRef pair = PyRef::steal(Py_BuildValue("(OL)", open_module.get(), static_cast<long long>(name_id)));
     if (!pair || PyList_Append(open_calls.get(), pair.get()) != 0) open_calls = PyRef();
+    if (!open_calls) break;
   }
   const PyRef found = open_calls ? call_without_dynamo(session.resolve_name, module, open_calls.get()) : PyRef();
   if (!found) {
