@@ -16,7 +16,7 @@ from .._typing import AnyArray, IndexArray, Int32Array, ObjectArray, UInt8Array
 from ..formats.limits import BIND_ID_OFFSET
 from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args
 from ..timeline import PHASES, Columns, Name, Timeline
-from .decimal_columns import digit_count, format_decimal, format_microseconds
+from .columns.decimal_columns import digit_count, format_decimal, format_microseconds
 from .flows import FlowRole, flow_roles
 from .lanes import Lanes
 

@@ -13,12 +13,12 @@ from ..formats.header import escape_late_texts, escaped_names
 from ..formats.perfetto_ids import SequenceIds
 from ..timeline import Timeline
 from .atomic_file import atomic_writer
+from .columns.packet_columns import message_field_tag, track_event_packets
+from .columns.protobuf_columns import interleave, varint
 from .lanes import Lanes
-from .packet_columns import message_field_tag, track_event_packets
 from .perfetto_descriptors import InternTable, TrackDescriptors, sequence_start, serialize
 from .perfetto_events import CHUNK, SpanPackets
 from .progress import show_progress
-from .protobuf_columns import interleave, varint
 
 __all__ = ["perfetto_packets", "write_perfetto"]
 

@@ -19,9 +19,9 @@ from ..._typing import Int64Array
 from ...formats.escape import UNNAMED, escaped
 from ...formats.limits import MAX_LINK
 from ...formats.perfetto_ids import PROFILER_SEQUENCE
-from ...write.packet_columns import message_field_tag, track_event_packets
+from ...write.columns.packet_columns import message_field_tag, track_event_packets
+from ...write.columns.protobuf_columns import ByteTable, RaggedColumn, interleave, varint
 from ...write.perfetto_descriptors import serialize
-from ...write.protobuf_columns import ByteTable, RaggedColumn, interleave, varint
 from ..trace.event_columns import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 
 __all__ = ["EventEncoder", "EventPackets", "ProfilerSlices", "TrackSlices", "sequence_packet", "slice_packets"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._typing import Int64Array, UInt8Array, UInt32Array
+from ..._typing import Int64Array, UInt8Array, UInt32Array
 
 __all__ = ["digit_count", "format_decimal", "format_microseconds"]
 

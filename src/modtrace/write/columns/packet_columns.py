@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
-from .._typing import Int64Array
-from ..formats.packet_stream import PACKET_TAG
+from ..._typing import Int64Array
+from ...formats.packet_stream import PACKET_TAG
 from .protobuf_columns import Column, record_lengths, varint
 
 __all__ = ["LENGTH_DELIMITED", "VARINT", "field_tag", "message_field_tag", "track_event_packets"]

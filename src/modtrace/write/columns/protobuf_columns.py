@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
+from ..._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
 
 __all__ = ["ByteTable", "BytesColumn", "Column", "RaggedColumn", "interleave", "record_lengths", "repeat", "varint"]
 
