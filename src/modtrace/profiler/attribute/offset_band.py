@@ -10,8 +10,12 @@ from ..._typing import Float64Array, Int64Array
 
 __all__ = ["OffsetBand", "OffsetBounds", "intersect"]
 
-DRIFT_LIMITS = (2e-4, 5e-4, 1e-3)
-"""How fast the offset may change, nanoseconds per nanosecond: the first that agrees with the bounds."""
+DRIFTS = (50e-6, 100e-6, 150e-6, 200e-6, 300e-6, 400e-6, 500e-6, 700e-6, 1e-3)
+"""Drifts that are tried, nanoseconds per nanosecond, until one agrees with the bounds."""
+LEAST_DRIFT_LIMIT = 500e-6
+"""By so much a wall clock is slewed."""
+_DRIFT_MARGIN = 2
+"""The drift that the bounds show may be less than there is: so many times as much counts as possible."""
 _TOLERANCE_NS = 20.0
 
 
@@ -60,13 +64,13 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
         bounds: in any order.
 
     Returns:
-        The band at the moments of the bounds, each once and in order; of the smallest limit under which the bounds
-        agree, or of the greatest.
+        The band at the moments of the bounds, each once and in order; for twice the least drift under which the
+        bounds agree, and `LEAST_DRIFT_LIMIT` or more.
 
     Example:
         >>> band = intersect(OffsetBounds(np.array([0, 1000]), np.array([2.0, -np.inf]), np.array([np.inf, 4.0])))
-        >>> [round(offset, 1) for offset in band.middle.tolist()]
-        [3.1, 2.9]
+        >>> [round(offset, 2) for offset in band.middle.tolist()]
+        [3.25, 2.75]
     """
     if not np.isfinite(bounds.low).any() or not np.isfinite(bounds.high).any():
         return None
@@ -75,12 +79,15 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
     np.maximum.at(low, place, bounds.low)
     np.minimum.at(high, place, bounds.high)
     since = (time - time[0]).astype(np.float64)
-    for limit in DRIFT_LIMITS:
-        drift = limit * since
-        band = OffsetBand(time, _greatest(low, drift), -_greatest(-high, drift), limit)
+    for drift in DRIFTS:
+        band = _band(time, low, high, since, drift)
         if not (band.low > band.high + _TOLERANCE_NS).any():
             break
-    return band
+    return _band(time, low, high, since, max(_DRIFT_MARGIN * band.drift_limit, LEAST_DRIFT_LIMIT))
+
+
+def _band(time: Int64Array, low: Float64Array, high: Float64Array, since: Float64Array, limit: float) -> OffsetBand:
+    return OffsetBand(time, _greatest(low, limit * since), -_greatest(-high, limit * since), limit)
 
 
 def _greatest(low: Float64Array, drift: Float64Array) -> Float64Array:
