@@ -200,9 +200,9 @@ def test_a_drift_leaves_fewer_independent_steps() -> None:
     random = np.random.default_rng(0)
     steady = 1000 + random.normal(0, 10, 200).astype(np.int64)
 
-    assert 150 < independent_steps(steady) <= 200
-    assert independent_steps(steady + np.arange(200)) < 20
-    assert independent_steps(np.full(9, 5)) == 9
+    assert 150 < independent_steps([steady]) <= 200
+    assert independent_steps([steady + np.arange(200)]) < 20
+    assert independent_steps([np.full(9, 5)]) == 9
 
 
 FOUND = modtrace.Diff(

@@ -101,7 +101,7 @@ def _timeline(one: Recorded) -> Timeline:
 
 
 def _independent(side: Sequence[Samples], by_run: bool) -> float:
-    return float(len(side)) if by_run else sum(independent_steps(one.duration_ns) for one in side)
+    return float(len(side)) if by_run else sum(independent_steps(one.self_ns.values()) for one in side)
 
 
 def _self_times(side: Sequence[Samples], key: Key, by_run: bool) -> Int64Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from .._typing import Float64Array, Int64Array
@@ -40,14 +42,21 @@ def _at_ranks(values: Int64Array, ranks: Float64Array) -> Float64Array:
     return values[index].astype(np.float64)
 
 
-def independent_steps(duration_ns: Int64Array) -> float:
+def independent_steps(modules: Collection[Int64Array]) -> float:
     """Return how many independent steps tell as much as these: fewer where the machine drifts during the run.
 
-    Of n values that resemble their neighbours with correlation r, the mean is as sure as that of n (1 - r) / (1 + r).
+    Of n values that resemble their neighbours with correlation r, the median is as sure as that of n (1 - r) / (1 + r),
+    where r is that of lying above the median or below it: so a few steps that took very long do not matter.
+
+    Args:
+        modules: of each module what it took in each step; r is the mean of all.
     """
-    # A single slow step would hide a drift.
-    values = np.minimum(duration_ns.astype(np.float64), 2 * np.median(duration_ns))
-    offset = values - values.mean()
-    spread = float(offset @ offset)
-    alike = max(float(offset[1:] @ offset[:-1]) / spread, 0.0) if spread else 0.0
-    return len(values) * (1 - alike) / (1 + alike)
+    count, alike = 0, [0.0]
+    for times in modules:
+        count = len(times)
+        side = np.sign(times - np.median(times))
+        spread = float(side @ side)
+        if spread:
+            alike.append(float(side[1:] @ side[:-1]) / spread)
+    correlation = max(sum(alike) / max(len(alike) - 1, 1), 0.0)
+    return count * (1 - correlation) / (1 + correlation)
