@@ -11,7 +11,8 @@ from torch import nn
 import modtrace
 from modtrace.track.engine import EngineName
 from tests.support.interrupts import every, interrupted_at, positions
-from tests.support.test_scale import scaled
+from tests.support.python_process import run_python
+from tests.support.test_scale import FULL_EFFORT, scaled
 
 
 def patched() -> list[object]:
@@ -104,3 +105,35 @@ def test_an_interrupt_anywhere_in_a_recording_harms_nothing(
         except AssertionError as error:
             bad.append(f"{number}: {where}: {error}")
     assert bad == []
+
+
+@pytest.mark.timeout(3600 if FULL_EFFORT else 300)
+@pytest.mark.parametrize("number", ["SIGALRM", "SIGINT"])
+def test_real_signals_at_random_moments_harm_nothing(engine: EngineName, number: str) -> None:
+    count = scaled(20, 2000)
+
+    done = run_python("-m", "tests.support.interrupted_process", engine, count, number, 1, timeout_s=3600)
+
+    assert done.stdout == f"{count} interrupts, 0 bad\n"
+
+
+def test_an_interrupted_backward_pass_ends_all_the_same() -> None:
+    model, x = nn.Sequential(*[nn.Linear(2, 2) for _ in range(3)]), torch.ones(1, 2)
+
+    with modtrace.record(engine="python") as recording:
+        count = {event: positions(event, model(x).sum().backward) for event in ("line", "opcode")}
+        for event in ("line", "opcode"):
+            for number in every(count[event], scaled(60, count[event])):
+                interrupted_at(event, number, model(x).sum().backward)
+        recording.mark("last")
+        model(x).sum().backward()
+    timeline = recording.timeline()
+
+    last = [(span.fqn, span.phase, span.depth) for span in timeline.spans if span.start_ns > timeline.marks[-1].time_ns]
+    names = ["Sequential.0", "Sequential.1", "Sequential.2"]
+    assert last == [
+        ("Sequential", "forward", 0),
+        *((name, "forward", 1) for name in names),
+        ("Sequential", "backward", 0),
+        *((name, "backward", 1) for name in reversed(names)),
+    ]
