@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modtrace import RingError
-from modtrace.ring import Kind, Ring, read_ring
+from modtrace.ring import Kind, Ring, available_memory, read_ring
 from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, WORDS_PER_SLOT
 from modtrace.track.engine import EngineName, choose_engine, make_engine
 
@@ -153,3 +153,64 @@ def test_each_event_of_many_threads_is_there_once(engine: EngineName) -> None:
 def test_a_capacity_that_makes_no_sense_is_an_error(capacity: int) -> None:
     with pytest.raises(RingError, match="capacity is"):
         Ring(capacity)
+
+
+def test_a_ring_in_memory_is_no_larger_than_the_memory_that_can_be_had() -> None:
+    with pytest.raises(RingError, match=r"^a ring of 17,179,869,184 events takes 549,755,813,888 bytes, and "):
+        Ring(1 << 34)
+
+
+MEMINFO = "MemTotal: 100 kB\nMemAvailable: 50 kB\nSwapFree: 7 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "left"),
+    [
+        ("", {}, 57 * 1024),
+        ("0::/job\n", {"job/memory.max": "40000", "job/memory.current": "10000"}, 30_000),
+        (
+            "0::/job\n",
+            {
+                "job/memory.max": "40000",
+                "job/memory.current": "30000",
+                "job/memory.stat": "anon 9000\ninactive_file 5000\n",
+            },
+            15_000,
+        ),
+        (
+            "0::/job/step\n",
+            {
+                "job/memory.max": "20000",
+                "job/memory.current": "1",
+                "job/step/memory.max": "max",
+                "job/step/memory.current": "1",
+            },
+            19_999,
+        ),
+        ("0::/elsewhere\n", {"memory.max": "900", "memory.current": "100"}, 800),
+        (
+            "3:cpu:/x\n2:memory:/job\n",
+            {"memory/job/memory.limit_in_bytes": "500", "memory/job/memory.usage_in_bytes": "100"},
+            400,
+        ),
+        ("0::/job\n", {"job/memory.max": "max", "job/memory.current": "1"}, 57 * 1024),
+    ],
+)
+def test_memory_is_what_the_machine_and_the_control_groups_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], left: int
+) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "own").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(text)
+    monkeypatch.setattr(available_memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(available_memory, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(available_memory, "_GROUPS", tmp_path / "groups")
+    assert available_memory.available_memory_bytes() == left
+
+
+def test_a_system_that_does_not_say_leaves_it_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(available_memory, "_MEMINFO", tmp_path / "absent")
+    monkeypatch.setattr(available_memory, "_OWN_GROUPS", tmp_path / "absent")
+    assert available_memory.available_memory_bytes() is None

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
+import socket
 import struct
 import zlib
 from pathlib import Path
@@ -81,6 +83,49 @@ def test_the_space_is_reserved_at_once_and_private(tmp_path: Path) -> None:
     assert status.st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == ["run.modtrace"]
     ring.close()
+
+
+def test_what_others_put_beside_a_ring_is_neither_followed_nor_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
+    planted = tmp_path / f"run.modtrace.{os.getpid()}.guessed.new"
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+
+    planted.symlink_to(victim)
+    with pytest.raises(RingError, match="File exists"):
+        Ring(16, tmp_path / "run.modtrace")
+    assert victim.read_text() == "precious"
+    assert planted.is_symlink()
+
+    planted.unlink()
+    planted.touch(0o666)
+    with pytest.raises(RingError, match="File exists"):
+        Ring(16, tmp_path / "run.modtrace")
+    assert sorted(os.listdir(tmp_path)) == [planted.name, "victim"]
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(os.devnull)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "socket"))
+
+    for path, what in (
+        (tmp_path / "folder", "a directory"),
+        (tmp_path / "fifo", "a FIFO"),
+        (tmp_path / "socket", "a socket"),
+        (tmp_path / "link", "a device"),
+        (Path(os.devnull), "a device"),
+    ):
+        before = path.lstat()
+        with pytest.raises(RingError) as raised:
+            Ring(16, path)
+        assert str(raised.value) == f"{path}: it is {what}, which a ring does not replace. Name another place."
+        assert path.lstat() == before
+    assert sorted(os.listdir(tmp_path)) == ["fifo", "folder", "link", "socket"]
 
 
 def test_the_log_grows_beyond_what_was_reserved(tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import secrets
+import stat
 import struct
 import zlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import orjson
@@ -27,7 +29,7 @@ import orjson
 from .._errors import RingError
 from .name_table import Record
 from .slot_format import SLOT_BYTES, WORDS_PER_SLOT
-from .slots import SlotSnapshot, prefault, read_slots
+from .slots import BLOCK_SLOTS, SlotBlock, SlotSnapshot, prefault, read_slots
 from .validate import validate
 
 __all__ = ["MAGIC", "SLOTS_OFFSET", "VERSION", "RingFile", "RingSnapshot", "read_ring"]
@@ -43,13 +45,23 @@ _CLOSING_KINDS = ("anchor", "stop")
 _CLOSING_BYTES = 256
 """Reserved for the records that end a recording, so that it ends in good order on a disk that became full."""
 _MAX_REREADS = 20
+_BYTES_PER_BLOCK = 512
+"""What `st_blocks` counts in, on every system."""
+_MIN_BYTES_WITH_HOLES = 1 << 32
+_SPECIAL_FILES = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 class RingFile:
     """A new ring file that this process writes; its mapping outlives the process in the file.
 
     Args:
-        path: where; a file that is there already is replaced.
+        path: where; a regular file that is there already is replaced.
         capacity: slots in the ring.
         metadata: about the recording, JSON values; together at most about 4,000 bytes.
 
@@ -70,10 +82,12 @@ class RingFile:
         head = _HEADER.pack(MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, self._log_start, len(text), zlib.crc32(text))
         if len(head) + len(text) > SLOTS_OFFSET:
             raise RingError(f"{self.path}: the metadata does not fit the header ({len(text)} bytes)")
-        # The old file is unlinked, not truncated: another process may still have it mapped.
-        partial = f"{self.path}.{os.getpid()}.new"
+        _refuse_special(self.path)
+        # The old file is unlinked, not truncated: another process may still have it mapped. Nobody can know the new
+        # one's name before, and it is never what someone else put there, nor where a link of theirs leads.
+        partial = f"{self.path}.{os.getpid()}.{secrets.token_hex(8)}.new"
         try:
-            self._fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(self._fd, 0, self._reserved)
                 os.pwrite(self._fd, head + text, 0)
@@ -112,6 +126,17 @@ class RingFile:
         os.close(self._fd)
 
 
+def _refuse_special(path: str) -> None:
+    """Refuse to put a ring where something else than a regular file stands, or a link that leads to such."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return  # what is wrong with the path, making the file tells
+    if not stat.S_ISREG(mode):
+        what = _SPECIAL_FILES.get(stat.S_IFMT(mode), "no regular file")
+        raise RingError(f"{path}: it is {what}, which a ring does not replace. Name another place.")
+
+
 class RingSnapshot(NamedTuple):
     """What a ring held when it was read.
 
@@ -142,13 +167,20 @@ def read_ring(path: str | os.PathLike[str]) -> RingSnapshot:
             header = _read_header(name, file.read(SLOTS_OFFSET))
             slots = _read_slots(file.fileno(), size, header.capacity)
             # The log is read after the slots: a name is noted before its number is used.
-            log = b""
-            if size > header.log_start:
-                file.seek(header.log_start)
-                log = file.read()
+            records = _read_log(file, header.log_start) if size > header.log_start else []
+            if not len(slots.events) and not records and _is_hollow(file.fileno()):
+                raise RingError(
+                    f"{name}: no event is in it, and most of its {size:,} bytes are a hole; copy the ring again, whole"
+                )
     except OSError as error:
         raise RingError(f"{name}: cannot be read: {error.strerror}") from error
-    return RingSnapshot(*validate(slots, _read_log(log), header.metadata))
+    return RingSnapshot(*validate(slots, records, header.metadata))
+
+
+def _is_hollow(descriptor: int) -> bool:
+    """Tell whether less than half of a file is there: that of a new ring is reserved."""
+    status = os.fstat(descriptor)
+    return status.st_blocks * _BYTES_PER_BLOCK < status.st_size // 2
 
 
 class _Header(NamedTuple):
@@ -179,39 +211,74 @@ def _read_header(name: str, head: bytes) -> _Header:
 
 def _read_slots(descriptor: int, size: int, capacity: int) -> SlotSnapshot:
     count = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
-    if not count:
-        return read_slots(np.zeros((0, WORDS_PER_SLOT), np.int64), capacity)
-    # A mapping, not a read: beside a live writer the order in which the words are copied matters.
-    with mmap.mmap(descriptor, SLOTS_OFFSET + count * SLOT_BYTES, access=mmap.ACCESS_READ) as mapping:
-        view = np.frombuffer(mapping, np.int64, count * WORDS_PER_SLOT, SLOTS_OFFSET).reshape(-1, WORDS_PER_SLOT)
+    slots = read_slots(_slot_blocks(descriptor, count), capacity)
+    for _ in range(_MAX_REREADS):
+        # Read again where serials are missing: the writer overtook a reader that had to pause. What is missing still
+        # when nothing was written since is missing in the file.
+        recorded = slots.recorded
+        if not len(slots.events) or np.all(np.diff(slots.events.serial) == 1):
+            break
+        slots = read_slots(_slot_blocks(descriptor, count), capacity)
+        if slots.recorded == recorded:
+            break
+    return slots
+
+
+def _slot_blocks(descriptor: int, count: int) -> Iterator[SlotBlock]:
+    """Yield the slots of a file, without those that lie in its holes.
+
+    Each block is mapped only while it is looked at. A mapping, not a read: beside a live writer the order in which the
+    words are copied matters.
+    """
+    for begin, end in _data_ranges(descriptor, SLOTS_OFFSET, SLOTS_OFFSET + count * SLOT_BYTES):
+        last = -(-(end - SLOTS_OFFSET) // SLOT_BYTES)
+        for first in range((begin - SLOTS_OFFSET) // SLOT_BYTES, last, BLOCK_SLOTS):
+            length = min(BLOCK_SLOTS, last - first)
+            offset = SLOTS_OFFSET + first * SLOT_BYTES
+            aligned = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            mapping = mmap.mmap(
+                descriptor, offset - aligned + length * SLOT_BYTES, access=mmap.ACCESS_READ, offset=aligned
+            )
+            words = np.frombuffer(mapping, np.int64, length * WORDS_PER_SLOT, offset - aligned)
+            del mapping  # so that it goes with the block
+            yield SlotBlock(first, words.reshape(-1, WORDS_PER_SLOT))
+
+
+def _data_ranges(descriptor: int, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a large file between its holes; it has some where its space was not reserved as ours is.
+
+    A smaller file is gone through as a whole: not every file system knows at once where another process wrote.
+    """
+    if end - begin < _MIN_BYTES_WITH_HOLES or not _is_hollow(descriptor):
+        yield (begin, end)
+        return
+    while begin < end:
         try:
-            slots = read_slots(view, capacity)
-            for _ in range(_MAX_REREADS):
-                # Read again where serials are missing: the writer overtook a reader that had to pause. What is missing
-                # still when nothing was written since is missing in the file.
-                recorded = slots.recorded
-                if not len(slots.events) or np.all(np.diff(slots.events.serial) == 1):
-                    break
-                slots = read_slots(view, capacity)
-                if slots.recorded == recorded:
-                    break
-            return slots
-        finally:
-            del view
+            begin = os.lseek(descriptor, begin, os.SEEK_DATA)
+        except OSError:  # nothing but a hole follows
+            return
+        hole = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        if begin < end:
+            yield (begin, min(hole, end))
+        begin = hole
 
 
-def _read_log(log: bytes) -> list[Record]:
+def _read_log(file: BinaryIO, offset: int) -> list[Record]:
+    """Read the records one by one, so that memory follows them and not what the file claims."""
     records: list[Record] = []
-    offset = 0
-    while offset + _RECORD.size <= len(log):
-        length, crc = _RECORD.unpack_from(log, offset)
-        text = log[offset + _RECORD.size : offset + _RECORD.size + length]
-        if not 0 < length <= _MAX_RECORD_BYTES or len(text) != length or zlib.crc32(text) != crc:
+    size = os.fstat(file.fileno()).st_size
+    file.seek(offset)
+    while len(head := file.read(_RECORD.size)) == _RECORD.size:
+        length, crc = _RECORD.unpack(head)
+        if not 0 < length <= min(_MAX_RECORD_BYTES, size - file.tell()):
+            break
+        text = file.read(length)
+        if zlib.crc32(text) != crc:
             break
         record = _parse_object(text)
         if record is not None:
-            records.append(record)
-        offset += _RECORD.size + length
+            # A record holds texts and numbers; what else a damaged one holds could be of any size.
+            records.append({key: value for key, value in record.items() if isinstance(value, str | int)})
     return records
 
 

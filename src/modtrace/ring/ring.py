@@ -12,7 +12,7 @@ from .._errors import RingError
 from .file import SLOTS_OFFSET, RingFile, RingSnapshot
 from .name_table import NameTable
 from .slot_format import SLOT_BYTES, WORDS_PER_SLOT
-from .slots import WriteSlot, allocate, make_writer, read_slots
+from .slots import WriteSlot, allocate, make_writer, read_slots, slot_blocks
 
 __all__ = ["Ring"]
 
@@ -33,7 +33,7 @@ class Ring:
         names: the name table.
 
     Raises:
-        RingError: the capacity is out of range, or the file cannot be made.
+        RingError: the capacity is out of range or beyond the memory that can be had, or the file cannot be made.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Ring:
         """Read what the ring holds now; other threads may go on writing."""
         words = np.frombuffer(self.buffer, np.int64, self.capacity * WORDS_PER_SLOT, self.offset)
         view = words.reshape(-1, WORDS_PER_SLOT)
-        return RingSnapshot(read_slots(view, self.capacity), list(self.names.records), self.metadata)
+        return RingSnapshot(read_slots(slot_blocks(view), self.capacity), list(self.names.records), self.metadata)
 
     def close(self) -> None:
         """Note that the recording ended in good order, and close the file; the ring stays readable.

@@ -8,12 +8,14 @@ import mmap
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
+from .._errors import RingError
 from .._typing import Int64Array
+from .available_memory import available_memory_bytes
 from .slot_format import (
     KIND_MASK,
     KIND_SHIFT,
@@ -28,7 +30,20 @@ from .slot_format import (
     Kind,
 )
 
-__all__ = ["SlotSnapshot", "WriteSlot", "allocate", "make_writer", "prefault", "read_slots"]
+__all__ = [
+    "BLOCK_SLOTS",
+    "SlotBlock",
+    "SlotSnapshot",
+    "WriteSlot",
+    "allocate",
+    "make_writer",
+    "prefault",
+    "read_slots",
+    "slot_blocks",
+]
+
+BLOCK_SLOTS = 1 << 20
+"""Slots that are looked at together: 32 MiB."""
 
 _MAX_PREFAULT_BYTES = 1 << 28
 _POPULATE_BYTES = 1 << 20
@@ -42,7 +57,18 @@ WriteSlot = Callable[[int, int], None]
 
 
 def allocate(capacity: int) -> mmap.mmap:
-    """Reserve a ring of `capacity` events that belongs to this process alone (a fork gets a copy)."""
+    """Reserve a ring of `capacity` events that belongs to this process alone (a fork gets a copy).
+
+    Raises:
+        RingError: there is not so much memory. The system would give the addresses all the same, and kill the training
+            when the ring fills.
+    """
+    available = available_memory_bytes()
+    if available is not None and capacity * SLOT_BYTES > available:
+        raise RingError(
+            f"a ring of {capacity:,} events takes {capacity * SLOT_BYTES:,} bytes, and {available:,} bytes of memory "
+            "can be had; lower capacity"
+        )
     buffer = mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     prefault(buffer)
     return buffer
@@ -95,6 +121,18 @@ def make_writer(
     return write
 
 
+class SlotBlock(NamedTuple):
+    """Some slots of a ring.
+
+    Attributes:
+        first: the number of the first one.
+        slots: int64[n, 4], a view of the mapping; it may be written to meanwhile.
+    """
+
+    first: int
+    slots: Int64Array
+
+
 class SlotSnapshot(NamedTuple):
     """The slots that a ring held when it was read, and how many it had lost.
 
@@ -111,30 +149,27 @@ class SlotSnapshot(NamedTuple):
     torn: int
 
 
-def read_slots(slots: Int64Array, capacity: int) -> SlotSnapshot:
-    """Read the whole events of a ring, dead or alive.
+def slot_blocks(slots: Int64Array) -> Iterator[SlotBlock]:
+    """Yield all slots of a view."""
+    for first in range(0, len(slots), BLOCK_SLOTS):
+        yield SlotBlock(first, slots[first : first + BLOCK_SLOTS])
+
+
+def read_slots(blocks: Iterable[SlotBlock], capacity: int) -> SlotSnapshot:
+    """Read the whole events of a ring, dead or alive, in memory that follows the number of events and not of slots.
 
     Args:
-        slots: int64[n, 4], a view of the mapping; it may be written to meanwhile.
-        capacity: slots in the ring; more than n where the file was cut short.
+        blocks: the slots that may hold events.
+        capacity: slots in the ring; more than there are where the file was cut short.
     """
-    # The order matters beside a live writer: the stamp is written last and so copied first, meta the other way round.
-    stamp = slots[:, 3].copy()
-    time_ns = slots[:, 1].copy()
-    value = slots[:, 2].copy()
-    meta = slots[:, 0].copy()
-    # Python's struct clears a slot before it fills it, so a stamp can also vanish meanwhile.
-    whole = slots[:, 3] == stamp
-    serial = stamp - 1
-    whole &= (stamp > 0) & (serial % capacity == np.arange(len(slots)))
-    whole &= (serial // capacity & LAP_MASK) == meta >> LAP_SHIFT
-    whole &= np.isin(meta >> KIND_SHIFT & KIND_MASK, _KNOWN_KINDS)
-    recorded = int(serial[whole].max()) + 1 if whole.any() else 0
+    parts = [_whole_slots(block, capacity) for block in blocks]
+    serial, time_ns, value, meta = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
+    whole = np.ones(len(serial), np.bool_)
+    recorded = int(serial.max()) + 1 if len(serial) else 0
     if recorded > capacity:
         # All serials of a ring lie within one capacity. One that is damaged must not make all others look overwritten.
-        numbers = serial[whole]
-        middle = np.partition(numbers, len(numbers) // 2)[len(numbers) // 2]
-        whole &= np.abs(serial - middle) < capacity
+        middle = np.partition(serial, len(serial) // 2)[len(serial) // 2]
+        whole = np.abs(serial - middle) < capacity
         recorded = int(serial[whole].max()) + 1
     oldest = max(0, recorded - capacity)
     whole &= serial >= oldest
@@ -151,3 +186,22 @@ def read_slots(slots: Int64Array, capacity: int) -> SlotSnapshot:
     )
     kept = len(events)
     return SlotSnapshot(events, recorded, oldest, recorded - oldest - kept)
+
+
+def _whole_slots(block: SlotBlock, capacity: int) -> Int64Array:
+    """Return serial, time, value and meta of the whole events of a block, int64[4, n]."""
+    slots = block.slots
+    # The order matters beside a live writer: the stamp is written last and so copied first, meta the other way round.
+    stamp = slots[:, 3].copy()
+    if not stamp.any():
+        return np.empty((4, 0), np.int64)
+    time_ns = slots[:, 1].copy()
+    value = slots[:, 2].copy()
+    meta = slots[:, 0].copy()
+    # Python's struct clears a slot before it fills it, so a stamp can also vanish meanwhile.
+    whole = slots[:, 3] == stamp
+    serial = stamp - 1
+    whole &= (stamp > 0) & (serial % capacity == np.arange(block.first, block.first + len(slots)))
+    whole &= (serial // capacity & LAP_MASK) == meta >> LAP_SHIFT
+    whole &= np.isin(meta >> KIND_SHIFT & KIND_MASK, _KNOWN_KINDS)
+    return np.stack([column[whole] for column in (serial, time_ns, value, meta)])
