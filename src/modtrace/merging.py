@@ -59,4 +59,7 @@ def merge(
         raise TraceError(profiler_trace, f"it is {kind.value}, no trace of torch.profiler; {_NO_PROFILE[kind]}")
     if timeline is not None and not isinstance(timeline, Timeline):
         timeline = load(timeline)
-    return merge_timeline(profiler_trace, timeline, out, attribute=attribute, progress=progress)
+    try:
+        return merge_timeline(profiler_trace, timeline, out, attribute=attribute, progress=progress)
+    except RecursionError as error:
+        raise TraceError(profiler_trace, "something in it is nested too deeply to be read") from error

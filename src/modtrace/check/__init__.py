@@ -29,7 +29,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
         those between events, rule by rule. Empty for a good trace.
 
     Raises:
-        TraceError: the file itself cannot be opened.
+        TraceError: the file itself cannot be opened, or unpacks to more than any trace does.
 
     Example:
         >>> for violation in check("step.json"):
@@ -43,6 +43,8 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
             trace = _trace_of(path, Path(folder))
         except RingError as error:
             return [Violation("not-a-trace", str(error))]
+        except RecursionError:
+            return [Violation("unreadable", "nested too deeply")]
         with _garbage_collection_paused():
             violations, layout = read_trace(trace, progress)
             layout.arrange()

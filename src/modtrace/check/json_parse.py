@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from .._errors import TraceError
+from ..formats.limits import LimitError, check_nested_json
 from ..profiler.trace.event_stream import EventStream
 from ..profiler.trace.trace_file import TraceFile
 from .model import Violation
@@ -56,6 +57,11 @@ def parse_leniently(data: bytes, violations: list[Violation]) -> list[Any]:
         data: the JSON text.
         violations: takes what is wrong with the JSON; without any readable events the result is empty.
     """
+    try:
+        check_nested_json(data)
+    except LimitError as error:
+        violations.append(Violation("unreadable", str(error)))
+        return []
     try:
         return _trace_events(orjson.loads(data), violations)
     except orjson.JSONDecodeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +9,14 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
-from ..formats.packet_stream import FramingError, packet_bounds
+from ..formats.packet_stream import FramingError, packet_batches, packet_bounds
 from .model import Violation
 
 __all__ = ["PacketSequence", "parse_packets"]
 
+_REASONS = {"none": "no packet starts here", "cut off": "the packet that starts here is cut off"}
+_BATCH_BYTES = 1 << 19
+"""Bytes of packets that are parsed at a time; their objects take many times as much."""
 _MIN_SEQUENCE_CLOCK_ID = 64
 """Clock ids from here on are local to their sequence; smaller ones are Perfetto's built-in clocks."""
 _STATE_CLEARED = proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
@@ -27,34 +29,17 @@ def parse_packets(blocks: Iterable[bytes], violations: list[Violation]) -> Itera
         blocks: the trace's bytes.
         violations: takes the first byte that belongs to no packet; reading ends there.
     """
-    buffer, base = b"", 0
-    for block in itertools.chain(blocks, [None]):
-        buffer += block or b""
-        end, message = _whole_packets(buffer, final=block is None)
-        packets, parsed_to = _parse(buffer[:end])
-        yield packets
-        if parsed_to < end:
-            message = f"byte {base + parsed_to}: the packet that starts here is no packet"
-        elif message:
-            message = f"byte {base + end}: {message}"
-        if message:
-            violations.append(Violation("unreadable", message))
-            return
-        buffer, base = buffer[end:], base + end
-
-
-def _whole_packets(buffer: bytes, *, final: bool) -> tuple[int, str]:
-    """Return where the whole packets of a buffer end, and what is wrong there, if anything."""
-    end = 0
-    while end < len(buffer):
-        try:
-            bounds = packet_bounds(buffer, end)
-        except FramingError:
-            return end, "no packet starts here"
-        if bounds is None:
-            return end, "the packet that starts here is cut off" if final else ""
-        end = bounds[1]
-    return end, ""
+    try:
+        for offset, batch in packet_batches(blocks, _BATCH_BYTES):
+            packets, parsed_to = _parse(batch)
+            yield packets
+            if parsed_to < len(batch):
+                message = f"byte {offset + parsed_to}: the packet that starts here is no packet"
+                violations.append(Violation("unreadable", message))
+                return
+    except FramingError as error:
+        reason = _REASONS.get(error.kind, str(error))
+        violations.append(Violation("unreadable", f"byte {error.offset}: {reason}"))
 
 
 def _parse(data: bytes) -> tuple[list[Any], int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .._errors import TraceError
+from ..formats.limits import MAX_WHOLE_BYTES
 from ..formats.trace_kind import format_of
 from ..profiler.trace.trace_file import GZIP_MAGIC, TraceFile
 from .json_parse import NotStrictError, parse_leniently, stream_events
@@ -17,8 +18,6 @@ from .track_layout import TrackLayout
 
 __all__ = ["MAX_WHOLE_BYTES", "read_trace"]
 
-MAX_WHOLE_BYTES = 32 << 20
-"""A broken file is parsed as a whole, to say where it is broken; not one that is larger than this, uncompressed."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EMPTY = Violation("not-a-trace", "there is nothing in it")

@@ -1,8 +1,30 @@
-"""Bounds of the trace formats and of the programs that read them."""
+"""Bounds of the trace formats, of the programs that read them, and of what is read of a file that may be hostile.
+
+Nothing here bounds the size of a trace. What has no end by itself, as one event or what stands before the events, is
+read up to a bound, so that reading takes at most 300 MB more than the spans and events that are kept.
+"""
 
 from __future__ import annotations
 
-__all__ = ["BIND_ID_OFFSET", "MAX_CHROME_NS", "MAX_LEVELS_PER_ROW", "MAX_LINK", "MAX_TIME_NS"]
+import numpy as np
+
+__all__ = [
+    "BIND_ID_OFFSET",
+    "MAX_CHROME_NS",
+    "MAX_EVENT_BYTES",
+    "MAX_HEAD_BYTES",
+    "MAX_LEVELS_PER_ROW",
+    "MAX_LINK",
+    "MAX_PACKET_BYTES",
+    "MAX_TAIL_BYTES",
+    "MAX_TIME_NS",
+    "MAX_WHOLE_BYTES",
+    "MIN_CHECKED_PACKET_BYTES",
+    "LimitError",
+    "check_nested_json",
+    "check_packet",
+    "check_unpacked",
+]
 
 MAX_LEVELS_PER_ROW = 512
 """Levels of one row; the trace processor drops deeper slices silently, so deeper spans get a row of their own."""
@@ -18,3 +40,85 @@ MAX_LINK = 1 << 62
 
 BIND_ID_OFFSET = 1 << 32
 """Added to a link to make a `bind_id` of it: Perfetto counts flow events from 0 in the same space of ids."""
+
+MAX_HEAD_BYTES = 16 << 20
+"""Bytes that may stand before the events of a trace in JSON."""
+
+MAX_TAIL_BYTES = 16 << 20
+"""Bytes that may stand behind the events of a trace in JSON."""
+
+MAX_EVENT_BYTES = 4 << 20
+"""Bytes of one event in JSON."""
+
+MAX_WHOLE_BYTES = 32 << 20
+"""Bytes of a file in JSON that is not laid out so that its events can be read some at a time."""
+
+MAX_PACKET_BYTES = 16 << 20
+"""Bytes of one packet of a Perfetto trace."""
+
+MIN_CHECKED_PACKET_BYTES = 2 << 20
+"""From here on a packet is looked through by `check_packet` before it is parsed."""
+
+_FREE_UNPACKED_BYTES = 64 << 20
+_MAX_UNPACKED_RATIO = 200
+"""Traces pack to a tenth or a fiftieth of their size, and what deflate can do at most is a thousandth."""
+
+_MAX_PARSED_BYTES = 128 << 20
+_BYTES_PER_TEXT, _BYTES_PER_VALUE, _BYTES_PER_LIST, _BYTES_PER_OBJECT = 60, 40, 64, 240
+"""What Python's objects take at least."""
+_MAX_SHORT_FIELDS = 1 << 20
+
+
+class LimitError(ValueError):
+    """A part of a file is larger than anything that is read of it."""
+
+
+def check_unpacked(unpacked_bytes: int, packed_bytes: int) -> None:
+    """Refuse packed data that grow as no trace does: a small file could fill memory or a disk.
+
+    Args:
+        unpacked_bytes: what has been unpacked so far.
+        packed_bytes: what it was unpacked from.
+
+    Raises:
+        LimitError: it is more than a trace can be packed.
+    """
+    if unpacked_bytes > _FREE_UNPACKED_BYTES + _MAX_UNPACKED_RATIO * packed_bytes:
+        raise LimitError(
+            f"its first {packed_bytes:,} bytes unpack to more than {unpacked_bytes - 1:,}, more than "
+            f"{_MAX_UNPACKED_RATIO} times as many, as those of no trace do; if it is one, unpack it yourself"
+        )
+
+
+def check_nested_json(data: bytes | bytearray) -> None:
+    """Refuse JSON that would take far more memory than it is long, as `[],[],[]` does, before it is parsed.
+
+    Raises:
+        LimitError: it would take more than 128 MiB.
+    """
+    if len(data) * _BYTES_PER_OBJECT <= _MAX_PARSED_BYTES:
+        return
+    parsed_bytes = (
+        data.count(b'"') // 2 * _BYTES_PER_TEXT
+        + data.count(b",") * _BYTES_PER_VALUE
+        + data.count(b"[") * _BYTES_PER_LIST
+        + data.count(b"{") * _BYTES_PER_OBJECT
+    )
+    if parsed_bytes > _MAX_PARSED_BYTES:
+        raise LimitError(f"{len(data):,} bytes of JSON here would take {parsed_bytes:,} bytes of memory")
+
+
+def check_packet(data: memoryview) -> None:
+    """Refuse a large packet of a Perfetto trace that is not mostly text, which would take far more memory than it has.
+
+    A message in a packet takes a hundred bytes of memory and at least two in the file, one of which is its length: a
+    control character where the message is short.
+
+    Raises:
+        LimitError: it holds more than a million short messages.
+    """
+    short_fields = int(np.count_nonzero(np.frombuffer(data, np.uint8) < ord(" ")))
+    if short_fields > _MAX_SHORT_FIELDS:
+        raise LimitError(
+            f"a packet of {len(data):,} bytes holds {short_fields:,} fields; none is read that has so many"
+        )

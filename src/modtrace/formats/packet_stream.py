@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Literal
 
 from .._errors import TraceError
+from .limits import MAX_PACKET_BYTES, MIN_CHECKED_PACKET_BYTES, LimitError, check_packet
 
-__all__ = ["MAX_VARINT_BYTES", "PACKET_TAG", "FramingError", "packet_bounds", "read_packet_batches"]
+__all__ = ["MAX_VARINT_BYTES", "PACKET_TAG", "FramingError", "packet_batches", "packet_bounds", "read_packet_batches"]
 
 PACKET_TAG = 0x0A
 """The byte before every packet: field 1 of the message Trace, with a length."""
@@ -17,17 +19,27 @@ MAX_VARINT_BYTES = 10
 
 
 class FramingError(ValueError):
-    """What stands where a packet should begin is none."""
+    """What stands where a packet should begin is none, or none that is read.
+
+    Attributes:
+        offset: where.
+        kind: whether no packet begins there, one that is larger than any that is read, or one that the file cuts off.
+    """
+
+    def __init__(self, message: str, offset: int, kind: Literal["none", "too large", "cut off"] = "none") -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.kind = kind
 
 
-def packet_bounds(data: bytes, offset: int) -> tuple[int, int] | None:
+def packet_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int] | None:
     """Return where the content of the packet at `offset` begins and ends; None where the data end before it does.
 
     Raises:
-        FramingError: no packet begins there.
+        FramingError: no packet begins there, or one that is larger than any that is read.
     """
     if data[offset] != PACKET_TAG:
-        raise FramingError(f"a packet should begin here, and there is 0x{data[offset]:02x}")
+        raise FramingError(f"a packet should begin here, and there is 0x{data[offset]:02x}", offset)
     length = shift = 0
     begin = offset + 1
     for byte in data[begin : begin + MAX_VARINT_BYTES]:
@@ -35,40 +47,68 @@ def packet_bounds(data: bytes, offset: int) -> tuple[int, int] | None:
         length |= (byte & 0x7F) << shift
         begin += 1
         if byte < 0x80:
+            if length > MAX_PACKET_BYTES:
+                message = f"a packet of {length:,} bytes; none is read that has more than {MAX_PACKET_BYTES:,}"
+                raise FramingError(message, offset, "too large")
             return (begin, begin + length) if begin + length <= len(data) else None
         shift += 7
     if len(data) > offset + MAX_VARINT_BYTES:
-        raise FramingError("the length of a packet is not a number")
+        raise FramingError("the length of a packet is not a number", offset)
     return None
 
 
-def read_packet_batches(path: Path, file: BinaryIO, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of some whole packets: the first one alone, then about `size` bytes each.
+def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the bytes of some whole packets: the first one alone, then up to `size` bytes each.
+
+    A packet that has more bytes than `size` comes alone.
+
+    Raises:
+        FramingError: something else stands where a packet should begin, or the last one is cut off. The packets before
+            it were yielded.
+    """
+    data, base = bytearray(), 0
+    for block in itertools.chain(blocks, [None]):
+        data += block or b""
+        begin = end = 0
+        fault = None
+        while end < len(data):
+            try:
+                bounds = packet_bounds(data, end)
+                if bounds is not None and bounds[1] - bounds[0] >= MIN_CHECKED_PACKET_BYTES:
+                    with memoryview(data) as view, view[slice(*bounds)] as content:
+                        check_packet(content)
+            except FramingError as error:
+                fault = FramingError(str(error), base + end, error.kind)
+                break
+            except LimitError as error:
+                fault = FramingError(str(error), base + end, "too large")
+                break
+            if bounds is None:
+                if block is None:
+                    fault = FramingError("it is cut off within a packet", base + end, "cut off")
+                break
+            if end > begin and bounds[1] - begin > size:
+                yield base + begin, bytes(data[begin:end])
+                begin = end
+            end = bounds[1]
+            if base == begin == 0:
+                yield 0, bytes(data[:end])
+                begin = end
+        if end > begin:
+            yield base + begin, bytes(data[begin:end])
+        if fault is not None:
+            raise fault
+        del data[:end]
+        base += end
+
+
+def read_packet_batches(path: Path, blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield what `packet_batches` does.
 
     Raises:
         TraceError: something else stands where a packet should begin, or the last one is cut off.
     """
-    data, base = b"", 0
-    while True:
-        # A packet may claim any length, so the next read is as large as what is there already, and no larger.
-        more = file.read(max(size, len(data)))
-        data += more
-        end = begin = 0
-        while end < len(data):
-            try:
-                bounds = packet_bounds(data, end)
-            except FramingError as error:
-                raise TraceError(path, str(error), base + end) from None
-            if bounds is None:
-                if not more:
-                    raise TraceError(path, "it is cut off within a packet", base + end)
-                break
-            end = bounds[1]
-            if base == begin == 0:
-                yield 0, data[:end]
-                begin = end
-        if end > begin:
-            yield base + begin, data[begin:end]
-        if not more:
-            return
-        data, base = data[end:], base + end
+    try:
+        yield from packet_batches(blocks, size)
+    except FramingError as error:
+        raise TraceError(path, str(error), error.offset) from None

@@ -5,20 +5,20 @@
 
 from __future__ import annotations
 
-import gzip
+import itertools
 import os
-import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING
 
 from .._errors import TraceError
+from ..profiler.trace.trace_file import TraceFile
 from .file_kind import FileKind, file_kind, file_kind_by_head
-from .report_zip import extract_trace, trace_path
+from .report_zip import errors_about, extract_trace, trace_path
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["FileKind", "extract_trace", "file_kind", "file_kind_by_head", "load", "trace_path"]
+__all__ = ["FileKind", "errors_about", "extract_trace", "file_kind", "file_kind_by_head", "load", "trace_path"]
 
 # What a file is that cannot be read, by how it begins.
 _OTHERS = {
@@ -50,8 +50,8 @@ def load(path: str | os.PathLike[str]) -> Timeline:
     try:
         with trace_path(path) as trace:
             return _load(trace)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise TraceError(path, f"it is not whole, or damaged: {error}") from error
+    except RecursionError as error:
+        raise TraceError(path, "something in it is nested too deeply to be read") from error
     except OSError as error:
         raise TraceError(path, f"it cannot be read: {error.strerror or error}") from error
 
@@ -72,25 +72,19 @@ def _load(path: Path) -> Timeline:
         from .merged_perfetto import load_merged_perfetto
 
         return load_merged_perfetto(path)
-    with _unpacked(path) as file:
+    with TraceFile(path) as source:
         if kind is FileKind.SAVED_JSON:
             from .saved_json import load_chrome
 
-            return load_chrome(path, file)
+            return load_chrome(path, source.whole_stream())
         if kind is FileKind.PERFETTO:
             from .saved_perfetto import load_perfetto
 
-            return load_perfetto(path, file)
-        head = file.read(16)
+            return load_perfetto(path, source.whole_blocks())
+        head = b"".join(itertools.islice(source.whole_blocks(), 2))  # behind the first, damage is known
     if not head:
         raise TraceError(path, "it is empty")
     for start, what in _OTHERS.items():
         if head.startswith(start):
             raise TraceError(path, f"{what}; {_READABLE}")
     raise TraceError(path, "it is neither a ring file nor a trace in JSON or Perfetto's format")
-
-
-def _unpacked(path: Path) -> BinaryIO:
-    with path.open("rb") as file:
-        gzipped = file.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path)) if gzipped else path.open("rb")

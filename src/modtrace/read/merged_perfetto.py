@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
-import io
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
+from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
 
 from .._errors import TraceError
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO
 from ..formats.packet_stream import read_packet_batches
 from ..formats.perfetto_ids import PROFILER_SEQUENCE
-from ..profiler.trace.trace_file import TraceFile
+from ..profiler.trace.trace_file import BLOCK_BYTES, TraceFile
 from ..timeline import PHASES, Name, Timeline
 from .saved_perfetto import BATCH_BYTES, load_perfetto
 from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number
@@ -28,24 +29,33 @@ def load_merged_perfetto(path: Path) -> Timeline:
     Raises:
         TraceError: it cannot be read, is cut off, or is no such trace.
     """
-    recording, rows = io.BytesIO(), _StreamRows()
-    with TraceFile(path) as source:
-        unpacked = gzip.open if source.gzipped else open
-    with unpacked(path, "rb") as file:
-        for _, part in read_packet_batches(path, cast(BinaryIO, file), BATCH_BYTES):
-            kept = Trace()
-            for packet in Trace.FromString(part).packet:
-                if packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
-                    try:
-                        rows.take(packet)
-                    except EDITED_FILE_ERRORS as error:
-                        message = f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}"
-                        raise TraceError(path, message) from error
-                else:
-                    kept.packet.append(packet)
-            recording.write(kept.SerializeToString())
-    recording.seek(0)
-    return add_stream_spans(load_perfetto(path, recording), rows.spans)
+    rows = _StreamRows()
+    # The recording's packets go to a file: how many there are, the trace decides.
+    with tempfile.TemporaryFile(prefix="modtrace-") as recording:
+        with TraceFile(path) as source:
+            for offset, part in read_packet_batches(path, source.whole_blocks(), BATCH_BYTES):
+                kept = Trace()
+                for packet in _packets(path, part, offset):
+                    if packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
+                        try:
+                            rows.take(packet)
+                        except EDITED_FILE_ERRORS as error:
+                            message = f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}"
+                            raise TraceError(path, message) from error
+                    else:
+                        kept.packet.append(packet)
+                recording.write(kept.SerializeToString())
+        recording.seek(0)
+        timeline = load_perfetto(path, iter(lambda: recording.read(BLOCK_BYTES), b""))
+    return add_stream_spans(timeline, rows.spans)
+
+
+def _packets(path: Path, part: bytes, offset: int) -> Sequence[TracePacket]:
+    try:
+        packets: Sequence[TracePacket] = Trace.FromString(part).packet
+    except DecodeError as error:
+        raise TraceError(path, f"its packets cannot be parsed: {error}", offset) from error
+    return packets
 
 
 @dataclass

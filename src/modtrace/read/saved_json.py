@@ -13,7 +13,16 @@ import orjson
 from .._errors import TraceError
 from .._typing import Int64Array
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
-from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS, MAX_TIME_NS
+from ..formats.limits import (
+    BIND_ID_OFFSET,
+    MAX_CHROME_NS,
+    MAX_EVENT_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_TIME_NS,
+    MAX_WHOLE_BYTES,
+    LimitError,
+    check_nested_json,
+)
 from ..formats.span_args import RESERVED_ARGS
 from ..timeline import PHASES, Mark, Timeline
 from .timeline_builder import SpanColumns, build_timeline_from
@@ -53,12 +62,20 @@ def load_chrome(path: Path, file: BinaryIO) -> Timeline:
 
 def _opened(path: Path, file: BinaryIO) -> tuple[Event, Iterator[list[Event]]]:
     """Return what stands before the events, and the events; a part at a time where each is on its own line."""
-    head = file.readline()
-    opening = file.readline() if head.endswith(b",\n") else b""
+    head = file.readline(MAX_HEAD_BYTES)
+    opening = file.readline(len(OPENING)) if head.endswith(b",\n") else b""
     if opening == OPENING:
         document = _parsed(path, head[:-2] + b"}", 0)
         return document, _lines(path, file, len(head) + len(opening))
-    document = _parsed(path, head + opening + file.read(), 0)
+    text = head + opening
+    text += file.read(max(MAX_WHOLE_BYTES - len(text), 0))
+    if len(text) >= MAX_WHOLE_BYTES:
+        raise TraceError(
+            path,
+            f"it is not laid out in lines, as modtrace saves it, and has more than {MAX_WHOLE_BYTES >> 20} MiB; "
+            f"{WHAT_TO_DO}",
+        )
+    document = _parsed(path, text, 0)
     if isinstance(document, list):
         document = {"traceEvents": document}
     return document, iter([document.get("traceEvents", [])])
@@ -66,12 +83,15 @@ def _opened(path: Path, file: BinaryIO) -> tuple[Event, Iterator[list[Event]]]:
 
 def _lines(path: Path, file: BinaryIO, offset: int) -> Iterator[list[Event]]:
     ended = False
-    while lines := file.readlines(BATCH_BYTES):
-        length = sum(map(len, lines))
-        if lines[-1].rstrip() == b"]}":
+    while text := file.read(BATCH_BYTES):
+        text += file.readline(MAX_EVENT_BYTES)
+        length = len(text)
+        if length >= BATCH_BYTES + MAX_EVENT_BYTES:
+            raise TraceError(path, f"an event has more than {MAX_EVENT_BYTES >> 20} MiB; {WHAT_TO_DO}", offset)
+        text = text.strip()
+        if text == b"]}" or text.endswith(b"\n]}"):
             ended = True
-            lines.pop()
-        text = b"".join(lines).strip()
+            text = text[:-2].rstrip()
         if text:
             yield _parsed(path, b"[" + text.removesuffix(b",") + b"]", offset - 1, offset + length)
         offset += length
@@ -82,7 +102,10 @@ def _lines(path: Path, file: BinaryIO, offset: int) -> Iterator[list[Event]]:
 def _parsed(path: Path, text: bytes, offset: int, end: int | None = None) -> Any:
     """Parse what stands at byte `at` of the file, up to `end`."""
     try:
+        check_nested_json(text)
         return orjson.loads(text)
+    except LimitError as error:
+        raise TraceError(path, f"{error}; {WHAT_TO_DO}", max(offset, 0)) from None
     except orjson.JSONDecodeError as error:
         # The error counts characters.
         error_offset = offset + len(error.doc[: error.pos].encode())

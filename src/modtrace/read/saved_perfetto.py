@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from array import array
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import orjson
@@ -31,15 +32,19 @@ BATCH_BYTES = 1 << 19
 BEGIN, END = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END
 
 
-def load_perfetto(path: Path, file: BinaryIO) -> Timeline:
+def load_perfetto(path: Path, blocks: Iterable[bytes]) -> Timeline:
     """Read the timeline out of a Perfetto trace.
+
+    Args:
+        path: the trace, for errors.
+        blocks: its bytes, some at a time.
 
     Raises:
         TraceError: it is no such trace, is cut off, or was not written by modtrace.
     """
     reader = _Reader(path)
     try:
-        for offset, part in read_packet_batches(path, file, BATCH_BYTES):
+        for offset, part in read_packet_batches(path, blocks, BATCH_BYTES):
             reader.take(part, offset)
         return reader.timeline()
     except EDITED_FILE_ERRORS as error:

@@ -16,7 +16,7 @@ __all__ = ["ROW_PREFIX", "StreamSpan", "add_stream_spans", "stream_number"]
 ROW_PREFIX = "modules · "
 """What the name of a row above a stream begins with; the profiler's name of the stream follows."""
 
-_NUMBER = re.compile(r"(\d+)\s*$")
+_NUMBER = re.compile(r"(?<!\d)(\d{1,18})\s*$")
 
 
 class StreamSpan(NamedTuple):

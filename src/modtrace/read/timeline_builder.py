@@ -12,7 +12,7 @@ import numpy as np
 
 from .._typing import Int64Array
 from ..formats.escape import restore
-from ..timeline import Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
+from ..timeline import PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from ..timeline.columns import in_start_order
 from ..timeline.nesting import nest_by_time
 
@@ -68,6 +68,10 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
     for text in itertools.chain.from_iterable([*rows.names, *((mark.kind, mark.text) for mark in rows.marks)]):
         if not isinstance(text, str):
             raise ValueError(f"{text!r} is no text")
+    for column, count in ((rows.phase, len(PHASES)), (rows.lane, len(header["lanes"]))):
+        codes = np.array(column, np.int64)
+        if np.any((codes < 0) | (codes >= count)):
+            raise ValueError(f"a span is of phase or lane {codes[(codes < 0) | (codes >= count)][0]}")
     if np.any(end < start):
         raise ValueError("a span ends before it starts")
     originals = header["escaped_originals"]

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from ..profiler import merge
-from ..read import FileKind, extract_trace, file_kind, load
+from ..profiler.trace.trace_file import TraceFile
+from ..read import FileKind, errors_about, extract_trace, file_kind, load
 
 __all__ = ["ensure_viewable"]
 
@@ -23,6 +24,11 @@ def ensure_viewable(path: str | os.PathLike[str], folder: Path) -> tuple[Path, l
         TraceError: it is no trace, or broken.
     """
     trace = extract_trace(path, folder)
+    with errors_about(path, trace):
+        return _viewable(trace, folder)
+
+
+def _viewable(trace: Path, folder: Path) -> tuple[Path, list[str]]:
     kind = file_kind(trace)
     made = folder / "viewable.pftrace"
     if kind is FileKind.PROFILE:
@@ -30,4 +36,8 @@ def ensure_viewable(path: str | os.PathLike[str], folder: Path) -> tuple[Path, l
     if kind in (FileKind.RING, FileKind.OTHER):
         load(trace).save(made)
         return made, []
+    with TraceFile(trace) as source:
+        if source.gzipped:
+            for _ in source.blocks():
+                pass  # what no reader of ours would unpack is not for a browser either
     return trace, []

@@ -7,10 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Head", "HeadError", "find_head", "find_tail"]
+from ...formats.limits import LimitError, check_nested_json
 
-MEGA = 1 << 20
-MAX_HEAD_BYTES = 64 * MEGA
+__all__ = ["Head", "HeadError", "find_head", "find_tail"]
 
 
 class HeadError(ValueError):
@@ -52,6 +51,16 @@ def find_head(data: bytes) -> Head:
     Raises:
         HeadError: this is no trace, or not enough of it.
     """
+    try:
+        check_nested_json(data)
+        return _find_head(data)
+    except LimitError as error:
+        raise HeadError(str(error), 0) from None
+    except RecursionError:
+        raise HeadError("JSON that is nested too deeply to be read, before the events", 0) from None
+
+
+def _find_head(data: bytes) -> Head:
     # One character per byte, so that places in the text are places in the file.
     text = data.decode("latin-1")
     offset = _skip(text, 3 if data.startswith(b"\xef\xbb\xbf") else 0)
@@ -83,6 +92,9 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
 
     Returns:
         Its place and the keys after it; None where it is not there, or the rest is broken.
+
+    Raises:
+        LimitError: the keys after it would take too much memory, or are nested too deeply.
     """
     if bare:
         offset = len(data.rstrip()) - 1
@@ -90,8 +102,12 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
     for candidate in re.finditer(rb"\]\s*(?:,\s*\"|\}\s*\Z)", data):
         offset = candidate.start()
         # Duplicated keys are left to the decoder, which takes the last as every reader does.
+        tail = data[offset:]
+        check_nested_json(tail)
         try:
-            keys = json.loads(b'{"traceEvents":[' + data[offset:], strict=False)
+            keys = json.loads(b'{"traceEvents":[' + tail, strict=False)
+        except RecursionError:
+            raise LimitError("JSON that is nested too deeply to be read, behind the events") from None
         except ValueError:
             continue
         del keys["traceEvents"]
@@ -118,7 +134,7 @@ def _value(text: str, offset: int) -> tuple[Any, int]:
     offset = _skip(text, offset)
     try:
         return _DECODER.raw_decode(text, offset)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except ValueError as error:  # also a number of thousands of digits
         error_offset = error.pos if isinstance(error, json.JSONDecodeError) else offset
         raise HeadError("broken JSON before the events", error_offset, more=True) from None
 

@@ -15,7 +15,7 @@ BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 
 Event = dict[str, Any]
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _BAD_ESCAPE = re.compile(r'\\(?:u(?![0-9a-fA-F]{4})|(?!["\\/bfnrtu]))|\\\\', re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _NUMBER = re.compile(r"[-+]?\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
@@ -149,7 +149,7 @@ def _repair_event(raw: bytes) -> tuple[bytes, Event, bool] | None:
 def _dumped(event: Event) -> bytes:
     try:
         return orjson.dumps(event)
-    except TypeError:  # half a surrogate pair, or an integer beyond 64 bits
+    except TypeError:  # half a surrogate pair, an integer beyond 64 bits, or more levels than it writes
         return json.dumps(event).encode()
 
 

@@ -13,19 +13,18 @@ from typing import Any, NamedTuple
 import orjson
 
 from ..._errors import TraceError
-from .envelope import MAX_HEAD_BYTES, HeadError, find_head, find_tail
+from ...formats.limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError
+from .envelope import HeadError, find_head, find_tail
 from .event_repair import BOUNDARY, RecoveredEvent, RecoveredEvents, has_times, recover_events
 from .trace_file import TraceFile
 
 __all__ = ["Chunk", "EventStream"]
 
-MAX_EVENT_BYTES = 16 << 20
-MAX_TAIL_BYTES = 64 << 20
 _WINDOW = 1 << 16
 """Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
 _MAX_NOTES = 20
 """Places named; a file can be broken at a million."""
-_BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
+_BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 
 
 class Chunk(NamedTuple):
@@ -108,7 +107,12 @@ class EventStream:
             if self._ended and len(self._buffer) > MAX_TAIL_BYTES:
                 raise self._error(f"more than {MAX_TAIL_BYTES >> 20} MiB follow the events", self._offset)
             if not self._ended and len(self._buffer) > MAX_EVENT_BYTES:
-                self._skip_giant()
+                # Unless it is what follows the last event.
+                chunk = self._one_by_one(final=False)
+                if chunk is not None and chunk.events:
+                    yield chunk
+                elif not self._ended:
+                    self._skip_giant()
         yield from self._finish()
 
     def _cut(self, *, final: bool = False) -> Iterator[Chunk]:
@@ -242,7 +246,10 @@ class EventStream:
         if self._source.damage:
             self.notes.insert(0, self._source.damage)
         rest = bytes(self._buffer[1:])
-        found = find_tail(rest, bare=self.bare)
+        try:
+            found = find_tail(rest, bare=self.bare)
+        except LimitError as error:
+            raise self._error(str(error), self._offset) from None
         end = len(rest)
         if found is not None:
             end, keys = found

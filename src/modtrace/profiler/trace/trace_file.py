@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from ..._errors import TraceError
+from ...formats.limits import LimitError, check_unpacked
 
 __all__ = ["BLOCK_BYTES", "GZIP_MAGIC", "MAX_TIME_NS", "Progress", "TraceFile", "base_time_ns"]
 
@@ -93,12 +95,41 @@ class TraceFile:
         """Yield the uncompressed bytes, at most `BLOCK_BYTES` at once.
 
         Compressed data that is cut off or broken ends the blocks; `damage` then says where.
+
+        Raises:
+            TraceError: the file cannot be read, or grows as no trace does when it is uncompressed.
         """
-        return self._inflated() if self.gzipped else self._raw()
+        return self._bounded() if self.gzipped else self._raw()
+
+    def whole_blocks(self) -> Iterator[bytes]:
+        """Yield what `blocks` does, of a file that is worth nothing in part.
+
+        Raises:
+            TraceError: also where compressed data is cut off or broken, or something follows it.
+        """
+        yield from self.blocks()
+        if self.damage is not None or self.has_garbage:
+            raise TraceError(
+                self.path, f"it is not whole, or damaged: {self.damage or 'something follows the gzip data'}"
+            )
+
+    def whole_stream(self) -> BinaryIO:
+        """Return a file object that reads `whole_blocks`."""
+        return cast(BinaryIO, io.BufferedReader(_BlockReader(self.whole_blocks()), BLOCK_BYTES))
+
+    def _bounded(self) -> Iterator[bytes]:
+        unpacked_bytes = 0
+        for block in self._inflated():
+            unpacked_bytes += len(block)
+            try:
+                check_unpacked(unpacked_bytes, self._file.tell())
+            except LimitError as error:
+                raise TraceError(self.path, str(error)) from None
+            yield block
 
     def _raw(self) -> Iterator[bytes]:
-        # A buffer of this many bytes is made whatever the file holds.
-        block_bytes = min(BLOCK_BYTES, self.size + 1)
+        # Not more than the file has, whose size is unknown only of a pipe or a device.
+        block_bytes = min(BLOCK_BYTES, self.size or BLOCK_BYTES)
         while True:
             try:
                 block = self._file.read(block_bytes)
@@ -150,3 +181,26 @@ def _until_broken(inflate: Any, data: bytes) -> bytes:
         for index in range(len(data)):
             out += inflate.decompress(data[index : index + 1])
     return out
+
+
+class _BlockReader(io.RawIOBase):
+    """Reads blocks as a file."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        super().__init__()
+        self._blocks = blocks
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            block = next(self._blocks, None)
+            if block is None:
+                return 0
+            self._rest = memoryview(block)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count

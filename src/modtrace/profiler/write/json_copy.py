@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from ..._errors import TraceError
+from ...formats.limits import MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError, check_nested_json
 from ..trace.envelope import Head, HeadError, find_head, find_tail
 from ..trace.event_columns import SYNC, EventCollector, ProfilerEvents
 from ..trace.event_repair import BOUNDARY
@@ -18,8 +19,7 @@ from ..trace.trace_file import BLOCK_BYTES, TraceFile
 __all__ = ["CopyThread", "EventBounds", "copy_range", "find_event_bounds", "find_syncs"]
 
 _WINDOW_BYTES = 1 << 20
-_MAX_WINDOW_BYTES = 16 << 20
-"""How much of the end of a file is parsed at first, and at most."""
+"""How much of the beginning and of the end of a file is parsed at first."""
 _BOUNDARIES_TRIED = 16
 _OVERLAP_BYTES = 4096
 """Bytes of a block that are looked at again with the next, so that nothing is missed between two."""
@@ -61,15 +61,20 @@ def find_event_bounds(source: TraceFile) -> EventBounds | None:
             head = find_head(data)
             break
         except HeadError as error:
-            if not error.more or len(data) < window or window >= 4 * _MAX_WINDOW_BYTES:
+            if not error.more or len(data) < window or window >= MAX_HEAD_BYTES:
                 raise TraceError(source.path, str(error), error.offset) from None
             window *= 4
-    first, _ = _parse_whole_events(data[head.length :])
+    first, _ = _parse_whole_events(data[head.length : head.length + _WINDOW_BYTES])
     collector.add(first)
     window = _WINDOW_BYTES
     while True:
         begin = max(source.size - window, head.length)
-        found = _find_end(os.pread(source.fileno(), source.size - begin, begin), head.bare, begin == head.length)
+        data = os.pread(source.fileno(), source.size - begin, begin)
+        try:
+            check_nested_json(data)
+            found = _find_end(data, head.bare, begin == head.length)
+        except LimitError as error:
+            raise TraceError(source.path, str(error), begin) from None
         if found is not None:
             offset, keys, last = found
             end = begin + offset
@@ -77,7 +82,7 @@ def find_event_bounds(source: TraceFile) -> EventBounds | None:
             before = max(head.length, end - _OVERLAP_BYTES)
             empty = not os.pread(source.fileno(), end - before, before).strip()
             return EventBounds(head, end, head.keys | keys, collector.events(), empty)
-        if begin == head.length or window >= _MAX_WINDOW_BYTES:
+        if begin == head.length or window >= MAX_TAIL_BYTES:
             return None
         window *= 4
 
@@ -152,7 +157,7 @@ def _collect_sync(data: bytes, name_offset: int, syncs: dict[str, list[tuple[int
     begin = data.rfind(b"{", 0, name_offset)
     try:
         event, _ = json.JSONDecoder(strict=False).raw_decode(data[begin:].decode("latin-1"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     collector = EventCollector()
     collector.add([event])

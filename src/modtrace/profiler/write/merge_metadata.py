@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any
 
+from ...formats.limits import MAX_TAIL_BYTES, check_nested_json
+from ...formats.trace_kind import format_of
 from ...timeline import Summary
 from ..result import MERGED
 from ..trace.trace_file import BLOCK_BYTES, TraceFile
@@ -14,7 +16,6 @@ __all__ = ["read_merge_metadata", "read_merged_summary"]
 
 _IN_JSON = f'\n],\n"{MERGED}":'.encode()
 _IN_PACKETS = f"{MERGED}_merge".encode()
-_MAX_METADATA_BYTES = 64 << 20
 
 
 def read_merged_summary(path: str | os.PathLike[str]) -> Summary | None:
@@ -45,7 +46,7 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
                 metadata = _metadata(data)
                 if metadata is not None or begin == 0:
                     return metadata
-                if length >= _MAX_METADATA_BYTES or not data.rstrip().endswith(b"}"):
+                if length >= MAX_TAIL_BYTES or not data.rstrip().endswith(b"}"):
                     break
                 length *= 4
         return _search_from_front(source)
@@ -55,9 +56,11 @@ def _search_from_front(source: TraceFile) -> dict[str, Any] | None:
     """Look through a whole file: packed, or in Perfetto's format, which has its metadata in front."""
     data = b""
     for block in source.blocks():
+        if not data and format_of(block) is None:
+            return None  # no trace, as a ring file, of which there can be very much
         found = _IN_JSON in data or _IN_PACKETS in data
         data = (data if found else data[-len(_IN_JSON) - len(_IN_PACKETS) :]) + block
-        if len(data) > _MAX_METADATA_BYTES:
+        if len(data) > MAX_TAIL_BYTES:
             break
         if found and (metadata := _metadata(data)) is not None:
             return metadata
@@ -72,8 +75,9 @@ def _metadata(data: bytes) -> dict[str, Any] | None:
         if found < 0 or begin < 0:
             continue
         try:
+            check_nested_json(data[begin:])
             metadata, _ = json.JSONDecoder().raw_decode(data[begin:].decode("utf-8", "ignore"))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         return metadata if isinstance(metadata, dict) else None
     return None
