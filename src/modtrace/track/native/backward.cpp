@@ -122,11 +122,11 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
   ThreadState& thread = this_thread();
   if (session == nullptr || is_tracing() ||
-      (thread.generation != engine.generation && !register_thread(*session, thread))) {
+      (thread.generation != current_generation() && !register_thread(*session, thread))) {
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
     return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   }
-  const uint64_t generation = engine.generation;
+  const uint64_t generation = current_generation();
   const uint64_t number = is_plain_backward(args, count) ? hook_segments(thread, args[0]) : 0;
   const uint64_t first_sequence = at::sequence_number::peek();
   if (number == 0) add_observer();
@@ -134,7 +134,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   ++thread.open_passes;
   PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   // Another thread may have ended the session meanwhile, and abandoned this pass.
-  if (generation != engine.generation || engine.active_session.load(std::memory_order_relaxed) == nullptr)
+  if (generation != current_generation() || engine.active_session.load(std::memory_order_relaxed) == nullptr)
     return result;
   --engine.running_passes;
   --thread.open_passes;

@@ -63,7 +63,8 @@ struct BackwardPass {
 struct EngineState {
   std::atomic<Session*> active_session{nullptr};
   std::atomic<uint64_t> next_serial{0};
-  uint64_t generation = 0;  // number of the session; changes only while none is active
+  // Number of the session; changes only while none is active, so whoever acquires a session sees its number.
+  std::atomic<uint64_t> generation{0};
   std::atomic<ThreadState*> threads{nullptr};
 
   std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;                   // by number modulo
@@ -96,6 +97,8 @@ inline ThreadState& this_thread() {
   if (owner.state == nullptr) owner.state = add_thread_state();
   return *owner.state;
 }
+
+inline uint64_t current_generation() { return engine.generation.load(std::memory_order_relaxed); }
 
 inline bool is_active(const Session& session) {
   return engine.active_session.load(std::memory_order_relaxed) == &session;

@@ -47,7 +47,7 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) Py_RETURN_NONE;
   ThreadState& thread = this_thread();
-  if (thread.generation == engine.generation || register_thread(*session, thread)) {
+  if (thread.generation == current_generation() || register_thread(*session, thread)) {
     write_with_gil(*session, thread.meta_bits | meta, value);
   }
   if (PyErr_Occurred() != nullptr) return nullptr;
@@ -82,7 +82,7 @@ PyObject* py_start(PyObject*, PyObject* args) {
   session->add_thread = PyRef::borrow(add_thread);
   session->emit_sync_mark = PyRef::borrow(emit_sync_mark);
   session->on_error = PyRef::borrow(on_error);
-  ++engine.generation;
+  engine.generation.fetch_add(1, std::memory_order_relaxed);
   engine.next_serial.store(0);
   engine.active_session.store(session.release());
   Py_RETURN_NONE;

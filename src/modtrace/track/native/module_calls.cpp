@@ -78,7 +78,7 @@ bool enter(PyObject* module) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) return false;
   ThreadState& thread = this_thread();
-  if (C10_UNLIKELY(thread.generation != engine.generation) && !register_thread(*session, thread)) return false;
+  if (C10_UNLIKELY(thread.generation != current_generation()) && !register_thread(*session, thread)) return false;
   if (thread.open_calls.empty() && C10_UNLIKELY(torch::profiler::impl::profilerEnabled())) {
     if (!emit_sync_mark(*session)) return false;
   }
@@ -117,12 +117,12 @@ PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_c
     return PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
   }
   ThreadState& thread = this_thread();
-  const uint64_t generation = engine.generation;
+  const uint64_t generation = current_generation();
   const size_t height = thread.open_calls.size() - 1;
   PyObject* result = PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
   // The session may have ended meanwhile, or ended and another one begun.
   Session* session = engine.active_session.load(std::memory_order_relaxed);
-  if (session != nullptr && generation == engine.generation && thread.open_calls.size() > height) {
+  if (session != nullptr && generation == current_generation() && thread.open_calls.size() > height) {
     exit(*session, thread, height);
   }
   return result;

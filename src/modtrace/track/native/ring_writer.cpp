@@ -25,7 +25,7 @@ bool register_thread(Session& session, ThreadState& thread) {
   if (!is_active(session)) return false;
   thread.meta_bits = meta_bits;
   thread.open_passes = 0;
-  thread.generation = engine.generation;
+  thread.generation = current_generation();
   return true;
 }
 
@@ -33,7 +33,7 @@ void register_thread_without_gil(ThreadState& thread) {
   if (!Py_IsInitialized()) return;
   const GilLock gil;
   Session* session = engine.active_session.load();
-  if (session == nullptr || thread.generation == engine.generation) return;
+  if (session == nullptr || thread.generation == current_generation()) return;
   if (!register_thread(*session, thread) && PyErr_Occurred()) PyErr_WriteUnraisable(nullptr);
 }
 

@@ -39,7 +39,7 @@ inline void write_with_gil(Session& session, int64_t meta, int64_t value) {
 // Writes from a thread that does not hold the interpreter's lock. `stop` waits for those that are busy.
 inline void write_without_gil(ThreadState& thread, int64_t meta, int64_t value) {
   // A thread that has no number yet must not take a serial: the reader would miss an event.
-  if (C10_UNLIKELY(thread.generation != engine.generation)) return;
+  if (C10_UNLIKELY(thread.generation != current_generation())) return;
   thread.busy.store(true, std::memory_order_relaxed);
   // Taking the serial is a full fence: `stop` either sees us busy, or we see that there is no session.
   const uint64_t serial = engine.next_serial.fetch_add(1, std::memory_order_seq_cst);
@@ -47,7 +47,7 @@ inline void write_without_gil(ThreadState& thread, int64_t meta, int64_t value) 
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
   Session* session = engine.active_session.load(std::memory_order_seq_cst);
-  if (C10_LIKELY(session != nullptr && thread.generation == engine.generation)) {
+  if (C10_LIKELY(session != nullptr && thread.generation == current_generation())) {
     write_slot(*session, serial, meta | thread.meta_bits, value);
   }
   thread.busy.store(false, std::memory_order_release);
@@ -64,7 +64,7 @@ void register_thread_without_gil(ThreadState& thread);
 // This thread, with its number where it can have one. For threads that do not hold the interpreter's lock.
 inline ThreadState& registered_thread() {
   ThreadState& thread = this_thread();
-  if (C10_UNLIKELY(thread.generation != engine.generation)) register_thread_without_gil(thread);
+  if (C10_UNLIKELY(thread.generation != current_generation())) register_thread_without_gil(thread);
   return thread;
 }
 
