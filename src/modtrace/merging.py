@@ -58,6 +58,11 @@ def merge(
     if kind in _NO_PROFILE:
         raise TraceError(profiler_trace, f"it is {kind.value}, no trace of torch.profiler; {_NO_PROFILE[kind]}")
     if timeline is not None and not isinstance(timeline, Timeline):
+        if file_kind_by_head(timeline) is FileKind.ZIP:
+            # Every report begins at the same made-up moment, so nothing says where it lies in the profiler's trace.
+            raise TraceError(
+                timeline, "a report does not tell when it was recorded; give the recording it was made from"
+            )
         timeline = load(timeline)
     try:
         return merge_timeline(profiler_trace, timeline, out, attribute=attribute, progress=progress)

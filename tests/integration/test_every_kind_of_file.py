@@ -110,7 +110,11 @@ def test_load_and_every_command_open_it(files: Path, name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "profile.json"])
 def test_as_a_recording_each_is_merged_and_as_a_profile_none(files: Path, name: str, tmp_path: Path) -> None:
-    if name != "run.ring":  # which is of another time
+    if name.endswith(".zip"):
+        with pytest.raises(TraceError, match="a report does not tell when it was recorded"):
+            modtrace.merge(files / "profile.json", files / name, tmp_path / "merged.json")
+        assert not (tmp_path / "merged.json").exists()
+    elif name != "run.ring":  # which is of another time
         modtrace.merge(files / "profile.json", files / name, tmp_path / "merged.json")
         assert forward_calls(tmp_path / "merged.json") == CALLS
 

@@ -37,7 +37,7 @@ def merged(path: Path, folder: Path, suffix: str) -> Path:
     return out
 
 
-def gpu_rows(timeline: Timeline) -> Counter[Row]:
+def gpu_rows(timeline: Timeline, moved_ns: int = 0) -> Counter[Row]:
     columns = timeline.columns
     rows: Counter[Row] = Counter()
     for index in np.flatnonzero(on_gpu(timeline)).tolist():
@@ -53,8 +53,8 @@ def gpu_rows(timeline: Timeline) -> Counter[Row]:
             modtrace.timeline.PHASES[columns.phase[index]],
             int(columns.call[index]),
             int(columns.step[index]),
-            int(columns.start[index]),
-            int(columns.end[index]),
+            int(columns.start[index]) - moved_ns,
+            int(columns.end[index]) - moved_ns,
         ] += 1
     return rows
 
@@ -120,7 +120,9 @@ def test_saved_again_the_gpu_tracks_are_kept(path: Path, folder: Path, suffix: s
     timeline = load(merged(path, folder, ".pftrace"))
     timeline.save(tmp_path / f"again{suffix}")
     again = load(tmp_path / f"again{suffix}")
-    assert gpu_rows(again) == gpu_rows(timeline)
+    moved_ns = int(again.columns.start.min() - timeline.columns.start.min())
+    assert (moved_ns != 0) is (suffix == ".zip")  # a report does not tell when it was recorded
+    assert gpu_rows(again, moved_ns) == gpu_rows(timeline)
     assert [track for track in again.tracks if track.kind == "gpu"] == [
         track._replace(process=again.tracks[0].process) for track in timeline.tracks if track.kind == "gpu"
     ]
