@@ -195,6 +195,9 @@ def test_summary_of_some_steps_some_modules_and_some_levels(trace: Path) -> None
     assert rows("--by", "class", "--sort", "name") == [("", "Linear", 2, 2), ("", "Net", 2, 10)]
     absent = invoke("summary", trace, "--steps", "7:")
     assert (absent.exit_code, absent.stderr) == (1, f"modtrace: nothing is left of {trace}: it holds steps 0 to 1\n")
+    unknown = invoke("summary", trace, "--modules", "Nett.*")
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert unknown.stderr == f"modtrace: nothing is left of {trace}: no module is called Nett.*\n"
 
 
 def test_summary_as_a_tree(trace: Path) -> None:

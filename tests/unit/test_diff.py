@@ -259,4 +259,6 @@ def test_the_command_fails_above_a_budget(tmp_path: Path) -> None:
     assert invoke(base, new, "--fail-above", "0.5").exit_code == 0
     assert invoke(base, new, "--format", "csv").stdout.splitlines()[1].startswith("Net.h.3,forward,")
     assert invoke(base, new, "--fail-above", "much").exit_code == 2
+    forgotten = invoke(base, new, "--fail-above", "5")
+    assert (forgotten.exit_code, "would be 500%; write 5% or 0.05" in forgotten.stderr) == (2, True)
     assert invoke(base, new, "--map", "Net.h").exit_code == 2

@@ -23,6 +23,8 @@ def _part(_context: click.Context, _parameter: click.Parameter, text: str | None
         part = -1.0
     if not 0 <= part < float("inf"):
         raise click.BadParameter(f"{text!r} is no share, such as 5% or 0.05.")
+    if part >= 1 and not text.endswith("%"):
+        raise click.BadParameter(f"{text!r} would be {part:.0%}; write {text}% or {part / 100:g}.")
     return part
 
 

@@ -84,6 +84,10 @@ def command(
         summary = summary.to_depth(depth)
     if modules is not None:
         summary = summary.matching(modules)
+        if not summary.rows:
+            from .._errors import ModtraceError
+
+            raise ModtraceError(f"nothing is left of {trace}: no module is called {modules}")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
         console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)

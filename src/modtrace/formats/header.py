@@ -168,7 +168,7 @@ def _json_metadata(metadata: dict[str, object], originals: EscapedOriginals) -> 
         raise WriteError(f"the metadata of a timeline must be JSON values: {error}") from error
 
 
-def _is_rank(value: object) -> bool:
+def _is_int64_or_none(value: object) -> bool:
     return value is None or is_int64(value)
 
 
@@ -180,19 +180,15 @@ def _is_track_kind(value: object) -> bool:
     return value in TRACK_KINDS
 
 
-def _is_device_or_none(value: object) -> bool:
-    return value is None or is_int64(value)
-
-
 # Per list of the header what each of its entries holds; where that is the name of a list, it is an index into it.
 _LISTS: Mapping[str, Mapping[str, Callable[[object], bool] | str]] = {
-    "processes": {"pid": is_int64, "rank": _is_rank, "program": _is_text, "trace_pid": is_int64},
+    "processes": {"pid": is_int64, "rank": _is_int64_or_none, "program": _is_text, "trace_pid": is_int64},
     "tracks": {"kind": _is_track_kind, "thread": _is_text, "tid": is_tid, "process": "processes"},
     "counters": {"name": _is_text, "unit": _is_text, "process": "processes"},
     "lanes": {"track": "tracks", "pid": is_int64, "tid": is_int64},
 }
 # Only what is written of a GPU's track.
-_OPTIONAL: Mapping[str, Callable[[object], bool]] = {"device": _is_device_or_none, "stream": _is_device_or_none}
+_OPTIONAL: Mapping[str, Callable[[object], bool]] = {"device": _is_int64_or_none, "stream": _is_int64_or_none}
 _PIDS = frozenset({"trace_pid", "pid"})
 
 

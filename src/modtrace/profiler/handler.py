@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from .._errors import WriteError
 from .._rank import rank_in
 from .write.json_merge import merge
 
@@ -39,7 +40,10 @@ class TraceHandler:
         from .. import recording  # imports torch
 
         self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise WriteError(f"{self._folder}: the folder cannot be made: {error.strerror}") from error
         self._worker = worker_name or _worker()
         self.paths: list[Path] = []
         current = recording.current()
@@ -97,9 +101,12 @@ def on_trace_ready(
 
     Raises:
         RecordingError: the options make no sense.
+        RingError: the ring's file cannot be made.
+        EngineError: the native engine is asked for and cannot be had.
+        WriteError: the folder cannot be made.
 
     Example:
-        >>> with torch.profiler.profile(on_trace_ready=modtrace.on_trace_ready("traces")):
+        >>> with modtrace.on_trace_ready("traces") as ready, torch.profiler.profile(on_trace_ready=ready):
         ...     train_step()
     """
     return TraceHandler(folder, worker_name, options)

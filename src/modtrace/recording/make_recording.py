@@ -33,7 +33,7 @@ def record(
 
     Args:
         path: where to save at the end; the suffix picks the format: `.pftrace`, `.json` (both also with `.gz`),
-            `.html`, `.zip`. None saves nothing until `save`.
+            `.html`, `.zip`, `.speedscope.json`, `.folded`. None saves nothing until `save`.
         engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
         capacity: events kept, 32 bytes each; the oldest are overwritten.
         ring: a file behind the ring: it survives SIGKILL, and another process can read it.

@@ -1,4 +1,4 @@
-"""Wrappers of torch's functions that live with those of others, put on and taken off in any order.
+"""Stackable wrappers for torch functions: installed and uninstalled in any order, beside wrappers of others.
 
 What a wrapper wraps never changes, so however wrappers are put back and around each other, none ends up around itself.
 A wrapper that others have wrapped since cannot be taken out; it stays there and only passes calls on. Whether it would

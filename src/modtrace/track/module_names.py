@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 from .._exclusive import Exclusive
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
-from .module_tree import attribute, class_name, named_modules
+from .module_inspection import attribute, class_name, named_modules
 
 __all__ = ["ModuleNames", "OpenCall"]
 

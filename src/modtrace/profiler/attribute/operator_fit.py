@@ -21,8 +21,6 @@ __all__ = ["refine_by_operators"]
 _PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
 """How far off the guess of each pass may be, and how deep an edge may lie in an operator and still count, ns."""
 _AROUND_NS = 1_000_000
-_MAX_PROOF_NS = 1_000_000
-"""Bounds wider than this are no proof of anything."""
 
 
 class _Thread(NamedTuple):

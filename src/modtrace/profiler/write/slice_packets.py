@@ -260,8 +260,8 @@ def slice_packets(
             track_event: list[Any] = [table.pick(row_of[positions])]
             if kind != _END:
                 which = event[positions]
-                said = RaggedColumn.from_strings([fields[index] for index in which.tolist()])
-                track_event += [varint(names[which], _NAME_IID), said]
+                messages = RaggedColumn.from_strings([fields[index] for index in which.tolist()])
+                track_event += [varint(names[which], _NAME_IID), messages]
             parts.append((positions, track_event_packets(time[positions], sequence, track_event)))
         yield interleave(parts, len(event))
 
