@@ -422,3 +422,51 @@ def test_a_ring_that_wraps_inside_backward_stays_sound(engine: EngineName) -> No
         assert stats.recorded - stats.overwritten == capacity
         assert stats.unstarted + stats.unfinished >= int(np.count_nonzero(~columns.complete))
         assert np.all(columns.start <= columns.end)
+
+
+class ByClass(nn.Module):
+    """Calls its child by `nn.Module.__call__`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = BySuper()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = nn.Module.__call__(self.inner, x)
+        return out
+
+
+class BySuper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Scale()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = super().__call__(x)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scale(x)
+        return out
+
+
+def test_calls_by_super_and_by_the_class_are_recorded_once_each(engine: EngineName) -> None:
+    model, by_super = ByClass(), BySuper()
+
+    def run() -> None:
+        # Often enough that CPython specializes the calls.
+        for _ in range(20):
+            nn.Module.__call__(model, torch.ones(2)).sum().backward()
+            by_super(torch.ones(2)).sum().backward()
+
+    timeline = recorded(engine, run)
+
+    found = Counter((span.fqn, span.phase, span.depth) for span in timeline.spans)
+    assert found == {
+        (fqn, phase, depth): 20
+        for phase in ("forward", "backward")
+        for depth, fqn in (
+            *enumerate(["ByClass", "ByClass.inner", "ByClass.inner.scale"]),
+            *enumerate(["BySuper", "BySuper.scale"]),
+        )
+    }

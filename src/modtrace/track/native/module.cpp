@@ -20,6 +20,38 @@ void set_owned(PyObject*& attribute, PyObject* object) {
   Py_XSETREF(attribute, object);
 }
 
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+// CPython 3.11 inlines a call of what is exactly a function, as super().__call__(x) is, and runs its bytecode; later
+// ones look at its vectorcall first. So a wrapper is of a subclass there: the same in memory, and never inlined.
+PyObject* reduce_call_wrapper(PyObject* wrapper, PyObject*) { return PyObject_GetAttrString(wrapper, "__qualname__"); }
+
+PyMethodDef call_wrapper_methods[] = {
+    {"__reduce__", reduce_call_wrapper, METH_NOARGS, "__reduce__(): copied and pickled as functions are, by name."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyTypeObject* call_wrapper_type() {
+  static PyTypeObject type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+  if (type.tp_base != nullptr) return &type;
+  type.tp_name = "function";
+  type.tp_base = &PyFunction_Type;
+  type.tp_basicsize = PyFunction_Type.tp_basicsize;
+  type.tp_dictoffset = PyFunction_Type.tp_dictoffset;
+  type.tp_weaklistoffset = PyFunction_Type.tp_weaklistoffset;
+  type.tp_vectorcall_offset = PyFunction_Type.tp_vectorcall_offset;
+  type.tp_dealloc = PyFunction_Type.tp_dealloc;
+  type.tp_traverse = PyFunction_Type.tp_traverse;
+  type.tp_clear = PyFunction_Type.tp_clear;
+  type.tp_repr = PyFunction_Type.tp_repr;
+  type.tp_call = PyFunction_Type.tp_call;
+  type.tp_descr_get = PyFunction_Type.tp_descr_get;
+  type.tp_methods = call_wrapper_methods;
+  type.tp_flags = PyFunction_Type.tp_flags &
+                  (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR);
+  return PyType_Ready(&type) == 0 ? &type : nullptr;
+}
+#endif
+
 PyObject* py_wrap_call(PyObject*, PyObject* args) {
   PyObject *wrapper, *wrapped;
   if (!PyArg_ParseTuple(args, "O!O", &PyFunction_Type, &wrapper, &wrapped)) return nullptr;
@@ -28,6 +60,11 @@ PyObject* py_wrap_call(PyObject*, PyObject* args) {
   PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(wrapper), call_module);
 #else
   reinterpret_cast<PyFunctionObject*>(wrapper)->vectorcall = call_module;
+#endif
+#if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+  PyTypeObject* type = call_wrapper_type();
+  if (type == nullptr) return nullptr;
+  Py_SET_TYPE(wrapper, type);
 #endif
   Py_RETURN_NONE;
 }
