@@ -13,6 +13,7 @@ made, so a full disk is an error then, and never a signal while training runs.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -96,7 +97,8 @@ class RingFile:
                 os.replace(partial, self.path)
             except BaseException:
                 os.close(self._fd)
-                os.unlink(partial)
+                with contextlib.suppress(FileNotFoundError):  # an interrupt can come after it was moved
+                    os.unlink(partial)
                 raise
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
