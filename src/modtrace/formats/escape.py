@@ -19,7 +19,7 @@ EscapedOriginals = dict[str, str]
 """Escaped text → hexadecimal digits of the original's UTF-8; only texts that escaping changed."""
 
 
-def escaped(text: str, originals: EscapedOriginals | None = None) -> str:
+def escaped(text: str, escaped_originals: EscapedOriginals | None = None) -> str:
     """Return `text` with hostile characters replaced by look-alikes; note the original if that changed it.
 
     Example:
@@ -29,23 +29,25 @@ def escaped(text: str, originals: EscapedOriginals | None = None) -> str:
     if text.isprintable() and "\\" not in text:
         return text
     safe = _HOSTILE.sub(_look_alike, text)
-    if originals is not None and safe != text:
-        originals[safe] = text.encode("utf-8", "surrogatepass").hex()
+    if escaped_originals is not None and safe != text:
+        escaped_originals[safe] = text.encode("utf-8", "surrogatepass").hex()
     return safe
 
 
-def escaped_json(value: Any, originals: EscapedOriginals) -> Any:
+def escaped_json(value: Any, escaped_originals: EscapedOriginals) -> Any:
     """Escape all texts of a JSON value, keys included."""
     if isinstance(value, str):
-        return escaped(value, originals)
+        return escaped(value, escaped_originals)
     if isinstance(value, list | tuple):
-        return [escaped_json(item, originals) for item in value]
+        return [escaped_json(item, escaped_originals) for item in value]
     if isinstance(value, dict):
-        return {escaped_json(key, originals): escaped_json(item, originals) for key, item in value.items()}
+        return {
+            escaped_json(key, escaped_originals): escaped_json(item, escaped_originals) for key, item in value.items()
+        }
     return value
 
 
-def restore(value: Any, originals: Mapping[str, str]) -> Any:
+def restore(value: Any, escaped_originals: Mapping[str, str]) -> Any:
     """Undo `escaped` in a text, or in all texts of a JSON value.
 
     Raises:
@@ -53,12 +55,12 @@ def restore(value: Any, originals: Mapping[str, str]) -> Any:
         TypeError: an original is not a text.
     """
     if isinstance(value, str):
-        digits = originals.get(value)
+        digits = escaped_originals.get(value)
         return value if digits is None else bytes.fromhex(digits).decode("utf-8", "surrogatepass")
     if isinstance(value, list):
-        return [restore(item, originals) for item in value]
+        return [restore(item, escaped_originals) for item in value]
     if isinstance(value, dict):
-        return {restore(key, originals): restore(item, originals) for key, item in value.items()}
+        return {restore(key, escaped_originals): restore(item, escaped_originals) for key, item in value.items()}
     return value
 
 

@@ -53,7 +53,7 @@ def make_header(
     timeline: Timeline,
     trace_pids: Mapping[Process, int | str],
     lanes: Iterable[tuple[int, int | str, int]],
-    originals: EscapedOriginals,
+    escaped_originals: EscapedOriginals,
 ) -> dict[str, Any]:
     """Return the header of a timeline's trace.
 
@@ -61,7 +61,7 @@ def make_header(
         timeline: what is written.
         trace_pids: the pid of each process in the trace.
         lanes: of each row of spans the index of its track, and pid and tid in the trace.
-        originals: what was escaped so far; becomes part of the header, with what the header itself has to escape.
+        escaped_originals: what was escaped so far; becomes part of the header, with what the header itself escapes.
 
     Raises:
         WriteError: the timeline's metadata are not JSON values.
@@ -70,12 +70,12 @@ def make_header(
     header = {
         "modtrace": {"format": FORMAT_VERSION, "version": __version__},
         "stats": dict(timeline.stats),
-        "metadata": _json_metadata(dict(timeline.metadata), originals),
+        "metadata": _json_metadata(dict(timeline.metadata), escaped_originals),
         "processes": [
             {
                 "pid": process.pid,
                 "rank": process.rank,
-                "program": escaped(process.program, originals),
+                "program": escaped(process.program, escaped_originals),
                 "trace_pid": trace_pid,
             }
             for process, trace_pid in trace_pids.items()
@@ -83,7 +83,7 @@ def make_header(
         "tracks": [
             {
                 "kind": track.kind,
-                "thread": escaped(track.thread, originals),
+                "thread": escaped(track.thread, escaped_originals),
                 "tid": track.tid,
                 "process": processes.index(track.process),
                 **({} if track.device is None else {"device": track.device, "stream": track.stream}),
@@ -92,34 +92,34 @@ def make_header(
         ],
         "counters": [
             {
-                "name": escaped(counter.name, originals),
-                "unit": escaped(counter.unit, originals),
+                "name": escaped(counter.name, escaped_originals),
+                "unit": escaped(counter.unit, escaped_originals),
                 "process": processes.index(counter.process),
             }
             for counter in timeline.counters
         ],
         "lanes": [{"track": track, "pid": pid, "tid": tid} for track, pid, tid in lanes],
     }
-    return {**header, "escaped_originals": originals}
+    return {**header, "escaped_originals": escaped_originals}
 
 
-def escaped_names(timeline: Timeline, originals: EscapedOriginals) -> list[Name]:
+def escaped_names(timeline: Timeline, escaped_originals: EscapedOriginals) -> list[Name]:
     """Return the names of a timeline as they stand in a trace; a label is never empty there."""
     names = []
     for name in timeline.names:
-        label, fqn, module_class = (escaped(text, originals) for text in name)
+        label, fqn, module_class = (escaped(text, escaped_originals) for text in name)
         if not label:
-            originals[UNNAMED] = ""
+            escaped_originals[UNNAMED] = ""
         names.append(Name(label or UNNAMED, fqn, module_class))
     return names
 
 
-def escape_late_texts(timeline: Timeline, originals: EscapedOriginals) -> None:
+def escape_late_texts(timeline: Timeline, escaped_originals: EscapedOriginals) -> None:
     """Note the originals of marks' texts and spans' own args, which are written after the header."""
     texts = {mark.text for mark in timeline.marks}
     texts.update(text for span_args in timeline.span_args.values() for pair in span_args.items() for text in pair)
     for text in texts:
-        escaped(text, originals)
+        escaped(text, escaped_originals)
 
 
 def checked_header(path: str | os.PathLike[str], header: Any, *, merged: bool = False) -> dict[str, Any]:
@@ -161,9 +161,9 @@ def is_tid(value: object) -> bool:
     return type(value) is int and -(2**31) <= value < 2**32
 
 
-def _json_metadata(metadata: dict[str, object], originals: EscapedOriginals) -> Any:
+def _json_metadata(metadata: dict[str, object], escaped_originals: EscapedOriginals) -> Any:
     try:
-        return orjson.loads(orjson.dumps(escaped_json(metadata, originals)))
+        return orjson.loads(orjson.dumps(escaped_json(metadata, escaped_originals)))
     except orjson.JSONEncodeError as error:
         raise WriteError(f"the metadata of a timeline must be JSON values: {error}") from error
 

@@ -74,15 +74,15 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
             raise ValueError(f"a span is of phase or lane {codes[(codes < 0) | (codes >= count)][0]}")
     if np.any(end < start):
         raise ValueError("a span ends before it starts")
-    originals = header["escaped_originals"]
+    escaped_originals = header["escaped_originals"]
     processes = [
-        Process(process["pid"], process["rank"], restore(process["program"], originals))
+        Process(process["pid"], process["rank"], restore(process["program"], escaped_originals))
         for process in header["processes"]
     ]
     tracks = [
         Track(
             track["kind"],
-            restore(track["thread"], originals),
+            restore(track["thread"], escaped_originals),
             track["tid"],
             processes[track["process"]],
             track.get("device"),
@@ -110,21 +110,21 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
     position[order] = np.arange(len(order))
     return Timeline(
         columns=in_start_order(columns),
-        names=[Name(*(restore(text, originals) for text in name)) for name in rows.names],
+        names=[Name(*(restore(text, escaped_originals) for text in name)) for name in rows.names],
         tracks=tracks,
         stats=Stats(**header["stats"]),
         marks=sorted(
-            (mark._replace(text=restore(mark.text, originals)) for mark in rows.marks), key=lambda m: m.time_ns
+            (mark._replace(text=restore(mark.text, escaped_originals)) for mark in rows.marks), key=lambda m: m.time_ns
         ),
         counters=[
             CounterSeries(
-                restore(counter["name"], originals),
-                restore(counter["unit"], originals),
+                restore(counter["name"], escaped_originals),
+                restore(counter["unit"], escaped_originals),
                 processes[counter["process"]],
                 *(np.array(values, np.int64) for values in rows.samples.get(index, ((), ()))),
             )
             for index, counter in enumerate(header["counters"])
         ],
-        metadata=restore(header["metadata"], originals),
-        span_args={int(position[row]): restore(args, originals) for row, args in rows.span_args.items()},
+        metadata=restore(header["metadata"], escaped_originals),
+        span_args={int(position[row]): restore(args, escaped_originals) for row, args in rows.span_args.items()},
     )

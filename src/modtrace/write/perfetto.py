@@ -39,13 +39,13 @@ def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
 def perfetto_packets(timeline: Timeline) -> Iterator[tuple[int, bytes]]:
     """Yield the trace in parts: how many spans have ended in each, and whole packets."""
-    originals: EscapedOriginals = {}
-    names = escaped_names(timeline, originals)
-    escape_late_texts(timeline, originals)
+    escaped_originals: EscapedOriginals = {}
+    names = escaped_names(timeline, escaped_originals)
+    escape_late_texts(timeline, escaped_originals)
     lanes = Lanes.from_timeline(timeline)
     interned = InternTable(timeline, names)
     sequences = SequenceIds(len(lanes.lanes))
-    tracks = TrackDescriptors(timeline, lanes, originals, sequences.metadata)
+    tracks = TrackDescriptors(timeline, lanes, escaped_originals, sequences.metadata)
     yield 0, serialize(interned.description())
     for packet in tracks.packets():
         yield 0, serialize(packet)

@@ -94,10 +94,10 @@ class TrackDescriptors:
     process of their own.
     """
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, originals: EscapedOriginals, sequence: int) -> None:
+    def __init__(self, timeline: Timeline, lanes: Lanes, escaped_originals: EscapedOriginals, sequence: int) -> None:
         self._timeline = timeline
         self._lanes = lanes
-        self._originals = originals
+        self._originals = escaped_originals
         self._sequence = sequence
         self._recording = f"{timeline.columns.start[:1]} {sorted(lanes.pids.items(), key=repr)}"
 

@@ -23,7 +23,7 @@ _CLOCK_NOISE_NS = 50.0
 
 @dataclass(frozen=True, slots=True)
 class ClockSegment:
-    """A stretch of time in which the trace's clock runs evenly against the recording's.
+    """A section of time in which the trace's clock runs evenly against the recording's.
 
     Attributes:
         begin_ns: Unix nanoseconds of the recording from which on it holds.
