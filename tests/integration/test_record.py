@@ -6,9 +6,8 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.check import check
 from modtrace.track.engine import EngineName
+from modtrace.track.module_names import ModuleNames, OpenCall
 from tests.support.python_process import run_python
 from tests.support.random_models import Spec, Tree, called, specs, with_gradient
 from tests.support.test_scale import scaled
@@ -324,14 +324,11 @@ def test_the_ring_keeps_the_last_events(engine: EngineName) -> None:
 
 
 class Spoilsport(nn.Module):
-    """What looks for its parts gets an error: so it fails inside modtrace, at the first call below it."""
+    """Has one part, whose naming fails inside modtrace."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(2, 2)
-
-    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("no parts to see here")
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.inner(x)
@@ -339,8 +336,16 @@ class Spoilsport(nn.Module):
 
 
 def test_an_error_inside_is_logged_once_and_the_training_goes_on(
-    engine: EngineName, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    engine: EngineName, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    resolve = ModuleNames.resolve
+
+    def fail_below(names: ModuleNames, module: nn.Module, open_calls: Iterable[OpenCall]) -> int:
+        if isinstance(module, nn.Linear):
+            raise RuntimeError("no parts to see here")
+        return resolve(names, module, open_calls)
+
+    monkeypatch.setattr(ModuleNames, "resolve", fail_below)
     model, call = Spoilsport(), nn.Module.__call__
     path = tmp_path / "trace.json"
     with caplog.at_level(logging.WARNING, "modtrace"), modtrace.record(path, engine=engine) as recording:

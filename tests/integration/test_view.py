@@ -30,7 +30,7 @@ from modtrace.view.viewable import ensure_viewable
 from tests.support import perfetto_ui
 from tests.support.browser import chromium, missing, require, visit
 from tests.support.gpt_timeline import gpt_timeline
-from tests.support.python_process import python_environment, start_python
+from tests.support.python_process import python_environment, run_python, start_python
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -295,27 +295,40 @@ def test_view_of_a_file_that_is_no_trace_fails_with_one_line(tmp_path: Path) -> 
 # What is converted on the way.
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a profiler's trace, and a ring and a profiler's trace of the same steps, merged."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
+_RECORDED = """
+import sys
+from pathlib import Path
 
-    folder = tmp_path_factory.mktemp("recorded")
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+import modtrace
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+folder = Path(sys.argv[1])
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+profiler.export_chrome_trace(str(folder / "profile.json"))
+with modtrace.record(ring=folder / "run.ring", memory_interval=0) as recording:
     with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
         for _ in range(3):
             model(torch.ones(2, 4)).sum().backward()
-    profiler.export_chrome_trace(str(folder / "profile.json"))
-    with modtrace.record(ring=folder / "run.ring", memory_interval=0) as recording:
-        with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
-            for _ in range(3):
-                model(torch.ones(2, 4)).sum().backward()
-                recording.step()
-        profiler.export_chrome_trace(str(folder / "within.json"))
-    recording.save(folder / "run.json")
-    modtrace.merge(folder / "within.json", folder / "run.ring", folder / "merged.json")
-    modtrace.merge(folder / "within.json", folder / "run.ring", folder / "merged.pftrace")
+            recording.step()
+    profiler.export_chrome_trace(str(folder / "within.json"))
+recording.save(folder / "run.json")
+modtrace.merge(folder / "within.json", folder / "run.ring", folder / "merged.json")
+modtrace.merge(folder / "within.json", folder / "run.ring", folder / "merged.pftrace")
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a profiler's trace, and a ring and a profiler's trace of the same steps, merged.
+
+    Made in a process of its own: torch remembers for good which call of a module its first profile saw.
+    """
+    folder = tmp_path_factory.mktemp("recorded")
+    run_python("-W", "ignore", "-c", _RECORDED, folder)
     return folder
 
 
