@@ -12,10 +12,13 @@ import orjson
 from .._errors import TraceError
 from ..timeline import Summary
 
-__all__ = ["MERGED", "MergeResult", "Path", "refuse_merged", "trailer_json"]
+__all__ = ["MERGED", "MERGED_PACKET", "MergeResult", "Path", "refuse_merged", "trailer_json"]
 
 MERGED = "modtrace"
 """The top-level key under which a merged trace says how it was made."""
+
+MERGED_PACKET = f"{MERGED}_merge"
+"""The name of the metadata that says the same in the first packets of a merged `.pftrace`."""
 
 Path = str | os.PathLike[str]
 

@@ -8,6 +8,7 @@ import re
 
 from ..formats.trace_kind import format_of
 from ..profiler import read_merge_metadata
+from ..profiler.result import MERGED_PACKET
 from ..profiler.trace.envelope import HeadError, find_head
 from ..profiler.trace.trace_file import TraceFile
 from ..ring import MAGIC as RING_MAGIC
@@ -17,8 +18,7 @@ __all__ = ["FileKind", "file_kind", "file_kind_by_head"]
 ZIP_MAGIC = b"PK\x03\x04"
 
 _SAVED_HEADER = re.compile(rb'"otherData"\s*:\s*\{\s*"modtrace"\s*:')
-_MERGED_PACKET = b"modtrace_merge"
-"""The name of the metadata that a merged `.pftrace` has in its first packets."""
+_MERGED_PACKET = MERGED_PACKET.encode()
 
 
 class FileKind(enum.Enum):

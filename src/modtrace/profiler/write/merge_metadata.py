@@ -9,13 +9,13 @@ from typing import Any
 from ...formats.limits import MAX_TAIL_BYTES, check_nested_json
 from ...formats.trace_kind import format_of
 from ...timeline import Summary
-from ..result import MERGED
+from ..result import MERGED, MERGED_PACKET
 from ..trace.trace_file import BLOCK_BYTES, TraceFile
 
 __all__ = ["read_merge_metadata", "read_merged_summary"]
 
 _IN_JSON = f'\n],\n"{MERGED}":'.encode()
-_IN_PACKETS = f"{MERGED}_merge".encode()
+_IN_PACKETS = MERGED_PACKET.encode()
 
 
 def read_merged_summary(path: str | os.PathLike[str]) -> Summary | None:

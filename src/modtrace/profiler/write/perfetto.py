@@ -21,7 +21,7 @@ from ...write.perfetto import perfetto_packets
 from ...write.perfetto_descriptors import serialize
 from ..attribute.gpu_times import NO_MODULE
 from ..attribute.overlay import Overlay, overlay
-from ..result import MERGED, MergeResult, refuse_merged
+from ..result import MERGED_PACKET, MergeResult, refuse_merged
 from ..trace.event_columns import EventCollector, ProfilerEvents, TrackKey
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import TraceFile, base_time_ns
@@ -99,7 +99,7 @@ def _sequence_start(base: int, metadata: Mapping[str, Any]) -> Iterator[TracePac
     first.clock_snapshot.clocks.add(clock_id=REALTIME_CLOCK, timestamp=base)
     yield first
     about = sequence_packet()
-    about.chrome_events.metadata.add(name=MERGED + "_merge", string_value=orjson.dumps(metadata).decode())
+    about.chrome_events.metadata.add(name=MERGED_PACKET, string_value=orjson.dumps(metadata).decode())
     yield about
 
 
