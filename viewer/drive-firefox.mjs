@@ -5,7 +5,13 @@
 import { createInterface } from "node:readline";
 import puppeteer from "puppeteer-core";
 
-const browser = await puppeteer.launch({ browser: "firefox", executablePath: process.argv[2], headless: true });
+const browser = await puppeteer.launch({
+  browser: "firefox",
+  executablePath: process.argv[2],
+  headless: true,
+  // A turn of the wheel is over when it is answered.
+  extraPrefsFirefox: { "general.smoothScroll": false },
+});
 const page = await browser.newPage();
 await page.setViewport({ width: 1600, height: 900 });
 const errors = [];
@@ -20,10 +26,8 @@ const commands = {
   wait: (expression) => page.waitForFunction(expression, { timeout: 60_000 }).then(() => null),
   click: (x, y) => page.mouse.click(x, y),
   press: (key) => page.keyboard.press(key),
-  wheel: async (x, y, deltaY) => {
-    await page.mouse.move(x, y);
-    await page.mouse.wheel({ deltaY });
-  },
+  move: (x, y) => page.mouse.move(x, y),
+  wheel: (deltaY) => page.mouse.wheel({ deltaY }),
   screenshot: () => page.screenshot({ encoding: "base64" }),
   errors: () => errors,
 };

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BACKWARD",
     "FORWARD",
+    "GAP_PX",
     "GPU",
+    "HEADER_PX",
     "LEVEL_PX",
+    "MARGIN_PX",
     "MS",
     "US",
     "Open",
@@ -41,6 +44,10 @@ LEVEL_PX = 18
 """CSS pixels of a depth level at the usual text size."""
 MARGIN_PX = 3
 """CSS pixels above the first level of a row."""
+GAP_PX = 6
+"""CSS pixels of a row that no level takes."""
+HEADER_PX = 22
+"""CSS pixels of the header of a process."""
 US, MS = 1_000, 1_000_000
 FORWARD, BACKWARD, GPU = "track 0", "track 1", "track 2"
 """The rows of `one_step`."""

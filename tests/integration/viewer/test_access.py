@@ -180,8 +180,8 @@ def test_page_on_a_phone_selects_scrolls_and_sums(open_page: Open) -> None:
     # A finger that goes up takes the rows along.
     touch = page.context.new_cdp_session(page)
     x, y = position_of(page, BACKWARD, 0, 3_000_000)
-    header = "document.querySelector('[data-kind=process]').getBoundingClientRect().top"
-    before = page.evaluate(header)
+    first = "document.querySelector('[data-row=\"track 0\"]').getBoundingClientRect().top"
+    before = page.evaluate(first)
     for kind, points in (
         ("touchStart", [{"x": x, "y": y}]),
         ("touchMove", [{"x": x, "y": y - 30}]),
@@ -190,7 +190,7 @@ def test_page_on_a_phone_selects_scrolls_and_sums(open_page: Open) -> None:
     ):
         touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     settle(page)
-    assert page.evaluate(header) == before - 90
+    assert page.evaluate(first) == before - 90
     for tab in ("Modules", "Flame graph", "Recording"):
         page.get_by_role("tab", name=tab).click()
         assert cut_off(page) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,23 +11,17 @@ import pytest
 
 from modtrace.timeline import Timeline
 from modtrace.write.html import write_html
-from tests.integration.viewer.test_scrolling import numbered_timeline, screen_of
+from tests.integration.viewer.test_scrolling import numbered_timeline, visible_in, x_of, y_of
 from tests.support.browser import require
 from tests.support.firefox import Firefox, firefox, missing
 from tests.support.gpt_timeline import gpt_timeline
-from tests.support.screenshots import colors_in
-from tests.support.viewer_page import LEVEL_PX, US, one_step
+from tests.support.random_views import check_random_views, random_timeline
+from tests.support.screenshots import Rgb, colors_in
+from tests.support.tracks_screen import BOXES, Screen, screen_of
+from tests.support.viewer_page import HEADER_PX, LEVEL_PX, US, one_step
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-WHERE = """(() => {
-    const pane = document.querySelector("#timeline");
-    const { x, y, width } = pane.getBoundingClientRect();
-    const bottom = document.querySelector(".panel").getBoundingClientRect().top;
-    const first = document.querySelector("[data-kind=process]").getBoundingClientRect().top;
-    return [x, y, width, bottom - y, first, Number(pane.dataset.start), Number(pane.dataset.end)];
-})()"""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +30,40 @@ def running(packages: Path) -> Iterator[Firefox]:
     assert packages.exists()
     with firefox() as driver:
         yield driver
+
+
+def look(driver: Firefox) -> Screen:
+    """Where things are, once all is drawn."""
+    driver.settle()
+    return screen_of(*driver("evaluate", BOXES))
+
+
+class FirefoxHands:
+    """Random views in Firefox; its screenshots are decoded in Chromium."""
+
+    def __init__(self, driver: Firefox, decoder: Browser) -> None:
+        self._driver, self._decoder = driver, decoder
+
+    def look(self) -> Screen:
+        return look(self._driver)
+
+    def show(self, start: float, end: float) -> None:
+        self._driver("evaluate", f"void (location.hash = 'view={start},{end}')")
+
+    def move(self, x: float, y: float) -> None:
+        self._driver("move", x, y)
+
+    def wheel(self, pixels: int) -> None:
+        self._driver("wheel", pixels)
+
+    def named(self) -> list[str]:
+        names: list[str] = self._driver(
+            "evaluate", "[...document.querySelectorAll('.tooltip span')].map(span => span.textContent)"
+        )
+        return names
+
+    def colors(self, points: list[tuple[float, float]]) -> list[Rgb]:
+        return colors_in(self._decoder, self._driver("screenshot"), points)
 
 
 def open_in(driver: Firefox, timeline: Timeline, folder: Path) -> None:
@@ -46,7 +75,7 @@ def open_in(driver: Firefox, timeline: Timeline, folder: Path) -> None:
 
 def test_firefox_opens_the_page_and_selects_a_span(running: Firefox, tmp_path: Path) -> None:
     open_in(running, one_step(), tmp_path)
-    screen = screen_of(*running("evaluate", WHERE))
+    screen = look(running)
     x = screen.x + (250 * US - screen.start) / (screen.end - screen.start) * screen.width
     running("click", x, screen.y + 22 + 3 + 1.5 * LEVEL_PX)
     running.settle()
@@ -61,24 +90,33 @@ def test_firefox_scrolled_draws_what_the_data_says(running: Firefox, browser: Br
     numbered = numbered_timeline(1, 250)
     open_in(running, numbered.timeline, tmp_path)
     for _ in range(3):
-        screen = screen_of(*running("evaluate", WHERE))
-        running("wheel", screen.x + 50, screen.y + 50, 900)
-        running(
-            "wait",
-            f"document.querySelector('[data-kind=process]').getBoundingClientRect().top < {screen.y - screen.scrolled}",
-        )
-        running.settle()
-        screen = screen_of(*running("evaluate", WHERE))
-        visible = screen.visible(numbered.levels)
+        screen = look(running)
+        running("move", screen.x + 50, screen.y + 50)
+        running("wheel", 900)
+        first = screen.y - screen.scrolled + HEADER_PX
+        running("wait", f"document.querySelector('[data-row=\"track 0\"]').getBoundingClientRect().top < {first}")
+        screen = look(running)
+        visible = visible_in(screen, numbered.levels)
         assert len(visible) > 10
         bits = range(numbered.bits)
-        points = [(screen.x_of(slot), screen.y_of(level) + 1.5) for level in visible for slot in bits]
+        points = [(x_of(screen, slot), y_of(screen, level) + 1.5) for level in visible for slot in bits]
         colored = [max(color) - min(color) > 30 for color in colors_in(browser, running("screenshot"), points)]
         drawn = [
             sum(1 << slot for slot in bits if colored[index * numbered.bits + slot]) for index in range(len(visible))
         ]
         assert drawn == [level.number for level in visible]
     assert screen.scrolled > 1000
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_firefox_at_any_scroll_and_zoom_draws_and_hits_the_span_of_the_data(
+    running: Firefox, browser: Browser, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(100 + seed)
+    timeline = random_timeline(rng)
+    open_in(running, timeline, tmp_path)
+    assert check_random_views(timeline, FirefoxHands(running, browser), rng) > 40
+    assert running("errors") == []
 
 
 def test_firefox_opens_200_000_spans_in_10_seconds(running: Firefox, tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ which level is drawn there, whatever its colours, and nothing here asks the page
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +18,10 @@ from modtrace.timeline.columns import DTYPES, Columns, in_start_order
 from modtrace.write.html import write_html
 from tests.support.browser import launch
 from tests.support.gpt_timeline import BASE
-from tests.support.screenshots import screen_colors
-from tests.support.viewer_page import LEVEL_PX, MARGIN_PX, Open, settle
+from tests.support.random_views import check_random_views, random_timeline
+from tests.support.screenshots import Rgb, screen_colors
+from tests.support.tracks_screen import BOXES, Screen, screen_of
+from tests.support.viewer_page import GAP_PX, HEADER_PX, LEVEL_PX, MARGIN_PX, Open, settle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 SLOT_NS = 1000
-HEADER_PX = 22
-GAP_PX = 6
 
 
 @dataclass(frozen=True)
@@ -87,56 +85,55 @@ def numbered_timeline(threads: int, depths: int) -> Numbered:
     return Numbered(Timeline(in_start_order(columns), names, tracks), levels, bits)
 
 
-@dataclass(frozen=True)
-class Screen:
-    """The tracks' visible part in CSS pixels, how far the rows are scrolled, and what time its width shows."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    scrolled: float
-    start: float
-    end: float
-
-    def x_of(self, slot: int) -> float:
-        """The middle of a time slot."""
-        return self.x + ((slot + 0.5) * SLOT_NS - self.start) / (self.end - self.start) * self.width
-
-    def y_of(self, level: Level) -> float:
-        """The upper edge of a level."""
-        return self.y + level.y - self.scrolled
-
-    def visible(self, levels: list[Level]) -> list[Level]:
-        """The levels that are wholly in sight."""
-        return [
-            level
-            for level in levels
-            if self.y <= self.y_of(level) and self.y_of(level) + LEVEL_PX <= self.y + self.height
-        ]
+def x_of(screen: Screen, slot: int) -> float:
+    """The middle of a time slot."""
+    return screen.x + ((slot + 0.5) * SLOT_NS - screen.start) / (screen.end - screen.start) * screen.width
 
 
-def screen_of(x: float, y: float, width: float, height: float, first: float, start: float, end: float) -> Screen:
-    """What the boxes of the pane and of the first label (its top) say."""
-    return Screen(x, y, width, height, y - first, start, end)
+def y_of(screen: Screen, level: Level) -> float:
+    """The upper edge of a level."""
+    return screen.y + level.y - screen.scrolled
+
+
+def visible_in(screen: Screen, levels: list[Level]) -> list[Level]:
+    """The levels that are wholly in sight, below the header of the process."""
+    top, bottom = screen.y + HEADER_PX, screen.y + screen.height
+    return [level for level in levels if top <= y_of(screen, level) and y_of(screen, level) + LEVEL_PX <= bottom]
 
 
 def look(page: Page) -> Screen:
-    """Where things are, by the boxes of the pane and of the first label: no scroll position is asked for."""
+    """Where things are, once all is drawn."""
     settle(page)
-    x, y, width, height, first, start, end = page.evaluate(
-        """() => {
-            const pane = document.querySelector("#timeline");
-            const { x, y, width } = pane.getBoundingClientRect();
-            const bottom = document.querySelector(".panel").getBoundingClientRect().top;
-            const first = document.querySelector("[data-kind=process]").getBoundingClientRect().top;
-            return [x, y, width, bottom - y, first, Number(pane.dataset.start), Number(pane.dataset.end)];
-        }"""
-    )
+    screen = screen_of(*page.evaluate(BOXES))
     scroller = page.locator(".scroller").bounding_box()
     assert scroller is not None
-    assert y == scroller["y"], "the pane stays where it is"
-    return screen_of(x, y, width, height, first, start, end)
+    assert screen.y == scroller["y"], "the pane stays where it is"
+    return screen
+
+
+class ChromiumHands:
+    """Random views in Chromium."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def look(self) -> Screen:
+        return look(self._page)
+
+    def show(self, start: float, end: float) -> None:
+        self._page.evaluate("view => { location.hash = `view=${view}`; }", f"{start},{end}")
+
+    def move(self, x: float, y: float) -> None:
+        self._page.mouse.move(x, y)
+
+    def wheel(self, pixels: int) -> None:
+        self._page.mouse.wheel(0, pixels)
+
+    def named(self) -> list[str]:
+        return self._page.locator(".tooltip span").all_inner_texts()
+
+    def colors(self, points: list[tuple[float, float]]) -> list[Rgb]:
+        return screen_colors(self._page, points)
 
 
 def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Random) -> Screen:
@@ -147,11 +144,11 @@ def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Rando
         "[data-row^=track]",
         "rows => rows.map(row => [Number(row.dataset.row.slice(6)), row.getBoundingClientRect().top])",
     )
-    tops = {level.track: screen.y_of(level) - MARGIN_PX for level in levels if level.depth == 0}
+    tops = {level.track: y_of(screen, level) - MARGIN_PX for level in levels if level.depth == 0}
     assert dict(labels) == pytest.approx(tops, abs=0.6)
 
-    visible = screen.visible(levels)
-    points = [(screen.x_of(slot), screen.y_of(level) + 1.5) for level in visible for slot in range(bits)]
+    visible = visible_in(screen, levels)
+    points = [(x_of(screen, slot), y_of(screen, level) + 1.5) for level in visible for slot in range(bits)]
     page.mouse.move(1, 1)
     settle(page)
     colored = [max(color) - min(color) > 30 for color in screen_colors(page, points, scale)]
@@ -161,7 +158,7 @@ def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Rando
     for level in rng.sample(visible, min(4, len(visible))):
         for slot in range(bits):
             if rng.random() < 0.3:
-                page.mouse.move(screen.x_of(slot), screen.y_of(level) + LEVEL_PX / 2)
+                page.mouse.move(x_of(screen, slot), y_of(screen, level) + LEVEL_PX / 2)
                 settle(page)
                 found = page.locator(".tooltip span").all_inner_texts()
                 assert found == ([level.fqn(slot)] if level.number >> slot & 1 else [])
@@ -182,15 +179,15 @@ def test_scrolled_tracks_at_every_position_show_and_hit_what_the_data_says(
     height = levels[-1].y + LEVEL_PX - screen.height
     at_last = False
     for _ in range(200):
-        seen.update(level.number for level in screen.visible(levels))
-        at_last = levels[-1] in screen.visible(levels)
+        seen.update(level.number for level in visible_in(screen, levels))
+        at_last = levels[-1] in visible_in(screen, levels)
         if at_last:
             break
         page.mouse.move(screen.x + screen.width / 2, screen.y + screen.height / 2)
         page.mouse.wheel(0, max(screen.height - 3 * LEVEL_PX, height / positions))
         page.wait_for_function(
-            "before => document.querySelector('[data-kind=process]').getBoundingClientRect().top !== before",
-            arg=screen.y - screen.scrolled,
+            "before => document.querySelector('[data-row=\"track 0\"]').getBoundingClientRect().top !== before",
+            arg=screen.y - screen.scrolled + HEADER_PX,
         )
         screen = check_screen(page, numbered, scale, rng)
     assert at_last, "the last level is reached"
@@ -207,71 +204,18 @@ def test_selection_out_of_sight_is_scrolled_to_where_it_is_drawn(open_page: Open
         page.get_by_role("searchbox").fill(level.fqn(slot))
         page.keyboard.press("Enter")
         screen = look(page)
-        assert level in screen.visible(levels)
+        assert level in visible_in(screen, levels)
         for key in ("Escape", "Escape", "0"):
             page.keyboard.press(key)
         check_screen(page, numbered, 1, random.Random(0))
 
 
-def random_timeline(rng: random.Random) -> Timeline:
-    """Some threads of calls in calls, of any length, with gaps and with none, in 1 ms."""
-    process = Process(7, 0)
-    tracks = [Track("forward", f"thread {thread}", thread, process) for thread in range(rng.randint(1, 8))]
-    rows: list[tuple[int, ...]] = []
-    names: list[Name] = []
-
-    def fill(track: int, depth: int, parent: int, start: int, end: int) -> None:
-        while start < end and depth < 30 and len(rows) < 500 * (track + 1):
-            begin = start + rng.choice((0, 0, rng.randint(0, (end - start) // 2)))
-            stop = rng.choice((end, rng.randint(begin, end)))
-            rows.append((BASE + begin, BASE + stop, len(names), 0, track, depth, parent, 0, 0, -1, 1))
-            names.append(Name("call", f"s{len(names)}", f"Class{rng.randint(0, 30)}"))
-            fill(track, depth + 1, len(rows) - 1, begin, stop)
-            start = stop + 1
-
-    for track in range(len(tracks)):
-        fill(track, 0, -1, 0, 1_000_000)
-    columns = Columns.of(**dict(zip(DTYPES, np.array(rows, np.int64).T, strict=True)))
-    return Timeline(in_start_order(columns), names, tracks)
-
-
 @pytest.mark.parametrize("seed", range(3))
-def test_random_timeline_at_any_scroll_and_zoom_hits_the_span_of_the_data(open_page: Open, seed: int) -> None:
+def test_random_timeline_at_any_scroll_and_zoom_draws_and_hits_the_span_of_the_data(open_page: Open, seed: int) -> None:
     rng = random.Random(seed)
     timeline = random_timeline(rng)
-    columns = timeline.columns
-    height = [int(columns.depth[columns.track == track].max()) + 1 for track in range(len(timeline.tracks))]
-    tops = list(accumulate((levels * LEVEL_PX + GAP_PX for levels in height), initial=HEADER_PX))
     page = open_page(timeline).page
-    compared = 0
-    for _ in range(6):
-        duration = 10 ** rng.uniform(3.5, 6)
-        start = rng.uniform(0, 1e6 - duration)
-        end = start + duration
-        page.evaluate("view => { location.hash = `view=${view}`; }", f"{start},{end}")
-        screen = look(page)
-        page.mouse.move(screen.x + 10, screen.y + 10)
-        page.mouse.wheel(0, rng.randint(-tops[-1], tops[-1]))
-        for _ in range(15):
-            x = rng.randint(math.ceil(screen.x), int(screen.x + screen.width) - 1)
-            y = rng.randint(math.ceil(screen.y), int(screen.y + screen.height) - 1)
-            page.mouse.move(x, y)
-            screen = look(page)
-            time = BASE + start + (x - screen.x) / screen.width * duration
-            pixel = duration / screen.width
-            below = y - screen.y + screen.scrolled
-            track = next((i for i in range(len(height)) if tops[i] <= below < tops[i + 1]), None)
-            depth = -1 if track is None else (below - tops[track] - MARGIN_PX) // LEVEL_PX
-            on_level = np.flatnonzero((columns.track == (-1 if track is None else track)) & (columns.depth == depth))
-            begins, ends = columns.start[on_level], columns.end[on_level]
-            inside = [int(i) for i, a, b in zip(on_level, begins, ends, strict=True) if a + pixel < time < b - pixel]
-            near = any(a - 4 * pixel <= time <= b + 4 * pixel for a, b in zip(begins, ends, strict=True))
-            if len(inside) != 1 and (inside or near):
-                continue  # at an edge, or beside a span so near that it is hit all the same
-            compared += 1
-            shown = page.locator(".tooltip span").all_inner_texts()
-            assert shown == [timeline.names[columns.name[i]].fqn for i in inside]
-    assert compared > 40
+    assert check_random_views(timeline, ChromiumHands(page), rng) > 40
 
 
 def test_axis_beside_a_scrollbar_is_as_wide_as_the_tracks(browser: Browser, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 import { makeTrace } from "../testing/make-trace";
 import type { Track } from "../trace/trace";
-import { layoutRows, levelTop, metricsFor, rowAt } from "./rows";
+import { layoutRows, levelTop, metricsFor, rowAt, rowsByProcess, rowsHeight } from "./rows";
 
 const metrics = metricsFor(16);
 const track = (kind: string, thread: string, tid: number, process = 0): Track => ({
@@ -66,4 +66,14 @@ test("levelTop of a level that is folded away is the top of its row", () => {
 
 test("metricsFor larger text gives larger rows", () => {
   expect(metricsFor(32).level).toBe(2 * metricsFor(16).level);
+});
+
+test("rowsByProcess gives each header with what is below it, and rowsHeight where they end", () => {
+  const groups = rowsByProcess(rows(["process 1"]));
+  expect(groups.map((group) => group.map((row) => row.key))).toEqual([
+    ["process 0", "track 2", "track 1", "track 3", "track 0", "counter 0"],
+    ["process 1"],
+  ]);
+  expect(groups.map(rowsHeight)).toEqual([groups[1][0].top, groups[1][0].top + metrics.header]);
+  expect(rowsHeight([])).toBe(0);
 });

@@ -89,6 +89,22 @@ function tracksInOrder({ tracks }: Trace, process: number): number[] {
   });
 }
 
+/** CSS pixels from the top of all rows to the end of the last of these. */
+export function rowsHeight(rows: readonly Row[]): number {
+  const last = rows.at(-1);
+  return last ? last.top + last.height : 0;
+}
+
+/** The rows of each process: its header, and what is below it. */
+export function rowsByProcess(rows: readonly Row[]): Row[][] {
+  const groups: Row[][] = [];
+  for (const row of rows) {
+    if (row.type === "process") groups.push([row]);
+    else groups[groups.length - 1].push(row);
+  }
+  return groups;
+}
+
 /** The row at a height in CSS pixels, if any. */
 export const rowAt = (rows: readonly Row[], y: number): Row | undefined =>
   rows.find((row) => y >= row.top && y < row.top + row.height);

@@ -1,12 +1,17 @@
 /** The page: its parts, and the keys that work everywhere. */
-import { useEffect, useRef } from "preact/hooks";
+import { useSignal } from "@preact/signals";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 
 import { onKeys } from "../input/keyboard";
+import { type Dock, initialDock, NARROW } from "../layout/dock";
+import { rowsHeight } from "../layout/rows";
 import type { Store } from "../store";
 import { DetailsPanel } from "./details/details-panel";
 import { Help } from "./help";
 import { TIMELINE_ID, Timeline } from "./timeline";
 import { SEARCH_ID, Toolbar } from "./toolbar";
+
+const narrowScreen = matchMedia(NARROW);
 
 /** What keys do; the help dialog lists them. */
 function keyCommands(store: Store, openHelp: () => void): Readonly<Record<string, () => void>> {
@@ -41,6 +46,21 @@ export function App({ store, onPainted }: { store: Store; onPainted: () => void 
   const pointer = useRef({ fraction: 0.5 });
   const openHelp = () => dialog.current?.showModal();
 
+  // Decided once: a panel that moved when rows are folded would be in the way.
+  const preferred = useSignal<Dock>(useMemo(() => initialDock(innerHeight, rowsHeight(store.rows.peek())), [store]));
+  const narrow = useSignal(narrowScreen.matches);
+  const dock = narrow.value ? "below" : preferred.value;
+  const setDock = (next: Dock) => {
+    preferred.value = next;
+  };
+
+  useEffect(() => {
+    const update = () => {
+      narrow.value = narrowScreen.matches;
+    };
+    narrowScreen.addEventListener("change", update);
+    return () => narrowScreen.removeEventListener("change", update);
+  }, []);
   useEffect(() => onKeys(store, keyCommands(store, openHelp), () => pointer.current.fraction), [store]);
 
   return (
@@ -49,9 +69,9 @@ export function App({ store, onPainted }: { store: Store; onPainted: () => void 
         Skip to the timeline
       </a>
       <Toolbar store={store} openHelp={openHelp} />
-      <main>
+      <main class={dock}>
         <Timeline store={store} pointer={pointer.current} onPainted={onPainted} />
-        <DetailsPanel store={store} />
+        <DetailsPanel store={store} dock={dock} setDock={narrow.value ? undefined : setDock} />
       </main>
       <Help dialog={dialog} />
     </>

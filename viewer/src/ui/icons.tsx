@@ -9,6 +9,8 @@ const PATHS = {
   help: "M6 6a2 2 0 1 1 2.8 1.8C8.2 8.1 8 8.5 8 9.2M8 11.5v.5M8 1.5a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13",
   warning: "M8 2 1.5 13.5h13zM8 6.5v3.5M8 11.5v.5",
   down: "M3.5 6 8 10.5 12.5 6",
+  beside: "M2 2.5h12v11H2zM9.5 2.5v11",
+  below: "M2 2.5h12v11H2zM2 9h12",
   close: "M4 4l8 8M12 4l-8 8",
 } as const;
 

@@ -126,10 +126,11 @@ export class TimelineController {
     const { track, depth } = store.trace.spans;
     const row = store.rows.peek().find(({ type, index }) => type === "track" && index === track[span]);
     if (!row) return;
-    const { level } = store.metrics.peek();
+    const { level, header } = store.metrics.peek();
     const y = levelTop(row, depth[span], store.metrics.peek());
     const bottom = y + 2 * level;
-    if (y < scroller.scrollTop) scroller.scrollTop = y - level;
+    // The header of the process covers the top.
+    if (y < scroller.scrollTop + header) scroller.scrollTop = y - header - level;
     else if (bottom > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = bottom - scroller.clientHeight;
   }
 

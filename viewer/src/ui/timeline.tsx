@@ -3,6 +3,7 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { describeSpan } from "../analysis/describe";
 import { plural } from "../format";
+import { rowsHeight } from "../layout/rows";
 import type { Store } from "../store";
 import { TimelineController } from "./timeline-controller";
 import { type Hover, Tooltip } from "./tooltip";
@@ -68,8 +69,6 @@ export function Timeline({ store, pointer, onPainted }: TimelineProps) {
   }, [store]);
 
   const { count } = store.trace.spans;
-  const lastRow = store.rows.value.at(-1);
-  const rowsHeight = lastRow ? lastRow.top + lastRow.height : 0;
   const selected = store.selected.value;
   return (
     <section class="timeline" aria-label="Timeline">
@@ -83,7 +82,7 @@ export function Timeline({ store, pointer, onPainted }: TimelineProps) {
         </div>
         <canvas ref={axis} class="axis" aria-hidden="true" />
       </div>
-      <div ref={scroller} class="scroller" style={{ flexBasis: `${rowsHeight}px` }}>
+      <div ref={scroller} class="scroller" style={{ flexBasis: `${rowsHeight(store.rows.value)}px` }}>
         <div
           ref={area}
           id={TIMELINE_ID}

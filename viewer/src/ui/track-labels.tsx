@@ -1,23 +1,30 @@
-/** The titles of the rows, which fold them. */
+/** The titles of the rows, which fold them. A process' title stays in sight as long as any of its rows is. */
 import { formatQuantity } from "../format";
-import type { Row } from "../layout/rows";
+import { type Row, rowsByProcess, rowsHeight } from "../layout/rows";
 import { maximumOf } from "../paint/counter-painter";
 import type { Store } from "../store";
 import { Icon } from "./icons";
 
-function TrackLabel({ store, row }: { store: Store; row: Row }) {
+function FoldButton({ store, row }: { store: Store; row: Row }) {
+  return (
+    <button type="button" aria-expanded={!row.folded} title={row.title} onClick={() => store.toggleFold(row.key)}>
+      <Icon name={row.folded ? "next" : "down"} />
+      <span>{row.title}</span>
+    </button>
+  );
+}
+
+/** @param groupTop where the rows of its process begin, in CSS pixels from the top of all */
+function TrackLabel({ store, row, groupTop }: { store: Store; row: Row; groupTop: number }) {
   const counter = row.type === "counter" ? store.trace.counters[row.index] : undefined;
   return (
     <div
       class={`label ${row.type}`}
       data-row={row.key}
       data-kind={row.type === "track" ? store.trace.tracks[row.index].kind : row.type}
-      style={{ top: `${row.top}px`, height: `${row.height}px` }}
+      style={{ top: `${row.top - groupTop}px`, height: `${row.height}px` }}
     >
-      <button type="button" aria-expanded={!row.folded} title={row.title} onClick={() => store.toggleFold(row.key)}>
-        <Icon name={row.folded ? "next" : "down"} />
-        <span>{row.title}</span>
-      </button>
+      <FoldButton store={store} row={row} />
       {counter && !row.folded && <small>up to {formatQuantity(maximumOf(counter), counter.unit)}</small>}
     </div>
   );
@@ -25,11 +32,21 @@ function TrackLabel({ store, row }: { store: Store; row: Row }) {
 
 export function TrackLabels({ store }: { store: Store }) {
   const rows = store.rows.value;
-  const last = rows[rows.length - 1];
   return (
-    <div class="labels" style={{ height: `${last ? last.top + last.height : 0}px` }}>
-      {rows.map((row) => (
-        <TrackLabel key={row.key} store={store} row={row} />
+    <div class="labels" style={{ height: `${rowsHeight(rows)}px`, "--header": `${store.metrics.value.header}px` }}>
+      {rowsByProcess(rows).map(([header, ...members]) => (
+        <div
+          key={header.key}
+          class="process-group"
+          style={{ top: `${header.top}px`, height: `${rowsHeight([header, ...members]) - header.top}px` }}
+        >
+          <div class="label process" data-row={header.key} data-kind="process" style={{ height: `${header.height}px` }}>
+            <FoldButton store={store} row={header} />
+          </div>
+          {members.map((row) => (
+            <TrackLabel key={row.key} store={store} row={row} groupTop={header.top} />
+          ))}
+        </div>
       ))}
     </div>
   );

@@ -1,8 +1,10 @@
-/** The lower part: the selected span, totals, the flame graph, and the recording itself. */
+/** The part below or beside the tracks: the selected span, totals, the flame graph, and the recording itself. */
 import { useSignal } from "@preact/signals";
 import type { FunctionComponent } from "preact";
 
+import type { Dock } from "../../layout/dock";
 import type { Store, Tab } from "../../store";
+import { Icon } from "../icons";
 import { FlamePanel } from "./flame-panel";
 import { ModulesPanel } from "./modules-panel";
 import { RecordingPanel } from "./recording-panel";
@@ -15,38 +17,41 @@ const TABS: readonly { id: Tab; title: string; body: FunctionComponent<{ store: 
   { id: "recording", title: "Recording", body: RecordingPanel },
 ];
 
-/** Heights of the panel in percent of the page. */
-const INITIAL_HEIGHT = 36;
-const MIN_HEIGHT = 12;
-const MAX_HEIGHT = 80;
+/** Sizes of the panel in percent of the page. */
+const INITIAL_SIZE = { below: 36, beside: 42 } as const;
+const MIN_SIZE = 12;
+const MAX_SIZE = 80;
 const KEY_STEP = 4;
 
-/** Drags the panel's upper edge. */
-function Splitter({ height }: { height: { value: number } }) {
+/** Drags the panel's edge towards the tracks. */
+function Splitter({ size, dock }: { size: { value: number }; dock: Dock }) {
   const resize = (percent: number) => {
-    height.value = Math.round(Math.min(Math.max(percent, MIN_HEIGHT), MAX_HEIGHT));
+    size.value = Math.round(Math.min(Math.max(percent, MIN_SIZE), MAX_SIZE));
   };
   const drag = (event: PointerEvent) => {
     const handle = event.currentTarget as HTMLElement;
+    const fraction = dock === "below" ? event.clientY / innerHeight : event.clientX / innerWidth;
     if (event.type === "pointerdown") handle.setPointerCapture(event.pointerId);
-    else if (handle.hasPointerCapture(event.pointerId)) resize((1 - event.clientY / innerHeight) * 100);
+    else if (handle.hasPointerCapture(event.pointerId)) resize((1 - fraction) * 100);
   };
   const onKeyDown = (event: KeyboardEvent) => {
-    const change = { ArrowUp: KEY_STEP, ArrowDown: -KEY_STEP }[event.key];
+    const grow = dock === "below" ? "ArrowUp" : "ArrowLeft";
+    const shrink = dock === "below" ? "ArrowDown" : "ArrowRight";
+    const change = { [grow]: KEY_STEP, [shrink]: -KEY_STEP }[event.key];
     if (!change) return;
     event.preventDefault();
-    resize(height.value + change);
+    resize(size.value + change);
   };
   return (
     <div
       class="splitter"
       role="separator"
       tabIndex={0}
-      aria-label="Height of the details"
-      aria-orientation="horizontal"
-      aria-valuemin={MIN_HEIGHT}
-      aria-valuemax={MAX_HEIGHT}
-      aria-valuenow={height.value}
+      aria-label={dock === "below" ? "Height of the details" : "Width of the details"}
+      aria-orientation={dock === "below" ? "horizontal" : "vertical"}
+      aria-valuemin={MIN_SIZE}
+      aria-valuemax={MAX_SIZE}
+      aria-valuenow={size.value}
       onPointerDown={drag}
       onPointerMove={drag}
       onKeyDown={onKeyDown}
@@ -54,7 +59,13 @@ function Splitter({ height }: { height: { value: number } }) {
   );
 }
 
-function TabList({ store }: { store: Store }) {
+interface DetailsPanelProps {
+  readonly store: Store;
+  readonly dock: Dock;
+  readonly setDock: ((dock: Dock) => void) | undefined;
+}
+
+function TabList({ store, dock, setDock }: DetailsPanelProps) {
   const current = store.tab.value;
   const onKeyDown = (event: KeyboardEvent) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -66,35 +77,53 @@ function TabList({ store }: { store: Store }) {
     document.getElementById(`tab-${next.id}`)?.focus();
   };
   return (
-    <div class="tabs" role="tablist" aria-label="Details" onKeyDown={onKeyDown}>
-      {TABS.map(({ id, title }) => (
+    <div class="tab-bar">
+      <div class="tabs" role="tablist" aria-label="Details" onKeyDown={onKeyDown}>
+        {TABS.map(({ id, title }) => (
+          <button
+            key={id}
+            id={`tab-${id}`}
+            type="button"
+            role="tab"
+            aria-selected={id === current}
+            aria-controls="details"
+            tabIndex={id === current ? 0 : -1}
+            onClick={() => {
+              store.tab.value = id;
+            }}
+          >
+            {title}
+          </button>
+        ))}
+      </div>
+      {setDock && (
         <button
-          key={id}
-          id={`tab-${id}`}
           type="button"
-          role="tab"
-          aria-selected={id === current}
-          aria-controls="details"
-          tabIndex={id === current ? 0 : -1}
-          onClick={() => {
-            store.tab.value = id;
-          }}
+          class="icon-button dock"
+          title={dock === "below" ? "Put this beside the tracks" : "Put this below the tracks"}
+          aria-label={dock === "below" ? "Put the details beside the tracks" : "Put the details below the tracks"}
+          onClick={() => setDock(dock === "below" ? "beside" : "below")}
         >
-          {title}
+          <Icon name={dock === "below" ? "beside" : "below"} />
         </button>
-      ))}
+      )}
     </div>
   );
 }
 
-export function DetailsPanel({ store }: { store: Store }) {
-  const height = useSignal(INITIAL_HEIGHT);
+/**
+ * @param dock where the panel is
+ * @param setDock moves it; undefined where the page is too narrow for a choice
+ */
+export function DetailsPanel({ store, dock, setDock }: DetailsPanelProps) {
+  const sizes = { below: useSignal<number>(INITIAL_SIZE.below), beside: useSignal<number>(INITIAL_SIZE.beside) };
+  const size = sizes[dock];
   const current = store.tab.value;
   const Panel = TABS.find((tab) => tab.id === current)!.body;
   return (
-    <section class="panel" aria-label="Details" style={{ height: `${height.value}%` }}>
-      <Splitter height={height} />
-      <TabList store={store} />
+    <section class="panel" aria-label="Details" style={{ [dock === "below" ? "height" : "width"]: `${size.value}%` }}>
+      <Splitter size={size} dock={dock} />
+      <TabList store={store} dock={dock} setDock={setDock} />
       <div id="details" class={`body ${current}`} role="tabpanel" tabIndex={0} aria-labelledby={`tab-${current}`}>
         <Panel store={store} />
       </div>

@@ -160,7 +160,7 @@ export function ModulesPanel({ store }: { store: Store }) {
                   <button
                     type="button"
                     class="link"
-                    title="Highlight its spans and show its calls"
+                    title={`${row.title}: highlight its spans and show its calls`}
                     aria-pressed={row.group === picked}
                     onClick={() => store.pickGroup(row.group)}
                   >

@@ -1,0 +1,98 @@
+"""Where the parts of the page are: headers that stay in sight, details beside the tracks or below them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.support.gpt_timeline import gpt_timeline
+from tests.support.viewer_page import HEADER_PX, Open, one_step, settle, table
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+RANK_PX = 2 * (5 * 18 + 6) + 50
+"""Rows of a rank: forward and backward of five levels, and a counter."""
+
+
+def box(page: Page, selector: str) -> dict[str, float]:
+    found = page.locator(selector).bounding_box()
+    assert found is not None
+    return dict(found)
+
+
+def scroll_rows(page: Page, pixels: float) -> None:
+    area = box(page, ".scroller")
+    page.mouse.move(area["x"] + area["width"] / 2, area["y"] + area["height"] / 2)
+    page.mouse.wheel(0, pixels)
+    settle(page)
+
+
+def test_header_of_a_process_stays_in_sight_until_its_last_row_has_gone(open_page: Open) -> None:
+    page = open_page(gpt_timeline(2, 2, ranks=8)).page
+    top = box(page, ".scroller")["y"]
+
+    def headers() -> list[float]:
+        return [box(page, f"[data-row='process {rank}']")["y"] - top for rank in range(3)]
+
+    period = HEADER_PX + RANK_PX
+    assert headers() == [0, period, 2 * period]
+    scroll_rows(page, 100)
+    assert headers() == [0, period - 100, 2 * period - 100]
+    scroll_rows(page, period - 110)
+    # The next header pushes it out.
+    assert headers() == [10 - HEADER_PX, 10, period + 10]
+    scroll_rows(page, 30)
+    assert headers()[1:] == [0, period - 20]
+
+    page.locator("[data-row='process 1'] button").click()
+    settle(page)
+    assert page.locator("[data-row='process 1'] button").get_attribute("aria-expanded") == "false"
+    assert page.locator("[data-row='track 2']").count() == 0
+    assert page.locator("[data-row='track 4']").count() == 1
+
+
+def test_title_of_a_long_track_stays_below_the_header_of_its_process(open_page: Open) -> None:
+    page = open_page(gpt_timeline(2, 2, ranks=8)).page
+    scroll_rows(page, HEADER_PX + 50)
+    title, header = box(page, "[data-row='track 0'] button"), box(page, "[data-row='process 0']")
+    row = box(page, "[data-row='track 0']")
+    assert row["y"] < header["y"]
+    assert header["y"] + HEADER_PX <= title["y"] < title["y"] + title["height"] <= row["y"] + row["height"]
+
+
+def test_totals_are_beside_many_rows_and_below_few(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    tracks, panel = box(page, ".timeline"), box(page, ".panel")
+    assert (tracks["width"], panel["width"]) == (1600, 1600)
+    assert panel["y"] == tracks["y"] + tracks["height"]
+
+    page = open_page(gpt_timeline(2, 2, ranks=4)).page
+    tracks, panel = box(page, ".timeline"), box(page, ".panel")
+    assert (panel["y"], panel["height"]) == (tracks["y"], tracks["height"])
+    assert panel["x"] == tracks["x"] + tracks["width"]
+    assert box(page, "table")["width"] < panel["width"]
+    assert "GPT2LMHeadModel.transformer.h.0" in table(page)
+
+    page.get_by_role("button", name="Put the details below the tracks").click()
+    settle(page)
+    assert box(page, ".panel")["width"] == 1600
+    page.get_by_role("button", name="Put the details beside the tracks").click()
+    page.set_viewport_size({"width": 1100, "height": 900})
+    settle(page)
+    assert box(page, ".panel")["width"] == 1100, "too narrow for both"
+    assert page.get_by_role("button", name="Put the details").count() == 0
+
+
+def test_splitter_beside_the_tracks_changes_the_width(open_page: Open) -> None:
+    page = open_page(gpt_timeline(2, 2, ranks=4)).page
+    splitter = page.get_by_role("separator", name="Width of the details")
+    assert box(page, ".panel")["width"] == 0.42 * 1600
+    splitter.focus()
+    page.keyboard.press("ArrowLeft")
+    assert box(page, ".panel")["width"] == 0.46 * 1600
+    edge = box(page, ".splitter")
+    page.mouse.move(edge["x"] + 2, 500)
+    page.mouse.down()
+    page.mouse.move(1200, 500)
+    page.mouse.up()
+    assert box(page, ".panel")["width"] == 0.25 * 1600
