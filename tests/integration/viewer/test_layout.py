@@ -17,7 +17,7 @@ RANK_PX = 2 * (5 * 18 + 6) + 50
 def box(page: Page, selector: str) -> dict[str, float]:
     found = page.locator(selector).bounding_box()
     assert found is not None
-    return dict(found)
+    return {"x": found["x"], "y": found["y"], "width": found["width"], "height": found["height"]}
 
 
 def scroll_rows(page: Page, pixels: float) -> None:
