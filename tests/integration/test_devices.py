@@ -78,10 +78,25 @@ def test_backward_lies_on_the_track_of_the_devices_thread(
 def test_passes_that_take_turns_on_a_device_are_told_apart(native_engine: None) -> None:
     said = run("shared", "native")
 
+    # The pass that was alone is hooked; as soon as two meet, each node is seen.
     assert {HOOKED, OBSERVED} <= set(said["kinds"])
-    # Of the first two that meet one is hooked still, and until it is over others seem to lie in it; afterwards each
-    # node is seen. The engine prefers newer nodes, so that some passes of the other thread can come before its last.
-    assert sum(depth > 1 for *_, depth, _ in said["spans"]) <= len(said["spans"]) / 5
-    names = [fqn for _, _, fqn, depth, _ in said["spans"] if depth == 1]
-    assert names.count("Chain.a") >= 75
-    assert names.count("Chain.b") >= 75
+    assert {(track, depth, complete) for track, _, _, depth, complete in said["spans"]} == {
+        (DEVICE, 0, True),
+        (DEVICE, 1, True),
+    }
+    names = [(fqn, depth) for _, _, fqn, depth, _ in said["spans"]]
+    assert set(names) == {("Chain", 0), ("Chain.a", 1), ("Chain.b", 1)}
+    # One that another came into is two spans.
+    assert min(names.count(("Chain.a", 1)), names.count(("Chain.b", 1))) >= 101
+
+
+def test_a_pass_that_comes_into_a_hooked_one_is_told_from_it(native_engine: None) -> None:
+    said = run("overtaken", "native")
+
+    assert {HOOKED, OBSERVED} <= set(said["kinds"])
+    assert said["spans"] == [
+        *backward(DEVICE, ("Waiting", 0), ("Waiting.last", 1)),
+        *backward(DEVICE, ("Scale", 0)),
+        *backward(DEVICE, ("Waiting", 0), ("Waiting.first", 1)),
+    ]
+    assert said["overlaps"] == 0

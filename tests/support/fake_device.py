@@ -195,7 +195,7 @@ def failing() -> None:
 
 
 def shared() -> None:
-    """Two threads whose passes take turns on the device."""
+    """A pass alone, and then two threads whose passes take turns on the device."""
     start = threading.Barrier(2)
 
     def train() -> None:
@@ -204,6 +204,7 @@ def shared() -> None:
         for _ in range(50):
             model(_input()).sum().backward()
 
+    Chain()(_input()).sum().backward()
     threads = [threading.Thread(target=train) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -211,8 +212,56 @@ def shared() -> None:
         thread.join()
 
 
+class _Wait(torch.autograd.Function):
+    """In backward: says that it runs, and waits until it may go on."""
+
+    runs, may_go_on = threading.Event(), threading.Event()
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        _Wait.runs.set()
+        assert _Wait.may_go_on.wait(60)
+        return gradients[0]
+
+
+class Waiting(nn.Module):
+    """Two modules, and between them a node that waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Scale(), Scale()
+
+    def forward(self, x: Tensor) -> Tensor:
+        waited: Tensor = _Wait.apply(self.first(x))
+        out: Tensor = self.last(waited)
+        return out
+
+
+def overtaken() -> None:
+    """A pass of another thread, on two devices, comes onto the device in the middle of one that was alone there."""
+
+    def overtake() -> None:
+        # The engine prefers newer nodes: all of this thread's shall be newer.
+        x = torch.ones((), requires_grad=True)
+        for _ in range(100):
+            x = x + 1
+        assert _Wait.runs.wait(60)
+        x.register_hook(lambda _: _Wait.may_go_on.set())
+        # Its last node is the newest, and gives the device something to do before the hook is reached.
+        (x + Scale()(_input()).sum().cpu()).backward()
+
+    thread = threading.Thread(target=overtake, name="overtaker")
+    thread.start()
+    Waiting()(_input()).sum().backward()
+    thread.join()
+
+
 SCENARIOS: dict[str, Callable[[], None]] = {
-    run.__name__: run for run in (plain, observed, offloaded, reentrant, failing, shared)
+    run.__name__: run for run in (plain, observed, offloaded, reentrant, failing, shared, overtaken)
 }
 
 

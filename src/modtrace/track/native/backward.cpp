@@ -17,14 +17,32 @@ namespace {
 // --- The observer, which torch calls around each node that runs ---
 
 bool is_hooked(int graph_task) {
-  const auto& hooked = engine.hooked_graph_tasks[graph_task % kMaxConcurrentPasses];
-  return hooked.load(std::memory_order_relaxed) == graph_task + 1;
+  return hooked_slot(graph_task).graph_task.load(std::memory_order_relaxed) == graph_task;
 }
 
 // The graph task whose node runs, or kNoGraphTask where the node is not to be noted.
 int observed_graph_task() {
   const int graph_task = is_tracing() ? kNoGraphTask : current_graph_task();
   return graph_task >= 0 && is_hooked(graph_task) ? kNoGraphTask : graph_task;
+}
+
+// Ends a pass's segment where the observer took the pass over.
+bool end_if_observed(uint64_t number) {
+  const BackwardPass& pass = pass_slot(number);
+  if (number == 0 || pass.number.load() != number || !pass.observed.load()) return false;
+  end_pass(number);
+  return true;
+}
+
+// Before a node runs: ends the segment before it on this thread where the observer took its pass over, and lets the
+// node be noted itself where it is of such a pass. The thread that runs the nodes does both: a node whose begin was
+// not noted has no end.
+void end_observed_segments(ThreadState& thread) {
+  if (end_if_observed(thread.segment_pass)) thread.segment_pass = 0;
+  const int graph_task = current_graph_task();
+  if (graph_task >= 0 && is_hooked(graph_task) && end_if_observed(hooked_slot(graph_task).pass.load())) {
+    hooked_slot(graph_task).graph_task.store(kNoGraphTask);
+  }
 }
 
 // A node that builds a graph makes nodes itself, which belong to the call that it belongs to itself.
@@ -40,9 +58,10 @@ bool is_accumulate_grad(const at::RecordFunction& function) { return function.se
 
 std::unique_ptr<at::ObserverContext> on_node_begin(const at::RecordFunction& function) {
   if (is_accumulate_grad(function)) return nullptr;
+  ThreadState& thread = registered_thread();
+  end_observed_segments(thread);
   const int graph_task = observed_graph_task();
   if (C10_UNLIKELY(graph_task < 0)) return nullptr;
-  ThreadState& thread = registered_thread();
   write_without_gil(thread, node_meta(kNodeBegin, function.forwardThreadId(), graph_task), function.seqNr());
   write_graph_built(thread);
   return nullptr;
@@ -74,9 +93,20 @@ void remove_observer() {
 // --- The hooks, one for each segment ---
 
 // Two passes on one device take turns there, node by node. One inside of the other does not.
+bool runs_beside_others(const ThreadState& thread) {
+  return engine.running_passes > thread.open_passes && current_graph_task() < 0;
+}
+
 bool shares_device(const ThreadState& thread) {
-  engine.device_shared |= engine.running_passes > thread.open_passes && current_graph_task() < 0;
+  engine.device_shared |= runs_beside_others(thread);
   return engine.device_shared;
+}
+
+// Lets the observer take over the hooked passes on devices.
+void observe_passes_on_devices() {
+  for (BackwardPass& pass : engine.pass_slots) {
+    if (pass.number.load() != 0 && pass.on_device && !pass.observed.exchange(true)) add_observer();
+  }
 }
 
 // Hooks the segments of the graph behind the outputs, and returns the number of the pass; 0 where hooks cannot tell
@@ -85,14 +115,16 @@ uint64_t hook_segments(ThreadState& thread, PyObject* outputs) {
   thread.boundaries.add(at::sequence_number::peek());
   if (!thread.boundaries.allocated()) return 0;
   try {
-    BackwardOrder order;
+    BackwardOrder order(thread.boundaries);
     if (!order.find(outputs) || (order.is_on_device() && shares_device(thread))) return 0;
     const uint64_t number = ++engine.last_pass;
     BackwardPass& pass = pass_slot(number);
     if (pass.number.load() != 0) return 0;
-    order.hook_segments(thread.boundaries, number);
+    order.hook_segments(number);
     pass.begun.store(false);
     pass.over.store(false);
+    pass.observed.store(false);
+    pass.on_device = order.is_on_device();
     pass.number.store(number);
     return number;
   } catch (const std::exception&) {
@@ -129,7 +161,10 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   const uint64_t generation = current_generation();
   const uint64_t number = is_plain_backward(args, count) ? hook_segments(thread, args[0]) : 0;
   const uint64_t first_sequence = at::sequence_number::peek();
-  if (number == 0) add_observer();
+  if (number == 0) {
+    add_observer();
+    if (runs_beside_others(thread)) observe_passes_on_devices();
+  }
   ++engine.running_passes;
   ++thread.open_passes;
   PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
@@ -141,6 +176,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   if (number != 0) {
     end_pass(number);
     pass_slot(number).number.store(0);
+    if (pass_slot(number).observed.load()) remove_observer();
   } else {
     remove_observer();
     // The nodes that an observed pass made belong to many calls.

@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -18,20 +17,27 @@
 namespace modtrace {
 
 constexpr uint64_t kAccumulateGradSeq = std::numeric_limits<uint64_t>::max();
+constexpr size_t kUsualNodes = 256;  // of a pass: more take more allocations
 
 // Where the engine of torch runs the node: on the device of the first gradient that is not on the CPU.
 inline at::Device device_of(const torch::autograd::Node& node) {
+  static const at::Device cpu(at::kCPU);  // to make one takes longer than to copy it
   for (uint32_t input = 0; input < node.num_inputs(); ++input) {
     const at::Device device = node.input_metadata(input).device();
     if (device.type() != at::kCPU) return device;
   }
-  return at::kCPU;
+  return cpu;
 }
 
-// The nodes of a pass by age: how many nodes this thread has made since.
+// The nodes of a pass in the order in which they run: from the newest to the oldest.
 class BackwardOrder {
  public:
-  BackwardOrder() : forward_thread_(at::RecordFunction::currentThreadId()), next_(at::sequence_number::peek()) {}
+  // The boundaries of this thread, up to the next node that it will make.
+  explicit BackwardOrder(const SequenceBoundaries& boundaries)
+      : boundaries_(boundaries), forward_thread_(at::RecordFunction::currentThreadId()) {
+    reached_.reserve(kUsualNodes);
+    nodes_.reserve(kUsualNodes);
+  }
 
   // Walks the graph behind the outputs. False where the order is not known; then it stops there.
   bool find(PyObject* outputs) {
@@ -40,16 +46,21 @@ class BackwardOrder {
       PyObject* output = PyTuple_GET_ITEM(outputs, index);
       if (!THPVariable_Check(output)) return false;
       const auto root = THPVariable_Unpack(output).grad_fn();
-      if (root && !visit(*root)) return false;
+      if (root && !reach(*root)) return false;
     }
-    while (!to_visit_.empty()) {
-      torch::autograd::Node& node = *to_visit_.back();
-      to_visit_.pop_back();
-      for (const auto& edge : node.next_edges()) {
+    while (!reached_.empty()) {
+      const NumberedNode newest = take_newest();
+      if (!nodes_.empty() && newest.sequence == nodes_.back().sequence) {
+        if (newest.node != nodes_.back().node) return false;
+        continue;
+      }
+      if (!is_in_order(newest)) return false;
+      nodes_.push_back(newest);
+      for (const auto& edge : newest.node->next_edges()) {
         if (!edge.function) continue;
-        torch::autograd::Node& older = *edge.function;
-        if (older.sequence_nr() >= node.sequence_nr() && older.sequence_nr() != kAccumulateGradSeq) return false;
-        if (!visit(older)) return false;
+        const uint64_t sequence = edge.function->sequence_nr();
+        if (sequence >= newest.sequence && sequence != kAccumulateGradSeq) return false;
+        if (!reach(*edge.function)) return false;
       }
     }
     return true;
@@ -58,46 +69,58 @@ class BackwardOrder {
   bool is_on_device() const { return device_ && device_->type() != at::kCPU; }
 
   // Hooks the first node to run of each segment.
-  void hook_segments(const SequenceBoundaries& boundaries, uint64_t pass_number) {
-    bool first = true;
-    for (size_t age = 0; age < nodes_.size(); ++age) {
-      const uint64_t sequence = next_ - 1 - age;
-      if (nodes_[age] != nullptr && first) {
-        add_hook(*nodes_[age], pass_number);
-        first = false;
-      }
-      first |= boundaries.is_boundary(sequence);
+  void hook_segments(uint64_t pass_number) const {
+    for (size_t index = 0; index < nodes_.size(); ++index) {
+      const NumberedNode& node = nodes_[index];
+      if (index == 0 || boundaries_.any(node.sequence + 1, nodes_[index - 1].sequence)) add_hook(node, pass_number);
     }
   }
 
  private:
-  bool visit(torch::autograd::Node& node) {
+  struct NumberedNode {
+    uint64_t sequence;
+    torch::autograd::Node* node;
+    bool operator<(const NumberedNode& other) const { return sequence < other.sequence; }
+  };
+
+  // Notes that the pass runs this node; a node can be noted more than once before it is taken. False for one that
+  // is neither of the order nor an AccumulateGrad.
+  bool reach(torch::autograd::Node& node) {
     const uint64_t sequence = node.sequence_nr();
     if (sequence == kAccumulateGradSeq) return node.num_outputs() == 0;
-    const uint64_t age = next_ - 1 - sequence;
-    if (age >= kSequenceWindow || node.thread_id() != forward_thread_) return false;
-    if (age >= nodes_.size()) nodes_.resize(std::max<size_t>(age + 1, 2 * nodes_.size()));
-    if (nodes_[age] != nullptr) return nodes_[age] == &node;
-    const at::Device device = device_of(node);
-    if (device_.value_or(device) != device) return false;
-    device_ = device;
-    nodes_[age] = &node;
-    to_visit_.push_back(&node);
+    reached_.push_back({sequence, &node});
+    std::push_heap(reached_.begin(), reached_.end());
     return true;
   }
 
-  void add_hook(torch::autograd::Node& node, uint64_t pass_number) const {
-    for (const auto& hook : node.pre_hooks()) {
-      if (auto* ours = dynamic_cast<SegmentHook*>(hook.get())) return ours->set_pass(pass_number);
-    }
-    node.add_pre_hook(std::make_unique<SegmentHook>(pass_number, forward_thread_, node.sequence_nr()));
+  NumberedNode take_newest() {
+    std::pop_heap(reached_.begin(), reached_.end());
+    const NumberedNode newest = reached_.back();
+    reached_.pop_back();
+    return newest;
   }
 
+  // Whether the node is of this thread, on the device of the others, and not too old for its boundaries to be known.
+  bool is_in_order(const NumberedNode& numbered) {
+    if (numbered.node->thread_id() != forward_thread_ || !boundaries_.reaches(numbered.sequence)) return false;
+    const at::Device device = device_of(*numbered.node);
+    if (device_.value_or(device) != device) return false;
+    device_ = device;
+    return true;
+  }
+
+  void add_hook(const NumberedNode& numbered, uint64_t pass_number) const {
+    for (const auto& hook : numbered.node->pre_hooks()) {
+      if (auto* ours = dynamic_cast<SegmentHook*>(hook.get())) return ours->set_pass(pass_number);
+    }
+    numbered.node->add_pre_hook(std::make_unique<SegmentHook>(pass_number, forward_thread_, numbered.sequence));
+  }
+
+  const SequenceBoundaries& boundaries_;
   uint64_t forward_thread_;
-  uint64_t next_;  // the sequence number of the next node that the thread will make
   std::optional<at::Device> device_;
-  std::vector<torch::autograd::Node*> nodes_;  // by age; null where the pass does not run the node
-  std::vector<torch::autograd::Node*> to_visit_;
+  std::vector<NumberedNode> reached_;  // a heap: the newest first
+  std::vector<NumberedNode> nodes_;    // from the newest to the oldest
 };
 
 }  // namespace modtrace

@@ -49,6 +49,7 @@ struct ThreadState {
   uint64_t generation = 0;        // of the session that all below belongs to, but for the boundaries
   int64_t meta_bits = 0;          // its number, where meta has it
   int open_passes = 0;            // backward passes that it has called and not returned from
+  uint64_t segment_pass = 0;      // the pass of the last segment that began on it; 0 where there was none
   std::vector<OpenCall> open_calls;
   SequenceBoundaries boundaries;
   ThreadState* next = nullptr;  // in the list of all threads
@@ -58,6 +59,15 @@ struct ThreadState {
 struct BackwardPass {
   std::atomic<uint64_t> number{0};  // 0: the slot is free
   std::atomic<bool> begun{false}, over{false};
+  // Whether the observer took it over, as other passes take turns with it: from its next node on, hooks write nothing.
+  std::atomic<bool> observed{false};
+  bool on_device = false;  // guarded by the interpreter's lock
+};
+
+// A graph task whose nodes hooks tell of, and its pass.
+struct HookedGraphTask {
+  std::atomic<int> graph_task{-1};
+  std::atomic<uint64_t> pass{0};
 };
 
 struct EngineState {
@@ -67,8 +77,8 @@ struct EngineState {
   std::atomic<uint64_t> generation{0};
   std::atomic<ThreadState*> threads{nullptr};
 
-  std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;                   // by number modulo
-  std::array<std::atomic<int>, kMaxConcurrentPasses> hooked_graph_tasks = {};  // task + 1, by task modulo
+  std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;             // by number modulo
+  std::array<HookedGraphTask, kMaxConcurrentPasses> hooked_graph_tasks;  // by task modulo
 
   // Guarded by the interpreter's lock.
   uint64_t last_pass = 0;            // the highest number that a pass had

@@ -14,6 +14,10 @@ namespace modtrace {
 
 inline BackwardPass& pass_slot(uint64_t number) { return engine.pass_slots[number % kMaxConcurrentPasses]; }
 
+inline HookedGraphTask& hooked_slot(int graph_task) {
+  return engine.hooked_graph_tasks[graph_task % kMaxConcurrentPasses];
+}
+
 // Notes that a pass is over: once, and only where it began.
 inline void end_pass(uint64_t number) {
   BackwardPass& pass = pass_slot(number);
@@ -45,12 +49,15 @@ class SegmentHook final : public torch::autograd::FunctionPreHook {
  private:
   void begin_segment(BackwardPass& pass, uint64_t number) const {
     const int graph_task = current_graph_task();
-    if (C10_UNLIKELY(graph_task < 0)) return;
+    if (C10_UNLIKELY(graph_task < 0 || pass.observed.load())) return;
     ThreadState& thread = registered_thread();
     if (C10_UNLIKELY(!pass.begun.load(std::memory_order_relaxed)) && !pass.begun.exchange(true)) {
       torch::autograd::Engine::get_default_engine().queue_callback([number] { end_pass(number); });
     }
-    engine.hooked_graph_tasks[graph_task % kMaxConcurrentPasses].store(graph_task + 1, std::memory_order_relaxed);
+    HookedGraphTask& hooked = hooked_slot(graph_task);
+    hooked.pass.store(number, std::memory_order_relaxed);
+    hooked.graph_task.store(graph_task, std::memory_order_relaxed);
+    thread.segment_pass = number;
     write_without_gil(
         thread, node_meta(kSegmentBegin, forward_thread_, 0),
         static_cast<int64_t>((number & kBackwardPassMask) << kSequenceBits | (sequence_ & kSequenceMask)));
