@@ -18,6 +18,10 @@ from torch import Tensor, nn
 import modtrace
 
 
+def recording() -> modtrace.Recording:
+    return modtrace.record(engine="native", capacity=1 << 16)
+
+
 def pass_ns(loss: Tensor, context: AbstractContextManager[Any], passes: int) -> float:
     """Return the nanoseconds of the fastest of some passes."""
     times = []
@@ -40,8 +44,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(options.layers)])
     one = torch.ones(8, requires_grad=True)
-    recording = modtrace.record(engine="native", capacity=1 << 16)
-    with recording:
+    with recording():
         old = one * 2
         for _ in range(options.age):
             one * 2
@@ -50,9 +53,10 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, loss in losses.items():
             bare = pass_ns(loss, nullcontext(), options.passes)
-            added[name].append(pass_ns(loss, modtrace.record(engine="native", capacity=1 << 16), options.passes) - bare)
-    fresh, aged = (statistics.median(added[name]) / 1e3 for name in losses)
-    print(f"oldest node fresh: {fresh:.2f} µs added a pass; {options.age:,} nodes back: {aged:.2f} µs; {aged / fresh:.2f}×")
+            added[name].append(pass_ns(loss, recording(), options.passes) - bare)
+    fresh, old_us = (statistics.median(added[name]) / 1e3 for name in losses)
+    print(f"added to a pass, oldest node fresh: {fresh:.2f} µs; {options.age:,} nodes back: {old_us:.2f} µs")
+    print(f"ratio: {old_us / fresh:.2f}")
 
 
 if __name__ == "__main__":

@@ -163,6 +163,25 @@ def test_a_pass_from_a_gradient_edge_is_observed() -> None:
     assert backward(timeline) == ONCE
 
 
+@pytest.mark.parametrize("age", [1, 60, 64, 4000, 4096, 9000, 1_000_000])
+def test_old_nodes_are_hooked_where_their_calls_begin(age: int) -> None:
+    model = Chain()
+
+    def run() -> None:
+        y = torch.ones((), requires_grad=True)
+        old = model.a(torch.ones(2, requires_grad=True))
+        between = old + 1
+        for _ in range(age):
+            y + 1
+        (model.b(old) + model.c(between)).sum().backward()
+
+    timeline, how = recorded(run)
+
+    assert how == {"hooked"}
+    assert [span.fqn for span in timeline.spans if span.phase == "forward"] == ["Scale"] * 3
+    assert backward(timeline) == [("Scale", 2, 0), ("Scale", 1, 0), ("Scale", 0, 0)]
+
+
 def test_a_node_older_than_a_million_others_is_observed() -> None:
     model = Chain()
 
