@@ -83,9 +83,9 @@ def test_segments_take_one_event_each() -> None:
 
     events = recording._started().ring.read().slots.events
     # The sum, which is no module's; c; the cosine; b; a: and the end.
-    kinds = [Kind.SEGMENT_BEGIN] * 5 + [Kind.BACKWARD_OVER]
-    assert events.kind.tolist()[-6:] == kinds
-    assert events.serial.tolist() == list(range(8 + 6))
+    kinds = [Kind.PASS_BEGIN] + [Kind.SEGMENT_BEGIN] * 5 + [Kind.BACKWARD_OVER, Kind.PASS_END]
+    assert events.kind.tolist()[-8:] == kinds
+    assert events.serial.tolist() == list(range(8 + 8))
 
 
 def test_a_graph_run_twice_is_hooked_twice() -> None:

@@ -20,6 +20,7 @@ import modtrace
 from modtrace.demo import GPT
 from modtrace.timeline import open_stacks
 from modtrace.track.engine import EngineName
+from modtrace.where import read_rank_state
 from tests.support.python_process import python_environment, run_python, start_python
 
 HANGS = """
@@ -68,6 +69,36 @@ net = Net()
 with modtrace.record(engine=engine, ring=ring) as recording:
     for step in range(3):
         net(torch.ones(1, 2)).sum().backward()
+        recording.step()
+"""
+
+DDP = """
+import os, sys, torch, modtrace
+import torch.distributed as dist
+from torch import nn
+
+engine, folder, rank = sys.argv[1:]
+os.environ["RANK"] = rank
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=2)
+pipe, _ = os.pipe()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.head = nn.Embedding(4, 2), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.head(self.wte(x))
+
+net = nn.parallel.DistributedDataParallel(Net())
+with modtrace.record(engine=engine, ring=f"{folder}/run-{rank}.modtrace") as recording:
+    for step in range(3):
+        loss = net(torch.tensor([1, 2])).sum()
+        if step == 2:
+            print("at backward", flush=True)
+            if rank == "1":
+                os.read(pipe, 1)
+        loss.backward()
         recording.step()
 """
 
@@ -159,3 +190,30 @@ def test_watch_shows_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path)
 
     assert watching.wait(60) == 0
     os.close(terminal)
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch was built without gloo")
+def test_a_rank_that_waits_in_backward_is_told_from_one_that_has_not_called_it(
+    engine: EngineName, tmp_path: Path
+) -> None:
+    processes = [start_python("-c", DDP, engine, tmp_path, rank) for rank in range(2)]
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "at backward\n"
+        # It runs its nodes, and then waits for the other rank: for good, so it comes to it.
+        while [call.phase for call in read_rank_state(tmp_path / "run-0.modtrace").threads[0].calls] != [
+            "after backward"
+        ]:
+            assert processes[0].poll() is None
+        done = run_python("-m", "modtrace", "where", f"{tmp_path}/run-*.modtrace")
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+    waits = "backward, waiting after the last node of DistributedDataParallel.module.wte"
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"rank 0 is in {waits}, rank 1 in no module"
+    assert re.fullmatch(rf"rank 0 +running +1 +MainThread +{re.escape(waits)} +[\d.]+ m?s", lines[3])
+    assert re.fullmatch(r"rank 1 +running +1 +no module +[\d.]+ m?s", lines[4])

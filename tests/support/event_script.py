@@ -86,6 +86,13 @@ class EventScript:
     def backward_over(self, time: int, *, graph_task: int = 0, abandoned: bool = False) -> None:
         self.event(time, Kind.BACKWARD_OVER, NO_NAME, graph_task | ABANDONED_BIT if abandoned else graph_task)
 
+    def pass_begin(self, time: int, number: int = 1) -> None:
+        """The thread calls what runs a backward pass."""
+        self.event(time, Kind.PASS_BEGIN, NO_NAME, number)
+
+    def pass_end(self, time: int, number: int = 1) -> None:
+        self.event(time, Kind.PASS_END, NO_NAME, number)
+
     def step(self, time: int, number: int) -> None:
         self.event(time, Kind.STEP, NO_NAME, number)
 

@@ -136,6 +136,10 @@ class Kind(IntEnum):
     """An AccumulateGrad ended, which counts to the node before it. Name: as of a node."""
     SEGMENT_BEGIN = 15
     """The nodes of a segment run from now on (native engine). Value: backward pass · sequence number of the first."""
+    PASS_BEGIN = 16
+    """A thread calls what runs a backward pass. Value: number of this call in the recording's process; no name."""
+    PASS_END = 17
+    """It returned or raised; of several of one number the first counts. Value: the same."""
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)

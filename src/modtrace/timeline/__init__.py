@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from .build import build_timeline
 from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
-from .contents import CounterSeries, Mark, Name, Process, Stats, Track
-from .open_calls import OpenCall, ThreadStack, open_stacks
+from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
+from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .spans import Span, Spans
 from .summary import GpuTotals, ModuleTimes, Overview, StepTimes, Summary
 from .timeline import Timeline
 
 __all__ = [
+    "AFTER_BACKWARD",
     "BACKWARD",
     "FORWARD",
     "PHASES",
     "RECOMPUTE",
+    "BackwardPass",
     "Columns",
     "CounterSeries",
     "GpuTotals",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .._typing import Int64Array
 
-__all__ = ["GPU", "TRACK_KINDS", "CounterSeries", "Mark", "Name", "Process", "Stats", "Track"]
+__all__ = ["GPU", "TRACK_KINDS", "BackwardPass", "CounterSeries", "Mark", "Name", "Process", "Stats", "Track"]
 
 
 GPU = "gpu"
@@ -75,6 +75,34 @@ class Track(NamedTuple):
     def name(self) -> str:
         """What a trace calls the track (`forward · MainThread`, `gpu 0 · stream 7`)."""
         return f"{self.kind} · {self.thread}" if self.device is None else f"{self.kind} {self.device} · {self.thread}"
+
+
+class BackwardPass(NamedTuple):
+    """A call of `backward()` or `torch.autograd.grad`, from its begin to its return on the thread that called it.
+
+    It is longer than the backward spans in it by what torch and others do there that belongs to no module: before the
+    first node and behind the last, where DistributedDataParallel waits for the other ranks, and between nodes.
+
+    Attributes:
+        start_ns: Unix nanoseconds.
+        end_ns: Unix nanoseconds; of one that is not complete the edge of what is known.
+        thread: the thread's name (`MainThread`).
+        tid: its id as the operating system has it.
+        process: the process it belongs to.
+        complete: False where its begin was overwritten or its end never came.
+    """
+
+    start_ns: int
+    end_ns: int
+    thread: str
+    tid: int
+    process: Process
+    complete: bool = True
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        return self.end_ns - self.start_ns
 
 
 class Mark(NamedTuple):

@@ -11,8 +11,12 @@ from .._typing import BoolArray, Int64Array, SignedIntArray
 from ..ring import Events, Kind, RingSnapshot
 from ..ring.slot_format import ABANDONED_BIT, CALL_ENTER_KINDS, CALL_EXIT_KINDS, FORWARD_THREAD_MASK, SEQUENCE_MASK
 from .build import Intervals, NameLookup, attribute_nodes, build_intervals, call_ids, segment_pass
+from .open_passes import OpenPass, events_of_passes, nodes_of_pass, open_passes
 
-__all__ = ["OpenCall", "ThreadStack", "open_stacks"]
+__all__ = ["AFTER_BACKWARD", "OpenCall", "ThreadStack", "open_stacks"]
+
+AFTER_BACKWARD = "after backward"
+"""The phase of a thread that is in a backward pass in which no node runs."""
 
 
 class OpenCall(NamedTuple):
@@ -20,8 +24,11 @@ class OpenCall(NamedTuple):
 
     Attributes:
         fqn: the module's fully qualified name (`GPT.transformer.h.0`).
-        phase: "forward", "backward" or "recompute".
-        since_ns: when it began, monotonic nanoseconds; for "backward" the autograd node that runs now.
+        phase: "forward", "backward" or "recompute"; or "after backward", the innermost of a thread's, where the thread
+            is in a backward pass in which no node runs: it waits, as DistributedDataParallel does for the other ranks.
+            `fqn` is then the module whose node ran last, or empty where none of a module ran yet.
+        since_ns: when it began, monotonic nanoseconds; for "backward" the autograd node that runs now, for "after
+            backward" the end of the last one, or the begin of the pass.
     """
 
     fqn: str
@@ -49,7 +56,10 @@ def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
     """Return the stack of each thread that has written any event, in the order in which they came."""
     events = snapshot.slots.events
     lookup = NameLookup(snapshot.records, events)
-    intervals, call, open_intervals = _open_intervals(events, lookup.torch_threads, snapshot.slots.torn > 0)
+    passes = open_passes(events)
+    intervals, call, open_intervals, passes = _open_intervals(
+        events, passes, lookup.torch_threads, snapshot.slots.torn > 0
+    )
     stacks: dict[int, list[OpenCall]] = {}
     for index in open_intervals.tolist():
         stack = stacks.setdefault(int(intervals.thread[index]), [])
@@ -64,6 +74,10 @@ def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
             call_path.append(OpenCall(lookup.names[intervals.name[inner]].fqn, "backward", since_ns))
             inner = int(intervals.parent[inner])
         stack.extend(reversed(call_path))
+    for thread, since_ns, nodes in _waits(intervals, open_intervals, passes):
+        of_module = nodes[call[nodes] >= 0]
+        fqn = lookup.names[intervals.name[call[of_module[-1]]]].fqn if len(of_module) else ""
+        stacks.setdefault(thread, []).append(OpenCall(fqn, AFTER_BACKWARD, since_ns))
     last_ns = np.full(len(lookup.threads), -1, np.int64)
     np.maximum.at(last_ns, events.thread, events.time)
     threads = []
@@ -73,17 +87,39 @@ def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
     return threads
 
 
+def _waits(
+    intervals: Intervals, open_intervals: SignedIntArray, passes: list[OpenPass]
+) -> Iterator[tuple[int, int, SignedIntArray]]:
+    """Yield the threads whose pass runs no node: the thread, since when, and the nodes that ran, in order."""
+    in_pass = [open_pass.thread for open_pass in passes]
+    runs_elsewhere = np.any(intervals.is_node[open_intervals] & ~np.isin(intervals.thread[open_intervals], in_pass))
+    for open_pass in passes:
+        own = open_intervals[intervals.thread[open_intervals] == open_pass.thread]
+        if not runs_elsewhere and not np.any(intervals.start_position[own] > open_pass.position):
+            nodes = nodes_of_pass(intervals, open_pass)
+            yield open_pass.thread, int(intervals.end[nodes].max(initial=open_pass.since_ns)), nodes
+
+
 def _open_intervals(
-    events: Events, torch_threads: Int64Array, torn: bool
-) -> tuple[Intervals, Int64Array, SignedIntArray]:
-    """Return intervals with all that are open among them, the call that each node belongs to, and which are open."""
+    events: Events, passes: list[OpenPass], torch_threads: Int64Array, torn: bool
+) -> tuple[Intervals, Int64Array, SignedIntArray, list[OpenPass]]:
+    """Return intervals with all that are open among them, the call that each node belongs to, and which are open.
+
+    The last nodes of the open passes are among them too, and the passes are returned with their positions there.
+    """
     # A torn slot can have held the end of anything; then only all events together tell what is open.
-    for part, first_serial in [(events, 0)] if torn else _growing_parts(events):
+    for part, first_serial in [(events, 0)] if torn else _growing_parts(events, passes):
+        passes = [open_pass.located(part) for open_pass in passes]
         intervals = build_intervals(part)
         call = attribute_nodes(intervals, part, torch_threads)
         # What was clipped has lost its end, but is not open.
         open_intervals = np.flatnonzero(intervals.end_position > 2 * len(part) + 2)
-        nodes = open_intervals[intervals.is_node[open_intervals]]
+        nodes = np.concatenate(
+            [
+                open_intervals[intervals.is_node[open_intervals]],
+                *(nodes_of_pass(intervals, open_pass)[-1:] for open_pass in passes),
+            ]
+        )
         oldest = _oldest_sequence(part, first_serial, torch_threads)
         known = [
             sequence >= oldest.get(forward_thread, sequence + 1)
@@ -91,7 +127,7 @@ def _open_intervals(
         ]
         if np.all(call[nodes] >= 0) and all(known):
             break
-    return intervals, call, open_intervals
+    return intervals, call, open_intervals, passes
 
 
 def _native_nodes(intervals: Intervals, nodes: SignedIntArray) -> list[tuple[int, int]]:
@@ -117,7 +153,7 @@ def _oldest_sequence(events: Events, first_serial: int, torch_threads: Int64Arra
     return oldest
 
 
-def _growing_parts(events: Events) -> Iterator[tuple[Events, int]]:
+def _growing_parts(events: Events, passes: list[OpenPass]) -> Iterator[tuple[Events, int]]:
     """Yield the events that tell what is open, more each time, until all are there: most of a ring is over.
 
     Beside each stands the serial number from which on all calls are among them.
@@ -130,6 +166,9 @@ def _growing_parts(events: Events) -> Iterator[tuple[Events, int]]:
     enter_id, exit_id = call_ids(events, enters), call_ids(events, exits)
     wanted = call_ids(events, unended)
     needed[unended[np.isin(wanted, exit_id[np.isin(exit_id, wanted)])]] = False
+    needed |= events_of_passes(events, passes)
+    cut = np.setdiff1d(exit_id[needed[exits]], enter_id[needed[enters]])
+    needed[enters[np.isin(enter_id, cut)]] = True
     needed |= _without_end(events, events.kind == Kind.NODE_BEGIN, events.kind == Kind.NODE_END)
     segments = np.flatnonzero((events.kind == Kind.CALL_BACKWARD) | (events.kind == Kind.SEGMENT_BEGIN))
     ended = np.sort(events.value[events.kind == Kind.BACKWARD_OVER] & ~ABANDONED_BIT)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from . import select
 from .columns import Columns
-from .contents import CounterSeries, Mark, Name, Stats, Track
+from .contents import BackwardPass, CounterSeries, Mark, Name, Stats, Track
 from .spans import Spans
 from .summary import GroupBy, Summary, summarize
 
@@ -29,6 +29,8 @@ class Timeline:
         counters: sampled quantities.
         metadata: about the recording as a whole: `torch`, `engine`, `modtrace` versions and the like; JSON values.
         span_args: what single spans hold beyond the fixed fields (`{"shapes": "float32[2, 8]"}`), by index of the span.
+        backward_passes: the whole backward passes, in the order of their begins. Rings and recordings have them; what
+            was saved as a trace holds none.
 
     Examples:
         >>> timeline = modtrace.load("step.pftrace")
@@ -44,6 +46,7 @@ class Timeline:
     counters: Sequence[CounterSeries] = ()
     metadata: Mapping[str, object] = field(default_factory=dict)
     span_args: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    backward_passes: Sequence[BackwardPass] = ()
 
     @property
     def spans(self) -> Spans:

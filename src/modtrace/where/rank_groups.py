@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..timeline import OpenCall
+from ..timeline import AFTER_BACKWARD, OpenCall
 from .rank_state import RankState
 
 __all__ = ["RankGroup", "format_ranges", "format_stack", "group_ranks", "headline"]
@@ -41,8 +41,11 @@ class RankGroup(NamedTuple):
 
     @property
     def innermost(self) -> str:
-        """The fqn of the innermost open module of its first thread, empty where there is none."""
-        return self.stacks[0][1][-1][0] if self.stacks else ""
+        """The fqn of the innermost open module of its first thread, or what it waits for; else empty."""
+        if not self.stacks:
+            return ""
+        fqn, phase = self.stacks[0][1][-1]
+        return _format_wait(fqn) if phase == AFTER_BACKWARD else fqn
 
 
 def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
@@ -82,10 +85,17 @@ def format_stack(calls: Sequence[tuple[str, str]] | Sequence[OpenCall]) -> str:
     parts = []
     outer_fqn, outer_phase = "", ""
     for fqn, phase, *_ in calls:
+        if phase == AFTER_BACKWARD:
+            parts.append(f" · {_format_wait(fqn)}")
+            continue
         name = fqn.removeprefix(f"{outer_fqn}.") if outer_fqn else fqn
         parts.append(f" · {phase} {fqn}" if phase != outer_phase else f" › {name}")
         outer_fqn, outer_phase = str(fqn), str(phase)
     return "".join(parts).removeprefix(" · ")
+
+
+def _format_wait(fqn: str) -> str:
+    return f"backward, waiting after the last node of {fqn}" if fqn else "backward, before the first node of a module"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

@@ -8,14 +8,17 @@ from .clock import Clock
 from .from_ring import build_timeline
 from .name_lookup import NameLookup
 from .pairing import call_ids, segment_pass
+from .passes import PassColumns, pair_passes
 
 __all__ = [
     "Clock",
     "Intervals",
     "NameLookup",
+    "PassColumns",
     "attribute_nodes",
     "build_intervals",
     "build_timeline",
     "call_ids",
+    "pair_passes",
     "segment_pass",
 ]

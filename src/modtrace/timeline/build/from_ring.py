@@ -9,12 +9,13 @@ import numpy as np
 from ..._typing import AnyArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ..columns import BACKWARD, Columns
-from ..contents import CounterSeries, Mark, Process, Stats
+from ..contents import BackwardPass, CounterSeries, Mark, Process, Stats
 from ..timeline import Timeline
 from .attribution import attribute_nodes
 from .call_tree import build_intervals
 from .clock import Clock
 from .name_lookup import NameLookup
+from .passes import pair_passes
 from .span_rows import assign_tracks, build_span_rows, find_parents
 
 __all__ = ["build_timeline"]
@@ -59,6 +60,7 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
         ),
         marks=_marks(events, lookup.texts, clock),
         counters=_counters(events, lookup.texts, clock, process),
+        backward_passes=_backward_passes(events, lookup.threads, clock, process),
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key != "host"},
         span_args=_shapes(events, lookup.texts, rows["start_position"], rows["phase"]),
@@ -85,6 +87,23 @@ def _marks(events: Events, texts: Sequence[str], clock: Clock) -> list[Mark]:
             # A sync mark's value is the wait between the two clock readings that its time is the middle of.
             marks.append(Mark(time, "sync" if text.startswith(_SYNC_PREFIX) else "mark", text))
     return sorted(marks)
+
+
+def _backward_passes(
+    events: Events, threads: Sequence[tuple[str, int]], clock: Clock, process: Process
+) -> list[BackwardPass]:
+    thread, begin, end = pair_passes(events)
+    if not len(thread):
+        return []
+    known = (begin >= 0) & (end >= 0)
+    start_ns = clock.to_unix(np.where(begin >= 0, events.time[begin], events.time.min()))
+    end_ns = clock.to_unix(np.where(end >= 0, events.time[end], events.time.max()))
+    rows = zip(thread.tolist(), start_ns.tolist(), end_ns.tolist(), known.tolist(), strict=True)
+    return [
+        BackwardPass(start, until, name, tid, process, whole)
+        for number, start, until, whole in rows
+        for name, tid in (threads[number],)
+    ]
 
 
 def _counters(events: Events, texts: Sequence[str], clock: Clock, process: Process) -> list[CounterSeries]:

@@ -137,6 +137,11 @@ bool is_plain_backward(PyObject* const* args, Py_ssize_t count) {
   return count == 5 && args[3] == Py_False && PyTuple_Check(args[4]) && PyTuple_GET_SIZE(args[4]) == 0;
 }
 
+// Notes that this thread calls what runs a pass, or that it is back.
+void write_pass_edge(Session& session, const ThreadState& thread, Kind kind, int64_t call) {
+  write_with_gil(session, kind << kKindShift | thread.meta_bits | kNoName, call);
+}
+
 // What one wrapper of the function that runs a pass wraps, and whether it notes passes.
 struct BackwardWrapper {
   PyRef wrapped;
@@ -167,10 +172,13 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   }
   ++engine.running_passes;
   ++thread.open_passes;
+  const int64_t call = ++engine.pass_calls;
+  write_pass_edge(*session, thread, kPassBegin, call);
   PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   // Another thread may have ended the session meanwhile, and abandoned this pass.
-  if (generation != current_generation() || engine.active_session.load(std::memory_order_relaxed) == nullptr)
-    return result;
+  session = engine.active_session.load(std::memory_order_relaxed);
+  if (generation != current_generation() || session == nullptr) return result;
+  write_pass_edge(*session, thread, kPassEnd, call);
   --engine.running_passes;
   --thread.open_passes;
   if (number != 0) {

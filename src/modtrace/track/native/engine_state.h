@@ -82,6 +82,7 @@ struct EngineState {
 
   // Guarded by the interpreter's lock.
   uint64_t last_pass = 0;            // the highest number that a pass had
+  int64_t pass_calls = 0;            // how often what runs a pass was called
   int running_passes = 0;            // of all threads
   int observed_passes = 0;           // of these, those that need the observer
   uint64_t observer = 0;             // its at::CallbackHandle

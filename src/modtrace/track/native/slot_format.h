@@ -49,6 +49,8 @@ enum Kind : int64_t {
   kBackwardOver = 9,
   kAccumulateEnd = 14,
   kSegmentBegin = 15,
+  kPassBegin = 16,
+  kPassEnd = 17,
 };
 
 // One event. Words are atomic so that a reader beside the writer never sees half a word.
@@ -93,6 +95,8 @@ constexpr NamedConstant kSlotFormat[] = {
     {"BACKWARD_OVER", kBackwardOver},
     {"ACCUMULATE_END", kAccumulateEnd},
     {"SEGMENT_BEGIN", kSegmentBegin},
+    {"PASS_BEGIN", kPassBegin},
+    {"PASS_END", kPassEnd},
 };
 
 }  // namespace modtrace

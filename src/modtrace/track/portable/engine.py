@@ -39,6 +39,7 @@ from ..sync_marks import SyncMarks
 from ..threads import describe_thread
 from .backward_hooks import SegmentHooks
 from .graph_tasks import NO_GRAPH_TASK, GraphTasks, current_graph_task
+from .pass_calls import PASS_PATCH
 from .thread_state import CallFrame, ThreadState
 
 __all__ = ["PortableEngine"]
@@ -67,6 +68,9 @@ class NameCounters(NamedTuple):
 class PortableEngine(SegmentHooks):
     """Records forward by a patch of `nn.Module.__call__` and backward by hooks on few nodes.
 
+    Attributes:
+        next_pass: returns the number of the next call of what runs a backward pass, from 1.
+
     Args:
         ring: where events and names go.
         model: where names start, see `ModuleNames`.
@@ -89,17 +93,20 @@ class PortableEngine(SegmentHooks):
         self._graph_tasks = GraphTasks(self._write, self._thread, on_error)
         self.on_segment_start = self._graph_tasks.make_segment_hook(self._local)
         self._write_sync_mark = SyncMarks(self, ring.names)
+        self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self._active = False
 
     def start(self) -> None:
-        """Start recording: wrap `nn.Module.__call__`; one portable engine records at a time."""
+        """Start recording: wrap `nn.Module.__call__` and what runs a backward pass; one portable engine at a time."""
         self._active = self._graph_tasks.active = True
         _PATCH.install(self)
+        PASS_PATCH.install(self)
 
     def stop(self) -> None:
-        """Stop recording and restore `nn.Module.__call__`; hooks that live graphs still hold become no-ops."""
+        """Stop recording and restore what of torch was wrapped; hooks that live graphs still hold become no-ops."""
         self._active = self._graph_tasks.active = False
         _PATCH.uninstall()
+        PASS_PATCH.uninstall()
 
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
@@ -108,6 +115,14 @@ class PortableEngine(SegmentHooks):
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""
         self._write(kind << KIND_SHIFT | self._thread().bits | name, value)
+
+    def write_pass(self, kind: Kind, number: int) -> None:
+        """Write that this thread calls what runs a backward pass (`PASS_BEGIN`), or that it is back (`PASS_END`)."""
+        if self._active:
+            try:
+                self.write_event(kind, NO_NAME, number)
+            except Exception as error:
+                self._on_error(error)
 
     def enter(self, module: nn.Module, inputs: object) -> CallFrame | None:
         """Write that `module` is called with `inputs`; None where the call is not recorded."""
