@@ -1,19 +1,106 @@
-"""Which rank this process is, as launchers (torchrun and others) say it in the environment."""
+"""Which rank this process is, as launchers (torchrun and others) say it, and paths that tell the ranks apart.
+
+In the paths of a recording `%r` is the rank, `%p` the process id, `%h` a hash of the host's name, and `%%` a percent
+sign; so in `modtrace.record`, on the command line and in `MODTRACE=`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+import socket
+import sys
 from collections.abc import Mapping
 
-__all__ = ["rank_in", "world_size_in"]
+from ._errors import RecordingError
+
+__all__ = [
+    "absolute_path",
+    "add_rank",
+    "expand_path",
+    "host_hash",
+    "insert_before_suffixes",
+    "is_shared",
+    "rank_in",
+    "world_size_in",
+]
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
-    """Return `RANK`, None where it is not set or no number."""
+    """Return the rank in torch's process group, where there is one, else `RANK`; None where that is no number."""
+    group = _process_group()
+    if group is not None:
+        return group[0]
     text = environment.get("RANK", "")
     return int(text) if text.isdecimal() else None
 
 
 def world_size_in(environment: Mapping[str, str]) -> int:
-    """Return `WORLD_SIZE`, 1 where it is not set or no number."""
+    """Return the number of ranks in torch's process group, else `WORLD_SIZE`; 1 where that is no number."""
+    group = _process_group()
+    if group is not None:
+        return group[1]
     text = environment.get("WORLD_SIZE", "")
     return int(text) if text.isdecimal() else 1
+
+
+def host_hash() -> str:
+    """Return 12 hexadecimal digits that tell hosts apart and do not name them."""
+    return hashlib.sha256(f"modtrace {socket.gethostname()}".encode()).hexdigest()[:12]
+
+
+def is_shared(path: str, environment: Mapping[str, str]) -> bool:
+    """Whether several ranks run, and a path that is not expanded yet does not tell them apart."""
+    return world_size_in(environment) > 1 and not re.search("%[rp]", path.replace("%%", ""))
+
+
+def add_rank(path: str, environment: Mapping[str, str]) -> str:
+    """Return `path` with `.rank%r` before its suffixes where ranks would share it: for recordings nobody wrote.
+
+    Example:
+        >>> add_rank("a.json.gz", {"RANK": "3", "WORLD_SIZE": "4"})
+        'a.rank%r.json.gz'
+    """
+    return insert_before_suffixes(path, "rank%r") if is_shared(path, environment) else path
+
+
+def expand_path(path: str, environment: Mapping[str, str]) -> str:
+    """Return `path` with the rank, the process id and the host's hash filled in.
+
+    Args:
+        path: may hold `%r`, `%p`, `%h` and `%%`; other percent signs stay as they are.
+        environment: where `RANK` is looked up.
+
+    Raises:
+        RecordingError: there is a `%r`, and `RANK` is no number.
+
+    Example:
+        >>> expand_path("a.%r.json", {"RANK": "3"})
+        'a.3.json'
+    """
+    rank, text = rank_in(environment), environment.get("RANK", "")
+    if "%r" in path.replace("%%", "") and rank is None and text:
+        raise RecordingError(f"{path}: RANK is {text!r}; it must be a number to stand for %r")
+    values = {"%r": str(rank or 0), "%p": str(os.getpid()), "%h": host_hash(), "%%": "%"}
+    return re.sub("%[rph%]", lambda match: values[match[0]], path)
+
+
+def absolute_path(path: str) -> str:
+    """Return a path that is not expanded yet as an absolute one."""
+    return os.path.normpath(os.path.join(os.getcwd().replace("%", "%%"), path))
+
+
+def insert_before_suffixes(path: str, text: str) -> str:
+    """Return `path` with a dot and `text` before its suffixes: `a.json.gz`, `x` → `a.x.json.gz`."""
+    folder, name = os.path.split(path)
+    stem, dot, suffixes = name.partition(".")
+    return os.path.join(folder, f"{stem}.{text}{dot}{suffixes}")
+
+
+def _process_group() -> tuple[int, int] | None:
+    """Return rank and size of torch's default process group, where torch is imported and there is one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()

@@ -5,11 +5,11 @@
 `MODTRACE="ring=run-%r.modtrace,path=run-%r.pftrace,capacity=4000000,on_signal=SIGUSR1,shapes=true"`.
 `modtrace run` has the same options with dashes (`--on-signal SIGUSR1`), and `-o` for the path.
 
-In a path `%r` is the rank, `%p` the process id, and `%%` a percent sign. Where several ranks run, a path without `%r`
-and `%p` gets the rank before its suffixes: `trace.json.gz` → `trace.rank3.json.gz`.
+In a path `%r` is the rank, `%p` the process id, `%h` a hash of the host's name, and `%%` a percent sign. Where several
+ranks run, a path without `%r` and `%p` gets the rank before its suffixes: `trace.json.gz` → `trace.rank3.json.gz`.
 
-The recording starts when torch is imported, and marks a step after each optimizer step. What the script records itself
-stops it and goes on in its place. A child process inherits the variable only where `%p` tells the files apart.
+The recording starts when torch is imported. What the script records itself stops it and goes on in its place. A child
+process inherits the variable only where `%p` tells the files apart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
@@ -26,13 +25,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ._errors import RecordingError
-from ._rank import rank_in, world_size_in
+from ._rank import absolute_path, add_rank
 from .record_options import OPTIONS
 
 if TYPE_CHECKING:
     from .recording import Recording
 
-__all__ = ["AutoRecording", "expand_path", "parse_variable", "start_from_variable"]
+__all__ = ["AutoRecording", "parse_variable", "start_from_variable"]
 
 _VARIABLE = "MODTRACE"
 _RING_SUFFIX = ".modtrace"
@@ -43,7 +42,7 @@ _log = logging.getLogger("modtrace")
 
 
 class AutoRecording:
-    """A recording that starts once torch is imported, and marks a step after each optimizer step.
+    """A recording that starts once torch is imported.
 
     It waits for torch because a script may set what torch reads when it is imported, `OMP_NUM_THREADS` and the like.
 
@@ -53,7 +52,6 @@ class AutoRecording:
 
     Attributes:
         recording: None until torch is imported.
-        steps: optimizer steps recorded so far.
         error: what kept it from starting.
     """
 
@@ -62,7 +60,6 @@ class AutoRecording:
         self._log_errors = log_errors
         self._process = os.getpid()
         self.recording: Recording | None = None
-        self.steps = 0
         self.error: Exception | None = None
         _call_after_import("torch", self._start)
 
@@ -82,30 +79,21 @@ class AutoRecording:
             raise self.error
         if self.recording is not None:
             self.recording.stop()
-            if not self.recording.saved:
-                self.recording.save(self._arguments["path"])
+            self.recording.save_unsaved()
 
     def _start(self) -> None:
         try:
-            from torch.optim.optimizer import register_optimizer_step_post_hook
-
             from .recording import record
 
             recording = record(**self._arguments)
             recording.replaceable = True
             recording.start()
-            register_optimizer_step_post_hook(self._after_step)
             self.recording = recording
         except Exception as error:
             self.error = error
             if not self._log_errors:
                 raise
             _log.error("%s: %s; nothing is recorded", _VARIABLE, error)
-
-    def _after_step(self, *_: object) -> None:
-        if self.recording is not None and self.recording.running:
-            self.steps += 1
-            self.recording.step()
 
 
 def start_from_variable() -> None:
@@ -132,7 +120,7 @@ def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         text: the value: a path, or `name=value` joined by commas.
-        environment: where `RANK` and `WORLD_SIZE` are looked up.
+        environment: where `WORLD_SIZE` is looked up.
 
     Raises:
         RecordingError: it cannot be understood; the message says why.
@@ -145,7 +133,7 @@ def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
         try:
             parsed = _PARSERS[key](value)
             # The script may change its directory.
-            arguments[key] = os.path.abspath(expand_path(parsed, environment)) if key in _PATHS else parsed
+            arguments[key] = absolute_path(add_rank(parsed, environment)) if key in _PATHS else parsed
         except ValueError as error:
             raise RecordingError(f"{_VARIABLE}: {f'{key}={value}'!r} cannot be understood: {error}") from error
     return arguments
@@ -154,34 +142,14 @@ def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
 def _split(text: str) -> list[tuple[str, str]]:
     if "=" not in text:
         return [("ring" if text.endswith(_RING_SUFFIX) else "path", text)]
-    pairs = [part.partition("=") for part in text.split(",")]
-    return [(key.strip(), value.strip()) for key, _, value in pairs]
-
-
-def expand_path(path: str, environment: Mapping[str, str]) -> str:
-    """Return `path` with the rank and the process id filled in: the one rule of all automatic recordings.
-
-    Args:
-        path: may hold `%r` (rank), `%p` (process id) and `%%`; where several ranks run and it holds neither of the
-            first two, `.rank<number>` goes before its suffixes.
-        environment: where `RANK` and `WORLD_SIZE` are looked up.
-
-    Raises:
-        RecordingError: there is a `%r`, and `RANK` is no number.
-
-    Example:
-        >>> expand_path("a.json.gz", {"RANK": "3", "WORLD_SIZE": "4"})
-        'a.rank3.json.gz'
-    """
-    if world_size_in(environment) > 1 and not re.search("%[rp]", path.replace("%%", "")):
-        folder, name = os.path.split(path)
-        stem, dot, suffixes = name.partition(".")
-        path = os.path.join(folder, f"{stem}.rank%r{dot}{suffixes}")
-    rank = environment.get("RANK", "")
-    if "%r" in path.replace("%%", "") and rank and rank_in(environment) is None:
-        raise RecordingError(f"{path}: RANK is {rank!r}; it must be a number to stand for %r")
-    values = {"%r": str(rank_in(environment) or 0), "%p": str(os.getpid()), "%%": "%"}
-    return re.sub("%[rp%]", lambda match: values[match[0]], path)
+    pairs: list[tuple[str, str]] = []
+    for part in text.split(","):
+        if pairs and part.strip().isdecimal():  # of a value that is a list of numbers
+            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{part.strip()}")
+        else:
+            key, _, value = part.partition("=")
+            pairs.append((key.strip(), value.strip()))
+    return pairs
 
 
 def _call_after_import(name: str, function: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.profiler import ProfilerAction
 
 __all__ = ["DEFAULT_CAPACITY", "ENGINES", "OPTIONS", "EngineName", "Option", "RecordOptions"]
 
@@ -29,6 +30,7 @@ class RecordOptions(TypedDict, total=False):
     ring: str | os.PathLike[str] | None
     model: nn.Module | str | None
     max_steps: int | None
+    schedule: Callable[[int], ProfilerAction] | None
     shapes: bool
     memory_interval: float | None
     on_signal: int | None
@@ -89,6 +91,37 @@ def _signal(text: str) -> signal.Signals:
         raise ValueError(f"{text!r} is not the name of a signal, as SIGUSR1") from None
 
 
+@dataclass(frozen=True)
+class _StepSchedule:
+    """What `torch.profiler.schedule` makes, without torch until it is asked."""
+
+    wait: int
+    warmup: int
+    active: int
+    repeat: int = 0
+
+    def __call__(self, step: int) -> ProfilerAction:
+        from torch.profiler import ProfilerAction
+
+        cycle, place = divmod(step, self.wait + self.warmup + self.active)
+        if (self.repeat and cycle >= self.repeat) or place < self.wait:
+            return ProfilerAction.NONE
+        if place < self.wait + self.warmup:
+            return ProfilerAction.WARMUP
+        is_last = place == self.wait + self.warmup + self.active - 1
+        return ProfilerAction.RECORD_AND_SAVE if is_last else ProfilerAction.RECORD
+
+
+def _schedule(text: str) -> _StepSchedule:
+    numbers = text.split(",")
+    if not 3 <= len(numbers) <= 4 or not all(number.strip().isdecimal() for number in numbers):
+        raise ValueError(f"{text!r} is not wait,warmup,active,repeat: numbers of steps, and of cycles (0: without end)")
+    schedule = _StepSchedule(*map(int, numbers))
+    if schedule.active < 1:
+        raise ValueError(f"{text!r} records no step; the third number, active, must be 1 or more")
+    return schedule
+
+
 def _flag(text: str) -> bool:
     try:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
@@ -102,6 +135,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("capacity", _positive, "Events kept; the oldest are overwritten.", "N", DEFAULT_CAPACITY),
     Option("model", str, "Names start at the module of this class; else at each outermost called one.", "CLASS"),
     Option("max_steps", _positive, "Stop recording after N optimizer steps.", "N"),
+    Option("schedule", _schedule, "Record some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE,REPEAT"),
     Option("shapes", _flag, "Note shapes and dtypes of each call's input tensors.", None, False),
     Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
     Option("on_signal", _signal, "Save whenever this signal comes (SIGUSR1), and go on.", "SIGNAL"),

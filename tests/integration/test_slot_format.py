@@ -24,6 +24,7 @@ PYTHON_ONLY = {
     "WORDS_PER_SLOT",
     Kind.CALL_BACKWARD.name,
     Kind.STEP.name,
+    Kind.OPTIMIZER_STEP.name,
     Kind.MARK.name,
     Kind.COUNTER.name,
     Kind.SHAPES.name,

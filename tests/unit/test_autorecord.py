@@ -20,8 +20,8 @@ HERE = os.getcwd()
         (
             "ring=/a/run-%r.modtrace, path=/b/%p%%.json, capacity=4096, engine=native, on_signal=SIGUSR1",
             {
-                "ring": "/a/run-0.modtrace",
-                "path": f"/b/{os.getpid()}%.json",
+                "ring": "/a/run-%r.modtrace",
+                "path": "/b/%p%%.json",
                 "capacity": 4096,
                 "engine": "native",
                 "on_signal": signal.SIGUSR1,
@@ -36,16 +36,17 @@ def test_values(text: str, expected: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("/a/run-%r.modtrace", "/a/run-3.modtrace"),
-        ("/a/run.modtrace", "/a/run.rank3.modtrace"),
-        ("/a/run", "/a/run.rank3"),
-        ("/a/run-%p", "/a/run-{pid}"),
+        ("/a/run-%r.modtrace", "/a/run-%r.modtrace"),
+        ("/a/run.modtrace", "/a/run.rank%r.modtrace"),
+        ("/a/run", "/a/run.rank%r"),
+        ("/a/run-%%r", "/a/run-%%r.rank%r"),
+        ("/a/run-%p", "/a/run-%p"),
     ],
 )
 def test_several_ranks_have_files_of_their_own(text: str, expected: str) -> None:
     environment = {"RANK": "3", "WORLD_SIZE": "4"}
 
-    assert parse_variable(f"path={text}", environment) == {"path": expected.format(pid=os.getpid())}
+    assert parse_variable(f"path={text}", environment) == {"path": expected}
 
 
 @pytest.mark.parametrize(

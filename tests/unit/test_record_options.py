@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import inspect
+import re
 import signal
 from typing import Any, get_args
 
 import click
 import pytest
+import torch
 
 import modtrace
 from modtrace.autorecord import parse_variable
 from modtrace.cli.run import command
-from modtrace.record_options import ENGINES, OPTIONS, EngineName, RecordOptions
+from modtrace.record_options import ENGINES, OPTIONS, EngineName, RecordOptions, _StepSchedule
 from modtrace.recording import record
 
 PARAMETERS = {name: value for name, value in inspect.signature(record).parameters.items() if name != "path"}
@@ -20,6 +22,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "ring": ("/a/b.modtrace", "/a/b.modtrace"),
     "model": ("GPT", "GPT"),
     "max_steps": ("3", 3),
+    "schedule": ("5,1,3,2", _StepSchedule(5, 1, 3, 2)),
     "shapes": ("true", True),
     "memory_interval": ("0.5", 0.5),
     "on_signal": ("SIGUSR1", signal.SIGUSR1),
@@ -63,11 +66,13 @@ def test_options_that_are_not_given_are_as_of_record() -> None:
         ("max_steps", "0", "0 is not in the range x>=1"),
         ("memory_interval", "-1", "'-1' is not a number of seconds, 0 or more"),
         ("memory_interval", "nan", "'nan' is not a number of seconds, 0 or more"),
+        ("schedule", "5,1", "'5,1' is not wait,warmup,active,repeat: numbers of steps, and of cycles (0: without end)"),
+        ("schedule", "5,1,0,1", "'5,1,0,1' records no step; the third number, active, must be 1 or more"),
         ("on_signal", "10", "'10' is not the name of a signal, as SIGUSR1"),
     ],
 )
 def test_a_text_that_is_no_value_is_refused_with_the_reason(name: str, text: str, fault: str) -> None:
-    with pytest.raises(modtrace.RecordingError, match=f"'{name}={text}' cannot be understood: {fault}"):
+    with pytest.raises(modtrace.RecordingError, match=re.escape(f"'{name}={text}' cannot be understood: {fault}")):
         parse_variable(f"{name}={text}", {})
     with pytest.raises(click.BadParameter) as raised:
         command.make_context("run", [f"--{name.replace('_', '-')}", text, "script.py"])
@@ -78,3 +83,13 @@ def test_a_flag_in_the_variable_is_true_or_false() -> None:
     assert parse_variable("shapes=False,host_name=0", {}) == {"shapes": False, "host_name": False}
     with pytest.raises(modtrace.RecordingError, match="'yes' is neither true nor false"):
         parse_variable("shapes=yes", {})
+
+
+@pytest.mark.parametrize("numbers", [(5, 1, 3, 2), (1, 1, 1, 0), (0, 1, 2, 1)])
+def test_a_schedule_given_as_text_is_that_of_torch(numbers: tuple[int, int, int, int]) -> None:
+    wait, warmup, active, repeat = numbers
+    torchs = torch.profiler.schedule(wait=wait, warmup=warmup, active=active, repeat=repeat)
+
+    schedule = parse_variable("schedule=" + ",".join(map(str, numbers)), {})["schedule"]
+
+    assert [schedule(step) for step in range(40)] == [torchs(step) for step in range(40)]

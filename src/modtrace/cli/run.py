@@ -69,19 +69,21 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
     The script sees what it would see under python: sys.argv, sys.path, __main__, exit code and traceback. In OUT and
     FILE, %r is the rank and %p the process id; under torchrun, without them, each rank writes OUT.rank3.pftrace.
     """
-    from ..autorecord import AutoRecording, expand_path
+    from .._rank import absolute_path, add_rank, expand_path
+    from ..autorecord import AutoRecording
     from ..write import check_writable
     from ._script import run_file, run_module
 
     if not as_module and not os.path.isfile(script):
         raise click.UsageError(f"There is no script {script!r}.")
-    trace = expand_path(output or _default_output(script, as_module), os.environ)
+    path = add_rank(output or _default_output(script, as_module), os.environ)
+    trace = expand_path(path, os.environ)
     check_writable(trace)
     for option in OPTIONS:
         if option.is_path and options[option.name] is not None:
             # The script may change its directory.
-            options[option.name] = os.path.abspath(expand_path(options[option.name], os.environ))
-    auto = AutoRecording({"path": os.path.abspath(trace), **options}, log_errors=False)
+            options[option.name] = absolute_path(add_rank(options[option.name], os.environ))
+    auto = AutoRecording({"path": absolute_path(path), **options}, log_errors=False)
     try:
         (run_module if as_module else run_file)(script, arguments)
     except ScriptError as script_error:
@@ -107,10 +109,17 @@ def _finish(auto: AutoRecording, trace: str) -> None:
     auto.finish()
     if auto.recording is None:
         echo("modtrace: torch was never imported; nothing is recorded", err=True)
+        return
+    files = [os.path.join(os.path.dirname(trace), os.path.basename(path)) for path in auto.recording.saved_paths]
+    if not files:
+        echo(f"modtrace: the schedule records none of the script's {auto.recording.steps} steps", err=True)
+        return
+    spans = len(auto.recording.timeline().columns)
+    if len(files) == 1:
+        echo(f"modtrace: {spans} spans of {auto.recording.steps} steps are in {files[0]}", err=True)
     else:
-        spans = len(auto.recording.timeline().columns)
-        echo(f"modtrace: {spans} spans of {auto.steps} steps are in {trace}", err=True)
-        echo(f"modtrace: {next_step_hint(trace)}", err=True)
+        echo(f"modtrace: {len(files)} parts of {auto.recording.steps} steps are in {', '.join(files)}", err=True)
+    echo(f"modtrace: {next_step_hint(files[-1])}", err=True)
 
 
 def _default_output(script: str, as_module: bool) -> str:

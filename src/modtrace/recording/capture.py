@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Callable
 
@@ -25,9 +24,9 @@ class Capture:
     """Writes events from `start` to `stop`; both can be called again where an interrupt came in between.
 
     Args:
+        ring: a file behind the ring, or None.
         engine: which engine, as of `record`; so are the others.
         capacity: events kept.
-        ring: a file behind the ring, or None.
         model: where names start; a weak reference to a module.
         host_name: write the host's name.
         sampler: what is sampled at calls.
@@ -35,6 +34,7 @@ class Capture:
     Attributes:
         ring: where the events are.
         engine: what writes them.
+        started: whether `start` was called.
 
     Raises:
         RingError: the ring's file cannot be made or its space not be reserved.
@@ -43,9 +43,9 @@ class Capture:
 
     def __init__(
         self,
+        ring: str | None,
         engine: EngineName,
         capacity: int,
-        ring: str | os.PathLike[str] | None,
         model: weakref.ref[nn.Module] | str | None,
         host_name: bool,
         sampler: Sampler,
@@ -56,9 +56,11 @@ class Capture:
         self.engine = make_engine(kind, self.ring, alive, self._on_error)
         self._sampler = sampler
         self._failed = False
+        self.started = False
 
     def start(self) -> None:
         """Begin."""
+        self.started = True
         self._sampler.start(self.engine, self.ring.names, self._on_error)
         self.engine.start()
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from .._errors import RecordingError
 from .._exclusive import Exclusive
 
-__all__ = ["is_running", "running", "start_alone", "stop_alone"]
+__all__ = ["change_alone", "is_running", "running", "start_alone", "stop_alone"]
 
 
 class _Recording(Protocol):
@@ -68,6 +68,16 @@ def start_alone(recording: _Recording, switch_on: Callable[[], None]) -> None:
     if _exclusive.entered:
         raise RecordingError("this thread is just starting or stopping a recording; start another one after that")
     _exclusive.run(start)
+
+
+def change_alone(recording: _Recording, change: Callable[[], None]) -> None:
+    """Call `change` where `recording` runs, and nothing starts or stops one meanwhile."""
+
+    def change_if_running() -> None:
+        if is_running(recording):
+            change()
+
+    _exclusive.run(change_if_running)
 
 
 def stop_alone(recording: _Recording) -> bool:

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..record_options import DEFAULT_CAPACITY, EngineName
 from ..track.sampling import Sampler
+from .cycles import Schedule
 from .recording import Recording
 
 __all__ = ["record"]
@@ -21,6 +22,7 @@ def record(
     ring: str | os.PathLike[str] | None = None,
     model: nn.Module | str | None = None,
     max_steps: int | None = None,
+    schedule: Schedule | None = None,
     shapes: bool = False,
     memory_interval: float | None = None,
     on_signal: int | None = None,
@@ -31,28 +33,33 @@ def record(
     One recording runs at a time in a process. What fails inside it is logged once and the recording stops; the
     training goes on. `modtrace run` and `MODTRACE=` take the same options, by the same names.
 
+    A step ends by itself where an optimizer steps: one that steps again begins the next. Several optimizers that take
+    turns share a step, and gradients that are accumulated before are one. Once `step` is called, only its calls count.
+
     Args:
         path: where to save at the end; the suffix picks the format: `.pftrace`, `.json` (both also with `.gz`),
-            `.html`, `.zip`, `.speedscope.json`, `.folded`. None saves nothing until `save`.
+            `.html`, `.zip`, `.speedscope.json`, `.folded`. None saves nothing until `save`. In it and in `ring`, `%r`
+            is the rank, `%p` the process id, `%h` a hash of the host's name, and `%%` a percent sign.
         engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
         capacity: events kept, 32 bytes each; the oldest are overwritten.
         ring: a file behind the ring: it survives SIGKILL, and another process can read it.
         model: names start at this module, or (a text) at a module whose class has this name; None starts them at each
             outermost called module.
-        max_steps: stop, and save where a path is given, after so many calls of `step`.
+        max_steps: stop, and save where a path is given, after so many steps.
+        schedule: which steps to record, as `torch.profiler.schedule` makes it. Each of its cycles goes to a file of its
+            own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.
         shapes: also record shapes and dtypes of the tensors that go into each call.
         memory_interval: also sample memory when modules are called, at most once in so many seconds.
         on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
         host_name: write the host's name into the recording instead of a hash of it.
 
     Raises:
-        RecordingError: the arguments make no sense.
+        RecordingError: the arguments make no sense, or `%r` has no value.
         WriteError: nothing can be saved at `path`.
 
     Example:
         >>> with modtrace.record("step.pftrace") as rec:
         ...     train_step()
-        ...     rec.step()
     """
     return Recording(
         path,
@@ -61,6 +68,7 @@ def record(
         ring=ring,
         model=model,
         max_steps=max_steps,
+        schedule=schedule,
         sampler=Sampler(shapes, memory_interval),
         on_signal=on_signal,
         host_name=host_name,

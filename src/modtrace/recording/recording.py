@@ -18,12 +18,14 @@ from ..record_options import ENGINES, EngineName
 from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import ThreadStack, Timeline, build_timeline, open_stacks
+from ..track.optimizer_steps import OptimizerSteps
 from ..track.sampling import Sampler
-from ..write import check_writable
 from .block_exit import block_exit
 from .capture import Capture
-from .current import is_running, running, start_alone, stop_alone
+from .current import change_alone, is_running, running, start_alone, stop_alone
+from .cycles import Action, Cycles, Schedule
 from .on_signal import SaveOnSignal
+from .outputs import Outputs
 
 __all__ = ["Recording", "current"]
 
@@ -38,7 +40,6 @@ class Recording:
     needs a recording that was started raises `RecordingError` where it was not.
 
     Attributes:
-        saved: whether `stop` has saved it to its path.
         replaceable: True for recordings started by `MODTRACE=` or `modtrace run`: an explicit `record()` stops and
             replaces them.
 
@@ -60,6 +61,7 @@ class Recording:
         ring: str | os.PathLike[str] | None,
         model: nn.Module | str | None,
         max_steps: int | None,
+        schedule: Schedule | None,
         sampler: Sampler,
         on_signal: int | None,
         host_name: bool,
@@ -70,22 +72,22 @@ class Recording:
             raise RecordingError(f"max_steps is {max_steps}; it must be 1 or more, or None")
         if on_signal is not None and path is None:
             raise RecordingError("on_signal needs a path to save to")
-        if path is not None:
-            check_writable(_checked("path", path))
-        if ring is not None:
-            _checked("ring", ring)
         weak_model = weakref.ref(model) if isinstance(model, nn.Module) else model
-        self._make_capture = partial(Capture, engine, capacity, ring, weak_model, host_name, sampler)
-        self._path = path
+        self._make_capture = partial(
+            Capture, engine=engine, capacity=capacity, model=weak_model, host_name=host_name, sampler=sampler
+        )
+        self._cycles = Cycles(schedule)
+        self._outputs = Outputs(path, ring, self._cycles)
         self._max_steps = max_steps
         self._signal = None if on_signal is None else SaveOnSignal(on_signal, self._save_on_signal)
         self._unused = threading.Lock()
         self._capture: Capture | None = None
         self._timeline: Timeline | None = None
-        self._steps = 0
+        self._optimizer_steps = OptimizerSteps(self._on_optimizer_step)
+        self._marked_steps = self._told_steps = 0
         self._entered = False
         self._block: object = None
-        self.saved = False
+        self._unsaved = self._cycle_ended = False
         self.replaceable = False
 
     def __enter__(self) -> Recording:
@@ -115,6 +117,21 @@ class Recording:
         return is_running(self)
 
     @property
+    def path(self) -> str | None:
+        """Where it saves, with the rank and the like filled in; with a schedule, the cycle that runs or comes next."""
+        return self._outputs.path
+
+    @property
+    def saved_paths(self) -> list[str]:
+        """The files it has saved to `path` so far: when it stopped, a signal came or a cycle of its schedule ended."""
+        return list(self._outputs.saved)
+
+    @property
+    def steps(self) -> int:
+        """How many training steps have ended since it started: those marked by `step`, else those of the optimizers."""
+        return self._marked_steps or self._told_steps
+
+    @property
     def engine(self) -> str:
         """Which engine runs: "native" or "python".
 
@@ -127,7 +144,8 @@ class Recording:
         """Start recording: from now on each call of a module is recorded.
 
         Raises:
-            RecordingError: another recording runs, this one was started before, or its signal cannot be listened to.
+            RecordingError: another recording runs, this one was started before, its signal cannot be listened to, or
+                another rank writes to the same path.
             RingError: the ring's file cannot be made or its space not be reserved.
             EngineError: the native engine is asked for and is not built.
         """
@@ -144,14 +162,28 @@ class Recording:
     def _switch_on(self) -> None:
         if self._signal is not None:
             self._signal.start()
-        self._capture = self._make_capture()
         atexit.register(self._save_at_exit)
-        self._capture.start()
+        self._optimizer_steps.start()
+        self._follow_schedule()
+
+    def _follow_schedule(self) -> None:
+        """Make and start what the step that begins needs."""
+        if self._cycles.action is Action.WAIT:
+            return
+        if self._capture is None or self._cycle_ended:
+            self._timeline = None
+            self._capture = self._outputs.make_with_ring(self._make_capture)
+            self._cycle_ended = False
+        capture = self._started()
+        if self._cycles.action is Action.RECORD and not capture.started:
+            self._unsaved = True
+            capture.start()
 
     def _switch_off(self) -> None:
         """Undo all of `_switch_on` that was done; what an interrupt came into can be done again."""
         if self._capture is not None:
             self._capture.stop()
+        self._optimizer_steps.stop()
         atexit.unregister(self._save_at_exit)
         if self._signal is not None:
             self._signal.stop()
@@ -175,19 +207,64 @@ class Recording:
         except BaseException:
             stop_alone(self)
             raise
-        if ran and self._path is not None:
-            self.save(self._path)
-            self.saved = True
+        if ran:
+            self.save_unsaved()
+
+    def save_unsaved(self) -> None:
+        """Save to its path what was recorded and is not there yet, where a path was given.
+
+        Raises:
+            RecordingError: another rank has written that file.
+            WriteError: it cannot be written.
+        """
+        if self._unsaved:
+            self._outputs.save(self.save)
+            self._unsaved = self.running
 
     def step(self) -> None:
         """Mark the end of a training step: what was recorded since the last one has its number, from 0.
 
-        After `max_steps` of them the recording stops, and saves; an error of saving is logged.
+        Steps also end by themselves where optimizers step; once this is called, only its calls count. After `max_steps`
+        steps the recording stops, and saves; an error of saving is logged.
         """
-        self._write_mark(Kind.STEP, lambda _: NO_NAME, self._steps)
-        self._steps += 1
-        if self._steps == self._max_steps:
+        self._write_mark(Kind.STEP, lambda _: NO_NAME, self._marked_steps)
+        self._marked_steps += 1
+        # The optimizer has most often stepped just before the first call of this, for the same step.
+        if self._marked_steps > self._told_steps:
+            self._on_steps_ended(self._marked_steps)
+
+    def _on_optimizer_step(self, step: int, complete: bool) -> None:
+        if self._marked_steps or not self.running:
+            return
+        self._write_mark(Kind.OPTIMIZER_STEP, lambda _: NO_NAME, step)
+        if step + complete > self._told_steps:
+            self._told_steps = step + complete
+            self._on_steps_ended(self._told_steps)
+
+    def _on_steps_ended(self, count: int) -> None:
+        if count == self._max_steps:
             self._stop_and_log("after max_steps")
+        elif self.running:
+            try:
+                self._go_on(count)
+            except Exception as error:
+                _log.error("the recording cannot follow its schedule, and stops: %s", error)
+                self._stop_and_log("when it stopped")
+
+    def _go_on(self, step: int) -> None:
+        """Do what the schedule says for the step that begins."""
+        if self._cycles.next(step):
+            change_alone(self, self._end_cycle)
+            self.save_unsaved()
+            self._unsaved = False
+            self._cycles.begin_next()
+        change_alone(self, self._follow_schedule)
+
+    def _end_cycle(self) -> None:
+        if self._capture is not None:
+            self._capture.stop()
+            self._capture.close()
+        self._cycle_ended = True
 
     def mark(self, text: str) -> None:
         """Mark a moment, which traces show under this text.
@@ -200,9 +277,10 @@ class Recording:
         self._write_mark(Kind.MARK, lambda names: names.text(text), 0)
 
     def _write_mark(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
-        capture = self._started()
-        if self.running:
-            capture.write_mark(kind, name, value)
+        if not self.running:
+            self._started()
+        elif self._capture is not None and self._capture.started:
+            self._capture.write_mark(kind, name, value)
 
     def snapshot(self) -> Timeline:
         """Return the timeline of the last `capacity` events, while running or after."""
@@ -234,14 +312,15 @@ class Recording:
         (self.snapshot() if self.running else self.timeline()).save(path)
 
     def _started(self) -> Capture:
+        if self._capture is None and self._unused.locked():
+            raise RecordingError("the schedule has recorded no step yet")
         if self._capture is None:
             raise RecordingError("the recording was not started; use it in a with block, or call start()")
         return self._capture
 
     def _save_on_signal(self) -> None:
-        assert self._path is not None
         try:
-            self.save(self._path)
+            self.save_unsaved()
         except ModtraceError as error:
             _log.error("the recording could not be saved on the signal: %s", error)
 
@@ -265,15 +344,6 @@ class Recording:
             self._capture.after_fork()
         if self._signal is not None:
             self._signal.after_fork()
-
-
-def _checked(name: str, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    text: object = os.fspath(path)
-    if not isinstance(text, str):
-        raise RecordingError(f"{name} is {path!r}; give it as text or as a pathlib.Path")
-    if "\0" in text:
-        raise RecordingError(f"{name} is {path!r}; the name of a file holds no NUL")
-    return path
 
 
 def current() -> Recording | None:

@@ -140,6 +140,8 @@ class Kind(IntEnum):
     """A thread calls what runs a backward pass. Value: number of this call in the recording's process; no name."""
     PASS_END = 17
     """It returned or raised; of several of one number the first counts. Value: the same."""
+    OPTIMIZER_STEP = 18
+    """An optimizer stepped. Value: number of the training step that it belongs to, from 0; no name."""
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)

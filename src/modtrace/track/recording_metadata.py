@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from .._rank import rank_in
+from .._rank import host_hash, rank_in
 from .._version import __version__
 
 __all__ = ["recording_metadata"]
@@ -37,7 +36,6 @@ def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str,
         capacity: events kept.
         host_name: True for the host's name, False for a hash of it, which tells hosts apart and no more.
     """
-    host = socket.gethostname()
     return {
         "modtrace": __version__,
         "torch": torch.__version__,
@@ -45,10 +43,10 @@ def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str,
         "engine": engine,
         "capacity": capacity,
         "pid": os.getpid(),
-        "rank": _rank(),
+        "rank": rank_in(os.environ),
         "program": "python",
         **_system(),
-        "host": host if host_name else hashlib.sha256(f"modtrace {host}".encode()).hexdigest()[:12],
+        "host": socket.gethostname() if host_name else host_hash(),
     }
 
 
@@ -82,9 +80,3 @@ def _first_match(path: Path, pattern: str) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return match[1].strip()[:_MAX_TEXT] if match else None
-
-
-def _rank() -> int | None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    return rank_in(os.environ)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ring import Kind, RingSnapshot, read_ring
+from ..ring import RingSnapshot, read_ring
 from ..timeline import ThreadStack, open_stacks
-from ..timeline.build import Clock
+from ..timeline.build import Clock, step_ends
 from .process_status import is_alive, is_this_host
 
 __all__ = ["RankState", "read_rank_state"]
@@ -89,7 +89,7 @@ def read_rank_state(path: str | os.PathLike[str]) -> RankState:
     snapshot = read_ring(path)
     events, metadata = snapshot.slots.events, snapshot.metadata
     threads = tuple(open_stacks(snapshot))
-    steps = events.value[events.kind == Kind.STEP]
+    steps = events.value[step_ends(events)]
     anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
     state = _state(snapshot, anchors)
     last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)

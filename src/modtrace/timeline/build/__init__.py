@@ -9,6 +9,7 @@ from .from_ring import build_timeline
 from .name_lookup import NameLookup
 from .pairing import call_ids, segment_pass
 from .passes import PassColumns, pair_passes
+from .steps import step_ends
 
 __all__ = [
     "Clock",
@@ -21,4 +22,5 @@ __all__ = [
     "call_ids",
     "pair_passes",
     "segment_pass",
+    "step_ends",
 ]

@@ -17,6 +17,7 @@ from .clock import Clock
 from .name_lookup import NameLookup
 from .passes import pair_passes
 from .span_rows import assign_tracks, build_span_rows, find_parents
+from .steps import step_ends
 
 __all__ = ["build_timeline"]
 
@@ -69,18 +70,18 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
 
 def _steps(events: Events, start_position: Int64Array) -> Int64Array:
     """Return for each span the number of steps that had ended before it."""
-    step_ends = np.flatnonzero(events.kind == Kind.STEP)
-    if not len(step_ends):
+    ends = step_ends(events)
+    if not len(ends):
         return np.zeros(len(start_position), np.int64)
-    ended = np.concatenate([events.value[step_ends[:1]], events.value[step_ends] + 1])
-    return ended[np.searchsorted(2 * step_ends, start_position)]
+    ended = np.concatenate([events.value[ends[:1]], events.value[ends] + 1])
+    return ended[np.searchsorted(2 * ends, start_position)]
 
 
 def _marks(events: Events, texts: Sequence[str], clock: Clock) -> list[Mark]:
-    marked = np.flatnonzero((events.kind == Kind.STEP) | (events.kind == Kind.MARK))
+    marked = np.union1d(step_ends(events), np.flatnonzero(events.kind == Kind.MARK))
     marks = []
     for index, time in zip(marked.tolist(), clock.to_unix(events.time[marked]).tolist(), strict=True):
-        if events.kind[index] == Kind.STEP:
+        if events.kind[index] != Kind.MARK:
             marks.append(Mark(time, "step", f"step {int(events.value[index])}"))
         else:
             text = texts[events.name[index]]
