@@ -55,7 +55,8 @@ def test_two_ranks_with_one_file_the_second_is_told(tmp_path: Path, option: str,
 
     refused = f"refused: {name}: another rank writes this file too; put %r (the rank) in the path"
     with start(0) as first, start(1) as late:
-        assert first.stdout is not None and first.stdin is not None
+        assert first.stdout is not None
+        assert first.stdin is not None
         first.stdin.write("go\n")
         first.stdin.flush()
         assert first.stdout.readline() == "recording\n"

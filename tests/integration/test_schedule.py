@@ -89,9 +89,9 @@ def test_a_schedule_that_records_no_step_saves_nothing(tmp_path: Path) -> None:
 
 def test_what_is_no_schedule_is_an_error() -> None:
     wrong: Any = (1, 1, 1)
-    with pytest.raises(modtrace.RecordingError, match="give it as torch.profiler.schedule"):
+    with pytest.raises(modtrace.RecordingError, match=r"give it as torch\.profiler\.schedule"):
         modtrace.record(schedule=wrong)
-    with pytest.raises(modtrace.RecordingError, match="must be a torch.profiler.ProfilerAction"):
+    with pytest.raises(modtrace.RecordingError, match=r"must be a torch\.profiler\.ProfilerAction"):
         modtrace.record(schedule=lambda step: wrong)
 
 

@@ -13,15 +13,6 @@ import modtrace
 from modtrace.track.optimizer_steps import OptimizerSteps
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
-
-
 def make_optimizer(**options: Any) -> torch.optim.SGD:
     return torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, **options)
 
@@ -65,8 +56,8 @@ def test_an_optimizer_inside_another_one_does_not_count() -> None:
             super().__init__([nn.Parameter(torch.ones(1))], lr=0.1)
             self.inner = make_optimizer()
 
-        def step(self, closure: Any = None) -> None:
-            self.inner.step()
+        def step(self, closure: Any = None) -> Any:
+            return self.inner.step(closure)
 
     outer = Outer()
 
@@ -84,14 +75,14 @@ def test_a_second_training_begins_steps_of_its_own() -> None:
     assert [step for step, _ in told(train)] == [0, 1, 2, 3, 4]
 
 
-def spans(recording: modtrace.Recording, fqn: str = "Net") -> list[tuple[str, int]]:
+def spans(recording: modtrace.Recording, fqn: str = "Linear") -> list[tuple[str, int]]:
     return [(span.phase, span.step) for span in recording.timeline().spans if span.fqn == fqn]
 
 
 @pytest.mark.usefixtures("engine")
 class TestRecording:
     def test_accumulated_gradients_are_one_step(self, engine: Any) -> None:
-        net = Net()
+        net = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         with modtrace.record(engine=engine) as recording:
             for batch in range(4):
@@ -104,7 +95,7 @@ class TestRecording:
 
     @pytest.mark.parametrize("marked_first", [True, False])
     def test_steps_that_are_marked_are_the_only_ones(self, engine: Any, marked_first: bool) -> None:
-        net = Net()
+        net = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         with modtrace.record(engine=engine) as recording:
             for _ in range(3):
@@ -119,7 +110,7 @@ class TestRecording:
         assert [mark.text for mark in recording.timeline().marks] == ["step 0", "step 1", "step 2"]
 
     def test_max_steps_counts_optimizer_steps(self, engine: Any) -> None:
-        net = Net()
+        net = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         with modtrace.record(engine=engine, max_steps=2) as recording:
             for _ in range(3):
