@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import hypothesis
 import pytest
 
 from modtrace.track.engine import EngineName
-from modtrace.track.native.library import build
+from modtrace.track.native.library import build, missing_compiler
 from tests.support import trace_processor as processor
 from tests.support.kineto import GPU_TRACES
 from tests.support.test_scale import FULL_EFFORT
@@ -50,9 +49,9 @@ def gpu_traces() -> list[Path]:
 @pytest.fixture(scope="session")
 def native_engine(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The native engine, built; without a compiler it skips, in CI it fails."""
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None and not _IN_CI:
-        pytest.skip(f"no native engine: there is no C++ compiler ({compiler})")
+    reason = missing_compiler()
+    if reason is not None and not _IN_CI:
+        pytest.skip(f"no native engine: {reason}")
     # The workers of one run share the folder above their own; the first one builds.
     with open(tmp_path_factory.getbasetemp().parent / "native-engine.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -17,8 +17,8 @@ def command(force: bool) -> None:
     It needs a C++ compiler and ninja, and about 15 seconds.
     """
     with show_status("importing torch"):
-        from ..track.native.library import build, native_path
-    will_build = force or not native_path().is_file()
+        from ..track.native.library import build, is_built
+    will_build = force or not is_built()
     with show_status("compiling the native engine"):
         path = build(force)
     echo(f"{'built' if will_build else 'already built'}: {path}")

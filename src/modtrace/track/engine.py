@@ -12,7 +12,7 @@ from ..record_options import EngineName
 from ..ring import Ring
 from .event_sink import EventSink, OnError
 from .native.engine import NativeEngine
-from .native.library import is_built, native_path
+from .native.library import why_unavailable
 from .portable.engine import PortableEngine
 
 __all__ = ["Engine", "EngineName", "choose_engine", "make_engine"]
@@ -38,12 +38,13 @@ class Engine(EventSink, Protocol):
 
 
 def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
-    """Return the engine to use where `wanted` is asked for; "auto" takes the native one where it is built."""
+    """Return the engine to use where `wanted` is asked for; "auto" takes the native one where it can be had."""
     if wanted != "auto":
         return wanted
-    if is_built():
+    reason = why_unavailable()
+    if reason is None:
         return "native"
-    _log_how_to_build()
+    _log_fallback(reason)
     return "python"
 
 
@@ -65,9 +66,7 @@ def make_engine(
 
 
 @cache
-def _log_how_to_build() -> None:
+def _log_fallback(reason: str) -> None:
     logging.getLogger("modtrace").warning(
-        "the native engine (exact, and a tenth of the cost) is not built for this torch; "
-        "run `modtrace build` once. Until then the portable engine records. (%s)",
-        native_path().parent.name,
+        "the portable engine records, not the native one (exact, and a tenth of the cost): %s", reason
     )
