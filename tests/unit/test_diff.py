@@ -14,8 +14,10 @@ import modtrace
 from modtrace.cli._group import group
 from modtrace.compare.changes import Change
 from modtrace.compare.intervals import MedianDraws, independent_steps
-from modtrace.compare.samples import plain_fqn, take_samples, warm_up_steps
+from modtrace.compare.samples import plain_fqn, take_samples
+from modtrace.compare.side_by_side import Side
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
+from modtrace.timeline.summary import warm_up_steps
 
 FQNS = ("Net", *(f"Net.h.{layer}" for layer in range(8)))
 US = 1_000
@@ -205,6 +207,7 @@ def test_a_drift_leaves_fewer_independent_steps() -> None:
     assert independent_steps([np.full(9, 5)]) == 9
 
 
+NO_STEP = Side(Timeline(Columns.empty()), 0, 0, {})
 FOUND = modtrace.Diff(
     changes=[
         Change("Net.h|0", "forward", 1_000_000, 1_200_000, 150_000, 250_000, 1, 2, "slower"),
@@ -217,6 +220,7 @@ FOUND = modtrace.Diff(
     independent=(30.0, 21.5),
     common_ratio=1.01,
     runs=(1, 1),
+    sides=(NO_STEP, NO_STEP),
 )
 
 

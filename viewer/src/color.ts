@@ -1,4 +1,5 @@
 /** One colour per module class, which depends on the class alone: the same in every recording. */
+import type { Verdict } from "./trace/comparison";
 
 export interface Color {
   /** `#rrggbb` of the span. */
@@ -63,6 +64,16 @@ export function colorOf(moduleClass: string): Color {
   const fill = `#${channels.map(toHex).join("")}`;
   return { fill, ink: luminance(fill) > MIN_LUMINANCE_FOR_BLACK ? "#000000" : "#ffffff" };
 }
+
+/** What the spans of a comparison are painted in: what changed stands out. */
+export const VERDICT_COLORS: Readonly<Record<Verdict, Color>> = {
+  slower: { fill: "#c2410c", ink: "#ffffff" },
+  faster: { fill: "#1f6fd6", ink: "#ffffff" },
+  same: { fill: "#a9b4bf", ink: "#000000" },
+  "cannot tell": { fill: "#d3d9df", ink: "#000000" },
+  added: { fill: "#d9a514", ink: "#000000" },
+  removed: { fill: "#7446a8", ink: "#ffffff" },
+};
 
 /** The colour of each class. */
 export function assignColors(classes: Iterable<string>): Map<string, Color> {

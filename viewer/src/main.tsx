@@ -1,7 +1,7 @@
 /** Reads the timeline out of the page and shows it; where that fails, says why. */
 import { render } from "preact";
 
-import { createStore } from "./store";
+import { createSession } from "./session";
 import "./style/index.css";
 import { theme } from "./theme";
 import { decode, unpack } from "./trace/payload";
@@ -16,14 +16,15 @@ async function openTimeline(): Promise<void> {
   const block = await unpack(data?.textContent ?? "");
   // The text is as large as the file, and not needed again.
   data?.remove();
-  const store = createStore(decode(block));
-  const [process] = store.trace.processes;
-  if (process) document.title = `${process.name} – modtrace`;
-  syncWithAddress(store);
+  const session = createSession(decode(block));
+  const { processes, comparison } = session.whole.trace;
+  const title = comparison ? comparison.titles.join(" · ") : processes[0]?.name;
+  if (title) document.title = `${title} – modtrace`;
+  syncWithAddress(session);
   const onPainted = () => {
     document.documentElement.dataset.ready ??= String(Math.round(performance.now()));
   };
-  render(<App store={store} onPainted={onPainted} />, root);
+  render(<App session={session} onPainted={onPainted} />, root);
 }
 
 openTimeline().catch((error: unknown) => {

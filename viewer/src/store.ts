@@ -3,14 +3,24 @@ import { batch, computed, signal } from "@preact/signals";
 import { matchSpans, parseQuery, QueryError } from "./analysis/query";
 import { flaggedSpans, nextMatch } from "./analysis/search";
 import { type Device, type Grouping, groupsOf } from "./analysis/totals";
-import { assignColors } from "./color";
+import { assignColors, type Color, VERDICT_COLORS } from "./color";
 import { layoutRows, metricsFor } from "./layout/rows";
 import { clamp, reveal, withMargin } from "./layout/viewport";
+import { VERDICTS } from "./trace/comparison";
 import { buildDepthLevels } from "./trace/depth-levels";
 import { shownStep, stepBeside, stepsOf } from "./trace/steps";
 import { extent, spansByLink, type TimeRange, type Trace } from "./trace/trace";
 
-export type Tab = "selection" | "modules" | "flame" | "recording";
+export type Tab = "changes" | "selection" | "modules" | "steps" | "flame" | "recording";
+/** What the colour of a span tells: its class, or how it changed. */
+export type ColorBy = "class" | "change";
+
+/** The colours that spans are painted in. */
+export interface Coloring {
+  readonly colors: readonly Color[];
+  /** Index into `colors`. */
+  readonly ofSpan: (span: number) => number;
+}
 
 export function createStore(trace: Trace) {
   const bounds = extent(trace);
@@ -27,7 +37,11 @@ export function createStore(trace: Trace) {
   const query = signal("");
   /** Keys of folded rows. */
   const folded = signal<ReadonlySet<string>>(new Set());
-  const tab = signal<Tab>("modules");
+  const { comparison } = trace;
+  const tab = signal<Tab>(comparison ? "changes" : "modules");
+  const colorBy = signal<ColorBy>(comparison ? "change" : "class");
+  /** The change whose spans are highlighted; null for none. An index into the comparison's. */
+  const pickedChange = signal<number | null>(null);
   const grouping = signal<Grouping>("module");
   /** The module or class whose spans are highlighted; null for none. An index into the groups of `grouping`. */
   const pickedGroup = signal<number | null>(null);
@@ -60,10 +74,27 @@ export function createStore(trace: Trace) {
   /** A flag per span, those of the search and of the group that was picked; null where neither is. */
   const highlighted = computed(() => {
     const { flags } = search.value;
+    const change = pickedChange.value;
     const group = pickedGroup.value;
+    if (comparison && change !== null) {
+      return Uint8Array.from(comparison.ofSpan, (other, i) => (other === change ? (flags?.[i] ?? 1) : 0));
+    }
     if (group === null) return flags;
     const { ofName } = groups.value;
     return Uint8Array.from(trace.spans.name, (name, i) => (ofName[name] === group ? (flags?.[i] ?? 1) : 0));
+  });
+  const classColors = assignColors(trace.names.map((name) => name.moduleClass || name.label));
+  const coloring = computed((): Coloring => {
+    if (comparison && colorBy.value === "change") {
+      const ofChange = comparison.changes.map(({ verdict }) => VERDICTS.indexOf(verdict));
+      // What was not compared, as work on GPUs may be.
+      const unknown = VERDICTS.indexOf("cannot tell");
+      const colors = VERDICTS.map((verdict) => VERDICT_COLORS[verdict]);
+      return { colors, ofSpan: (span) => ofChange[comparison.ofSpan[span]] ?? unknown };
+    }
+    const position = new Map([...classColors.keys()].map((moduleClass, i) => [moduleClass, i]));
+    const ofName = Int32Array.from(trace.names, (name) => position.get(name.moduleClass || name.label)!);
+    return { colors: [...classColors.values()], ofSpan: (span) => ofName[trace.spans.name[span]] };
   });
   const matches = computed(() => flaggedSpans(highlighted.value));
   /** Index of the one step in sight, and of those that the keys lead to; -1 for none. */
@@ -145,7 +176,13 @@ export function createStore(trace: Trace) {
     bounds,
     levels,
     steps,
-    classColors: assignColors(trace.names.map((name) => name.moduleClass || name.label)),
+    classColors,
+    coloring,
+    colorBy,
+    pickedChange,
+    pickChange: (change: number | null) => {
+      pickedChange.value = change === pickedChange.value ? null : change;
+    },
     home,
     viewport,
     maxLevels,

@@ -1,15 +1,19 @@
 /** The view in the page's address: what a link, a reload, back and forward bring back. */
 import { batch, effect } from "@preact/signals";
 
-import type { Store, Tab } from "./store";
+import type { Session, StepPair } from "./session";
+import type { ColorBy, Store, Tab } from "./store";
 import type { TimeRange } from "./trace/trace";
 
-const TABS: readonly Tab[] = ["selection", "modules", "flame", "recording"];
+const TABS: readonly Tab[] = ["changes", "selection", "modules", "steps", "flame", "recording"];
+const COLORINGS: readonly ColorBy[] = ["class", "change"];
 /** After the last change it takes this long until the address has it. */
 const QUIET_MS = 250;
 
 /** What the address holds; all of it optional, so that a link may say only what matters. */
 export interface ViewState {
+  /** The two steps that are shown side by side; all else is about them then. */
+  readonly compare?: StepPair;
   readonly viewport?: TimeRange;
   readonly range?: TimeRange;
   readonly selected?: number;
@@ -21,6 +25,9 @@ export interface ViewState {
   readonly folded?: readonly string[];
   /** Index of the highlighted module or class. */
   readonly group?: number;
+  /** Index of the highlighted change. */
+  readonly change?: number;
+  readonly color?: ColorBy;
 }
 
 /** Times are in ns after the first moment, to a thousandth. */
@@ -29,6 +36,11 @@ const encodeRange = ({ start, end }: TimeRange): string => `${+start.toFixed(3)}
 function decodeRange(text: string | null): TimeRange | undefined {
   const [start, end, ...rest] = (text ?? "").split(",").map((part) => (part.trim() ? Number(part) : Number.NaN));
   return rest.length === 0 && start < end && Number.isFinite(end - start) ? { start, end } : undefined;
+}
+
+function decodePair(text: string | null): StepPair | undefined {
+  const [first, second, ...rest] = (text ?? "").split(",").map(decodeIndex);
+  return rest.length === 0 && first !== undefined && second !== undefined ? [first, second] : undefined;
 }
 
 function decodeIndex(text: string | null): number | undefined {
@@ -41,6 +53,7 @@ export function encodeView(view: ViewState): string {
   const add = (key: string, value: string | number | undefined) => {
     if (value !== undefined && value !== "") parameters.set(key, String(value));
   };
+  add("compare", view.compare?.join(","));
   add("view", view.viewport && encodeRange(view.viewport));
   add("range", view.range && encodeRange(view.range));
   add("span", view.selected);
@@ -50,6 +63,8 @@ export function encodeView(view: ViewState): string {
   add("on", view.on);
   add("levels", view.levels);
   add("group", view.group);
+  add("change", view.change);
+  add("color", view.color);
   add("fold", view.folded?.map((key) => key.replace(" ", "-")).join(","));
   // Commas may stand in a fragment as they are.
   return parameters.toString().replaceAll("%2C", ",");
@@ -65,6 +80,7 @@ export function decodeView(hash: string): ViewState {
     .filter((key) => /^(process|track|counter)-\d+$/.test(key))
     .map((key) => key.replace("-", " "));
   const view: ViewState = {
+    compare: decodePair(parameters.get("compare")),
     viewport: decodeRange(parameters.get("view")),
     range: decodeRange(parameters.get("range")),
     selected: decodeIndex(parameters.get("span")),
@@ -75,13 +91,16 @@ export function decodeView(hash: string): ViewState {
     levels: decodeIndex(parameters.get("levels")),
     folded: folded?.length ? folded : undefined,
     group: decodeIndex(parameters.get("group")),
+    change: decodeIndex(parameters.get("change")),
+    color: COLORINGS.find((name) => name === parameters.get("color")),
   };
   return Object.fromEntries(Object.entries(view).filter(([, value]) => value !== undefined));
 }
 
-function readView(store: Store): ViewState {
+function readView({ compared, store: { value: store } }: Session): ViewState {
   const { viewport, home, range, selected, tab, query, grouping, device, maxLevels, folded, pickedGroup } = store;
   return {
+    compare: compared.value ?? undefined,
     viewport: viewport.value === home ? undefined : viewport.value,
     range: range.value ?? undefined,
     selected: selected.value < 0 ? undefined : selected.value,
@@ -92,10 +111,15 @@ function readView(store: Store): ViewState {
     levels: Number.isFinite(maxLevels.value) ? maxLevels.value : undefined,
     folded: folded.value.size ? [...folded.value] : undefined,
     group: pickedGroup.value ?? undefined,
+    change: store.pickedChange.value ?? undefined,
+    color: store.trace.comparison && store.colorBy.value === "class" ? "class" : undefined,
   };
 }
 
-function applyView(store: Store, view: ViewState): void {
+function applyView(session: Session, view: ViewState): void {
+  session.compare(view.compare ?? null);
+  const store: Store = session.store.value;
+  const { comparison } = store.trace;
   batch(() => {
     if (view.viewport) store.moveTo(view.viewport);
     else store.viewport.value = store.home;
@@ -106,6 +130,9 @@ function applyView(store: Store, view: ViewState): void {
     store.groupBy(view.by ?? "module");
     const groupCount = store.groups.value.groups.length;
     store.pickedGroup.value = view.group !== undefined && view.group < groupCount ? view.group : null;
+    const changeCount = comparison?.changes.length ?? 0;
+    store.pickedChange.value = view.change !== undefined && view.change < changeCount ? view.change : null;
+    store.colorBy.value = comparison ? (view.color ?? "change") : "class";
     store.device.value = view.on ?? "cpu";
     store.maxLevels.value = view.levels || Infinity;
     store.folded.value = new Set(view.folded);
@@ -114,32 +141,33 @@ function applyView(store: Store, view: ViewState): void {
 }
 
 /**
- * Keep the address and the store the same. Panning and zooming change the current entry of the history; all else, and a
+ * Keep the address and what is shown the same. Panning and zooming change the current entry of the history; all else, and a
  * zoom to something, makes a new one.
  *
  * @returns how to stop
  */
-export function syncWithAddress(store: Store): () => void {
+export function syncWithAddress(session: Session): () => void {
   let timer: ReturnType<typeof setTimeout> | undefined;
   let written = "";
   let writtenRest = "";
-  let writtenJumps = store.jumps.peek();
+  const jumps = () => session.store.peek().jumps.peek();
+  let writtenJumps = jumps();
   const rest = (view: ViewState) => encodeView({ ...view, viewport: undefined });
   const restore = () => {
     clearTimeout(timer);
     const view = decodeView(location.hash);
     // A link to an element of the page is none to a view.
     if (location.hash.length > 1 && !Object.keys(view).length) return;
-    applyView(store, view);
-    const applied = readView(store);
-    [written, writtenRest, writtenJumps] = [encodeView(applied), rest(applied), store.jumps.peek()];
+    applyView(session, view);
+    const applied = readView(session);
+    [written, writtenRest, writtenJumps] = [encodeView(applied), rest(applied), jumps()];
   };
   const write = () => {
-    const view = readView(store);
+    const view = readView(session);
     const next = encodeView(view);
     if (next === written) return;
-    const isNewEntry = rest(view) !== writtenRest || store.jumps.peek() !== writtenJumps;
-    [written, writtenRest, writtenJumps] = [next, rest(view), store.jumps.peek()];
+    const isNewEntry = rest(view) !== writtenRest || jumps() !== writtenJumps;
+    [written, writtenRest, writtenJumps] = [next, rest(view), jumps()];
     try {
       if (isNewEntry) history.pushState(null, "", `#${next}`);
       else history.replaceState(null, "", `#${next}`);
@@ -149,12 +177,12 @@ export function syncWithAddress(store: Store): () => void {
   };
   if (location.hash.length > 1) restore();
   else {
-    const view = readView(store);
+    const view = readView(session);
     [written, writtenRest] = [encodeView(view), rest(view)];
   }
   addEventListener("popstate", restore);
   const endEffect = effect(() => {
-    void readView(store);
+    void readView(session);
     clearTimeout(timer);
     timer = setTimeout(write, QUIET_MS);
   });

@@ -47,6 +47,13 @@ def _renamed(_context: click.Context, _parameter: click.Parameter, pairs: tuple[
     show_default=True,
     help="Times are ms in table and markdown, ns in csv and json.",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    help="Write the comparison: .html shows a typical step of each side, coloured by what changed, .pftrace the same "
+    "for Perfetto; .md, .csv and .json are tables.",
+)
 @click.option("--only", metavar="PATTERN", help="Look at modules whose full name matches, as in GPT.blocks.*.")
 @click.option(
     "--map",
@@ -66,6 +73,7 @@ def command(
     base: str,
     new: str,
     output_format: Literal["table", "markdown", "csv", "json"],
+    output: str | None,
     only: str | None,
     renamed: dict[str, str],
     fail_above: float | None,
@@ -75,8 +83,10 @@ def command(
     A verdict holds beside all the others with 95 %: it is corrected for the number of modules. Several recordings a
     side, taken in turns, tell more than one; `modtrace.diff` takes them.
     """
-    from ..compare import diff
+    from ..compare import diff, suffix_of
 
+    if output is not None:
+        suffix_of(output)
     with show_status(f"comparing {base} and {new}"):
         found = diff(base, new, renamed=renamed)
     if only is not None:
@@ -86,6 +96,9 @@ def command(
     else:
         render = {"markdown": found.to_markdown, "csv": found.to_csv, "json": found.to_json}[output_format]
         click.echo(render(), nl=False)
+    if output is not None:
+        found.save(output)
+        echo(f"the comparison is in {output}", err=True)
     above = [] if fail_above is None else found.above(fail_above)
     for change in above:
         what = f"{change.fqn} {change.phase}" if change.fqn else "the step"

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .changes import Change
 from .compare import diff
-from .diff_result import Diff
+from .diff_result import Diff, suffix_of
 
-__all__ = ["Change", "Diff", "diff"]
+__all__ = ["Change", "Diff", "diff", "suffix_of"]

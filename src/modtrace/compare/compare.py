@@ -16,6 +16,7 @@ from .changes import Change
 from .diff_result import Diff
 from .intervals import MedianDraws, independent_steps
 from .samples import Key, Samples, take_samples
+from .side_by_side import typical_side
 
 __all__ = ["diff"]
 
@@ -51,8 +52,9 @@ def diff(
     Example:
         >>> print(modtrace.diff("yesterday.pftrace", "today.pftrace"))
     """
-    before = [take_samples(_timeline(one), renamed or {}) for one in _all(base)]
-    after = [take_samples(_timeline(one), {}) for one in _all(new)]
+    timelines = [_timeline(one) for one in _all(base)], [_timeline(one) for one in _all(new)]
+    before = [take_samples(one, renamed or {}) for one in timelines[0]]
+    after = [take_samples(one, {}) for one in timelines[1]]
     if not before or not after:
         raise ModtraceError("there is nothing to compare: give a recording for each side")
     by_run = min(len(before), len(after)) >= MIN_RUNS
@@ -80,15 +82,20 @@ def diff(
         return Change(fqn, phase, base_ns, new_ns, round(low), round(high), base_calls, new_calls, verdict)
 
     changes = [change(key, times, speed, confidence) for key, times in pairs.items()]
+    step = change(("", "step"), durations, 1.0, CONFIDENCE)
     return Diff(
         changes=sorted(changes, key=_by_cost),
-        step=change(("", "step"), durations, 1.0, CONFIDENCE),
+        step=step,
         base_steps=sum(len(one.duration_ns) for one in before),
         new_steps=sum(len(one.duration_ns) for one in after),
         warm_up=sum(one.warm_up for one in [*before, *after]),
         independent=(round(sizes[0], 1), round(sizes[1], 1)),
         common_ratio=speed,
         runs=(len(before), len(after)),
+        sides=(
+            typical_side(timelines[0], step.base_ns, renamed or {}),
+            typical_side(timelines[1], step.new_ns, {}),
+        ),
     )
 
 

@@ -7,14 +7,23 @@ import fnmatch
 import html
 import io
 import json
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from .._errors import WriteError
 from .._terminal import printable
+from ..write import write
+from ..write.atomic_file import atomic_writer
+from ..write.html import write_html
 from .changes import Change
+from .side_by_side import Side, compared, side_by_side
 
-__all__ = ["Diff"]
+__all__ = ["SUFFIXES", "Diff", "suffix_of"]
+
+SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
+"""The suffixes that `Diff.save` knows."""
 
 _HEADINGS = ("module", "phase", "before ms", "after ms", "difference", "%", "interval ms", "calls", "verdict")
 
@@ -33,6 +42,7 @@ class Diff:
             machine drifted.
         common_ratio: by what factor all modules changed alike; a verdict is about what differs from it.
         runs: how many recordings there were, before and after.
+        sides: a typical step before and one after, which pages and traces show.
 
     Examples:
         >>> [change.fqn for change in modtrace.diff("a.pftrace", "b.pftrace").above(0.05)]
@@ -46,6 +56,7 @@ class Diff:
     independent: tuple[float, float]
     common_ratio: float
     runs: tuple[int, int]
+    sides: tuple[Side, Side] = field(repr=False, compare=False)
 
     def matching(self, pattern: str) -> Diff:
         """Keep the modules whose fully qualified name matches a pattern as of a shell; `*` also matches dots."""
@@ -72,6 +83,27 @@ class Diff:
             f"({step.ratio:+.1%}; {_interval(step)} ms): {step.verdict}",
             f"all modules alike: {self.common_ratio - 1:+.1%}; a verdict is about what differs from that",
         ]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the comparison; the suffix picks the form.
+
+        `.csv`, `.json` and `.md` are the tables of `to_csv`, `to_json` and `to_markdown`. `.html` is the offline viewer
+        with a typical step of each side, one above the other on one time axis, coloured by what changed, and the table
+        beside them. `.pftrace` (also `.pftrace.gz`) holds the same two steps for Perfetto.
+
+        Raises:
+            WriteError: the suffix is not known, or the file cannot be written; an existing file is intact.
+        """
+        suffix = suffix_of(path)
+        if suffix in {".pftrace", ".pftrace.gz"}:
+            write(side_by_side(self.sides), path)
+        elif suffix == ".html":
+            timeline = side_by_side(self.sides)
+            write_html(timeline, path, compared(timeline, self.sides, self.header, self.changes))
+        else:
+            render = {".csv": self.to_csv, ".json": self.to_json, ".md": self.to_markdown}[suffix]
+            with atomic_writer(path) as file:
+                file.write(render().encode())
 
     def to_text(self, limit: int | None = None) -> str:
         """Return header and table, self times per step in ms."""
@@ -105,7 +137,7 @@ class Diff:
 
     def to_json(self) -> str:
         """Return a JSON object: `changes`, `step` and the other attributes; times in ns."""
-        values = {field: getattr(self, field) for field in self.__slots__}
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "sides"}
         values |= {"changes": [change._asdict() for change in self.changes], "step": self.step._asdict()}
         return json.dumps(values, indent=2) + "\n"
 
@@ -141,6 +173,19 @@ class Diff:
             ]
             for change in self.changes[:limit]
         ]
+
+
+def suffix_of(path: str | os.PathLike[str]) -> str:
+    """Return which of `SUFFIXES` a path has.
+
+    Raises:
+        WriteError: none of them.
+    """
+    name = os.fspath(path)
+    for suffix in SUFFIXES:
+        if name.lower().endswith(suffix):
+            return suffix
+    raise WriteError(f"{name}: the suffix must be one of {', '.join(SUFFIXES)}")
 
 
 def _interval(change: Change) -> str:

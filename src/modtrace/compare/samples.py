@@ -11,7 +11,7 @@ from .._errors import ModtraceError
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
 from ..timeline.gpu_tracks import without_gpu
-from ..timeline.summary import measure_steps, self_times
+from ..timeline.summary import measure_steps, self_times, warm_up_steps
 
 __all__ = ["Key", "Samples", "plain_fqn", "take_samples"]
 
@@ -77,17 +77,6 @@ def take_samples(timeline: Timeline, renamed: Mapping[str, str]) -> Samples:
         duration_ns[warm_up:],
         warm_up,
     )
-
-
-def warm_up_steps(duration_ns: Int64Array) -> int:
-    """Return how many of the first steps are slower than all that is usual in the second half; at most a half."""
-    half = len(duration_ns) // 2
-    usual = duration_ns[half:]
-    median = np.median(usual)
-    spread = np.median(np.abs(usual - median))
-    limit = max(median + 6 * spread, 1.05 * median)
-    slow = duration_ns[:half] > limit
-    return int(np.argmin(slow)) if half and not slow.all() else half
 
 
 def plain_fqn(fqn: str, renamed: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from . import select
 from .columns import Columns
 from .contents import BackwardPass, CounterSeries, Mark, Name, Stats, Track
 from .spans import Spans
-from .summary import GroupBy, Summary, summarize
+from .summary import GroupBy, Summary, find_typical_step, summarize
 
 __all__ = ["Timeline"]
 
@@ -103,6 +103,21 @@ class Timeline:
             ValueError: `last` is before `first`.
         """
         return select.steps(self, first, last)
+
+    def typical_step(self) -> Timeline:
+        """Return the spans of one step that stands for all: that whose duration is nearest the median.
+
+        The median is of the whole steps behind the first ones, which are left out while they are slower than what
+        follows; of equally near steps the first is taken.
+
+        Raises:
+            ModtraceError: no whole step is marked.
+
+        Example:
+            >>> modtrace.load("train.pftrace").typical_step().save("step.html")
+        """
+        number = find_typical_step(self).step
+        return self.steps(number, number + 1)
 
     def modules(self, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
         """Return the spans of the modules whose fully qualified name matches.

@@ -7,18 +7,19 @@ import gzip
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 
-from .._typing import AnyArray
+from .._typing import AnyArray, Int32Array
 from ..timeline import Process, Timeline
 from ..timeline.columns import Columns
 from .atomic_file import Sink, atomic_writer
 
-__all__ = ["payload", "render_html", "write_html"]
+__all__ = ["Comparison", "payload", "render_html", "write_html"]
 
 _VERSION = 1
 _DATA_ELEMENT = b'<script type="application/octet-stream" id="modtrace-data">'
@@ -31,17 +32,35 @@ _GZIP_LEVEL = 6
 """gzip's level: on 190,000 spans 9 takes five times as long for 2 % less."""
 
 
-def write_html(timeline: Timeline, target: str | os.PathLike[str] | Sink) -> None:
+class Comparison(NamedTuple):
+    """How the two sides of a timeline differ that holds both, as groups of processes.
+
+    Attributes:
+        titles: what the sides are called.
+        notes: sentences about the whole.
+        changes: of each module and phase: fully qualified name, phase, ns before and after, the ends of the interval of
+            the difference, calls before and after, and the verdict.
+        of_span: int32[n], an index into `changes` for each span; -1 for none.
+    """
+
+    titles: tuple[str, str]
+    notes: Sequence[str]
+    changes: Sequence[tuple[str, str, int, int, int, int, int, int, str]]
+    of_span: Int32Array
+
+
+def write_html(timeline: Timeline, target: str | os.PathLike[str] | Sink, comparison: Comparison | None = None) -> None:
     """Write the viewer's page with the timeline inside.
 
     Args:
         timeline: what it shows.
         target: a path, replaced as a whole, or a file opened for writing bytes.
+        comparison: shown beside the timeline, and in its colours.
 
     Raises:
         WriteError: the file cannot be written; an existing file there is intact.
     """
-    page = render_html(timeline)
+    page = render_html(timeline, comparison)
     if isinstance(target, (str, os.PathLike)):
         with atomic_writer(target) as file:
             file.write(page)
@@ -49,14 +68,15 @@ def write_html(timeline: Timeline, target: str | os.PathLike[str] | Sink) -> Non
         target.write(page)
 
 
-def render_html(timeline: Timeline) -> bytes:
+def render_html(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     """Return the viewer's page with the timeline inside, UTF-8; the same bytes for the same timeline."""
     head, element, tail = resources.files("modtrace.view").joinpath("viewer.html").read_bytes().partition(_DATA_ELEMENT)
     # Base64 has no "<": nothing in a name can end the script element.
-    return b"".join((head, element, base64.b64encode(gzip.compress(payload(timeline), _GZIP_LEVEL, mtime=0)), tail))
+    block = gzip.compress(payload(timeline, comparison), _GZIP_LEVEL, mtime=0)
+    return b"".join((head, element, base64.b64encode(block), tail))
 
 
-def payload(timeline: Timeline) -> bytes:
+def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     """Return what the page unpacks: u32 length of a JSON header, the header, then the columns as plain arrays."""
     base = _first_moment(timeline)
     arrays = _Arrays()
@@ -95,6 +115,13 @@ def payload(timeline: Timeline) -> bytes:
         ],
         "arrays": _columns(columns, base, arrays),
     }
+    if comparison is not None:
+        header["comparison"] = {
+            "titles": list(comparison.titles),
+            "notes": list(comparison.notes),
+            "changes": [list(change) for change in comparison.changes],
+            "of_span": arrays.add(comparison.of_span, "i32"),
+        }
     text = _json(header)
     text += b" " * (-(len(text) + 4) % _ALIGNMENT)
     return b"".join((struct.pack("<I", len(text)), text, *arrays.parts))

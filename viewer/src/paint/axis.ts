@@ -53,7 +53,8 @@ function paintMarkNames(frame: Frame): void {
     if (line < 0 || line > width) continue;
     const label = fitter.fit(mark.text || mark.kind, MAX_MARK_WIDTH);
     // A mark of a step stands at its end, so the step's name ends there.
-    const left = mark.kind === "step" ? line - label.width - TEXT_GAP : line + TEXT_GAP;
+    const endsThere = mark.kind === "step" || line + TEXT_GAP + label.width > width;
+    const left = endsThere ? line - label.width - TEXT_GAP : line + TEXT_GAP;
     if (left < freeFrom) continue;
     context.fillStyle = colors.ink;
     context.fillText(label.text, left, height * LOWER_LINE);

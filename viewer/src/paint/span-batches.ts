@@ -1,6 +1,6 @@
 /** Paints the spans of tracks: rectangles in batches of one colour, patterns over some of them, and labels. */
 import { levelTop, type Row } from "../layout/rows";
-import type { Store } from "../store";
+import type { Coloring, Store } from "../store";
 import { forEachRectangle } from "../trace/depth-levels";
 import { RECOMPUTE } from "../trace/trace";
 import type { Frame } from "./frame";
@@ -26,12 +26,9 @@ interface Label {
 type Rectangles = number[];
 
 export class SpanBatches {
-  /** The colour of each name, as an index into `fills` and `inks`. */
-  private readonly colorOfName: Int32Array;
-  private readonly fills: readonly string[];
-  private readonly inks: readonly string[];
-  private readonly plain: Rectangles[];
-  private readonly dimmed: Rectangles[];
+  private coloring: Coloring | undefined;
+  private plain: Rectangles[] = [];
+  private dimmed: Rectangles[] = [];
   private labels: Label[] = [];
   private incomplete: Rectangles = [];
   private recomputed: Rectangles = [];
@@ -39,22 +36,10 @@ export class SpanBatches {
   private fitter: LabelFitter | undefined;
   private font = "";
 
-  constructor(store: Store) {
-    const classes = [...store.classColors.keys()];
-    const index = new Map(classes.map((moduleClass, i) => [moduleClass, i]));
-    this.colorOfName = Int32Array.from(
-      store.trace.names,
-      ({ moduleClass, label }) => index.get(moduleClass || label) ?? 0,
-    );
-    this.fills = classes.map((moduleClass) => store.classColors.get(moduleClass)!.fill);
-    this.inks = classes.map((moduleClass) => store.classColors.get(moduleClass)!.ink);
-    this.plain = classes.map(() => []);
-    this.dimmed = classes.map(() => []);
-  }
-
   /** Collect the rectangles of a track's row that are in sight. */
   add(frame: Frame, row: Row): void {
     const { store, viewport, nsPerPixel, scrollTop, height, width, x } = frame;
+    const { ofSpan } = this.useColoring(store);
     const { spans } = store.trace;
     const metrics = store.metrics.value;
     const highlighted = store.highlighted.value;
@@ -75,9 +60,8 @@ export class SpanBatches {
           const full = right - left;
           if (full <= 0) return;
           const drawn = full > MIN_GAP_WIDTH ? full - 1 : full;
-          const name = spans.name[span];
           const batch = highlighted && !highlighted[span] ? this.dimmed : this.plain;
-          batch[this.colorOfName[name]].push(left, y, drawn);
+          batch[ofSpan(span)].push(left, y, drawn);
           if (merged > 1) return;
           if (spans.phase[span] === RECOMPUTE) this.recomputed.push(left, y, drawn);
           if (!spans.complete[span]) this.incomplete.push(left, y, drawn);
@@ -108,10 +92,20 @@ export class SpanBatches {
     this.labels = [];
   }
 
+  private useColoring(store: Store): Coloring {
+    const coloring = store.coloring.value;
+    if (coloring !== this.coloring) {
+      this.coloring = coloring;
+      this.plain = coloring.colors.map(() => []);
+      this.dimmed = coloring.colors.map(() => []);
+    }
+    return coloring;
+  }
+
   private fillBatches(context: CanvasRenderingContext2D, batches: Rectangles[], alpha: number, height: number): void {
     context.globalAlpha = alpha;
     batches.forEach((rectangles, color) => {
-      fillRectangles(context, rectangles, this.fills[color], height);
+      fillRectangles(context, rectangles, this.coloring!.colors[color].fill, height);
     });
     context.globalAlpha = 1;
   }
@@ -119,18 +113,17 @@ export class SpanBatches {
   private paintLabel({ context, store, colors }: Frame, { span, left, y, right }: Label, height: number): void {
     const { spans, names } = store.trace;
     const highlighted = store.highlighted.value;
-    const name = spans.name[span];
-    const { text, width } = this.fitter!.fit(names[name].label, right - left - 6);
+    const { text, width } = this.fitter!.fit(names[spans.name[span]].label, right - left - 6);
     if (!text) return;
-    const color = this.colorOfName[name];
+    const color = this.coloring!.colors[this.coloring!.ofSpan(span)];
     const x = Math.round((left + right - width) / 2);
     const dimmed = highlighted && !highlighted[span];
     if (!dimmed && (!spans.complete[span] || spans.phase[span] === RECOMPUTE)) {
       // Stripes and dots would cross the letters.
-      context.fillStyle = this.fills[color];
+      context.fillStyle = color.fill;
       context.fillRect(x - 3, y, width + 6, height);
     }
-    context.fillStyle = dimmed ? colors.muted : this.inks[color];
+    context.fillStyle = dimmed ? colors.muted : color.ink;
     context.fillText(text, x, y + height / 2 + 0.5);
   }
 }

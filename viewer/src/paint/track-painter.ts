@@ -12,7 +12,7 @@ export class TrackPainter {
   private readonly batches: SpanBatches;
 
   constructor(private readonly store: Store) {
-    this.batches = new SpanBatches(store);
+    this.batches = new SpanBatches();
   }
 
   /**

@@ -50,6 +50,7 @@ export function makeTrace(
     stats: {},
     metadata: {},
     spanArgs: {},
+    comparison: null,
     ...rest,
   };
 }

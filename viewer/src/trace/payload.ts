@@ -1,5 +1,6 @@
 /** From the page's data block to a trace: base64 of gzip of (u32 H, H bytes of JSON, arrays). */
 import { visibleText } from "../format";
+import { type Comparison, VERDICTS, type Verdict } from "./comparison";
 import { type CounterSeries, type IntegerArray, PHASES, type Spans, type Trace } from "./trace";
 
 const FORMAT_VERSION = 1;
@@ -25,6 +26,15 @@ interface Header {
   readonly span_args: Record<string, Record<string, string>>;
   readonly counters: { name: string; unit: string; process: number; time: ArrayRef; value: ArrayRef }[];
   readonly arrays: Record<string, ArrayRef>;
+  readonly comparison?: HeaderComparison;
+}
+
+interface HeaderComparison {
+  readonly titles: [string, string];
+  readonly notes: string[];
+  /** fqn, phase, ns before and after, ends of the interval, calls before and after, verdict. */
+  readonly changes: [string, string, number, number, number, number, number, number, Verdict][];
+  readonly of_span: ArrayRef;
 }
 
 const ARRAY_TYPES = { f64: Float64Array, i32: Int32Array, u8: Uint8Array } as const;
@@ -98,6 +108,24 @@ export function decode(block: ArrayBuffer): Trace {
     spanArgs: Object.fromEntries(
       Object.entries(header.span_args).map(([span, record]) => [span, visibleRecord(record)]),
     ),
+    comparison: header.comparison ? readComparison(header.comparison, array(header.comparison.of_span), spans) : null,
+  };
+}
+
+function readComparison(header: HeaderComparison, ofSpan: IntegerArray, spans: Spans): Comparison {
+  const isKnown = (change: number) => change === -1 || change in header.changes;
+  if (ofSpan.length !== spans.count || !ofSpan.every(isKnown)) {
+    throw new PayloadError("The timeline in this page is broken: a span has a change that is not there.");
+  }
+  return {
+    titles: [visibleText(header.titles[0]), visibleText(header.titles[1])],
+    notes: header.notes.map(visibleText),
+    changes: header.changes.map(([fqn, phase, before, after, low, high, callsBefore, callsAfter, verdict]) => {
+      if (!VERDICTS.includes(verdict)) throw new PayloadError(`The timeline in this page has an unknown verdict.`);
+      const interval = [low, high] as const;
+      return { fqn: visibleText(fqn), phase, before, after, interval, callsBefore, callsAfter, verdict };
+    }),
+    ofSpan,
   };
 }
 

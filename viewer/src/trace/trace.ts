@@ -1,4 +1,5 @@
 /** A timeline in memory: columns of spans as typed arrays, and the tables that they index. */
+import type { Comparison } from "./comparison";
 
 export const FORWARD = 0;
 export const BACKWARD = 1;
@@ -84,6 +85,8 @@ export interface Trace {
   readonly metadata: Readonly<Record<string, unknown>>;
   /** Further texts of some spans, by the span's index. */
   readonly spanArgs: Readonly<Record<string, Readonly<Record<string, string>>>>;
+  /** Where it holds two sides side by side: how they differ. */
+  readonly comparison: Comparison | null;
 }
 
 /** Nanoseconds after the base. */

@@ -5,6 +5,7 @@ import { useEffect, useMemo, useRef } from "preact/hooks";
 import { onKeys } from "../input/keyboard";
 import { type Dock, initialDock, NARROW } from "../layout/dock";
 import { rowsHeight } from "../layout/rows";
+import type { Session } from "../session";
 import type { Store } from "../store";
 import { DetailsPanel } from "./details/details-panel";
 import { Help } from "./help";
@@ -37,17 +38,33 @@ function keyCommands(store: Store, openHelp: () => void): Readonly<Record<string
       store.select(-1);
       store.setRange(null);
       store.pickedGroup.value = null;
+      store.pickedChange.value = null;
     },
   };
 }
 
-export function App({ store, onPainted }: { store: Store; onPainted: () => void }) {
+interface PageProps {
+  readonly session: Session;
+  readonly onPainted: () => void;
+}
+
+/** The page of what is shown now; another recording or comparison has a page of its own. */
+export function App({ session, onPainted }: PageProps) {
+  return <Page key={String(session.compared.value)} session={session} onPainted={onPainted} />;
+}
+
+function Page({ session, onPainted }: PageProps) {
+  const store = session.store.value;
   const dialog = useRef<HTMLDialogElement>(null);
   const pointer = useRef({ fraction: 0.5 });
   const openHelp = () => dialog.current?.showModal();
 
   // Decided once: a panel that moved when rows are folded would be in the way.
-  const preferred = useSignal<Dock>(useMemo(() => initialDock(innerHeight, rowsHeight(store.rows.peek())), [store]));
+  const preferred = useSignal<Dock>(
+    useMemo(() => {
+      return store.trace.comparison ? "beside" : initialDock(innerHeight, rowsHeight(store.rows.peek()));
+    }, [store]),
+  );
   const narrow = useSignal(narrowScreen.matches);
   const dock = narrow.value ? "below" : preferred.value;
   const setDock = (next: Dock) => {
@@ -68,10 +85,10 @@ export function App({ store, onPainted }: { store: Store; onPainted: () => void 
       <a class="skip" href={`#${TIMELINE_ID}`}>
         Skip to the timeline
       </a>
-      <Toolbar store={store} openHelp={openHelp} />
+      <Toolbar store={store} session={session} openHelp={openHelp} />
       <main class={dock}>
         <Timeline store={store} pointer={pointer.current} onPainted={onPainted} />
-        <DetailsPanel store={store} dock={dock} setDock={narrow.value ? undefined : setDock} />
+        <DetailsPanel store={store} session={session} dock={dock} setDock={narrow.value ? undefined : setDock} />
       </main>
       <Help dialog={dialog} />
     </>

@@ -109,8 +109,9 @@ export class TimelineController {
         this.schedulePaint();
       }),
       effect(() => {
-        const { viewport, selected, range, highlighted, rows, metrics } = store;
-        for (const painted of [viewport, selected, range, highlighted, rows, metrics, this.hover]) void painted.value;
+        const { viewport, selected, range, highlighted, rows, metrics, coloring } = store;
+        const all = [viewport, selected, range, highlighted, rows, metrics, coloring, this.hover];
+        for (const painted of all) void painted.value;
         this.schedulePaint();
       }),
       effect(() => {

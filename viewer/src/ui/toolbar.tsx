@@ -3,6 +3,7 @@ import { useRef } from "preact/hooks";
 import { countIncomplete } from "../analysis/loss-report";
 import { formatCount, formatDuration, plural } from "../format";
 import { durationOf, timeAt } from "../layout/viewport";
+import type { Session } from "../session";
 import type { Store } from "../store";
 import { theme, toggleTheme } from "../theme";
 import { stepAt } from "../trace/steps";
@@ -115,6 +116,23 @@ function Steps({ store }: { store: Store }) {
   );
 }
 
+/** What is compared, and the way back to the recording. */
+function Compared({ store, session }: { store: Store; session: Session }) {
+  const [before, after] = store.trace.comparison!.titles;
+  return (
+    <div class="compared">
+      <span>
+        {before} · {after}
+      </span>
+      {session.compared.value && (
+        <button type="button" class="more" onClick={() => session.compare(null)}>
+          Back to the recording
+        </button>
+      )}
+    </div>
+  );
+}
+
 function LossBadge({ store }: { store: Store }) {
   const { stats } = store.trace;
   const lost = (stats.overwritten ?? 0) + (stats.torn ?? 0);
@@ -139,7 +157,13 @@ function LossBadge({ store }: { store: Store }) {
   );
 }
 
-export function Toolbar({ store, openHelp }: { store: Store; openHelp: () => void }) {
+interface ToolbarProps {
+  readonly store: Store;
+  readonly session: Session;
+  readonly openHelp: () => void;
+}
+
+export function Toolbar({ store, session, openHelp }: ToolbarProps) {
   const dark = theme.value === "dark";
   return (
     <header class="toolbar">
@@ -155,7 +179,7 @@ export function Toolbar({ store, openHelp }: { store: Store; openHelp: () => voi
         {plural(store.trace.spans.count, "span")} · {formatDuration(durationOf(store.bounds))}
       </p>
       <Search store={store} />
-      <Steps store={store} />
+      {store.trace.comparison ? <Compared store={store} session={session} /> : <Steps store={store} />}
       <LossBadge store={store} />
       <div class="switches">
         <button

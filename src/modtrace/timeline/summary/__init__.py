@@ -8,6 +8,7 @@ from .module_times import GpuTotals, ModuleTimes
 from .overview import Overview
 from .step_times import StepTimes, measure_steps
 from .totals import self_times, summarize
+from .typical_step import find_typical_step, warm_up_steps
 
 __all__ = [
     "SORT_KEYS",
@@ -17,7 +18,9 @@ __all__ = [
     "Overview",
     "StepTimes",
     "Summary",
+    "find_typical_step",
     "measure_steps",
     "self_times",
     "summarize",
+    "warm_up_steps",
 ]

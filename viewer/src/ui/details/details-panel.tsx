@@ -3,19 +3,47 @@ import { useSignal } from "@preact/signals";
 import type { FunctionComponent } from "preact";
 
 import type { Dock } from "../../layout/dock";
+import type { Session } from "../../session";
 import type { Store, Tab } from "../../store";
 import { Icon } from "../icons";
+import { ChangesPanel } from "./changes-panel";
 import { FlamePanel } from "./flame-panel";
 import { ModulesPanel } from "./modules-panel";
 import { RecordingPanel } from "./recording-panel";
 import { SelectionPanel } from "./selection-panel";
+import { StepsPanel } from "./steps-panel";
 
-const TABS: readonly { id: Tab; title: string; body: FunctionComponent<{ store: Store }> }[] = [
-  { id: "selection", title: "Selection", body: SelectionPanel },
-  { id: "modules", title: "Modules", body: ModulesPanel },
-  { id: "flame", title: "Flame graph", body: FlamePanel },
-  { id: "recording", title: "Recording", body: RecordingPanel },
-];
+interface PanelProps {
+  readonly store: Store;
+  readonly session: Session;
+}
+
+interface TabBody {
+  readonly id: Tab;
+  readonly title: string;
+  readonly body: FunctionComponent<PanelProps>;
+}
+
+const SELECTION: TabBody = { id: "selection", title: "Selection", body: SelectionPanel };
+const RECORDING: TabBody = { id: "recording", title: "Recording", body: RecordingPanel };
+
+/** Totals are of a recording, and not of two sides together. */
+function tabsOf({ trace, steps }: Store): readonly TabBody[] {
+  if (trace.comparison) return [{ id: "changes", title: "Changes", body: ChangesPanel }, SELECTION, RECORDING];
+  return [
+    SELECTION,
+    { id: "modules", title: "Modules", body: ModulesPanel },
+    ...(steps.length > 1 ? [{ id: "steps", title: "Steps", body: StepsPanel } as const] : []),
+    { id: "flame", title: "Flame graph", body: FlamePanel },
+    RECORDING,
+  ];
+}
+
+/** The chosen tab; the first where what is shown has none of that name. */
+function shownTab(store: Store): TabBody {
+  const tabs = tabsOf(store);
+  return tabs.find(({ id }) => id === store.tab.value) ?? tabs[0];
+}
 
 /** Sizes of the panel in percent of the page. */
 const INITIAL_SIZE = { below: 36, beside: 42 } as const;
@@ -59,27 +87,27 @@ function Splitter({ size, dock }: { size: { value: number }; dock: Dock }) {
   );
 }
 
-interface DetailsPanelProps {
-  readonly store: Store;
+interface DetailsPanelProps extends PanelProps {
   readonly dock: Dock;
   readonly setDock: ((dock: Dock) => void) | undefined;
 }
 
 function TabList({ store, dock, setDock }: DetailsPanelProps) {
-  const current = store.tab.value;
+  const tabs = tabsOf(store);
+  const current = shownTab(store).id;
   const onKeyDown = (event: KeyboardEvent) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    const index = TABS.findIndex((tab) => tab.id === current);
-    const next = TABS[(index + step + TABS.length) % TABS.length];
+    const index = tabs.findIndex((tab) => tab.id === current);
+    const next = tabs[(index + step + tabs.length) % tabs.length];
     store.tab.value = next.id;
     document.getElementById(`tab-${next.id}`)?.focus();
   };
   return (
     <div class="tab-bar">
       <div class="tabs" role="tablist" aria-label="Details" onKeyDown={onKeyDown}>
-        {TABS.map(({ id, title }) => (
+        {tabs.map(({ id, title }) => (
           <button
             key={id}
             id={`tab-${id}`}
@@ -115,17 +143,16 @@ function TabList({ store, dock, setDock }: DetailsPanelProps) {
  * @param dock where the panel is
  * @param setDock moves it; undefined where the page is too narrow for a choice
  */
-export function DetailsPanel({ store, dock, setDock }: DetailsPanelProps) {
+export function DetailsPanel({ store, session, dock, setDock }: DetailsPanelProps) {
   const sizes = { below: useSignal<number>(INITIAL_SIZE.below), beside: useSignal<number>(INITIAL_SIZE.beside) };
   const size = sizes[dock];
-  const current = store.tab.value;
-  const Panel = TABS.find((tab) => tab.id === current)!.body;
+  const { id: current, body: Panel } = shownTab(store);
   return (
     <section class="panel" aria-label="Details" style={{ [dock === "below" ? "height" : "width"]: `${size.value}%` }}>
       <Splitter size={size} dock={dock} />
-      <TabList store={store} dock={dock} setDock={setDock} />
-      <div id="details" class={`body ${current}`} role="tabpanel" tabIndex={0} aria-labelledby={`tab-${current}`}>
-        <Panel store={store} />
+      <TabList store={store} dock={dock} session={session} setDock={setDock} />
+      <div id="details" class="body" role="tabpanel" tabIndex={0} aria-labelledby={`tab-${current}`}>
+        <Panel store={store} session={session} />
       </div>
     </section>
   );

@@ -1,14 +1,14 @@
 /** Totals per module or class: sorted by any column, filtered by the search, copied as a table. */
 
-import { type Signal, useComputed, useSignal } from "@preact/signals";
+import { useComputed, useSignal } from "@preact/signals";
 import { Fragment } from "preact";
 import { flaggedSpans } from "../../analysis/search";
 import { computeTotals, type SortKey, sortTotals, type Total } from "../../analysis/totals";
 import { formatCount, formatDuration } from "../../format";
 import type { Store } from "../../store";
 import { CopyButton } from "../copy-button";
-import { Icon } from "../icons";
 import { CallStatsCard } from "./call-stats-card";
+import { ColumnHead, type Order } from "./column-head";
 import { Scope } from "./scope";
 
 /** Rows shown at first, and added by "more". */
@@ -44,46 +44,6 @@ const COLUMNS: readonly Column[] = [
   timeColumn("self", "Self"),
 ];
 
-const TEXT_KEYS: readonly SortKey[] = ["title", "moduleClass"];
-
-interface Order {
-  readonly key: SortKey;
-  readonly descending: boolean;
-}
-
-interface ColumnHeadProps {
-  readonly column: SortKey;
-  readonly title: string;
-  readonly order: Signal<Order>;
-  readonly isNumber?: boolean;
-}
-
-function ColumnHead({ column, title, order, isNumber }: ColumnHeadProps) {
-  const { key, descending } = order.value;
-  const sorted = key === column;
-  return (
-    <th
-      scope="col"
-      class={isNumber ? "number" : column === "moduleClass" ? "module-class" : ""}
-      aria-sort={!sorted ? "none" : descending ? "descending" : "ascending"}
-    >
-      <button
-        type="button"
-        onClick={() => {
-          order.value = { key: column, descending: sorted ? !descending : !TEXT_KEYS.includes(column) };
-        }}
-      >
-        {title}
-        {sorted && (
-          <span class={descending ? "sort" : "sort up"}>
-            <Icon name="down" />
-          </span>
-        )}
-      </button>
-    </th>
-  );
-}
-
 function SelfShare({ ns, wholeNs }: { ns: number; wholeNs: number }) {
   const fraction = wholeNs > 0 ? Math.max(ns / wholeNs, 0) : 0;
   return (
@@ -103,7 +63,7 @@ function toText(rows: readonly Total[], columns: readonly Column[]): string {
 }
 
 export function ModulesPanel({ store }: { store: Store }) {
-  const order = useSignal<Order>({ key: "total", descending: true });
+  const order = useSignal<Order<SortKey>>({ key: "total", descending: true });
   const limit = useSignal(PAGE_ROWS);
   const rows = useComputed(() => computeTotals(store.trace, store.groups.value, store.device.value, store.range.value));
   /** Groups with a span that the search matches; null where nothing is searched. */
@@ -133,7 +93,7 @@ export function ModulesPanel({ store }: { store: Store }) {
         <thead>
           <tr>
             <ColumnHead column="title" title={byModule ? "Module" : "Class"} order={order} />
-            {byModule && <ColumnHead column="moduleClass" title="Class" order={order} />}
+            {byModule && <ColumnHead column="moduleClass" title="Class" order={order} class="module-class" />}
             {columns.map(({ key, title, isShare }) =>
               isShare ? (
                 <th key={title} scope="col" class="number">

@@ -105,7 +105,9 @@ export function SelectionPanel({ store }: { store: Store }) {
         <Field name="Duration">{formatDuration(spans.end[span] - spans.start[span])}</Field>
         <Field name="Self">{formatDuration(selfTime(spans, span))}</Field>
         <Field name="Start">{formatMoment(spans.start[span])}</Field>
-        <Field name="Unix time">{String(trace.base + BigInt(Math.round(spans.start[span])))} ns</Field>
+        {!trace.comparison && (
+          <Field name="Unix time">{String(trace.base + BigInt(Math.round(spans.start[span])))} ns</Field>
+        )}
         <Field name="Call">{spans.call[span]}</Field>
         <Field name="Step">{spans.step[span]}</Field>
         <Field name="Track">{track.name}</Field>

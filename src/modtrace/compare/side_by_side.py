@@ -1,0 +1,162 @@
+"""A step of each side as one timeline: two groups of processes whose steps begin at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..timeline import PHASES, CounterSeries, Mark, Process, Timeline
+from ..timeline.columns import Columns
+from ..timeline.summary import find_typical_step
+from ..write.html import Comparison
+from .changes import Change
+from .samples import plain_fqn
+
+__all__ = ["TITLES", "Side", "compared", "side_by_side", "typical_side"]
+
+TITLES = ("before", "after")
+
+
+class Side(NamedTuple):
+    """A typical step of one side.
+
+    Attributes:
+        step: the spans that began in it, whole, and what else lies in it.
+        start_ns: when it began, Unix nanoseconds.
+        duration_ns: what it took.
+        renamed: names of modules here, and what they are called on the other side.
+    """
+
+    step: Timeline
+    start_ns: int
+    duration_ns: int
+    renamed: Mapping[str, str]
+
+
+def typical_side(timelines: Sequence[Timeline], median_ns: float, renamed: Mapping[str, str]) -> Side:
+    """Return the typical step of that recording whose own is nearest a median of all.
+
+    Args:
+        timelines: the recordings of a side; each has whole steps.
+        median_ns: what a step of the side takes.
+        renamed: see `Side`.
+    """
+    steps = [find_typical_step(timeline) for timeline in timelines]
+    best = min(range(len(steps)), key=lambda index: abs(steps[index].duration_ns - median_ns))
+    number, duration_ns = steps[best].step, steps[best].duration_ns
+    step = timelines[best].steps(number, number + 1)
+    end_ns = max(mark.time_ns for mark in step.marks if mark.kind == "step")
+    return Side(step, end_ns - duration_ns, duration_ns, renamed)
+
+
+def side_by_side(sides: tuple[Side, Side]) -> Timeline:
+    """Return both steps in the time of the first, which the other is moved to; marks say whose they are."""
+    shifts = [sides[0].start_ns - side.start_ns for side in sides]
+    processes = [_processes(side.step, title) for side, title in zip(sides, TITLES, strict=True)]
+    order = _process_order(processes)
+    tracks = [
+        (order.index(process), side, index, track._replace(process=process))
+        for side in range(2)
+        for index, track in enumerate(sides[side].step.tracks)
+        for process in (processes[side][track.process],)
+    ]
+    tracks.sort(key=lambda row: row[:3])
+    position = {(side, index): row for row, (_, side, index, _) in enumerate(tracks)}
+    joined = _joined(sides, shifts, position)
+    by_start = np.lexsort((joined.depth, joined.start))
+    new_index = np.empty(len(by_start) + 1, np.int64)
+    new_index[by_start] = np.arange(len(by_start))
+    new_index[-1] = -1
+    ordered = joined.take(by_start)
+    offsets = [0, len(sides[0].step.columns)]
+    return Timeline(
+        replace(ordered, parent=new_index[ordered.parent]),
+        [name for side in sides for name in side.step.names],
+        [track for *_, track in tracks],
+        marks=_marks(sides, shifts),
+        counters=[
+            counter
+            for side, shift, named in zip(sides, shifts, processes, strict=True)
+            for counter in _counters(side, shift, named)
+        ],
+        metadata={title: dict(side.step.metadata) for side, title in zip(sides, TITLES, strict=True)},
+        span_args={
+            int(new_index[offset + span]): args
+            for side, offset in zip(sides, offsets, strict=True)
+            for span, args in side.step.span_args.items()
+        },
+    )
+
+
+def compared(
+    timeline: Timeline, sides: tuple[Side, Side], notes: Sequence[str], changes: Sequence[Change]
+) -> Comparison:
+    """Say for the page how each span of `side_by_side(sides)` changed; work on GPUs was not compared."""
+    known = {(change.fqn, change.phase): index for index, change in enumerate(changes)}
+    keys = [plain_fqn(name.fqn, side.renamed) for side in sides for name in side.step.names]
+    of_name = np.array([[known.get((fqn, phase), -1) for phase in PHASES] for fqn in keys], np.int32)
+    columns = timeline.columns
+    of_span = of_name.reshape(-1, len(PHASES))[columns.name, columns.phase]
+    on_gpu = np.array([track.device is not None for track in timeline.tracks] or [False])
+    return Comparison(TITLES, notes, changes, np.where(on_gpu[columns.track], -1, of_span))
+
+
+def _processes(step: Timeline, title: str) -> dict[Process, Process]:
+    owners = [track.process for track in step.tracks] + [counter.process for counter in step.counters]
+    return {owner: owner._replace(program=f"{title} · {owner.program}") for owner in owners}
+
+
+def _process_order(processes: Sequence[Mapping[Process, Process]]) -> list[Process]:
+    """Return the processes with those of one rank above each other."""
+    pairs = [list(side.values()) for side in processes]
+    longest = max(map(len, pairs))
+    return [side[index] for index in range(longest) for side in pairs if index < len(side)]
+
+
+def _joined(sides: tuple[Side, Side], shifts: Sequence[int], position: Mapping[tuple[int, int], int]) -> Columns:
+    parts = []
+    first, first_name = 0, 0
+    for number, (side, shift) in enumerate(zip(sides, shifts, strict=True)):
+        columns = side.step.columns
+        track_of = np.array([position[number, index] for index in range(len(side.step.tracks))] or [0], np.int32)
+        parts.append(
+            replace(
+                columns,
+                start=columns.start + shift,
+                end=columns.end + shift,
+                name=columns.name + np.int32(first_name),
+                track=track_of[columns.track],
+                parent=np.where(columns.parent < 0, -1, columns.parent + first),
+                # Calls of the two sides are never joined.
+                link=np.where(columns.link < 0, -1, _numbered(columns.link) * 2 + number),
+            )
+        )
+        first += len(columns)
+        first_name += len(side.step.names)
+    return Columns(*(np.concatenate([getattr(part, field) for part in parts]) for field in Columns.__slots__))
+
+
+def _numbered(link: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Return small numbers that are equal where the links are."""
+    return np.unique(link, return_inverse=True)[1].astype(np.int64)
+
+
+def _marks(sides: tuple[Side, Side], shifts: Sequence[int]) -> list[Mark]:
+    marks = [
+        # None is of kind "step": the two steps are no steps of one program.
+        Mark(mark.time_ns + shift, "mark", f"{'end of ' if mark.kind == 'step' else ''}{mark.text}, {title}")
+        for side, shift, title in zip(sides, shifts, TITLES, strict=True)
+        for mark in side.step.marks
+        if mark.kind != "sync"
+    ]
+    return sorted(marks, key=lambda mark: mark.time_ns)
+
+
+def _counters(side: Side, shift: int, processes: Mapping[Process, Process]) -> list[CounterSeries]:
+    return [
+        replace(counter, process=processes[counter.process], time=np.maximum(counter.time, side.start_ns) + shift)
+        for counter in side.step.counters
+    ]

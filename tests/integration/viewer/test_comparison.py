@@ -1,0 +1,151 @@
+"""Two sides above each other on the page: two steps of a recording, and a comparison that modtrace wrote."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import modtrace
+from modtrace.timeline import BACKWARD, Columns, Timeline
+from tests.support.browser import visit
+from tests.support.gpt_timeline import BASE, gpt_timeline
+from tests.support.viewer_page import Open, click, color_of, details, settle, table, viewport
+from tests.unit.test_diff import recording
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SLOWER, FASTER, SAME = "#c2410c", "#1f6fd6", "#a9b4bf"
+US = 1_000
+SHIFT = 400 * US
+
+
+def slower_in_step_2() -> Timeline:
+    """Four equal steps of a GPT of one block, but that in step 2 `h.0.mlp.act` takes 400 µs more in forward."""
+    timeline = gpt_timeline(4, 1)
+    columns = timeline.columns
+    act = next(index for index, name in enumerate(timeline.names) if name.fqn.endswith("h.0.mlp.act"))
+    row = int(np.flatnonzero((columns.name == act) & (columns.step == 2) & (columns.phase == 0))[0])
+    until = int(columns.end[row])
+    later = {field: getattr(columns, field) + SHIFT * (getattr(columns, field) >= until) for field in ("start", "end")}
+    fields = {field: getattr(columns, field) for field in Columns.__slots__}
+    marks = [mark._replace(time_ns=mark.time_ns + SHIFT * (mark.time_ns >= until)) for mark in timeline.marks]
+    return Timeline(Columns(**(fields | later)), timeline.names, timeline.tracks, timeline.stats, marks)
+
+
+def compare_steps(page: Page) -> None:
+    page.get_by_role("tab", name="Steps").click()
+    page.get_by_role("button", name=re.compile("^Compare step")).click()
+    page.get_by_role("tab", name="Changes").wait_for()
+    settle(page)
+
+
+def headers(page: Page) -> list[str]:
+    return page.locator("[data-kind=process]").all_inner_texts()
+
+
+def test_steps_have_a_table_that_zooms_to_them(open_page: Open) -> None:
+    page = open_page(slower_in_step_2()).page
+    page.get_by_role("tab", name="Steps").click()
+    rows = table(page)
+    usual = rows["step 0"][0]
+    assert list(rows) == ["step 0", "step 1", "step 2", "step 3"]
+    assert [cells[:2] for cells in rows.values()][:2] == [[usual, "100.0 %"]] * 2
+    assert rows["step 2"][0] != usual
+    page.get_by_role("columnheader", name="Duration").get_by_role("button").click()
+    assert list(table(page))[0] == "step 2"
+    before = viewport(page)
+    page.get_by_role("button", name="step 2", exact=True).first.click()
+    start, end = viewport(page)
+    assert end - start < (before[1] - before[0]) / 3
+    assert page.get_by_role("button", name="Compare step 0 with step 2").count() == 1, "a usual one and the slowest"
+
+
+def test_two_steps_side_by_side_begin_together_and_show_what_differs(open_page: Open) -> None:
+    timeline = slower_in_step_2()
+    page = open_page(timeline).page
+    compare_steps(page)
+
+    assert headers(page) == ["step 0 · rank 0 · python", "step 2 · rank 0 · python"]
+    rows = page.locator("tbody tr").all()
+    cells = rows[0].locator("th, td").all_inner_texts()
+    fqn = "GPT2LMHeadModel.transformer.h.0.mlp.act"
+    assert cells[:2] == [fqn, "forward"]
+    assert [float(cell) for cell in cells[2:4]] == [0.06, 0.46]
+    assert cells[4:] == ["+0.400", "+666.7 %", "slower"]
+    assert {row.locator("td").last.inner_text() for row in rows[1:]} == {"same"}
+    notes = page.locator(".notes").inner_text()
+    assert re.search(r"step 0 took 2\.\d+ ms, step 2 .* more\.", notes)
+
+    # In the data the span begins so long after its step's start: there it is drawn on both sides, in the colour of slower.
+    columns, steps = timeline.columns, [BASE, *(mark.time_ns for mark in timeline.marks)]
+    for track, step in (("track 0", 0), ("track 1", 2)):
+        span = next(
+            i for i, one in enumerate(timeline.spans) if one.fqn == fqn and one.step == step and one.phase == "forward"
+        )
+        at = int(columns.start[span]) - steps[step]
+        assert color_of(page, track, int(columns.depth[span]), at + 30 * US) == SLOWER
+        assert color_of(page, track, 0, at) == SAME
+        click(page, track, int(columns.depth[span]), at + 30 * US)
+        shown = details(page)
+        assert (shown["Process"].split(" · ")[0], shown["Step"]) == (f"step {step}", str(step))
+        assert "Unix time" not in shown
+
+    page.get_by_role("button", name="Back to the recording").click()
+    settle(page)
+    assert headers(page) == ["rank 0 · python"]
+    page.go_back()
+    page.get_by_role("tab", name="Changes").wait_for()
+    assert headers(page)[1] == "step 2 · rank 0 · python"
+    page.reload()
+    page.get_by_role("tab", name="Changes").wait_for()
+    assert headers(page)[1] == "step 2 · rank 0 · python"
+
+
+def test_picked_change_is_highlighted_on_both_sides_and_copied(open_page: Open) -> None:
+    page = open_page(slower_in_step_2(), permissions=["clipboard-read", "clipboard-write"]).page
+    compare_steps(page)
+    page.get_by_role("button", name="GPT2LMHeadModel.transformer.h.0.mlp.act", exact=True).first.click()
+    assert page.locator(".match-count").inner_text() == "2 found"
+    page.get_by_role("searchbox").fill("attn phase:backward")
+    assert all(".attn" in fqn for fqn in table(page))
+    page.get_by_role("searchbox").fill("")
+    page.get_by_role("button", name="Colour by class").click()
+    settle(page)
+    assert color_of(page, "track 0", 0, 500 * US) != SAME
+    page.get_by_role("button", name="Copy table").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()").split("\n")
+    assert copied[0].split("\t")[:5] == ["module", "phase", "step 0 ns", "step 2 ns", "difference ns"]
+    assert copied[1].split("\t")[1:5] == ["forward", "60000", "460000", "400000"]
+
+
+def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, tmp_path: Path) -> None:
+    found = modtrace.diff(recording(0), recording(1, {("Net.h.3", BACKWARD): 1.5, ("Net.h.5", BACKWARD): 0.6}))
+    found.save(tmp_path / "d.html")
+    with visit(browser) as seen:
+        page = seen.page
+        page.goto((tmp_path / "d.html").as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        assert page.title() == "before · after – modtrace"
+        assert headers(page) == ["before · python", "after · python"]
+        rows = [row.locator("th, td").all_inner_texts() for row in page.locator("tbody tr").all()]
+        assert len(rows) == len(found.changes)
+        for cells, change in zip(rows, found.changes, strict=True):
+            assert (cells[0], cells[1], cells[-1]) == (change.fqn, change.phase, change.verdict)
+            assert [float(cell) for cell in cells[2:4]] == [
+                round(ns / 1e6, 3) for ns in (change.base_ns, change.new_ns)
+            ]
+        assert page.locator(".notes p").all_inner_texts() == found.header
+        for fqn, color in (("Net.h.3", SLOWER), ("Net.h.5", FASTER)):
+            for side, track in ((0, "track 2"), (1, "track 3")):
+                spans = found.sides[side].step
+                span = next(one for one in spans.spans if (one.fqn, one.phase) == (fqn, "backward"))
+                # A recording's first moment is that of its first span, which begins the step.
+                at = (span.start_ns + span.end_ns) // 2 - found.sides[side].start_ns
+                assert color_of(page, track, 1, at) == color
+        assert page.get_by_role("button", name="Back to the recording").count() == 0
+        assert (seen.problems, set(seen.requests)) == ([], {(tmp_path / "d.html").as_uri()})

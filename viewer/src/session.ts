@@ -1,0 +1,34 @@
+/** What the page shows: the recording, or two of its steps side by side. */
+import { computed, type ReadonlySignal, signal, untracked } from "@preact/signals";
+
+import { compareSteps } from "./analysis/compare-steps";
+import { createStore, type Store } from "./store";
+import type { Trace } from "./trace/trace";
+
+/** Indexes of two steps of the recording. */
+export type StepPair = readonly [first: number, second: number];
+
+export interface Session {
+  /** The recording as a whole. */
+  readonly whole: Store;
+  readonly compared: ReadonlySignal<StepPair | null>;
+  /** What is shown. */
+  readonly store: ReadonlySignal<Store>;
+  /** Show two steps side by side; null: the recording. Steps that do not exist are refused. */
+  readonly compare: (pair: StepPair | null) => void;
+}
+
+export function createSession(trace: Trace): Session {
+  const whole = createStore(trace);
+  const compared = signal<StepPair | null>(null);
+  const store = computed(() => {
+    if (!compared.value) return whole;
+    const [first, second] = compared.value;
+    return untracked(() => createStore(compareSteps(trace, [whole.steps[first], whole.steps[second]])));
+  });
+  const compare = (pair: StepPair | null) => {
+    if (pair?.some((step) => !whole.steps[step])) return;
+    if (String(pair) !== String(compared.value)) compared.value = pair;
+  };
+  return { whole, compared, store, compare };
+}

@@ -1,0 +1,34 @@
+/** Two sides on one time axis: what each module took on either, and what is said of the difference. */
+import type { IntegerArray } from "./trace";
+
+/** "added" is only on the second side, "removed" only on the first. */
+export const VERDICTS = ["slower", "faster", "same", "cannot tell", "added", "removed"] as const;
+export type Verdict = (typeof VERDICTS)[number];
+
+/** One module in one phase on both sides; times are ns of self time. */
+export interface Change {
+  readonly fqn: string;
+  readonly phase: string;
+  readonly before: number;
+  readonly after: number;
+  /** The confidence interval of the difference; null where one step alone stands for each side. */
+  readonly interval: readonly [low: number, high: number] | null;
+  readonly callsBefore: number;
+  readonly callsAfter: number;
+  readonly verdict: Verdict;
+}
+
+export interface Comparison {
+  /** What the two sides are called. */
+  readonly titles: readonly [before: string, after: string];
+  /** Sentences about the whole. */
+  readonly notes: readonly string[];
+  /** Largest difference first, changed ones before all others. */
+  readonly changes: readonly Change[];
+  /** Per span an index into `changes`, -1 for none. */
+  readonly ofSpan: IntegerArray;
+}
+
+/** The difference as a part of what it was before; infinite where that was 0. */
+export const ratioOf = ({ before, after }: Change): number =>
+  before ? (after - before) / before : after ? Infinity : 0;

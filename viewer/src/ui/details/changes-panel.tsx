@@ -1,0 +1,191 @@
+/** What each module took on both sides, and how they differ: sorted by any column, filtered by the search, copied. */
+import { useComputed, useSignal } from "@preact/signals";
+
+import { flaggedSpans } from "../../analysis/search";
+import { VERDICT_COLORS } from "../../color";
+import { formatCount } from "../../format";
+import type { Store } from "../../store";
+import { type Change, ratioOf, VERDICTS, type Verdict } from "../../trace/comparison";
+import { CopyButton } from "../copy-button";
+import { ColumnHead, type Order } from "./column-head";
+import { Choice } from "./scope";
+
+/** Rows shown at first, and added by "more". */
+const PAGE_ROWS = 200;
+
+type Key = "cost" | "fqn" | "phase" | "before" | "after" | "difference" | "ratio" | "calls" | "verdict";
+
+const differenceOf = ({ before, after }: Change): number => after - before;
+
+const VALUE: Readonly<Record<Exclude<Key, "cost">, (change: Change) => number | string>> = {
+  fqn: ({ fqn }) => fqn,
+  phase: ({ phase }) => phase,
+  before: ({ before }) => before,
+  after: ({ after }) => after,
+  difference: differenceOf,
+  ratio: ratioOf,
+  calls: ({ callsAfter }) => callsAfter,
+  verdict: ({ verdict }) => VERDICTS.indexOf(verdict),
+};
+
+const formatMs = (ns: number): string => (ns / 1e6).toFixed(3);
+const withSign = (value: number, text: string): string => `${value < 0 ? "−" : value > 0 ? "+" : ""}${text}`;
+const signedMs = (ns: number): string => withSign(ns, formatMs(Math.abs(ns)));
+
+function formatRatio(change: Change): string {
+  const ratio = ratioOf(change);
+  return Number.isFinite(ratio) ? withSign(ratio, `${Math.abs(ratio * 100).toFixed(1)} %`) : "–";
+}
+
+const formatCalls = ({ callsBefore, callsAfter }: Change): string =>
+  callsBefore === callsAfter ? formatCount(callsAfter) : `${formatCount(callsBefore)} → ${formatCount(callsAfter)}`;
+
+/** What a verdict is called between sides of these names. */
+function verdictTitle(verdict: Verdict, [before, after]: readonly [string, string]): string {
+  if (verdict === "added") return `only ${after}`;
+  return verdict === "removed" ? `only ${before}` : verdict;
+}
+
+/** The rows as tab-separated text with a line of titles; times in nanoseconds. */
+function toText(changes: readonly Change[], [before, after]: readonly [string, string]): string {
+  const lines = changes.map((change) =>
+    [change.fqn, change.phase, change.before, change.after, differenceOf(change)]
+      .concat([change.interval?.[0] ?? "", change.interval?.[1] ?? "", change.callsBefore, change.callsAfter])
+      .concat([change.verdict])
+      .join("\t"),
+  );
+  const titles = ["module", "phase", `${before} ns`, `${after} ns`, "difference ns", "low ns", "high ns"];
+  return [[...titles, `${before} calls`, `${after} calls`, "verdict"].join("\t"), ...lines].join("\n");
+}
+
+function Swatch({ verdict }: { verdict: Verdict }) {
+  return <span class="color-swatch" style={{ background: VERDICT_COLORS[verdict].fill }} />;
+}
+
+export function ChangesPanel({ store }: { store: Store }) {
+  const { changes, titles, notes, ofSpan } = store.trace.comparison!;
+  const order = useSignal<Order<Key>>({ key: "cost", descending: true });
+  const limit = useSignal(PAGE_ROWS);
+  const shown = useComputed(() => {
+    const { flags } = store.search.value;
+    const found = flags && new Set(Array.from(flaggedSpans(flags), (span) => ofSpan[span]));
+    const rows = [...changes.keys()].filter((index) => found?.has(index) ?? true);
+    const { key, descending } = order.value;
+    if (key === "cost") return rows;
+    const sign = descending ? -1 : 1;
+    const value = (index: number) => VALUE[key](changes[index]);
+    return rows.sort((a, b) => sign * (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) || a - b);
+  });
+  const hasOtherCalls = changes.some(({ callsBefore, callsAfter }) => callsBefore !== callsAfter);
+  const hasInterval = changes.some(({ interval }) => interval);
+  const picked = store.pickedChange.value;
+  const counts = VERDICTS.map((verdict) => changes.filter((change) => change.verdict === verdict).length);
+
+  return (
+    <>
+      <div class="notes">
+        {notes.map((note) => (
+          <p key={note}>{note}</p>
+        ))}
+      </div>
+      <div class="scope">
+        <Choice
+          label="Colour spans by"
+          options={[
+            ["change", "Colour by change"],
+            ["class", "Colour by class"],
+          ]}
+          value={store.colorBy.value}
+          choose={(by) => {
+            store.colorBy.value = by;
+          }}
+        />
+        <p class="verdicts">
+          {VERDICTS.map(
+            (verdict, i) =>
+              counts[i] > 0 && (
+                <span key={verdict}>
+                  <Swatch verdict={verdict} />
+                  {formatCount(counts[i])} {verdictTitle(verdict, titles)}
+                </span>
+              ),
+          )}
+        </p>
+        <CopyButton
+          text={() =>
+            toText(
+              shown.value.map((index) => changes[index]),
+              titles,
+            )
+          }
+          label="Copy table"
+        />
+      </div>
+      <table>
+        <thead>
+          <tr>
+            <ColumnHead column="fqn" title="Module" order={order} />
+            <ColumnHead column="phase" title="Phase" order={order} />
+            <ColumnHead column="before" title={`${titles[0]} ms`} order={order} isNumber />
+            <ColumnHead column="after" title={`${titles[1]} ms`} order={order} isNumber />
+            <ColumnHead column="difference" title="Difference ms" order={order} isNumber />
+            <ColumnHead column="ratio" title="%" order={order} isNumber />
+            {hasInterval && (
+              <th scope="col" class="number interval">
+                95 % interval ms
+              </th>
+            )}
+            {hasOtherCalls && <ColumnHead column="calls" title="Calls" order={order} isNumber />}
+            <ColumnHead column="verdict" title="Verdict" order={order} />
+          </tr>
+        </thead>
+        <tbody>
+          {shown.value.slice(0, limit.value).map((index) => {
+            const change = changes[index];
+            const { fqn, phase, before, after, interval, verdict } = change;
+            return (
+              <tr key={index} class={index === picked ? "picked" : ""}>
+                <th scope="row">
+                  <button
+                    type="button"
+                    class="link"
+                    title={`${fqn}: highlight its spans on both sides`}
+                    aria-pressed={index === picked}
+                    onClick={() => store.pickChange(index)}
+                  >
+                    {fqn}
+                  </button>
+                </th>
+                <td>{phase}</td>
+                <td class="number">{formatMs(before)}</td>
+                <td class="number">{formatMs(after)}</td>
+                <td class="number">{signedMs(after - before)}</td>
+                <td class="number">{formatRatio(change)}</td>
+                {hasInterval && (
+                  <td class="number interval">{interval && `${signedMs(interval[0])} … ${signedMs(interval[1])}`}</td>
+                )}
+                {hasOtherCalls && <td class="number">{formatCalls(change)}</td>}
+                <td class="verdict">
+                  <Swatch verdict={verdict} />
+                  {verdictTitle(verdict, titles)}
+                </td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+      {!shown.value.length && <p class="hint">The search matches none of these.</p>}
+      {shown.value.length > limit.value && (
+        <button
+          type="button"
+          class="more"
+          onClick={() => {
+            limit.value += PAGE_ROWS;
+          }}
+        >
+          {formatCount(shown.value.length - limit.value)} more rows
+        </button>
+      )}
+    </>
+  );
+}
