@@ -56,7 +56,7 @@ def test_steps_have_a_table_that_zooms_to_them(open_page: Open) -> None:
     assert [cells[:2] for cells in rows.values()][:2] == [[usual, "100.0 %"]] * 2
     assert rows["step 2"][0] != usual
     page.get_by_role("columnheader", name="Duration").get_by_role("button").click()
-    assert list(table(page))[0] == "step 2"
+    assert next(iter(table(page))) == "step 2"
     before = viewport(page)
     page.get_by_role("button", name="step 2", exact=True).first.click()
     start, end = viewport(page)
@@ -80,7 +80,7 @@ def test_two_steps_side_by_side_begin_together_and_show_what_differs(open_page: 
     notes = page.locator(".notes").inner_text()
     assert re.search(r"step 0 took 2\.\d+ ms, step 2 .* more\.", notes)
 
-    # In the data the span begins so long after its step's start: there it is drawn on both sides, in the colour of slower.
+    # It is drawn where it lies after the start of its step in the data, on both sides.
     columns, steps = timeline.columns, [BASE, *(mark.time_ns for mark in timeline.marks)]
     for track, step in (("track 0", 0), ("track 1", 2)):
         span = next(
@@ -136,12 +136,10 @@ def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, t
         assert len(rows) == len(found.changes)
         for cells, change in zip(rows, found.changes, strict=True):
             assert (cells[0], cells[1], cells[-1]) == (change.fqn, change.phase, change.verdict)
-            assert [float(cell) for cell in cells[2:4]] == [
-                round(ns / 1e6, 3) for ns in (change.base_ns, change.new_ns)
-            ]
+            assert cells[2:4] == [f"{ns / 1e6:.3f}" for ns in (change.base_ns, change.new_ns)]
         assert page.locator(".notes p").all_inner_texts() == found.header
         for fqn, color in (("Net.h.3", SLOWER), ("Net.h.5", FASTER)):
-            for side, track in ((0, "track 2"), (1, "track 3")):
+            for side, track in ((0, "track 1"), (1, "track 3")):
                 spans = found.sides[side].step
                 span = next(one for one in spans.spans if (one.fqn, one.phase) == (fqn, "backward"))
                 # A recording's first moment is that of its first span, which begins the step.
