@@ -14,6 +14,7 @@ process inherits the variable only where `%p` tells the files apart.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ._errors import RecordingError
 from ._rank import absolute_path, add_rank
 from .record_options import OPTIONS
+from .write.next_step import next_step_hint
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -48,16 +50,17 @@ class AutoRecording:
 
     Args:
         arguments: of `modtrace.record`, `path` included.
-        log_errors: log what keeps it from starting; False lets it leave the script's import of torch.
+        unattended: nobody waits for the recording: log what keeps it from starting, and say on stderr where the file is
+            once it is there. False lets such an error leave the script's import of torch.
 
     Attributes:
         recording: None until torch is imported.
         error: what kept it from starting.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], *, log_errors: bool) -> None:
+    def __init__(self, arguments: Mapping[str, Any], *, unattended: bool) -> None:
         self._arguments = arguments
-        self._log_errors = log_errors
+        self._unattended = unattended
         self._process = os.getpid()
         self.recording: Recording | None = None
         self.error: Exception | None = None
@@ -87,13 +90,23 @@ class AutoRecording:
 
             recording = record(**self._arguments)
             recording.replaceable = True
+            recording.on_saved = _say_where if self._unattended else _say_nothing
             recording.start()
             self.recording = recording
         except Exception as error:
             self.error = error
-            if not self._log_errors:
+            if not self._unattended:
                 raise
             _log.error("%s: %s; nothing is recorded", _VARIABLE, error)
+
+
+def _say_where(path: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the script may have closed it
+        sys.stderr.write(f"modtrace: recorded to {path}. {next_step_hint(path)}\n")
+
+
+def _say_nothing(_path: str) -> None:
+    """Say nothing: who made the recording does."""
 
 
 def start_from_variable() -> None:
@@ -112,7 +125,7 @@ def start_from_variable() -> None:
 
 def _start_unless_command(arguments: Mapping[str, Any]) -> None:
     if "modtrace.cli" not in sys.modules:  # `modtrace run` has options for all this
-        AutoRecording(arguments, log_errors=True)
+        AutoRecording(arguments, unattended=True)
 
 
 def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -15,11 +15,24 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.profiler import ProfilerAction
 
-__all__ = ["DEFAULT_CAPACITY", "ENGINES", "OPTIONS", "EngineName", "Option", "RecordOptions"]
+__all__ = [
+    "DEFAULT_CAPACITY",
+    "ENGINES",
+    "MAX_CAPACITY",
+    "MIN_CAPACITY",
+    "OPTIONS",
+    "EngineName",
+    "Option",
+    "RecordOptions",
+    "check_capacity",
+    "check_engine",
+]
 
 EngineName = Literal["auto", "native", "python"]
 ENGINES: tuple[EngineName, ...] = ("auto", "native", "python")
 DEFAULT_CAPACITY = 1 << 20
+MIN_CAPACITY = 16
+MAX_CAPACITY = 1 << 34
 
 
 class RecordOptions(TypedDict, total=False):
@@ -58,10 +71,24 @@ class Option:
     is_path: bool = False
 
 
-def _engine(text: str) -> str:
-    if text not in ENGINES:
-        raise ValueError(f"engine is {text!r}; it must be 'auto', 'native' or 'python'")
-    return text
+def check_engine(engine: object) -> str:
+    """Return the name of an engine; raises ValueError where there is none of that name."""
+    if engine not in ENGINES:
+        raise ValueError(f"engine is {engine!r}; it must be 'auto', 'native' or 'python'")
+    return str(engine)
+
+
+def check_capacity(capacity: object) -> int:
+    """Return how many events a ring holds; raises ValueError where it can hold no such number."""
+    if not isinstance(capacity, int) or not MIN_CAPACITY <= capacity <= MAX_CAPACITY:
+        raise ValueError(
+            f"capacity is {capacity!r}; it must be a whole number of events, {MIN_CAPACITY} to {MAX_CAPACITY:,}"
+        )
+    return capacity
+
+
+def _capacity(text: str) -> int:
+    return check_capacity(int(text) if text.isdecimal() else text)
 
 
 def _positive(text: str) -> int:
@@ -131,8 +158,8 @@ def _flag(text: str) -> bool:
 
 OPTIONS: tuple[Option, ...] = (
     Option("ring", str, "A file behind the ring: it survives SIGKILL.", "FILE", is_path=True),
-    Option("engine", _engine, "Which engine records.", f"[{'|'.join(ENGINES)}]", "auto"),
-    Option("capacity", _positive, "Events kept; the oldest are overwritten.", "N", DEFAULT_CAPACITY),
+    Option("engine", check_engine, "Which engine records.", f"[{'|'.join(ENGINES)}]", "auto"),
+    Option("capacity", _capacity, "Events kept, 32 bytes each; the oldest are overwritten.", "N", DEFAULT_CAPACITY),
     Option("model", str, "Names start at the module of this class; else at each outermost called one.", "CLASS"),
     Option("max_steps", _positive, "Stop recording after N optimizer steps.", "N"),
     Option("schedule", _schedule, "Record some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE,REPEAT"),

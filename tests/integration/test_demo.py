@@ -8,8 +8,8 @@ import torch
 
 import modtrace
 from modtrace.check import check
-from modtrace.cli._output import next_step_hint
 from modtrace.demo import GPT, batches, make_optimizer, train_step
+from modtrace.write.next_step import next_step_hint
 from tests.support.python_process import python_environment, run_python
 from tests.support.trace_processor import TraceProcessor
 
@@ -85,7 +85,7 @@ def test_the_readme_shows_what_summary_prints(demo: tuple[Path, str]) -> None:
     left_out = [" ".join(line.partition(": ")[2].split()) for line in shown if line.startswith("left out")]
     assert left_out == ["forward self, backward self; a wider terminal or a pipe has them"]
     assert [line.partition(";")[0] for line in shown[2:3]] == [line.partition(";")[0] for line in printed[2:3]]
-    assert shown[4].split() == [*printed[4].split()[:-3], "backward"]
+    assert shown[4].split() == [*printed[4].split()[:-5], "backward"]
     assert [line.split()[1:3] for line in shown[6:11]] == [line.split()[1:3] for line in printed[6:11]]
     assert shown[11] == printed[11] == "71 more modules"
     assert [line.split() for line in shown[13:16]] == [line.split() for line in printed[12:15]]

@@ -252,8 +252,16 @@ def test_arguments_that_make_no_sense_are_said(tmp_path: Path) -> None:
         modtrace.record(on_signal=signal.SIGUSR1)
     with pytest.raises(modtrace.WriteError, match="trace\\.docx"):
         modtrace.record(tmp_path / "trace.docx")
-    with pytest.raises(modtrace.RingError, match="capacity is 3"):
-        modtrace.record(capacity=3).start()
+    with pytest.raises(modtrace.RecordingError, match="capacity is 3; it must be a whole number of events, 16 to"):
+        modtrace.record(capacity=3)
+    with pytest.raises(modtrace.RecordingError, match="capacity is '5'"):
+        modtrace.record(capacity="5")  # type: ignore[arg-type]
+    with pytest.raises(modtrace.RecordingError, match="model is 3; give a module, or the name of a class"):
+        modtrace.record(model=3)  # type: ignore[arg-type]
+    with pytest.raises(modtrace.RecordingError, match="memory_interval is 'x'; it must be a number of seconds"):
+        modtrace.record(memory_interval="x")  # type: ignore[arg-type]
+    with pytest.raises(modtrace.RecordingError, match=r"max_steps is 1\.5; it must be a whole number"):
+        modtrace.record(max_steps=1.5)  # type: ignore[arg-type]
 
 
 def test_a_snapshot_shows_what_is_open(engine: EngineName) -> None:

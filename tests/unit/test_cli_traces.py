@@ -88,9 +88,9 @@ ALL = [
         (["--steps", "1:"], ALL[3:]),
         (["--window", "1.5:6"], [("Net", "forward", 1.5, 4), ("Net.a", "forward", 1.5, 2), ("Net", "backward", 5, 6)]),
         (["--window", "14:"], ALL[5:]),
-        (["--modules", "*.a"], [ALL[1], ALL[4]]),
+        (["--only", "*.a"], [ALL[1], ALL[4]]),
         (["--max-depth", "1"], [ALL[0], ALL[2], ALL[3], ALL[5]]),
-        (["--modules", "Net*", "--max-depth", "1", "--steps", "1:"], [ALL[3], ALL[5]]),
+        (["--only", "Net*", "--max-depth", "1", "--steps", "1:"], [ALL[3], ALL[5]]),
         # The window counts from the first slice of the steps that are left.
         (["--steps", "1:", "--window", "0:1.5"], [("Net", "forward", 10, 11.5), ("Net.a", "forward", 11, 11.5)]),
     ],
@@ -100,7 +100,7 @@ def test_convert_cuts(trace: Path, options: list[str], kept: list[tuple[str, str
 
 
 @pytest.mark.parametrize(
-    "options", [["--modules", "nothing"], ["--steps", "7:"], ["--window", "99:"], ["--modules", "x", "--window", "0:1"]]
+    "options", [["--only", "nothing"], ["--steps", "7:"], ["--window", "99:"], ["--only", "x", "--window", "0:1"]]
 )
 def test_convert_of_a_selection_that_leaves_nothing_says_so_and_writes_nothing(trace: Path, options: list[str]) -> None:
     out = trace.with_name("out.json")
@@ -190,14 +190,20 @@ def test_summary_of_some_steps_some_modules_and_some_levels(trace: Path) -> None
         return [(row["fqn"], row["module_class"], row["calls"], row["self_ns"] // MS) for row in document["rows"]]
 
     assert rows("--steps", "1:2") == [("Net", "Net", 1, 5), ("Net.a", "Linear", 1, 1)]
-    assert rows("--modules", "*.a") == [("Net.a", "Linear", 2, 2)]
-    assert rows("--depth", "1") == [("Net", "Net", 2, 12)]
+    assert rows("--only", "*.a") == [("Net.a", "Linear", 2, 2)]
+    assert rows("--max-depth", "1") == [("Net", "Net", 2, 12)]
     assert rows("--by", "class", "--sort", "name") == [("", "Linear", 2, 2), ("", "Net", 2, 10)]
     absent = invoke("summary", trace, "--steps", "7:")
-    assert (absent.exit_code, absent.stderr) == (1, f"modtrace: nothing is left of {trace}: it holds steps 0 to 1\n")
-    unknown = invoke("summary", trace, "--modules", "Nett.*")
+    assert (absent.exit_code, absent.stderr) == (
+        1,
+        f"modtrace: nothing is left of {trace}: "
+        "it holds 6 spans in steps 0 to 1, over 17.000 ms, of modules such as Net\n",
+    )
+    unknown = invoke("summary", trace, "--only", "Nett.*")
     assert (unknown.exit_code, unknown.stdout) == (1, "")
-    assert unknown.stderr == f"modtrace: nothing is left of {trace}: no module is called Nett.*\n"
+    assert (
+        unknown.stderr == f"modtrace: nothing is left of {trace}: no module is called Nett.*; there is Net, for one\n"
+    )
 
 
 def test_summary_as_a_tree(trace: Path) -> None:
@@ -207,7 +213,7 @@ def test_summary_as_a_tree(trace: Path) -> None:
         "  11.1     2.000   2.000  └─ a: Linear",
     ]
     assert invoke("summary", trace, "--tree", "--by", "class").exit_code == 2
-    assert invoke("summary", trace, "--depth", "1", "--by", "class").exit_code == 2
+    assert invoke("summary", trace, "--max-depth", "1", "--by", "class").exit_code == 2
 
 
 def test_summary_sorted_and_limited(trace: Path) -> None:
@@ -226,9 +232,12 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
         "2 whole steps, median 8.000 ms, p95 10.000 ms, slowest 10.000 ms (step 1)",
         "6 spans of 2 modules; nothing was lost",
         "",
-        "module  class   calls  % step  total ms    self   mean  step p50  step p95  forward   self  backward   self",
-        "Net     Net         2    66.7    12.000  10.000  6.000     6.000     6.000    8.000  6.000     4.000  4.000",
-        "Net.a   Linear      2    11.1     2.000   2.000  1.000     1.000     1.000    2.000  2.000     0.000  0.000",
+        "module  class   calls  % step  total ms    self   mean  step p50  step p95  "
+        "forward  forward self  backward  backward self",
+        "Net     Net         2    66.7    12.000  10.000  6.000     6.000     6.000  "
+        "  8.000         6.000     4.000          4.000",
+        "Net.a   Linear      2    11.1     2.000   2.000  1.000     1.000     1.000  "
+        "  2.000         2.000     0.000          0.000",
         "",
         "slowest steps",
         "step  duration ms  forward  backward  before  between  after",

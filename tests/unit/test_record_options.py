@@ -62,7 +62,8 @@ def test_options_that_are_not_given_are_as_of_record() -> None:
     ("name", "text", "fault"),
     [
         ("engine", "fast", "engine is 'fast'; it must be 'auto', 'native' or 'python'"),
-        ("capacity", "many", "'many' is not a whole number"),
+        ("capacity", "many", "capacity is 'many'; it must be a whole number of events, 16 to 17,179,869,184"),
+        ("capacity", "15", "capacity is 15; it must be a whole number of events, 16 to 17,179,869,184"),
         ("max_steps", "0", "0 is not in the range x>=1"),
         ("memory_interval", "-1", "'-1' is not a number of seconds, 0 or more"),
         ("memory_interval", "nan", "'nan' is not a number of seconds, 0 or more"),

@@ -85,7 +85,7 @@ def test_the_space_is_reserved_at_once_and_private(tmp_path: Path) -> None:
     ring.close()
 
 
-def test_what_others_put_beside_a_ring_is_neither_followed_nor_used(
+def test_files_of_others_beside_a_ring_are_neither_followed_nor_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
@@ -106,7 +106,7 @@ def test_what_others_put_beside_a_ring_is_neither_followed_nor_used(
     assert sorted(os.listdir(tmp_path)) == [planted.name, "victim"]
 
 
-def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(os.devnull)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import socket
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from modtrace import RingError
 from modtrace.cli._group import group as commands
@@ -27,7 +29,7 @@ from modtrace.timeline import OpenCall, ThreadStack
 from modtrace.where import RankState, group_ranks, headline, read_rank_state
 from modtrace.where.process_status import is_alive
 from modtrace.where.rank_groups import format_ranges, format_stack
-from modtrace.where.render import format_durations
+from modtrace.where.render import format_durations, render
 from tests.support.python_process import start_python
 
 SECOND = 1_000_000_000
@@ -248,9 +250,90 @@ def test_format_stack_shortens_inner_names_and_names_each_phase() -> None:
     ) == ("backward GPT › h.7 · recompute GPT.h.7 › Other")
 
 
+def test_usual_duration_is_the_median_of_ended_calls_of_that_phase(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    for number, seconds in enumerate((1, 4, 2)):
+        writer.call(10 * number, Kind.FORWARD_ENTER, "Net", number)
+        writer.call(10 * number + seconds, Kind.FORWARD_EXIT, "Net", number)
+    writer.call(30, Kind.RECOMPUTE_ENTER, "Net", 2)
+    writer.call(39, Kind.RECOMPUTE_EXIT, "Net", 2)
+    writer.call(40, Kind.FORWARD_ENTER, "Net", 3)
+
+    assert read_rank_state(tmp_path / "run.modtrace").usual_ns == {("Net", "forward"): 2 * SECOND}
+
+
+def test_usual_duration_of_a_native_backward_is_that_of_a_node(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    net = writer.ring.names.name("Net", "Net", "M")
+    origin = 1 << FORWARD_THREAD_SHIFT
+    writer.event(1, Kind.FORWARD_ENTER, net, 10)
+    writer.event(2, Kind.FORWARD_EXIT, net, 18)
+    for begin, end, sequence in ((5, 8, 16), (9, 10, 15), (11, 16, 14)):
+        writer.event(begin, Kind.NODE_BEGIN, origin, sequence)
+        writer.event(end, Kind.NODE_END, origin, sequence)
+    writer.event(20, Kind.NODE_BEGIN, origin, 13)
+
+    # A node lasts until the next one begins, as in a trace: 4, 2 and 9 seconds.
+    assert read_rank_state(tmp_path / "run.modtrace").usual_ns == {("Net", "backward"): 4 * SECOND}
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "lasts_s", "state_name", "hung"),
+    [
+        (1, 10.1, "running", True),
+        (1, 9.9, "running", False),
+        (0.01, 5.1, "running", True),
+        (0.01, 4.9, "running", False),
+        (None, 60.1, "running", True),
+        (None, 59.9, "running", False),
+        (1, 1000, "dead", False),
+    ],
+)
+def test_a_call_that_takes_ten_times_as_long_seems_hung(
+    usual_s: float | None, lasts_s: float, state_name: str, hung: bool
+) -> None:
+    usual = {} if usual_s is None else {("Net", "forward"): int(usual_s * SECOND)}
+    now_ns = 100 * SECOND + int(lasts_s * SECOND)
+    found = state(0, ("Net", "forward"), usual_ns=usual, now_ns=now_ns, state=state_name)
+
+    assert found.seems_hung(found.threads[0]) is hung
+    assert not found.seems_hung(found.threads[1])
+    colors = render(group_ranks([found]))
+    console = Console(force_terminal=True, color_system="standard", width=120, file=io.StringIO())
+    console.print(colors)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("\x1b[1;31mforward Net" in text) is hung
+
+
+def test_stacks_come_from_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "py-spy").write_text('#!/bin/sh\necho "Process $3: $1 $2"\n')
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    Writer(tmp_path / "run.modtrace", rank=4).enter(0, "Net")
+    Writer(tmp_path / "dead.modtrace", rank=5, pid=1 << 30).enter(0, "Net")
+
+    done = where("--stacks", tmp_path / "run.modtrace", tmp_path / "dead.modtrace")
+
+    assert done.stdout.splitlines()[-5:] == [
+        "--- rank 4",
+        f"Process {os.getpid()}: dump --pid",
+        "",
+        "--- rank 5",
+        f"pid {1 << 30}: no stacks, as it does not run on this machine",
+    ]
+
+
+def test_stacks_without_py_spy_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    Writer(tmp_path / "run.modtrace", rank=4).enter(0, "Net")
+
+    assert "pip install py-spy" in where("--stacks", tmp_path / "run.modtrace").stderr
+
+
 def test_format_ranges_and_durations_are_short() -> None:
     assert format_ranges([5, 0, 1, 2, 2, 9, 8]) == "0-2, 5, 8-9"
     assert format_durations([0.0123]) == "12 ms"
+    assert format_durations([0.00042]) == "0.4 ms"
     assert format_durations([12.34, 12.3]) == "12.3 s"
     assert format_durations([0.5, 119.0]) == "500 ms to 119.0 s"
     assert format_durations([125.0]) == "2 min 5 s"
@@ -272,16 +355,20 @@ def test_the_command_prints_a_line_per_group(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert done.exit_code == 0
     assert lines[0] == "rank 1 is in Net.b, the other 2 in Net.a"
-    assert lines[2].split() == ["state", "step", "thread", "in", "for"]
-    assert lines[3].split()[:9] == ["rank", "1", "dead", "7", "MainThread", "forward", "Net", "›", "b"]
-    assert lines[4].split()[:9] == ["ranks", "0,", "2", "dead", "7", "MainThread", "forward", "Net", "›"]
+    assert lines[2].split() == ["pid", "state", "step", "thread", "in", "for", "usually"]
+    pid = str(1 << 30)
+    assert lines[3].split()[:11] == ["rank", "1", pid, "dead", "7", "MainThread", "forward", "Net", "›", "b", "(M)"]
+    assert lines[4].split()[:11] == ["ranks", "0,", "2", f"{pid},", pid, "dead", "7", *lines[3].split()[5:9]]
     assert len(lines) == 5
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run.modtrace", rank=2, pid=1 << 30)
+    for number, (begin, end) in enumerate(((0.125, 0.25), (0.25, 0.5), (0.5, 1))):
+        writer.call(begin, Kind.FORWARD_ENTER, "Net.a", number)
+        writer.call(end, Kind.FORWARD_EXIT, "Net.a", number)
     writer.enter(1, "Net")
-    writer.enter(3, "Net.a")
+    writer.call(3, Kind.FORWARD_ENTER, "Net.a", 3)
 
     done = where("--json", tmp_path / "run.modtrace")
 
@@ -301,9 +388,10 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
                 "thread": "MainThread",
                 "tid": 7,
                 "last_event_seconds": 0.0,
+                "seems_hung": False,
                 "stack": [
-                    {"fqn": "Net", "phase": "forward", "seconds": 2.0},
-                    {"fqn": "Net.a", "phase": "forward", "seconds": 0.0},
+                    {"fqn": "Net", "class": "M", "phase": "forward", "seconds": 2.0, "usual_seconds": None},
+                    {"fqn": "Net.a", "class": "M", "phase": "forward", "seconds": 0.0, "usual_seconds": 0.25},
                 ],
             }
         ],

@@ -87,7 +87,7 @@ def test_a_file_that_replaces_a_private_one_is_private_while_it_is_written(tmp_p
 
 
 @pytest.mark.parametrize("planted", ["file", "link"])
-def test_what_lies_where_the_temporary_file_goes_is_left_alone(
+def test_a_file_at_the_temporary_name_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str
 ) -> None:
     victim = tmp_path / "victim"

@@ -12,6 +12,7 @@ import click
 
 from .._errors import ModtraceError
 from .._version import __version__
+from ._options import current_name
 from ._output import echo
 
 __all__ = ["ScriptError", "group"]
@@ -100,7 +101,11 @@ def _raise_in_our_style(error: click.UsageError) -> NoReturn:
     raise CliUsageError(error.format_message(), error.ctx) from error
 
 
-@click.group("modtrace", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    "modtrace",
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": current_name},
+)
 @click.version_option(__version__)
 def group() -> None:
     """Timelines of PyTorch modules: record them, look at them, find out where a run hangs.

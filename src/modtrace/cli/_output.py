@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..profiler.trace.trace_file import Progress
 
-__all__ = ["echo", "make_console", "next_step_hint", "show_reading", "show_status"]
+__all__ = ["echo", "make_console", "show_reading", "show_status"]
 
 _UNFOLDED_WIDTH = 10_000
 
@@ -65,23 +62,3 @@ def show_reading(path: str) -> Iterator[Progress | None]:
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
         task = bar.add_task(printable(os.path.basename(path)), total=os.path.getsize(path))
         yield lambda count: bar.update(task, advance=count)
-
-
-def next_step_hint(path: str) -> str:
-    """Return a line that says how to look at the trace in `path`."""
-    suffix = Path(path).suffix.lower()
-    if suffix == ".html":
-        return f"Next: open {path} in a browser; it needs no network"
-    if suffix == ".zip":
-        return f"Next: unpack {path} and open its viewer.html in a browser, or attach it to a bug report"
-    if suffix in (".folded", ".json") and path.lower().endswith((".folded", ".speedscope.json")):
-        return f"Next: drop {path} onto https://www.speedscope.app"
-    return f"Next: {_command_name()} view {shlex.quote(path)}, or drop {path} onto https://ui.perfetto.dev"
-
-
-def _command_name() -> str:
-    """Return how to call this command from a shell, also where the virtual environment is not activated."""
-    script = Path(sys.executable).with_name("modtrace")
-    if shutil.which("modtrace"):
-        return "modtrace"
-    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m modtrace"

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import click
 
-from ._interval import interval
+from ._options import interval, max_depth_option, modules_option, steps_option
 from ._output import echo, show_status
-
-if TYPE_CHECKING:
-    from ..timeline import Timeline
+from ._selection import require_spans
 
 __all__ = ["command"]
 
@@ -25,9 +22,9 @@ __all__ = ["command"]
     type=interval(float),
     help="Keep what lies between two times, in ms from the first span.",
 )
-@click.option("--steps", metavar="A:B", type=interval(int), help="Keep steps A to B, without B; the first is 0.")
-@click.option("--modules", metavar="PATTERN", help="Keep modules whose full name matches, as in GPT.blocks.*.")
-@click.option("--max-depth", type=click.IntRange(1), metavar="N", help="Keep N levels of modules.")
+@steps_option
+@modules_option
+@max_depth_option
 def command(
     source: str,
     target: str,
@@ -42,7 +39,7 @@ def command(
     the timeline before it is written: first to steps, then to a window, then to modules. Exits with 1, and writes
     nothing, where they leave no span.
     """
-    from .._errors import ModtraceError, WriteError
+    from .._errors import WriteError
     from ..read import load
     from ..write import check_writable
 
@@ -58,22 +55,7 @@ def command(
         timeline = timeline.window(*(None if ms is None else first + round(ms * 1e6) for ms in window))
     if modules is not None or max_depth is not None:
         timeline = timeline.modules(modules, max_depth)
-    if not len(timeline.columns):
-        if len(whole.columns):
-            raise ModtraceError(f"nothing is left of {source}: {_describe(whole)}")
-        notes = whole.metadata.get("notes")
-        if isinstance(notes, list) and notes:
-            raise ModtraceError(f"{source} holds no module: {notes[0]}")
+    chosen = any(option is not None for option in (steps, window, modules, max_depth))
+    require_spans(timeline, whole, source, chosen=chosen)
     timeline.save(target)
-    echo(f"{len(timeline.columns)} spans are in {target}", err=True)
-
-
-def _describe(timeline: Timeline) -> str:
-    """Say what a selection can choose from."""
-    columns = timeline.columns
-    first, last = int(columns.step.min()), int(columns.step.max())
-    length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
-    return (
-        f"it holds {len(columns)} spans in steps {first} to {last}, over {length:.3f} ms, of modules such as "
-        f"{timeline.names[columns.name[0]].fqn}"
-    )
+    echo(f"{len(timeline.columns):,} spans are in {target}", err=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ._output import make_console, next_step_hint
+from ..write.next_step import next_step_hint
+from ._output import make_console
 
 __all__ = ["command"]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Literal
 
 import click
 
+from ._options import TableFormat, format_option, modules_option
 from ._output import echo, make_console, show_status
+from ._selection import no_such_module
 
 __all__ = ["command"]
 
@@ -28,7 +29,7 @@ def _part(_context: click.Context, _parameter: click.Parameter, text: str | None
     return part
 
 
-def _renamed(_context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
     names = [pair.partition("=") for pair in pairs]
     for old, sign, new in names:
         if not (old and sign and new):
@@ -39,14 +40,7 @@ def _renamed(_context: click.Context, _parameter: click.Parameter, pairs: tuple[
 @click.command("diff", short_help="Say which modules became slower or faster.")
 @click.argument("base", type=click.Path())
 @click.argument("new", type=click.Path())
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["table", "markdown", "csv", "json"]),
-    default="table",
-    show_default=True,
-    help="Times are ms in table and markdown, ns in csv and json.",
-)
+@format_option
 @click.option(
     "-o",
     "--output",
@@ -54,13 +48,13 @@ def _renamed(_context: click.Context, _parameter: click.Parameter, pairs: tuple[
     help="Write the comparison: .html shows a typical step of each side, coloured by what changed, .pftrace the same "
     "for Perfetto; .md, .csv and .json are tables.",
 )
-@click.option("--only", metavar="PATTERN", help="Look at modules whose full name matches, as in GPT.blocks.*.")
+@modules_option
 @click.option(
     "--map",
-    "renamed",
+    "name_map",
     metavar="OLD=NEW",
     multiple=True,
-    callback=_renamed,
+    callback=_name_map,
     help="A module of BASE and what it is called in NEW; what it contains follows. Repeatable.",
 )
 @click.option(
@@ -72,10 +66,10 @@ def _renamed(_context: click.Context, _parameter: click.Parameter, pairs: tuple[
 def command(
     base: str,
     new: str,
-    output_format: Literal["table", "markdown", "csv", "json"],
+    output_format: TableFormat,
     output: str | None,
-    only: str | None,
-    renamed: dict[str, str],
+    modules: str | None,
+    name_map: dict[str, str],
     fail_above: float | None,
 ) -> None:
     """Compare NEW with BASE, two files that modtrace reads, by the self times of modules in each step.
@@ -88,9 +82,11 @@ def command(
     if output is not None:
         suffix_of(output)
     with show_status(f"comparing {base} and {new}"):
-        found = diff(base, new, renamed=renamed)
-    if only is not None:
-        found = found.matching(only)
+        found = whole = diff(base, new, map=name_map)
+    if modules is not None:
+        found = whole.matching(modules)
+        if not found.changes:
+            raise no_such_module(f"{base} and {new}", modules, whole.changes[0].fqn if whole.changes else "")
     if output_format == "table":
         make_console().print(found.to_text(LIMIT), soft_wrap=True)
     else:

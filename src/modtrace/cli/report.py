@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from ._output import echo, show_status
@@ -28,9 +30,9 @@ def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None
     if output is None and not show:
         raise click.UsageError("Say where to write it: -o bug.zip.")
     if output is not None:
-        check_writable(output)
         if not output.lower().endswith(".zip"):
-            raise click.UsageError(f"A report is a .zip, and {output} is none.")
+            raise click.UsageError(f"A report is a .zip archive; name it {Path(output).with_suffix('.zip')}.")
+        check_writable(output)
     from ..report import MAX_REPORT_BYTES, report_file, write_archive
 
     with show_status(f"packing {trace}"):

@@ -11,8 +11,9 @@ import click
 
 from .._errors import ModtraceError
 from ..record_options import OPTIONS, Option
+from ..write.next_step import next_step_hint
 from ._group import ScriptError
-from ._output import echo, next_step_hint
+from ._output import echo
 
 if TYPE_CHECKING:
     from ..autorecord import AutoRecording
@@ -83,7 +84,7 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
         if option.is_path and options[option.name] is not None:
             # The script may change its directory.
             options[option.name] = absolute_path(add_rank(options[option.name], os.environ))
-    auto = AutoRecording({"path": absolute_path(path), **options}, log_errors=False)
+    auto = AutoRecording({"path": absolute_path(path), **options}, unattended=False)
     try:
         (run_module if as_module else run_file)(script, arguments)
     except ScriptError as script_error:

@@ -6,30 +6,28 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ._interval import interval
+from ._options import LazyChoice, TableFormat, format_option, max_depth_option, modules_option, steps_option
 from ._output import make_console, show_status
+from ._selection import no_such_module, require_spans
 
 if TYPE_CHECKING:
     from ..timeline import Summary
 
 __all__ = ["command"]
 
-Format = Literal["table", "markdown", "csv", "json"]
-
 SLOWEST_STEPS = 5
 """How many steps stand below the modules."""
 
 
+def _sort_keys() -> tuple[str, ...]:
+    from ..timeline.summary import SORT_KEYS
+
+    return SORT_KEYS
+
+
 @click.command("summary", short_help="Print the time that modules and steps took.")
 @click.argument("trace", type=click.Path())
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["table", "markdown", "csv", "json"]),
-    default="table",
-    show_default=True,
-    help="Times are ms in table and markdown, ns in csv and json.",
-)
+@format_option
 @click.option(
     "--by",
     type=click.Choice(["module", "class", "step"]),
@@ -40,24 +38,22 @@ SLOWEST_STEPS = 5
 @click.option("--tree", is_flag=True, help="Show the modules as a tree.")
 @click.option(
     "--sort",
-    type=click.Choice(
-        ["self", "total", "gpu", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name"]
-    ),
+    type=LazyChoice(_sort_keys),
     help="[default: gpu where there is GPU time, else self; total for --tree]",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
-@click.option("--modules", metavar="PATTERN", help="Show modules whose full name matches, as in GPT.blocks.*.")
-@click.option("--depth", type=click.IntRange(1), metavar="N", help="Show N levels; what lies below counts to the last.")
-@click.option("--steps", metavar="A:B", type=interval(int), help="Look at steps A to B, without B; the first is 0.")
+@modules_option
+@max_depth_option
+@steps_option
 def command(
     trace: str,
-    output_format: Format,
+    output_format: TableFormat,
     by: Literal["module", "class", "step"],
     tree: bool,
     sort: str | None,
     limit: int | None,
     modules: str | None,
-    depth: int | None,
+    max_depth: int | None,
     steps: tuple[int | None, int | None] | None,
 ) -> None:
     """Print what each module in TRACE took, and its slowest steps.
@@ -68,8 +64,8 @@ def command(
     """
     if tree and (output_format != "table" or by != "module"):
         raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
-    if depth is not None and by == "class":
-        raise click.UsageError("--depth is about modules; leave out --by class.")
+    if max_depth is not None and by == "class":
+        raise click.UsageError("--max-depth is about modules; leave out --by class.")
     summary = _summarize(trace, by, steps)
     if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
@@ -80,14 +76,12 @@ def command(
         else:
             click.echo(_steps_as(summary, output_format, limit), nl=False)
         return
-    if depth is not None:
-        summary = summary.to_depth(depth)
+    if max_depth is not None:
+        summary = summary.to_depth(max_depth)
     if modules is not None:
-        summary = summary.matching(modules)
+        whole, summary = summary, summary.matching(modules)
         if not summary.rows:
-            from .._errors import ModtraceError
-
-            raise ModtraceError(f"nothing is left of {trace}: no module is called {modules}")
+            raise no_such_module(trace, modules, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
         console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)
@@ -101,27 +95,24 @@ def command(
 def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None) -> Summary:
     from dataclasses import replace
 
-    from .._errors import ModtraceError
     from ..profiler import read_merged_summary
     from ..read import load, trace_path
 
     with show_status(f"reading {trace}"), trace_path(trace) as path:
-        timeline = load(path)
+        timeline = whole = load(path)
         # GPU times are known per module of the whole trace, and stand in a merged trace ready made.
         merged = read_merged_summary(path) if by != "class" and steps is None else None
     if steps is not None:
-        whole = timeline
         timeline = whole.steps(*steps)
-        if len(whole.columns) and not len(timeline.columns):
-            first, last = int(whole.columns.step.min()), int(whole.columns.step.max())
-            raise ModtraceError(f"nothing is left of {trace}: it holds steps {first} to {last}")
+    if merged is None:
+        require_spans(timeline, whole, trace, chosen=steps is not None)
     summary = timeline.summary("class" if by == "class" else "module")
     if merged is None:
         return summary
     return replace(summary, rows=merged.rows, modules=merged.modules, gpu=merged.gpu)
 
 
-def _steps_as(summary: Summary, output_format: Format, limit: int | None) -> str:
+def _steps_as(summary: Summary, output_format: TableFormat, limit: int | None) -> str:
     if output_format == "markdown":
         return summary.steps_markdown(limit)
     return summary.steps_csv() if output_format == "csv" else summary.to_json()

@@ -33,7 +33,10 @@ _DRAWS = 200_000
 
 
 def diff(
-    base: Recorded | Sequence[Recorded], new: Recorded | Sequence[Recorded], *, renamed: Mapping[str, str] | None = None
+    base: Recorded | Sequence[Recorded],
+    new: Recorded | Sequence[Recorded],
+    *,
+    map: Mapping[str, str] | None = None,  # noqa: A002 (as `--map` of the command line)
 ) -> Diff:
     """Compare what modules took before and after, per step and phase, by their self times on the CPU.
 
@@ -43,7 +46,7 @@ def diff(
     Args:
         base: a timeline, any file that `load` takes, or several of one program.
         new: the same, after the change.
-        renamed: names of modules before and what they are called after: `{"GPT.blocks": "GPT.layers"}`; what they
+        map: names of modules before and what they are called after: `{"GPT.blocks": "GPT.layers"}`; what they
             contain follows.
 
     Raises:
@@ -53,7 +56,7 @@ def diff(
         >>> print(modtrace.diff("yesterday.pftrace", "today.pftrace"))
     """
     timelines = [_timeline(one) for one in _all(base)], [_timeline(one) for one in _all(new)]
-    before = [take_samples(one, renamed or {}) for one in timelines[0]]
+    before = [take_samples(one, map or {}) for one in timelines[0]]
     after = [take_samples(one, {}) for one in timelines[1]]
     if not before or not after:
         raise ModtraceError("there is nothing to compare: give a recording for each side")
@@ -62,7 +65,9 @@ def diff(
     pairs = {key: (_self_times(before, key, by_run), _self_times(after, key, by_run)) for key in keys}
     durations = (_durations(before, by_run), _durations(after, by_run))
     sizes = _independent(before, by_run), _independent(after, by_run)
-    enough = min(len(before), len(after)) >= MIN_RUNS if by_run else min(map(len, durations)) >= MIN_STEPS
+    enough = (
+        min(len(before), len(after)) >= MIN_RUNS if by_run else min(len(durations[0]), len(durations[1])) >= MIN_STEPS
+    )
     speed = _common_ratio(list(pairs.values()))
     screening, draws = (MedianDraws(size, *sizes) for size in (_SCREENING_DRAWS, _DRAWS))
     confidence = 1 - (1 - CONFIDENCE) / max(len(keys), 1)
@@ -93,7 +98,7 @@ def diff(
         common_ratio=speed,
         runs=(len(before), len(after)),
         sides=(
-            typical_side(timelines[0], step.base_ns, renamed or {}),
+            typical_side(timelines[0], step.base_ns, map or {}),
             typical_side(timelines[1], step.new_ns, {}),
         ),
     )

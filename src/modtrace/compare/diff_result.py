@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import fnmatch
 import html
-import io
 import json
 import os
 import re
@@ -13,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from .._errors import WriteError
-from .._terminal import printable
+from .._tables import CellKind, Table, to_csv, to_html, to_markdown, to_text
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
@@ -25,7 +23,17 @@ __all__ = ["SUFFIXES", "Diff", "suffix_of"]
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
 """The suffixes that `Diff.save` knows."""
 
-_HEADINGS = ("module", "phase", "before ms", "after ms", "difference", "%", "interval ms", "calls", "verdict")
+_COLUMNS: dict[str, CellKind] = {
+    "module": "name",
+    "phase": "text",
+    "before ms": "number",
+    "after ms": "number",
+    "difference": "number",
+    "%": "number",
+    "interval ms": "number",
+    "calls": "number",
+    "verdict": "text",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,8 @@ class Diff:
             f"which count as {before:g} and {after:g} independent samples",
             f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
             f"({step.ratio:+.1%}; {_interval(step)} ms): {step.verdict}",
-            f"all modules alike: {self.common_ratio - 1:+.1%}; a verdict is about what differs from that",
+            f"the median module changed by {self.common_ratio - 1:+.1%}, which counts as the machine's own change: "
+            "a verdict is about what differs from it",
         ]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -107,33 +116,18 @@ class Diff:
 
     def to_text(self, limit: int | None = None) -> str:
         """Return header and table, self times per step in ms."""
-        rows = [[printable(cell) for cell in cells] for cells in self._cells(limit)]
-        lines = [list(_HEADINGS), *rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = [
-            "  ".join(
-                cell.ljust(width) if index in {0, 1, 8} else cell.rjust(width)
-                for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            ).rstrip()
-            for cells in lines
-        ]
-        hidden = len(self.changes) - len(rows)
-        return "\n".join([*self.header, "", *text, *([f"{hidden:,} more"] if hidden else [])])
+        hidden = 0 if limit is None else len(self.changes) - limit
+        table = to_text(self._table().first_rows(limit))
+        return "\n".join([*self.header, "", *table, *([f"{hidden:,} more"] if hidden > 0 else [])])
 
     def to_markdown(self, limit: int | None = None) -> str:
         """Return the header as a list and a GitHub table."""
-        rule = ["---", "---", *["---:"] * 6, "---"]
-        cells = [[_as_text(cell) for cell in row] for row in self._cells(limit)]
-        table = ["| " + " | ".join(row) + " |" for row in (_HEADINGS, rule, *cells)]
+        table = to_markdown(self._table().first_rows(limit))
         return "\n".join([*(f"- {line}" for line in self.header), "", *table]) + "\n"
 
     def to_csv(self) -> str:
         """Return CSV with a header line; times in ns."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(Change._fields)
-        writer.writerows([printable(change.fqn), *change[1:]] for change in self.changes)
-        return out.getvalue()
+        return to_csv(Change._fields, self.changes)
 
     def to_json(self) -> str:
         """Return a JSON object: `changes`, `step` and the other attributes; times in ns."""
@@ -143,13 +137,8 @@ class Diff:
 
     def to_html(self) -> str:
         """Return the header and one `<table>`."""
-        rows = "\n".join(
-            "<tr>" + "".join(f"<td>{html.escape(printable(cell))}</td>" for cell in cells) + "</tr>"
-            for cells in self._cells(None)
-        )
-        head = "".join(f"<th>{heading}</th>" for heading in _HEADINGS)
         header = "<br>".join(map(html.escape, self.header))
-        return f"<p>{header}</p>\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>\n"
+        return "\n".join([f"<p>{header}</p>", *to_html(self._table())]) + "\n"
 
     def __str__(self) -> str:
         return self.to_text()
@@ -158,8 +147,8 @@ class Diff:
         """Show the table in a notebook."""
         return self.to_html()
 
-    def _cells(self, limit: int | None) -> list[list[str]]:
-        return [
+    def _table(self) -> Table:
+        cells = [
             [
                 change.fqn,
                 change.phase,
@@ -171,8 +160,9 @@ class Diff:
                 f"{change.base_calls}" + (f" → {change.new_calls}" if change.new_calls != change.base_calls else ""),
                 change.verdict,
             ]
-            for change in self.changes[:limit]
+            for change in self.changes
         ]
+        return Table(list(_COLUMNS), cells, list(_COLUMNS.values()), [0] * len(_COLUMNS))
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
@@ -190,8 +180,3 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
 
 def _interval(change: Change) -> str:
     return f"{change.low_ns / 1e6:+.3f} … {change.high_ns / 1e6:+.3f}"
-
-
-def _as_text(cell: str) -> str:
-    """Return a cell that Markdown takes as text."""
-    return re.sub(r"[^\w\s.:+\-…→]|_", lambda sign: f"&#{ord(sign[0])};", printable(cell))

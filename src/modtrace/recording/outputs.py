@@ -46,6 +46,11 @@ class Outputs:
         """Where the cycle that runs or comes next is saved."""
         return None if self._trace is None else self._cycles.path(self._trace.path)
 
+    @property
+    def ring_path(self) -> str | None:
+        """The file behind the ring of the cycle that runs or comes next."""
+        return None if self._ring is None else self._cycles.path(self._ring.path)
+
     def make_with_ring(self, make: Callable[[str | None], _T]) -> _T:
         """Return what `make` makes with the path of the ring's file, or with None.
 

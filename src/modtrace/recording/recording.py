@@ -14,12 +14,13 @@ from types import TracebackType
 from torch import nn
 
 from .._errors import ModtraceError, RecordingError
-from ..record_options import ENGINES, EngineName
+from ..record_options import EngineName, check_capacity, check_engine
 from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import ThreadStack, Timeline, build_timeline, open_stacks
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.sampling import Sampler
+from ..write.next_step import next_step_hint
 from .block_exit import block_exit
 from .capture import Capture
 from .current import change_alone, is_running, running, start_alone, stop_alone
@@ -40,12 +41,13 @@ class Recording:
     needs a recording that was started raises `RecordingError` where it was not.
 
     Attributes:
+        on_saved: called once `stop` has ended it, with the file that it saved last, or its ring's. What is there at
+            first writes that to the log, as information.
         replaceable: True for recordings started by `MODTRACE=` or `modtrace run`: an explicit `record()` stops and
             replaces them.
 
     Example:
-        >>> recording = modtrace.record(ring="run.modtrace")
-        >>> recording.start()
+        >>> recording = modtrace.record(ring="run.modtrace").start()
         >>> train_step()
         >>> recording.step()
         >>> recording.stop()
@@ -66,10 +68,15 @@ class Recording:
         on_signal: int | None,
         host_name: bool,
     ) -> None:
-        if engine not in ENGINES:
-            raise RecordingError(f"engine is {engine!r}; it must be 'auto', 'native' or 'python'")
-        if max_steps is not None and max_steps < 1:
-            raise RecordingError(f"max_steps is {max_steps}; it must be 1 or more, or None")
+        try:
+            check_engine(engine)
+            check_capacity(capacity)
+        except ValueError as error:
+            raise RecordingError(str(error)) from None
+        if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
+            raise RecordingError(f"max_steps is {max_steps!r}; it must be a whole number, 1 or more, or None")
+        if not isinstance(model, nn.Module | str | None):
+            raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
         if on_signal is not None and path is None:
             raise RecordingError("on_signal needs a path to save to")
         weak_model = weakref.ref(model) if isinstance(model, nn.Module) else model
@@ -88,6 +95,7 @@ class Recording:
         self._entered = False
         self._block: object = None
         self._unsaved = self._cycle_ended = False
+        self.on_saved: Callable[[str], None] = _log_saved
         self.replaceable = False
 
     def __enter__(self) -> Recording:
@@ -140,8 +148,11 @@ class Recording:
         """
         return self._started().engine.kind
 
-    def start(self) -> None:
+    def start(self) -> Recording:
         """Start recording: from now on each call of a module is recorded.
+
+        Returns:
+            The recording: `recording = modtrace.record("step.pftrace").start()`.
 
         Raises:
             RecordingError: another recording runs, this one was started before, its signal cannot be listened to, or
@@ -158,6 +169,7 @@ class Recording:
             self._capture = None
             self._unused.release()
             raise
+        return self
 
     def _switch_on(self) -> None:
         if self._signal is not None:
@@ -209,6 +221,9 @@ class Recording:
             raise
         if ran:
             self.save_unsaved()
+            path = self.saved_paths[-1] if self.saved_paths else self._outputs.ring_path
+            if path is not None:
+                self.on_saved(path)
 
     def save_unsaved(self) -> None:
         """Save to its path what was recorded and is not there yet, where a path was given.
@@ -344,6 +359,10 @@ class Recording:
             self._capture.after_fork()
         if self._signal is not None:
             self._signal.after_fork()
+
+
+def _log_saved(path: str) -> None:
+    _log.info("recorded to %s. %s", path, next_step_hint(path))
 
 
 def current() -> Recording | None:

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from .._errors import RingError
+from ..record_options import check_capacity
 from .file import SLOTS_OFFSET, RingFile, RingSnapshot
 from .name_table import NameTable
 from .slot_format import SLOT_BYTES, WORDS_PER_SLOT
 from .slots import WriteSlot, allocate, make_writer, read_slots, slot_blocks
 
 __all__ = ["Ring"]
-
-_MIN_CAPACITY, _MAX_CAPACITY = 16, 1 << 34
 
 
 class Ring:
@@ -39,8 +38,10 @@ class Ring:
     def __init__(
         self, capacity: int, path: str | os.PathLike[str] | None = None, metadata: Mapping[str, object] | None = None
     ) -> None:
-        if not _MIN_CAPACITY <= capacity <= _MAX_CAPACITY:
-            raise RingError(f"capacity is {capacity}; it must lie between {_MIN_CAPACITY} and {_MAX_CAPACITY:,} events")
+        try:
+            check_capacity(capacity)
+        except ValueError as error:
+            raise RingError(str(error)) from None
         self.capacity = capacity
         self.metadata = dict(metadata or {})
         self._file: RingFile | None = None

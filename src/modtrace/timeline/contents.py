@@ -148,7 +148,7 @@ class Stats(Mapping[str, int]):
         torn: slots that were being written when they were read or when the process died.
         unfinished: spans whose exit never came.
         unstarted: spans whose enter was overwritten.
-        unattributed: autograd nodes that belong to no module call.
+        unattributed: autograd nodes outside all modules, as those of a loss function are; no loss.
     """
 
     recorded: int = 0

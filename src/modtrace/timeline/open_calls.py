@@ -11,6 +11,7 @@ from .._typing import BoolArray, Int64Array, SignedIntArray
 from ..ring import Events, Kind, RingSnapshot
 from ..ring.slot_format import ABANDONED_BIT, CALL_ENTER_KINDS, CALL_EXIT_KINDS, FORWARD_THREAD_MASK, SEQUENCE_MASK
 from .build import Intervals, NameLookup, attribute_nodes, build_intervals, call_ids, segment_pass
+from .contents import Name
 from .open_passes import OpenPass, events_of_passes, nodes_of_pass, open_passes
 
 __all__ = ["AFTER_BACKWARD", "OpenCall", "ThreadStack", "open_stacks"]
@@ -29,11 +30,13 @@ class OpenCall(NamedTuple):
             `fqn` is then the module whose node ran last, or empty where none of a module ran yet.
         since_ns: when it began, monotonic nanoseconds; for "backward" the autograd node that runs now, for "after
             backward" the end of the last one, or the begin of the pass.
+        module_class: the name of the module's class (`Block`).
     """
 
     fqn: str
     phase: str
     since_ns: int
+    module_class: str = ""
 
 
 class ThreadStack(NamedTuple):
@@ -66,18 +69,18 @@ def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
         since_ns = int(intervals.start[index])
         if not intervals.is_node[index]:
             phase = "recompute" if intervals.is_recompute[index] else "forward"
-            stack.append(OpenCall(lookup.names[intervals.name[index]].fqn, phase, since_ns))
+            stack.append(_open_call(lookup.names[intervals.name[index]], phase, since_ns))
             continue
         call_path = []
         inner = int(call[index])
         while inner >= 0 and not intervals.is_node[inner]:
-            call_path.append(OpenCall(lookup.names[intervals.name[inner]].fqn, "backward", since_ns))
+            call_path.append(_open_call(lookup.names[intervals.name[inner]], "backward", since_ns))
             inner = int(intervals.parent[inner])
         stack.extend(reversed(call_path))
     for thread, since_ns, nodes in _waits(intervals, open_intervals, passes):
         of_module = nodes[call[nodes] >= 0]
-        fqn = lookup.names[intervals.name[call[of_module[-1]]]].fqn if len(of_module) else ""
-        stacks.setdefault(thread, []).append(OpenCall(fqn, AFTER_BACKWARD, since_ns))
+        name = lookup.names[intervals.name[call[of_module[-1]]]] if len(of_module) else Name("", "", "")
+        stacks.setdefault(thread, []).append(_open_call(name, AFTER_BACKWARD, since_ns))
     last_ns = np.full(len(lookup.threads), -1, np.int64)
     np.maximum.at(last_ns, events.thread, events.time)
     threads = []
@@ -98,6 +101,10 @@ def _waits(
         if not runs_elsewhere and not np.any(intervals.start_position[own] > open_pass.position):
             nodes = nodes_of_pass(intervals, open_pass)
             yield open_pass.thread, int(intervals.end[nodes].max(initial=open_pass.since_ns)), nodes
+
+
+def _open_call(name: Name, phase: str, since_ns: int) -> OpenCall:
+    return OpenCall(name.fqn, phase, since_ns, name.module_class)
 
 
 def _open_intervals(

@@ -35,8 +35,8 @@ class Sampler:
     """
 
     def __init__(self, shapes: bool, memory_interval: float | None) -> None:
-        if memory_interval is not None and not memory_interval >= 0:
-            raise RecordingError(f"memory_interval is {memory_interval}; it must be a number of seconds, 0 or more")
+        if memory_interval is not None and not (isinstance(memory_interval, int | float) and memory_interval >= 0):
+            raise RecordingError(f"memory_interval is {memory_interval!r}; it must be a number of seconds, 0 or more")
         self._shapes = shapes
         self._interval_ns = None if memory_interval is None else int(memory_interval * 1e9)
         self._next_ns = 0

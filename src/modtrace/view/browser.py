@@ -65,8 +65,7 @@ def open_and_serve(
     else:
         for line in _remote_instructions(server):
             print_line(line)
-    if keep:
-        print_line("Serving until Ctrl-C.")
+    print_line("Serving until Ctrl-C." if keep else "Serving until the page is closed, or Ctrl-C.")
     delivered = False
     try:
         while not (delivered := server.wait(timeout_s)) and keep:

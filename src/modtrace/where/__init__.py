@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from .python_stack import NO_PY_SPY, python_stacks
 from .rank_groups import RankGroup, group_ranks, headline
 from .rank_state import RankState, read_rank_state
 
-__all__ = ["RankGroup", "RankState", "group_ranks", "headline", "read_rank_state"]
+__all__ = ["NO_PY_SPY", "RankGroup", "RankState", "group_ranks", "headline", "python_stacks", "read_rank_state"]

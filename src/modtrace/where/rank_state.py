@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..ring import RingSnapshot, read_ring
-from ..timeline import ThreadStack, open_stacks
+from ..timeline import OpenCall, ThreadStack, open_stacks
 from ..timeline.build import Clock, step_ends
+from ..timeline.usual_durations import usual_durations
 from .process_status import is_alive, is_this_host
 
 __all__ = ["RankState", "read_rank_state"]
+
+
+_HUNG_FACTOR = 10
+_MIN_HUNG_NS = 5_000_000_000
+_HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
 
 
 class RankState(NamedTuple):
@@ -32,6 +39,7 @@ class RankState(NamedTuple):
         now_ns: the moment that durations count to, monotonic nanoseconds of the recording's host: now, or its last
             event where it has ended.
         last_unix_ns: its last event, Unix nanoseconds.
+        usual_ns: what the innermost open calls usually take, by (fqn, phase), as far as the ring knows.
     """
 
     path: str
@@ -43,6 +51,7 @@ class RankState(NamedTuple):
     threads: tuple[ThreadStack, ...]
     now_ns: int
     last_unix_ns: int
+    usual_ns: Mapping[tuple[str, str], int] = MappingProxyType({})
 
     @property
     def label(self) -> str:
@@ -53,6 +62,15 @@ class RankState(NamedTuple):
     def last_ns(self) -> int:
         """Its last event, in nanoseconds of the same clock as `now_ns`."""
         return max((thread.last_ns for thread in self.threads), default=self.now_ns)
+
+    def seems_hung(self, thread: ThreadStack) -> bool:
+        """Return whether a running thread's innermost call takes much longer than it usually does."""
+        if self.state != "running" or not thread.calls:
+            return False
+        call = thread.calls[-1]
+        usual_ns = self.usual_ns.get((call.fqn, call.phase))
+        limit_ns = _HUNG_WITHOUT_HISTORY_NS if usual_ns is None else max(_HUNG_FACTOR * usual_ns, _MIN_HUNG_NS)
+        return self.now_ns - call.since_ns > limit_ns
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values: durations in seconds, the time of the last event in Unix nanoseconds."""
@@ -70,14 +88,25 @@ class RankState(NamedTuple):
                     "thread": thread.thread,
                     "tid": thread.tid,
                     "last_event_seconds": (self.now_ns - thread.last_ns) / 1e9,
+                    "seems_hung": self.seems_hung(thread),
                     "stack": [
-                        {"fqn": call.fqn, "phase": call.phase, "seconds": (self.now_ns - call.since_ns) / 1e9}
+                        {
+                            "fqn": call.fqn,
+                            "class": call.module_class,
+                            "phase": call.phase,
+                            "seconds": (self.now_ns - call.since_ns) / 1e9,
+                            "usual_seconds": self._usual_seconds(call),
+                        }
                         for call in thread.calls
                     ],
                 }
                 for thread in self.threads
             ],
         }
+
+    def _usual_seconds(self, call: OpenCall) -> float | None:
+        usual_ns = self.usual_ns.get((call.fqn, call.phase))
+        return None if usual_ns is None else usual_ns / 1e9
 
 
 def read_rank_state(path: str | os.PathLike[str]) -> RankState:
@@ -109,6 +138,7 @@ def read_rank_state(path: str | os.PathLike[str]) -> RankState:
         threads=threads,
         now_ns=max(now_ns, last_ns),
         last_unix_ns=int(Clock(snapshot.records).to_unix(np.array([last_ns]))[0]),
+        usual_ns=usual_durations(snapshot, [thread.calls[-1] for thread in threads if thread.calls]),
     )
 
 

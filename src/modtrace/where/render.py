@@ -10,34 +10,44 @@ from rich.table import Table
 from rich.text import Text
 
 from .._terminal import printable
+from ..timeline import ThreadStack
 from .rank_groups import RankGroup, format_stack, headline
 from .rank_state import RankState
 
 __all__ = ["format_durations", "render"]
 
+_MAX_PIDS = 2
 _COLORS = {"running": "green", "dead": "red", "stopped": "dim", "unknown": "yellow"}
 
 
 def render(groups: Sequence[RankGroup], errors: Iterable[str] = ()) -> RenderableType:
     """Return a headline where there are several ranks, a line per group and open thread, and what could not be read."""
     table = Table(box=None, pad_edge=False)
-    for column in ("", "state", "step", "thread", "in"):
+    for column in ("", "pid", "state", "step", "thread", "in"):
         table.add_column(column, overflow="fold")
-    table.add_column("for", justify="right")
+    for column in ("for", "usually"):
+        table.add_column(column, justify="right")
     for group in groups:
         first = group.ranks[0]
         step = "" if first.step is None else str(first.step)
         head: list[RenderableType] = [
             _text(group.label),
+            _pids(group),
             Text(first.state, style=_COLORS[first.state]),
             step,
         ]
         for thread_index, (thread, calls) in enumerate(group.stacks):
-            since_ns = [_open_since(rank, thread_index) for rank in group.ranks]
-            table.add_row(*head, _text(thread), _text(format_stack(calls)), _lasted(since_ns, group))
-            head = ["", "", ""]
+            threads = [_open_thread(rank, thread_index) for rank in group.ranks]
+            since_ns = [stack.calls[-1].since_ns for stack in threads]
+            hung = any(rank.seems_hung(stack) for rank, stack in zip(group.ranks, threads, strict=True))
+            style = "bold red" if hung else ""
+            module_class = threads[0].calls[-1].module_class
+            where = format_stack(calls) + (f" ({module_class})" if module_class else "")
+            duration = _text(_lasted(since_ns, group), style)
+            table.add_row(*head, _text(thread), _text(where, style), duration, _usually(group, *calls[-1]))
+            head = ["", "", "", ""]
         if not group.stacks:
-            table.add_row(*head, "", "no module", _lasted([rank.last_ns for rank in group.ranks], group))
+            table.add_row(*head, "", "no module", _lasted([rank.last_ns for rank in group.ranks], group), "")
     lines: list[RenderableType] = [_text(error, "red") for error in errors]
     if sum(len(group.ranks) for group in groups) > 1:
         lines += [_text(headline(groups), "bold"), ""]
@@ -51,9 +61,21 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
-def _open_since(rank: RankState, thread_index: int) -> int:
-    """Return when the innermost call of the group's n-th thread was entered."""
-    return [thread.calls for thread in rank.threads if thread.calls][thread_index][-1].since_ns
+def _pids(group: RankGroup) -> str:
+    """Return the process ids, of many the first."""
+    pids = [str(rank.pid) for rank in group.ranks]
+    return ", ".join(pids) if len(pids) <= _MAX_PIDS else f"{pids[0]} …"
+
+
+def _open_thread(rank: RankState, thread_index: int) -> ThreadStack:
+    """Return the group's n-th thread with open calls, of one of its ranks."""
+    return [thread for thread in rank.threads if thread.calls][thread_index]
+
+
+def _usually(group: RankGroup, fqn: str, phase: str) -> str:
+    """Return what the call usually takes, where any of the rings knows it."""
+    known = [rank.usual_ns[fqn, phase] / 1e9 for rank in group.ranks if (fqn, phase) in rank.usual_ns]
+    return format_durations(known) if known else ""
 
 
 def _lasted(since_ns: Sequence[int], group: RankGroup) -> str:
@@ -71,6 +93,8 @@ def format_durations(seconds: Sequence[float]) -> str:
 
 
 def _format_seconds(seconds: float) -> str:
+    if seconds < 0.0095:
+        return f"{seconds * 1e3:.1f} ms"
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 120:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._typing import Float64Array, Int64Array
+from ...timeline.ranges import union_of
 from .offset_band import OffsetBounds
 
 __all__ = [
@@ -72,12 +73,7 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
     has_inner = np.append(start[1:] < end[:-1], False)
     calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
     kept = (end > start) & ~(has_inner & calls)
-    start, end = start[kept], end[kept]
-    if not len(start):
-        return Busy(start, end)
-    reached = np.maximum.accumulate(end)
-    first = np.flatnonzero(np.append(True, start[1:] > reached[:-1]))
-    return Busy(start[first], reached[np.append(first[1:], len(start)) - 1])
+    return Busy(*union_of(start[kept], end[kept]))
 
 
 def cut_depth(busy: Busy, time: Int64Array) -> Int64Array:

@@ -33,19 +33,7 @@ def merge(
     attribute: bool = True,
     progress: Progress | None = None,
 ) -> MergeResult:
-    """Lay a recording over a trace of torch.profiler.
-
-    The profiler's events are kept byte for byte, and its file is never written. What is broken in it is repaired or
-    left out, and the result says so. Module tracks lie above the threads of the process; above each stream of a GPU
-    lies a track of the modules whose kernels ran.
-
-    Args:
-        profiler_trace: `.json` or `.json.gz`, as `export_chrome_trace` writes it.
-        timeline: the recording; None makes module tracks from what the trace knows of modules.
-        out: `.json`, `.json.gz`, `.pftrace` or `.pftrace.gz`.
-        attribute: False adds the recording without looking at the trace's events: no GPU tracks, and backward slices
-            as they were recorded, in the time that copying takes.
-        progress: called with the number of bytes of the trace that were read since the last call.
+    """Do what `modtrace.merge` does, which documents the arguments, for a recording that was read.
 
     Raises:
         TraceError: the trace cannot be read, or has no moment in common with the recording.
@@ -106,7 +94,7 @@ def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
         notes.append(f"of the profiler's events {stream.repaired} were repaired and {stream.dropped} left out")
     if overlaid.attributed_nodes < overlaid.nodes:
         notes.append(
-            f"{overlaid.nodes - overlaid.attributed_nodes} of {overlaid.nodes} autograd nodes belong to no known call"
+            f"{overlaid.nodes - overlaid.attributed_nodes} of {overlaid.nodes} autograd nodes ran outside all modules"
         )
     if overlaid.attributed_work < overlaid.work:
         notes.append(

@@ -5,29 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..._tables import CellKind, Table
 from .module_times import ModuleTimes
 from .step_times import StepTimes
 
 if TYPE_CHECKING:
     from .module_summary import Summary
 
-__all__ = ["Table", "module_table", "step_table"]
-
-
-class Table(NamedTuple):
-    """A table for people.
-
-    Attributes:
-        headings: what stands above each column.
-        rows: the cells, names as they are.
-        text_columns: how many columns, from the first on, hold names; all others hold numbers.
-        ranks: of each column how soon it is left out where there is no room: the highest first, 0 never.
-    """
-
-    headings: list[str]
-    rows: list[list[str]]
-    text_columns: int
-    ranks: list[int]
+__all__ = ["module_table", "step_table"]
 
 
 class _Column(NamedTuple):
@@ -57,11 +42,11 @@ _CPU_COLUMNS = (
     _Column("step p50", "step_p50_ns", 4),
     _Column("step p95", "step_p95_ns", 5),
     _Column("forward", "forward_ns", 1),
-    _Column("self", "forward_self_ns", 9),
+    _Column("forward self", "forward_self_ns", 9),
     _Column("backward", "backward_ns", 1),
-    _Column("self", "backward_self_ns", 9),
+    _Column("backward self", "backward_self_ns", 9),
     _Column("recompute", "recompute_ns", 3, optional=True),
-    _Column("self", "recompute_self_ns", 9, optional=True),
+    _Column("recompute self", "recompute_self_ns", 9, optional=True),
 )
 # Beside GPU times, the CPU's self times of the single phases and its percentiles have no place.
 _GPU_COLUMNS = (
@@ -97,24 +82,23 @@ def module_table(summary: Summary) -> Table:
         columns = (_Column("class", "module_class"), *columns[2:])
     if not summary.steps_ns:
         columns = tuple(column for column in columns if column.field != "share")
-    return _table(columns, summary.rows, sum(column.field in {"fqn", "module_class"} for column in columns), summary)
+    return _table(columns, summary.rows, summary)
 
 
 def step_table(summary: Summary) -> Table:
     """Return the table of steps, slowest first; one that is not whole has a `+` behind its duration."""
     steps = sorted(summary.steps, key=lambda step: step.duration_ns, reverse=True)
-    table = _table(_STEP_COLUMNS, steps, 0, summary)
+    table = _table(_STEP_COLUMNS, steps, summary)
     for cells, step in zip(table.rows, steps, strict=True):
         cells[1] += "" if step.whole else "+"
     return table
 
 
-def _table(
-    columns: Sequence[_Column], rows: Sequence[ModuleTimes] | Sequence[StepTimes], text_columns: int, summary: Summary
-) -> Table:
+def _table(columns: Sequence[_Column], rows: Sequence[ModuleTimes] | Sequence[StepTimes], summary: Summary) -> Table:
     shown = [column for column in columns if not column.optional or any(getattr(row, column.field) for row in rows)]
+    kinds: list[CellKind] = ["name" if column.field in {"fqn", "module_class"} else "number" for column in shown]
     cells = [[_cell(row, column.field, summary) for column in shown] for row in rows]
-    return Table([column.heading for column in shown], cells, text_columns, [column.rank for column in shown])
+    return Table([column.heading for column in shown], cells, kinds, [column.rank for column in shown])
 
 
 def _cell(row: ModuleTimes | StepTimes, field: str, summary: Summary) -> str:

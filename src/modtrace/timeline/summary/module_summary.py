@@ -38,7 +38,7 @@ class Summary:
 
     Attributes:
         rows: the rows shown.
-        modules: how many rows there were before any limit.
+        modules: how many rows there were before a limit.
         incomplete: spans whose enter or exit is missing; they count with the time that is known of them.
         overwritten: events that the ring had to drop, which no row can count.
         gpu: the GPU time of the whole trace; None where no GPU was profiled, and then there are no GPU columns.
@@ -89,11 +89,13 @@ class Summary:
             pattern: as of a shell, over the whole name, case matters: `GPT.h.*`; `*` also matches dots.
         """
         matches = re.compile(fnmatch.translate(pattern)).match
-        return replace(self, rows=[row for row in self.rows if matches(row.fqn or row.module_class)])
+        rows = [row for row in self.rows if matches(row.fqn or row.module_class)]
+        return replace(self, rows=rows, modules=len(rows))
 
     def to_depth(self, depth: int) -> Summary:
         """Keep the first `depth` levels of names; the self time of what lies below counts to the module around it."""
-        return replace(self, rows=fold_below(self.rows, depth))
+        rows = fold_below(self.rows, depth)
+        return replace(self, rows=rows, modules=len(rows))
 
     @property
     def steps_ns(self) -> int:
@@ -112,7 +114,8 @@ class Summary:
 
     def _note(self, *, with_losses: bool) -> str:
         hidden = self.modules - len(self.rows)
-        counts = [(hidden, f"{hidden} more {'modules' if self.by == 'module' else 'classes'}")]
+        nouns = ("module", "modules") if self.by == "module" else ("class", "classes")
+        counts = [(hidden, f"{hidden:,} more {nouns[hidden != 1]}")]
         if with_losses:
             counts.append((self.incomplete, f"{self.incomplete} spans incomplete"))
             counts.append((self.overwritten, f"{self.overwritten} events overwritten"))

@@ -27,8 +27,10 @@ class Overview(NamedTuple):
         engine: "native" or "python"; empty where the timeline does not say.
         torch: the version; empty where the timeline does not say.
         spans: how many spans there are.
+        modules: of how many modules.
         losses: what is missing and how much of it, only what is not 0: `overwritten` (events), `torn` (events),
-            `unfinished`, `unstarted` and `incomplete` (spans), `unattributed` (autograd nodes).
+            `unfinished`, `unstarted` and `incomplete` (spans). `unattributed` is there too, and is no loss: autograd
+            nodes outside all modules, as a loss function's are.
         recomputed: the classes of the modules that ran again as a whole, as checkpointing makes them, and how many
             modules of each.
     """
@@ -38,6 +40,7 @@ class Overview(NamedTuple):
     engine: str
     torch: str
     spans: int
+    modules: int
     losses: Mapping[str, int]
     recomputed: Mapping[str, int]
 
@@ -48,7 +51,6 @@ _LOSSES = {
     "unfinished": "spans without their end",
     "unstarted": "spans without their start",
     "incomplete": "spans incomplete",
-    "unattributed": "autograd nodes of no module",
 }
 
 
@@ -70,28 +72,30 @@ def describe_recording(timeline: Timeline) -> Overview:
         engine=str(timeline.metadata.get("engine", "")),
         torch=str(timeline.metadata.get("torch", "")),
         spans=len(columns),
+        modules=len({names[name].fqn for name in np.unique(columns.name).tolist()}),
         losses=losses | ({"incomplete": incomplete} if incomplete else {}),
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
     )
 
 
-def overview_lines(overview: Overview, steps: Sequence[StepTimes], rows: int, by: str) -> list[str]:
-    """Return the header of a summary: what, which steps, what is lost, and what recompute costs.
-
-    Args:
-        overview: what was recorded.
-        steps: its steps.
-        rows: how many modules or classes there are.
-        by: which of them.
-    """
+def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
+    """Return the header of a summary: what, which steps, what is lost, and what recompute costs."""
     recorded_by = [f"{overview.engine} engine"] if overview.engine else []
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
     what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
-    lines = [" · ".join(part for part in what if part), _steps_line(steps)]
-    spans = f"{_count(overview.spans, 'span')} of {_count(rows, 'module' if by == 'module' else 'class')}"
-    lost = ", ".join(f"{count:,} {_LOSSES[name]}" for name, count in overview.losses.items())
-    lines.append(f"{spans}; " + (f"lost or unknown: {lost}" if lost else "nothing was lost"))
+    lines = [" · ".join(part for part in what if part), _steps_line(steps), _losses_line(overview)]
     return [line for line in [*lines, _recompute_line(overview, steps)] if line]
+
+
+def _losses_line(overview: Overview) -> str:
+    """Say of how many spans what is lost; of a trace without any, nothing can be said."""
+    lost = ", ".join(f"{overview.losses[name]:,} {text}" for name, text in _LOSSES.items() if name in overview.losses)
+    if not overview.spans and not lost:
+        return ""
+    line = f"{_count(overview.spans, 'span')} of {_count(overview.modules, 'module')}"
+    line += f"; lost: {lost}" if lost else "; nothing was lost"
+    outside = overview.losses.get("unattributed", 0)
+    return line + (f"; {_count(outside, 'autograd node')} outside all modules, as of the loss" if outside else "")
 
 
 def _steps_line(steps: Sequence[StepTimes]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array
 from ..columns import FORWARD, RECOMPUTE
+from ..ranges import Ranges, union_of
 from ..select import first_ended_step
 
 if TYPE_CHECKING:
@@ -45,23 +46,6 @@ class StepTimes(NamedTuple):
     between_ns: int = 0
     after_ns: int = 0
     whole: bool = True
-
-
-class _Busy(NamedTuple):
-    """Time ranges in order, none of which touches another."""
-
-    start: Int64Array
-    end: Int64Array
-
-    def time_until(self, moment: Int64Array) -> Int64Array:
-        """Return for each moment how much of the time before it lies in the ranges."""
-        before = np.concatenate([[0], np.cumsum(self.end - self.start)])
-        index = np.searchsorted(self.start, moment)
-        over = np.zeros(len(moment), np.int64)
-        inside = index > 0
-        over[inside] = np.maximum(self.end[index[inside] - 1] - moment[inside], 0)
-        until: Int64Array = before[index] - over
-        return until
 
 
 def measure_steps(timeline: Timeline) -> list[StepTimes]:
@@ -105,23 +89,16 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
     return steps
 
 
-def _union(timeline: Timeline, spans: BoolArray) -> _Busy:
+def _union(timeline: Timeline, spans: BoolArray) -> Ranges:
     """Return the time that any of the spans covers."""
-    start, end = timeline.columns.start[spans], timeline.columns.end[spans]
-    if not len(start):
-        return _Busy(start, end)
-    covered_until = np.maximum.accumulate(end)
-    is_first = np.ones(len(start), np.bool_)
-    is_first[1:] = start[1:] > covered_until[:-1]
-    first = np.flatnonzero(is_first)
-    return _Busy(start[first], covered_until[np.append(first[1:], len(start)) - 1])
+    return union_of(timeline.columns.start[spans], timeline.columns.end[spans])
 
 
-def _times_in(busy: _Busy, start: Int64Array, end: Int64Array) -> Int64Array:
+def _times_in(busy: Ranges, start: Int64Array, end: Int64Array) -> Int64Array:
     return busy.time_until(end) - busy.time_until(start)
 
 
-def _edges_outside(busy: _Busy, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _edges_outside(busy: Ranges, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return for each step the time before its first span (all of it where it has none) and behind its last."""
     starts, ends = np.append(busy.start, np.iinfo(np.int64).max), np.append(busy.end, np.iinfo(np.int64).min)
     first_start = np.clip(starts[np.searchsorted(busy.end, start, side="right")], start, end)

@@ -1,0 +1,142 @@
+"""Tables for people, and their forms: text, Markdown, HTML and CSV."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from ._terminal import printable
+
+__all__ = ["CellKind", "Table", "shortened", "to_csv", "to_html", "to_markdown", "to_text", "without_columns"]
+
+CellKind = Literal["name", "text", "number"]
+
+_GAP = "  "
+_GOOD_NAME_WIDTH = 24
+"""For names this long columns are left out."""
+_MIN_NAME_WIDTH = 12
+_PLAIN_NAME = re.compile(r"[\w.:\- ]+", re.ASCII)
+
+
+class Table(NamedTuple):
+    """A table.
+
+    Attributes:
+        headings: what stands above each column, no two alike.
+        rows: the cells, as they are: whoever writes them makes them safe for its format.
+        kinds: what each column holds: a "name" of a module or class, a "text" of ours, or a "number".
+        ranks: of each column how soon it is left out where there is no room: the highest first, 0 never.
+    """
+
+    headings: list[str]
+    rows: list[list[str]]
+    kinds: list[CellKind]
+    ranks: list[int]
+
+    def first_rows(self, limit: int | None) -> Table:
+        """Keep the first `limit` rows; None: all."""
+        return self._replace(rows=self.rows[:limit])
+
+
+def to_text(table: Table, width: int | None = None) -> list[str]:
+    """Return the lines of a table, numbers to the right and all else to the left.
+
+    Args:
+        table: what to show.
+        width: characters in a line: names of the first column are shortened from the left. None: they are not.
+    """
+    widths = _widths(table)
+    if width is not None and table.kinds[0] != "number":
+        others = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
+        widths[0] = min(widths[0], max(width - others, _MIN_NAME_WIDTH))
+    lines = [table.headings, *([printable(cell) for cell in cells] for cells in table.rows)]
+    return [
+        _GAP.join(
+            cell.rjust(column_width)
+            if kind == "number"
+            else shortened(cell, widths[0] if index == 0 else None).ljust(column_width)
+            for index, (cell, kind, column_width) in enumerate(zip(cells, table.kinds, widths, strict=True))
+        ).rstrip()
+        for cells in lines
+    ]
+
+
+def without_columns(table: Table, width: int | None) -> tuple[Table, list[str]]:
+    """Return the table with the columns that `width` characters have room for, and the headings of the others."""
+    left_out: list[str] = []
+    while width is not None and any(table.ranks) and _least_width(table) > width:
+        column = max(range(len(table.ranks)), key=lambda index: (table.ranks[index], index))
+        left_out.insert(0, table.headings[column])
+        table = Table(
+            table.headings[:column] + table.headings[column + 1 :],
+            [cells[:column] + cells[column + 1 :] for cells in table.rows],
+            table.kinds[:column] + table.kinds[column + 1 :],
+            table.ranks[:column] + table.ranks[column + 1 :],
+        )
+    return table, left_out
+
+
+def shortened(name: str, width: int | None) -> str:
+    """Return the end of a name that is too long: there it differs from its neighbours."""
+    return name if width is None or len(name) <= width else f"…{name[len(name) - width + 1 :]}"
+
+
+def to_markdown(table: Table) -> list[str]:
+    """Return the lines of a GitHub table; no cell can break it, or render as anything but text."""
+    rule = ["---:" if kind == "number" else "---" for kind in table.kinds]
+    cells = [[_in_markdown(cell, kind) for cell, kind in zip(row, table.kinds, strict=True)] for row in table.rows]
+    return ["| " + " | ".join(line) + " |" for line in (table.headings, rule, *cells)]
+
+
+def _in_markdown(cell: str, kind: CellKind) -> str:
+    """Return a name that Markdown takes as text: plain ones as code, in all others every ASCII sign as an entity."""
+    if kind != "name":
+        return cell
+    escaped = printable(cell)
+    if _PLAIN_NAME.fullmatch(escaped):
+        return f"`{escaped}`"
+    return re.sub(r"[^\w\s]|_", lambda sign: f"&#{ord(sign[0])};", escaped)
+
+
+def to_html(table: Table, note: str = "") -> list[str]:
+    """Return the lines of a `<table>` without script or style sheet, with a note at its foot where there is one."""
+    lines = ["<table>", f"<thead>{_html_line('th', table.headings, table.kinds)}</thead>", "<tbody>"]
+    lines += [_html_line("td", cells, table.kinds) for cells in table.rows]
+    lines.append("</tbody>")
+    if note:
+        lines.append(f'<tfoot><tr><td colspan="{len(table.headings)}">{html.escape(note)}</td></tr></tfoot>')
+    return [*lines, "</table>"]
+
+
+def _html_line(tag: str, cells: Sequence[str], kinds: Sequence[CellKind]) -> str:
+    return "<tr>" + "".join(
+        f'<{tag} style="text-align: {"right" if kind == "number" else "left"}">{html.escape(printable(cell))}</{tag}>'
+        for cell, kind in zip(cells, kinds, strict=True)
+    ) + "</tr>"  # fmt: skip
+
+
+def to_csv(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return CSV with a header line, unprintable characters of texts as escapes."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    for row in rows:
+        writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in row])
+    return out.getvalue()
+
+
+def _widths(table: Table) -> list[int]:
+    lines = [table.headings, *([printable(cell) for cell in cells] for cells in table.rows)]
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+
+def _least_width(table: Table) -> int:
+    """Return how wide the table is with its first names shortened."""
+    widths = _widths(table)
+    if table.kinds[0] != "number":
+        widths[0] = min(widths[0], _GOOD_NAME_WIDTH)
+    return sum(widths) + len(_GAP) * (len(widths) - 1)

@@ -1,0 +1,101 @@
+"""Options that several commands have, each with one name and one meaning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import click
+
+__all__ = [
+    "LazyChoice",
+    "TableFormat",
+    "current_name",
+    "format_option",
+    "interval",
+    "max_depth_option",
+    "modules_option",
+    "steps_option",
+]
+
+TableFormat = Literal["table", "markdown", "csv", "json"]
+
+_FORMER_NAMES = {"modules": "only", "depth": "max-depth"}
+Number = TypeVar("Number", int, float)
+
+
+def current_name(name: str) -> str:
+    """Return what an option is called now: its former name goes on working."""
+    return _FORMER_NAMES.get(name, name)
+
+
+def interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Number | None, Number | None]]:
+    """Return a parser of `A:B`; a missing bound is None."""
+
+    def parse(text: str) -> tuple[Number | None, Number | None]:
+        start, colon, end = text.partition(":")
+        try:
+            bounds = [parse_number(bound) if bound else None for bound in (start, end)]
+        except ValueError:
+            colon = ""
+        if not colon or any(bound is not None and not math.isfinite(bound) for bound in bounds):
+            raise click.BadParameter(f"{text!r} is not A:B, two numbers of which one may be missing.")
+        first, last = bounds
+        if first is not None and last is not None and last < first:
+            raise click.BadParameter(f"{text!r} ends before it starts.")
+        return first, last
+
+    return parse
+
+
+class LazyChoice(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3 only
+    """A choice whose values are looked up when they are needed: they lie in a module that is slow to import.
+
+    Args:
+        values: returns them.
+    """
+
+    name = "choice"
+
+    def __init__(self, values: Callable[[], Sequence[str]]) -> None:
+        self._values = values
+
+    def get_metavar(self, *arguments: Any, **options: Any) -> str | None:
+        """Return the values, as the help shows them."""
+        return click.Choice(self._values()).get_metavar(*arguments, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the value, where it is one of them."""
+        return click.Choice(self._values()).convert(value, param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """Return the values that begin with what was typed."""
+        return click.Choice(self._values()).shell_complete(ctx, param, incomplete)
+
+
+format_option = click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["table", "markdown", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="Times are ms in table and markdown, ns in csv and json.",
+)
+modules_option = click.option(
+    "--only",
+    "modules",
+    metavar="PATTERN",
+    help="Take modules whose full name matches, as in 'GPT.blocks.*'.",
+)
+max_depth_option = click.option(
+    "--max-depth",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Take N levels of modules; the time of what lies below counts to the last.",
+)
+steps_option = click.option(
+    "--steps", metavar="A:B", type=interval(int), help="Take steps A to B, without B; the first is 0."
+)

@@ -1,0 +1,58 @@
+"""What the options of several commands leave of a timeline, and what they say where that is nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._errors import ModtraceError
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+
+__all__ = ["no_such_module", "require_spans"]
+
+
+def require_spans(timeline: Timeline, whole: Timeline, path: str, *, chosen: bool) -> None:
+    """Check that there is something to show or to write.
+
+    Args:
+        timeline: what is left.
+        whole: what was read.
+        path: from where.
+        chosen: whether options chose from it; a recording without spans is no error otherwise.
+
+    Raises:
+        ModtraceError: nothing is left, or the file names no module; the message says what there is.
+    """
+    if len(timeline.columns):
+        return
+    if len(whole.columns):
+        raise ModtraceError(f"nothing is left of {path}: {_describe(whole)}")
+    notes = whole.metadata.get("notes")
+    if isinstance(notes, list) and notes:
+        raise ModtraceError(f"{path} holds no module: {notes[0]}")
+    if chosen:
+        raise ModtraceError(f"nothing is left of {path}: it holds no spans")
+
+
+def no_such_module(path: str, pattern: str, example: str) -> ModtraceError:
+    """Return the error of a pattern that matches no module.
+
+    Args:
+        path: the file, or files.
+        pattern: as it was given.
+        example: the fully qualified name of a module that is there.
+    """
+    hint = f"; there is {example}, for one" if example else ""
+    return ModtraceError(f"nothing is left of {path}: no module is called {pattern}{hint}")
+
+
+def _describe(timeline: Timeline) -> str:
+    """Say what a selection can choose from."""
+    columns = timeline.columns
+    first, last = int(columns.step.min()), int(columns.step.max())
+    length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
+    return (
+        f"it holds {len(columns)} spans in steps {first} to {last}, over {length:.3f} ms, of modules such as "
+        f"{timeline.names[columns.name[0]].fqn}"
+    )

@@ -1,0 +1,47 @@
+"""Time ranges that lie apart and in order: when anything of something ran."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import Int64Array
+
+__all__ = ["Ranges", "union_of"]
+
+
+class Ranges(NamedTuple):
+    """Time ranges in order, none of which touches another; columns of equal length.
+
+    Attributes:
+        start: int64[n], ns.
+        end: int64[n], ns.
+    """
+
+    start: Int64Array
+    end: Int64Array
+
+    def time_until(self, moment: Int64Array) -> Int64Array:
+        """Return for each moment how much of the time before it lies in the ranges."""
+        before = np.concatenate([[0], np.cumsum(self.end - self.start)])
+        index = np.searchsorted(self.start, moment)
+        over = np.zeros(len(moment), np.int64)
+        inside = index > 0
+        over[inside] = np.maximum(self.end[index[inside] - 1] - moment[inside], 0)
+        until: Int64Array = before[index] - over
+        return until
+
+
+def union_of(start: Int64Array, end: Int64Array) -> Ranges:
+    """Return the time that any of the intervals covers.
+
+    Args:
+        start: int64[n], ascending.
+        end: int64[n], none before its start.
+    """
+    if not len(start):
+        return Ranges(start, end)
+    covered_until = np.maximum.accumulate(end)
+    first = np.flatnonzero(np.append(True, start[1:] > covered_until[:-1]))
+    return Ranges(start[first], covered_until[np.append(first[1:], len(start)) - 1])

@@ -1,0 +1,33 @@
+"""What to do with a file that was written."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+__all__ = ["next_step_hint"]
+
+
+def next_step_hint(path: str) -> str:
+    """Return a line that says how to look at the file in `path`, a trace or a ring."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".html":
+        return f"Next: open {path} in a browser; it needs no network"
+    if suffix == ".zip":
+        return f"Next: unpack {path} and open its viewer.html in a browser, or attach it to a bug report"
+    if suffix in (".folded", ".json") and path.lower().endswith((".folded", ".speedscope.json")):
+        return f"Next: drop {path} onto https://www.speedscope.app"
+    view = f"Next: {_command_name()} view {shlex.quote(path)}"
+    if path.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz")):
+        return f"{view}, or drop {path} onto https://ui.perfetto.dev"
+    return view
+
+
+def _command_name() -> str:
+    """Return how to call this command from a shell, also where the virtual environment is not activated."""
+    script = Path(sys.executable).with_name("modtrace")
+    if shutil.which("modtrace"):
+        return "modtrace"
+    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m modtrace"
