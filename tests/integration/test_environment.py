@@ -49,6 +49,13 @@ def run(script: str, folder: Path, value: str) -> subprocess.CompletedProcess[st
     return run_python(file, status=None, cwd=folder, env=python_environment(MODTRACE=value))
 
 
+def files_told(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The files that the recordings say they are in, each once, with a line on how to look at it."""
+    lines = [line.partition(". Next: ") for line in done.stderr.splitlines()]
+    assert all(f"modtrace view {line.removeprefix('modtrace: recorded to ')}" in hint for line, _, hint in lines)
+    return sorted(line.removeprefix("modtrace: recorded to ") for line, _, _ in lines)
+
+
 def spans(path: Path) -> list[tuple[str, str, int]]:
     return [(span.fqn, span.phase, span.step) for span in modtrace.load(path).spans]
 
@@ -60,11 +67,16 @@ THREE = [("Linear", phase, step) for step in range(3) for phase in ("forward", "
 def test_a_script_that_imports_modtrace_is_recorded(engine: EngineName, order: str, tmp_path: Path) -> None:
     done = run(SCRIPTS[order], tmp_path, f"path=trace-%r.pftrace,ring=run-%p.modtrace,engine={engine}")
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert files_told(done) == [str(tmp_path / "trace-0.pftrace")]
     assert spans(tmp_path / "trace-0.pftrace") == THREE
     (ring,) = tmp_path.glob("run-*.modtrace")
     assert spans(ring) == THREE
     assert modtrace.load(ring).tracks[0].process.pid == int(ring.stem.removeprefix("run-"))
+
+
+def test_a_ring_alone_is_told_too(tmp_path: Path) -> None:
+    assert files_told(run(SCRIPTS["before torch"], tmp_path, "run.modtrace")) == [str(tmp_path / "run.modtrace")]
 
 
 def test_without_the_variable_and_without_torch_nothing_happens(tmp_path: Path) -> None:
@@ -109,14 +121,16 @@ def test_a_recording_of_the_script_goes_before_it(tmp_path: Path) -> None:
 def test_a_child_does_not_replace_its_parents_file(tmp_path: Path) -> None:
     done = run(SPAWNS, tmp_path, "path=trace.json,engine=python")
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert files_told(done) == [str(tmp_path / "trace.json")]
     assert spans(tmp_path / "trace.json") == [("Linear", "forward", 0)]
 
 
 def test_with_the_process_in_the_name_children_are_recorded_too(tmp_path: Path) -> None:
     done = run(SPAWNS, tmp_path, "path=trace-%p.json,engine=python")
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert files_told(done) == sorted(map(str, tmp_path.glob("trace-*.json")))
     files = sorted(spans(file) for file in tmp_path.glob("trace-*.json"))
     assert files == [[("Identity", "forward", 0)], [("Linear", "forward", 0)]]
 
