@@ -113,7 +113,7 @@ def test_ranks_of_both_sides_lie_in_pairs() -> None:
 def test_each_span_has_the_change_of_its_module_and_phase() -> None:
     renamed = {f"Net.h.{layer}": f"Net.layers.{layer}" for layer in range(8)}
     found = modtrace.diff(
-        recording(0), recording(1, {("Net.h.3", BACKWARD): 1.5}, rename=renamed), renamed={"Net.h": "Net.layers"}
+        recording(0), recording(1, {("Net.h.3", BACKWARD): 1.5}, rename=renamed), map={"Net.h": "Net.layers"}
     )
     joined = side_by_side(found.sides)
     header, body = unpack(payload(joined, compared(joined, found.sides, found.header, found.changes)))
