@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from modtrace import ModtraceError
 from modtrace.cli._group import group
 from tests.support.python_process import run_python
 
-COMMANDS = ["build", "check", "convert", "demo", "diff", "merge", "report", "run", "summary", "view", "where"]
+COMMANDS = ["build", "check", "convert", "demo", "diff", "doctor", "merge", "report", "run", "summary", "view", "where"]
 HEAVY = {"torch", "numpy", "rich", "perfetto", "google.protobuf", "orjson"}
 DATA = Path(__file__).parents[1] / "data" / "check"
 
@@ -63,7 +65,61 @@ def test_help_is_there_at_once() -> None:
 def test_the_version() -> None:
     result = CliRunner().invoke(group, ["--version"])
 
-    assert result.output == f"modtrace, version {modtrace.__version__}\n"
+    modtrace_line, torch_line, engine_line = result.output.splitlines()
+    assert modtrace_line == f"modtrace, version {modtrace.__version__}"
+    assert torch_line == f"torch {importlib.metadata.version('torch')}"
+    assert engine_line.startswith("native engine: ")
+
+
+def test_the_version_tells_the_engine_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODTRACE_CACHE", str(tmp_path))
+    version = importlib.metadata.version("torch")
+
+    none = CliRunner().invoke(group, ["--version"]).output.splitlines()[-1]
+    (tmp_path / f"torch-{version}-{sys.implementation.cache_tag}-0a").mkdir()
+    (tmp_path / f"torch-{version}-{sys.implementation.cache_tag}-0a" / "modtrace_native.so").touch()
+    one = CliRunner().invoke(group, ["--version"]).output.splitlines()[-1]
+
+    assert none == "native engine: not built for this torch; run `modtrace build`"
+    assert one == "native engine: built for this torch; `modtrace doctor` says whether it loads"
+
+
+def test_doctor_says_in_one_screen_why_the_portable_engine_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODTRACE_CACHE", str(tmp_path / "home" / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+    result = CliRunner().invoke(group, ["doctor"])
+
+    lines = {label: text.strip() for label, _, text in (line.partition(" ") for line in result.output.splitlines())}
+    assert result.exit_code == 0
+    assert len(lines) == len(result.output.splitlines()) <= 24
+    assert lines["torch"] == importlib.metadata.version("torch")
+    assert lines["engine"] == (
+        f"portable; the native one: it is not built for torch {lines['torch']}; run `modtrace build`"
+    )
+    assert lines["compiler"].startswith("there is no C++ compiler (no-such-compiler)")
+    assert lines["cache"] == "~/cache, can be written, 0 engines"
+    assert str(tmp_path) not in result.output
+
+
+def test_doctor_without_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+
+    def without_torch(name: str) -> str:
+        if name == "torch":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without_torch)
+
+    result = CliRunner().invoke(group, ["doctor"])
+
+    assert result.exit_code == 1
+    assert "torch        not installed: nothing can be recorded" in result.output
+    assert "is not installed" in CliRunner().invoke(group, ["--version"]).output
 
 
 def test_an_error_of_ours_is_one_line_and_exit_code_1(tmp_path: Path) -> None:

@@ -101,12 +101,25 @@ def _raise_in_our_style(error: click.UsageError) -> NoReturn:
     raise CliUsageError(error.format_message(), error.ctx) from error
 
 
+def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from ._versions import engine_line, installed
+
+    echo(f"modtrace, version {__version__}")
+    echo(f"torch {installed('torch') or 'is not installed: nothing can be recorded'}")
+    echo(engine_line())
+    context.exit()
+
+
 @click.group(
     "modtrace",
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": current_name},
 )
-@click.version_option(__version__)
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show versions."
+)
 def group() -> None:
     """Timelines of PyTorch modules: record them, look at them, find out where a run hangs.
 

@@ -21,10 +21,10 @@ from types import ModuleType
 import torch
 
 from ..._errors import EngineError
+from .cache_folder import LIBRARY_NAME, cache_home, engine_folder
 
 __all__ = ["build", "is_built", "load", "missing_compiler", "native_path", "why_unavailable"]
 
-_MODULE = "modtrace_native"
 _FOLDER = Path(__file__).parent
 _SOURCES = sorted(_FOLDER.glob("*.cpp"))
 _HEADERS = sorted(_FOLDER.glob("*.h"))
@@ -47,20 +47,9 @@ _SEAL = b"modtrace library sha256 "
 def native_path() -> Path:
     """Return the path that the engine for this torch, Python and source has once it is built.
 
-    The cache is `$MODTRACE_CACHE`, else `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`.
-
     Raises:
         EngineError: nothing says where the user's folders are.
     """
-    cache_home = os.environ.get("MODTRACE_CACHE")
-    home = Path(cache_home) if cache_home else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "modtrace"
-    try:
-        home = home.expanduser()
-    except RuntimeError as error:
-        raise EngineError(
-            f"{home}: the home folder is not known (HOME is not set, and user {os.geteuid()} has none); "
-            "name a folder in MODTRACE_CACHE"
-        ) from error
     parts = (
         torch.__version__,
         str(torch.version.git_version),
@@ -70,7 +59,7 @@ def native_path() -> Path:
         *(hashlib.sha256(source.read_bytes()).hexdigest() for source in (*_SOURCES, *_HEADERS)),
     )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-    return home / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{key}" / f"{_MODULE}.so"
+    return cache_home() / engine_folder(torch.__version__, key) / f"{LIBRARY_NAME}.so"
 
 
 def _torch_abi() -> list[str]:
@@ -123,8 +112,8 @@ def _load() -> ModuleType:
         problem = _problem(path)
         if problem is not None:
             raise EngineError(problem)
-        loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(path))
-        spec = importlib.util.spec_from_loader(_MODULE, loader)
+        loader = importlib.machinery.ExtensionFileLoader(LIBRARY_NAME, str(path))
+        spec = importlib.util.spec_from_loader(LIBRARY_NAME, loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
@@ -205,13 +194,13 @@ def build(force: bool = False) -> Path:
 def _compile(path: Path, environment: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _BUILD_SCRIPT, _MODULE, work, *map(str, _SOURCES)],
+            [sys.executable, "-W", "ignore", "-c", _BUILD_SCRIPT, LIBRARY_NAME, work, *map(str, _SOURCES)],
             env=environment,
             capture_output=True,
             text=True,
             check=False,
         )
-        built = Path(work) / f"{_MODULE}.so"
+        built = Path(work) / f"{LIBRARY_NAME}.so"
         if done.returncode != 0 or not built.is_file():
             raise EngineError(
                 f"the native engine could not be built. {_HINT}\n{_first_errors(done.stdout + done.stderr)}"

@@ -1,0 +1,111 @@
+"""`modtrace doctor`: what is installed, which engine records and why, for a bug report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from .._version import __version__
+from ._output import echo, show_status
+from ._versions import installed
+
+__all__ = ["command"]
+
+_LIBRARIES = ("numpy", "orjson", "perfetto", "protobuf", "click", "rich")
+_LABEL_WIDTH = 12
+
+
+@click.command("doctor", short_help="Say what is installed and which engine records.")
+def command() -> None:
+    """Say in one screen what is installed, which engine records and why, and what of the machine matters to modtrace.
+
+    Made to be pasted into a bug report: the home folder is written ~, and no host, user or script is named. Exits with
+    1 where nothing can be recorded here.
+    """
+    with show_status("looking"):
+        lines = [*_versions(), *_engine(), *_machine()]
+    for label, text in lines:
+        echo(f"{label:{_LABEL_WIDTH}} {_without_home(text)}")
+    if installed("torch") is None:
+        raise click.exceptions.Exit(1)
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "modtrace", f"{__version__} in {Path(__file__).parents[1]}"
+    yield "python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
+    yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
+    yield "torch", installed("torch") or "not installed: nothing can be recorded; pip install torch"
+    yield "libraries", ", ".join(f"{name} {installed(name) or 'missing'}" for name in _LIBRARIES)
+    set_variables = [name for name in ("MODTRACE", "MODTRACE_CACHE", "CXX") if os.environ.get(name)]
+    yield "environment", ", ".join(f"{name}={os.environ[name]}" for name in set_variables) or "no variable of modtrace"
+
+
+def _engine() -> Iterator[tuple[str, str]]:
+    from .._errors import EngineError
+    from ..track.native.cache_folder import cache_home
+
+    if installed("torch") is not None:
+        try:
+            from ..track.native.library import missing_compiler, native_path, why_unavailable
+
+            reason = why_unavailable()
+            yield "engine", "native" if reason is None else f"portable; the native one: {reason}"
+            yield "built", str(native_path()) if reason is None else "no"
+            yield "compiler", missing_compiler() or os.environ.get("CXX") or shutil.which("c++") or "c++"
+        except (ImportError, OSError) as error:  # a torch that is broken
+            yield "engine", f"none: torch cannot be imported: {error}"
+        except EngineError as error:
+            yield "engine", f"portable; the native one: {error}"
+        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+        yield "ninja", shutil.which("ninja", path=path) or "missing; pip install ninja"
+    try:
+        home = cache_home()
+    except EngineError as error:
+        yield "cache", str(error)
+        return
+    there = home
+    while not there.exists():
+        there = there.parent
+    engines = len(list(home.glob("*/*.so")))
+    access = "can be written" if os.access(there, os.W_OK | os.X_OK) else "cannot be written; set MODTRACE_CACHE"
+    yield "cache", f"{home}, {access}, {engines} {'engine' if engines == 1 else 'engines'}"
+
+
+def _machine() -> Iterator[tuple[str, str]]:
+    from ..view.browser import has_browser
+
+    page = Path(__file__).parents[1] / "view" / "viewer.html"
+    yield "viewer", f"{page.stat().st_size:,} bytes" if page.is_file() else f"missing: {page}"
+    yield "browser", "opens here" if has_browser() else "none here; `modtrace view` says how to open the page elsewhere"
+    yield "py-spy", shutil.which("py-spy") or "missing; `modtrace where --stacks` needs it: pip install py-spy"
+    yield "ptrace", _ptrace_scope()
+    yield "shm", _free("/dev/shm")  # noqa: S108 (where a ring may be put)
+    yield "folder", f"{_free('.')}, {'can' if os.access('.', os.W_OK) else 'cannot'} be written"
+
+
+def _ptrace_scope() -> str:
+    """Say who may look into another process, as py-spy does."""
+    try:
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:
+        return "not restricted by yama"
+    meaning = {"0": "own processes", "1": "own children; py-spy needs root", "2": "root only", "3": "nobody"}
+    return f"{scope}: {meaning.get(scope, 'unknown')}"
+
+
+def _free(folder: str) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free / 1e9:,.1f} GB free"
+    except OSError:
+        return "not there"
+
+
+def _without_home(text: str) -> str:
+    home = os.path.expanduser("~")
+    return text.replace(home, "~") if len(home) > 1 else text

@@ -1,0 +1,44 @@
+"""Where built engines are kept; torch is not imported to look there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ..._errors import EngineError
+
+__all__ = ["LIBRARY_NAME", "cache_home", "cached_engines", "engine_folder"]
+
+LIBRARY_NAME = "modtrace_native"
+
+
+def cache_home() -> Path:
+    """Return the cache: `$MODTRACE_CACHE`, else `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`.
+
+    Raises:
+        EngineError: nothing says where the user's folders are.
+    """
+    named = os.environ.get("MODTRACE_CACHE")
+    home = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "modtrace"
+    try:
+        return home.expanduser()
+    except RuntimeError as error:
+        raise EngineError(
+            f"{home}: the home folder is not known (HOME is not set, and user {os.geteuid()} has none); "
+            "name a folder in MODTRACE_CACHE"
+        ) from error
+
+
+def engine_folder(torch_version: str, key: str) -> str:
+    """Return the name of an engine's folder in the cache; `key` tells builds of one version apart."""
+    return f"torch-{torch_version}-{sys.implementation.cache_tag}-{key}"
+
+
+def cached_engines(torch_version: str) -> list[Path]:
+    """Return the engines in the cache for a version of torch and this Python, of any build and source.
+
+    Raises:
+        EngineError: nothing says where the user's folders are.
+    """
+    return sorted(cache_home().glob(f"{engine_folder(torch_version, '*')}/{LIBRARY_NAME}.so"))
