@@ -470,3 +470,23 @@ def test_calls_by_super_and_by_the_class_are_recorded_once_each(engine: EngineNa
             *enumerate(["BySuper", "BySuper.scale"]),
         )
     }
+
+
+@pytest.mark.parametrize(
+    ("run", "count"),
+    [
+        (lambda model, x: model(x).sum().backward(), 1),
+        (lambda model, x: (model(x * 2) ** 2).mean().backward(), 2),
+        (lambda model, x: model[1](model[0](x).exp()).sum().backward(), 2),
+        (lambda model, x: torch.autograd.grad(model(x).sum(), x), 1),
+        (lambda model, x: [model(x).sum().backward() for _ in range(3)], 3),
+        (lambda model, x: model(x).backward(torch.ones(2)), 0),
+    ],
+    ids=["the loss", "an input and the loss", "between two calls", "a gradient", "three passes", "none"],
+)
+def test_both_engines_count_alike_what_belongs_to_no_module(
+    engine: EngineName, run: Callable[[nn.Module, Tensor], object], count: int
+) -> None:
+    model, x = nn.Sequential(Scale(), Scale()), torch.ones(2, requires_grad=True)
+
+    assert recorded(engine, lambda: run(model, x)).stats.unattributed == count

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -209,3 +211,78 @@ def test_threads_that_ended_keep_their_names(engine: EngineName) -> None:
 
     assert len(timeline.spans) == 20
     assert {track.thread for track in timeline.tracks} == {"worker 0"}
+
+
+class Pooled(nn.Module):
+    """Runs its parts on threads."""
+
+    def __init__(self, run_on_threads: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Sequential(Scale()) for _ in range(2)])
+        self.run_on_threads = run_on_threads
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.run_on_threads(part, x) for part in self.parts]).sum()
+
+
+def in_a_pool(part: nn.Module, x: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1, "pool") as pool:
+        output: Tensor = pool.submit(part, x).result()
+    return output
+
+
+def as_a_replica(part: nn.Module, x: Tensor) -> Tensor:
+    """What `nn.DataParallel` does with a module."""
+    replica, child = (module._replicate_for_data_parallel() for module in (part, part[0]))  # type: ignore[index]
+    child.weight = part[0].weight  # type: ignore[index]
+    replica._modules["0"] = child
+    return in_a_pool(replica, x)
+
+
+@pytest.mark.parametrize("run_on_threads", [in_a_pool, as_a_replica])
+def test_parts_that_run_on_threads_of_a_pool_are_named_below_their_caller(
+    engine: EngineName, run_on_threads: Callable[[nn.Module, Tensor], Tensor]
+) -> None:
+    module = nn.Sequential(Pooled(run_on_threads))
+
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(2):
+            module(torch.ones(2)).sum().backward()
+    timeline = recording.timeline()
+
+    parts = [
+        ("Sequential.0.parts.0", 0),
+        ("Sequential.0.parts.0.0", 1),
+        ("Sequential.0.parts.1", 0),
+        ("Sequential.0.parts.1.0", 1),
+    ]
+    on_threads = [(span.fqn, span.depth) for span in timeline.spans if span.track.startswith("forward · pool")]
+    assert on_threads == parts * 2
+    assert on_track(timeline, "forward · MainThread") == [("Sequential", 0), ("Sequential.0", 1)] * 2
+    labels = {name.fqn: name.label for name in timeline.names}
+    assert labels["Sequential.0.parts.1"] == "0.parts.1: Sequential"
+
+
+def test_a_part_that_its_own_thread_calls_by_itself_is_named_by_itself(engine: EngineName) -> None:
+    module = nn.Sequential(nn.Sequential(Scale()))
+
+    with modtrace.record(engine=engine) as recording:
+        nn.Sequential(Scale())(torch.ones(2))
+        module[0](torch.ones(2))
+
+    assert [span.fqn for span in recording.timeline().spans] == ["Sequential", "Sequential.0"] * 2
+
+
+def test_asyncio_to_thread_names_below_the_caller(engine: EngineName) -> None:
+    async def run(part: nn.Module, x: Tensor) -> Tensor:
+        return await asyncio.to_thread(part, x)
+
+    module = Pooled(lambda part, x: asyncio.run(run(part, x)))
+
+    with modtrace.record(engine=engine) as recording:
+        module(torch.ones(2))
+
+    assert {span.fqn for span in recording.timeline().spans} == {
+        "Pooled",
+        *(f"Pooled.parts.{n}{child}" for n in range(2) for child in ("", ".0")),
+    }

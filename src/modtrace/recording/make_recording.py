@@ -44,7 +44,7 @@ def record(
         capacity: events kept, 32 bytes each; the oldest are overwritten.
         ring: a file behind the ring: it survives SIGKILL, and another process can read it.
         model: names start at this module, or (a text) at a module whose class has this name; None starts them at each
-            outermost called module.
+            outermost called module; what a thread calls that is a part of one that another thread called, below that.
         max_steps: stop, and save where a path is given, after so many steps.
         schedule: which steps to record, as `torch.profiler.schedule` makes it. Each of its cycles goes to a file of its
             own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.

@@ -18,6 +18,7 @@ from .._exclusive import Exclusive
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
 from .module_inspection import attribute, class_name, named_modules
+from .other_threads import OutermostModules
 
 __all__ = ["ModuleNames", "OpenCall"]
 
@@ -31,7 +32,7 @@ class ModuleNames:
     Args:
         table: gives out the ids.
         model: names start at this module, or at one whose class has this name; None starts them at each outermost
-            called module.
+            called module, for other threads too.
         forget: called with `id(module)` when a module that was asked for dies.
     """
 
@@ -39,6 +40,7 @@ class ModuleNames:
         self._table = table
         self._forget = forget
         self._models = _Models(model)
+        self._outermost = OutermostModules()
         self._fqns: dict[int, str] = {}
         self._last_name_ids: dict[int, int] = {}
         self._death_watches: dict[int, weakref.ref[nn.Module]] = {}
@@ -60,9 +62,13 @@ class ModuleNames:
             name_id = self._last_name_ids.get(id(module))
         if name_id is None:
             name_id = self._relative_to_model(module)
+        if name_id is None and not open_calls:
+            name_id = self._relative_to_other_threads(module)
         if name_id is None:
             own_name = class_name(module)
             name_id = self._add(own_name, own_name, own_name)
+            if not open_calls:
+                self._outermost.add(module, name_id)
         if id(module) not in self._death_watches:
             self._death_watches[id(module)] = weakref.ref(module, self._on_death(id(module)))
         self._last_name_ids[id(module)] = name_id
@@ -93,6 +99,10 @@ class ModuleNames:
             if path is not None:
                 return self._add_below(class_name(model), path, module)
         return None
+
+    def _relative_to_other_threads(self, module: nn.Module) -> int | None:
+        found = self._outermost.find(module, self._path)
+        return None if found is None else self._add_below(self._fqns[found[0]], found[1], module)
 
     def _add_below(self, parent_fqn: str, path: str, module: nn.Module) -> int:
         own_name = class_name(module)

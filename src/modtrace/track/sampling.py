@@ -97,6 +97,7 @@ def _memory_counters() -> list[tuple[str, int]]:
 
 def _make_wrapper(layer: Layer) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
+        __tracebackhide__ = __traceback_hide__ = True
         sampler = layer.observer
         if not is_dynamo_compiling() and sampler is not None:
             sampler.sample(args, kwargs)

@@ -185,6 +185,7 @@ class Follower(BackwardFollower):
 
 def _make_wrapper(layer: Layer) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
+        __tracebackhide__ = __traceback_hide__ = True
         if is_dynamo_compiling():
             return layer.wrapped(self, *args, **kwargs)
         return _follow(layer.observer or (), layer, self, args, kwargs)
@@ -195,6 +196,7 @@ def _make_wrapper(layer: Layer) -> Callable[..., Any]:
 def _follow(
     followers: tuple[Follower, ...], layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
+    __tracebackhide__ = __traceback_hide__ = True
     if not followers:
         return layer.wrapped(module, *args, **kwargs)
     frame = followers[0].enter(module, args, kwargs)

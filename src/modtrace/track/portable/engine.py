@@ -116,11 +116,24 @@ class PortableEngine(SegmentHooks):
         """Write one event of this thread."""
         self._write(kind << KIND_SHIFT | self._thread().bits | name, value)
 
-    def write_pass(self, kind: Kind, number: int) -> None:
-        """Write that this thread calls what runs a backward pass (`PASS_BEGIN`), or that it is back (`PASS_END`)."""
+    def begin_pass(self, number: int, outputs: object) -> None:
+        """Write that this thread calls what runs a backward pass from `outputs`."""
         if self._active:
             try:
-                self.write_event(kind, NO_NAME, number)
+                self.write_event(Kind.PASS_BEGIN, NO_NAME, number)
+                thread = self._thread()
+                frame, sequence = thread.frames[thread.stack_depth], _sequence()
+                if sequence != frame.segment_start_seq:
+                    # What was made since the last call, as the loss: its nodes run first.
+                    self.close_segment(thread, frame, outputs, sequence)
+            except Exception as error:
+                self._on_error(error)
+
+    def end_pass(self, number: int) -> None:
+        """Write that the pass of this number returned or raised."""
+        if self._active:
+            try:
+                self.write_event(Kind.PASS_END, NO_NAME, number)
             except Exception as error:
                 self._on_error(error)
 
@@ -232,6 +245,7 @@ class PortableEngine(SegmentHooks):
 
 def _make_wrapper(layer: Layer) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
+        __tracebackhide__ = __traceback_hide__ = True  # pytest and IPython, and Sentry and Werkzeug, leave it out
         engine = layer.observer
         if is_dynamo_compiling() or engine is None:
             return layer.wrapped(self, *args, **kwargs)

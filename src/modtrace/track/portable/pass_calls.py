@@ -5,36 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.compiler import is_dynamo_compiling
 
-from ...ring import Kind
 from ..call_patch import RUN_BACKWARD, Layer, Patch
 
 __all__ = ["PASS_PATCH"]
 
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def _is_tracing() -> bool:
+    """Whether torch.compile traces: what it runs then, on fake tensors, is no backward of the user's."""
+    return torch._C._get_dispatch_mode(_PROXY) is not None
+
 
 def _make_wrapper(layer: Layer) -> Callable[..., Any]:
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
+        __tracebackhide__ = __traceback_hide__ = True
         engine = layer.observer
-        if engine is None or is_dynamo_compiling():
+        if engine is None or is_dynamo_compiling() or _is_tracing():
             return layer.wrapped(*args, **kwargs)
         number, ended = engine.next_pass(), False
         try:
             try:
-                engine.write_pass(Kind.PASS_BEGIN, number)
+                engine.begin_pass(number, args[:1])
                 return layer.wrapped(*args, **kwargs)
             finally:
-                engine.write_pass(Kind.PASS_END, number)
+                engine.end_pass(number)
                 ended = True
         except BaseException:
             if not ended:
                 # An interrupt came before it was written; where that was just after it, the first one counts.
-                engine.write_pass(Kind.PASS_END, number)
+                engine.end_pass(number)
             raise
 
     return _engine_run_backward
 
 
 PASS_PATCH = Patch(_make_wrapper, RUN_BACKWARD)
-"""The patch of both places that hold the function; its observer has `next_pass` and `write_pass`."""
+"""The patch of both places that hold the function; its observer is a `PortableEngine`."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from ...ring.slot_format import CALL_KEY_BITS, NO_NAME
 from .backward_hooks import FrameBase, make_hook_tensor
 
 __all__ = ["NO_CALL_ID", "CallFrame", "GraphTask", "ThreadState"]
-
-_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 NO_CALL_ID = NO_NAME << CALL_KEY_BITS
 """The call id of what is around all calls."""
@@ -75,7 +71,6 @@ class ThreadState:
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.frames = [CallFrame(self, 0)]
-        self.frames[0].segment_start_seq = _sequence()
         self.stack_depth = 0
         self.graph_tasks: list[GraphTask] = []
         self.hook_tensor = make_hook_tensor()

@@ -1,0 +1,64 @@
+"""What users see of modtrace in the traceback of an error in their model: nothing, where tools can leave frames out."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from modtrace.track.engine import EngineName
+
+SOURCE = Path(modtrace.__file__).parent
+
+
+class Fails(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("in forward")
+
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+        raise KeyError("in backward")
+
+
+def ours(run: AbstractContextManager[object]) -> list[bool]:
+    """Whether each frame of modtrace is hidden in the traceback of an error in a forward and of one in a backward."""
+    hidden = []
+    model = nn.Sequential(nn.Sequential(Fails()))
+    with run:
+        with pytest.raises(KeyError, match="in forward") as forward:
+            model(torch.ones(1))
+        with pytest.raises(KeyError, match="in backward") as backward:
+            FailsInBackward.apply(nn.Linear(1, 1)(torch.ones(1))).backward()
+    for caught in (forward, backward):
+        for entry in caught.traceback:
+            if SOURCE in Path(entry.path).parents:
+                assert entry.frame.f_locals["__traceback_hide__"] is True
+                hidden.append(entry.ishidden(caught))
+    return hidden
+
+
+def test_frames_of_an_engine_are_hidden(engine: EngineName) -> None:
+    # A frame for each of three calls and one for the pass; the native engine has none.
+    assert ours(modtrace.record(engine=engine)) == ([True] * 4 if engine == "python" else [])
+
+
+def test_frames_that_note_shapes_are_hidden(engine: EngineName) -> None:
+    assert ours(modtrace.record(engine=engine, shapes=True)) == [True] * (7 if engine == "python" else 3)
+
+
+@pytest.mark.parametrize("tracker", [modtrace.ModuleTracker, modtrace.ModTracker])
+def test_frames_of_a_tracker_are_hidden(tracker: type[modtrace.ModuleTracker]) -> None:
+    hidden = ours(tracker())
+
+    assert hidden == [True] * len(hidden)
+    assert len(hidden) > 3
