@@ -90,7 +90,7 @@ def test_a_pass_whose_nodes_are_over_waits_behind_the_last_one() -> None:
     script.call_backward(4, net)
     script.backward_over(6)
 
-    assert calls(script) == [[OpenCall("Net", "after backward", 6)]]
+    assert calls(script) == [[OpenCall("Net", "after backward", 6, "M")]]
 
 
 def test_a_pass_between_two_nodes_of_the_native_engine_waits_behind_the_one_before() -> None:
@@ -100,7 +100,7 @@ def test_a_pass_between_two_nodes_of_the_native_engine_waits_behind_the_one_befo
     script.node(6, 7, 11)
     script.accumulate_end(8)
 
-    assert calls(script) == [[OpenCall("Net", "after backward", 8)]]
+    assert calls(script) == [[OpenCall("Net", "after backward", 8, "M")]]
 
 
 def test_a_pass_that_ran_no_node_of_a_module_has_no_name() -> None:
@@ -118,7 +118,7 @@ def test_a_pass_whose_node_runs_is_told_by_that() -> None:
     script.pass_begin(3)
     script.call_backward(4, net)
 
-    assert calls(script) == [[OpenCall("Net", "backward", 4)]]
+    assert calls(script) == [[OpenCall("Net", "backward", 4, "M")]]
 
 
 def test_a_pass_whose_node_runs_on_a_thread_of_autograd_does_not_wait() -> None:
@@ -128,9 +128,9 @@ def test_a_pass_whose_node_runs_on_a_thread_of_autograd_does_not_wait() -> None:
     script.on_thread(worker)
     script.call_backward(4, net)
 
-    assert calls(script) == [[], [OpenCall("Net", "backward", 4)]]
+    assert calls(script) == [[], [OpenCall("Net", "backward", 4, "M")]]
     script.backward_over(5)
-    assert calls(script) == [[OpenCall("Net", "after backward", 5)], []]
+    assert calls(script) == [[OpenCall("Net", "after backward", 5, "M")], []]
 
 
 def test_a_pass_inside_a_call_follows_it() -> None:
@@ -139,7 +139,7 @@ def test_a_pass_inside_a_call_follows_it() -> None:
     script.enter(1, net, sequence=10)
     script.pass_begin(3)
 
-    assert calls(script) == [[OpenCall("Net", "forward", 1), OpenCall("", "after backward", 3)]]
+    assert calls(script) == [[OpenCall("Net", "forward", 1, "M"), OpenCall("", "after backward", 3)]]
 
 
 def test_a_pass_that_lost_its_end_inside_another_that_is_over_is_not_open() -> None:
