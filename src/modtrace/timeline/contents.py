@@ -148,8 +148,8 @@ class Stats(Mapping[str, int]):
         torn: slots that were being written when they were read or when the process died.
         unfinished: spans whose exit never came.
         unstarted: spans whose enter was overwritten.
-        unattributed: autograd nodes outside all modules, as those of a loss function are; no loss. Where an engine marks
-            only where the nodes of another call begin, runs of such nodes.
+        unattributed: autograd nodes outside all modules, as those of a loss function are; no loss. Where an engine
+            marks only where the nodes of another call begin, runs of such nodes.
     """
 
     recorded: int = 0
