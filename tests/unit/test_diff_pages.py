@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.compare.side_by_side import compared, side_by_side
+from modtrace.compare.side_by_side import Side, compared, side_by_side
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
 from modtrace.write.html import payload
 from tests.support.trace_processor import TraceProcessor
@@ -19,6 +19,11 @@ from tests.unit.test_html import unpack, values
 
 BASE = 1_790_000_000_000_000_000
 US = 1_000
+
+
+def shown(found: modtrace.Diff) -> tuple[Side, Side]:
+    assert found.sides is not None
+    return found.sides
 
 
 def steps_of(*durations: int, start: int = BASE) -> Timeline:
@@ -64,7 +69,7 @@ def test_typical_step_without_a_whole_one_is_an_error() -> None:
 
 def test_sides_lie_above_each_other_and_begin_together() -> None:
     found = modtrace.diff(steps_of(100, 100, 100), steps_of(130, 130, 130, start=BASE + 10**12))
-    joined = side_by_side(found.sides)
+    joined = side_by_side(shown(found))
 
     assert [(track.name, track.process.name) for track in joined.tracks] == [
         ("forward · MainThread", "rank 0 · before · python"),
@@ -102,7 +107,7 @@ def test_ranks_of_both_sides_lie_in_pairs() -> None:
         return replace(timeline, columns=replace(both.take(order), parent=np.full(len(both), -1)), tracks=tracks)
 
     found = modtrace.diff(two_ranks(steps_of(100, 100, 100)), two_ranks(steps_of(100, 100, 100)))
-    assert [track.process.name for track in side_by_side(found.sides).tracks] == [
+    assert [track.process.name for track in side_by_side(shown(found)).tracks] == [
         "rank 0 · before · python",
         "rank 0 · after · python",
         "rank 1 · before · python",
@@ -115,13 +120,16 @@ def test_each_span_has_the_change_of_its_module_and_phase() -> None:
     found = modtrace.diff(
         recording(0), recording(1, {("Net.h.3", BACKWARD): 1.5}, rename=renamed), map={"Net.h": "Net.layers"}
     )
-    joined = side_by_side(found.sides)
-    header, body = unpack(payload(joined, compared(joined, found.sides, found.header, found.changes)))
+    joined = side_by_side(shown(found))
+    header, body = unpack(payload(joined, compared(joined, shown(found), found.header, found.changes)))
 
     comparison = header["comparison"]
     assert comparison["titles"] == ["before", "after"]
     assert comparison["notes"] == found.header
-    assert comparison["changes"] == [list(change) for change in found.changes]
+    assert comparison["changes"] == [
+        [c.fqn, c.phase, c.base_ns, c.new_ns, c.low_ns, c.high_ns, c.base_calls, c.new_calls, c.verdict]
+        for c in found.changes
+    ]
     of_span = [int(index) for index in values(body, comparison["of_span"])]
     assert len(of_span) == len(joined.columns) == 2 * 18
     for span, index in zip(joined.spans, of_span, strict=True):
@@ -154,7 +162,7 @@ def test_saved_trace_has_both_sides_in_perfetto(tmp_path: Path, trace_processor:
     assert len({row["first"] for row in rows}) == 1, "their first spans follow the starts of their steps at once"
     again = modtrace.load(tmp_path / "d.pftrace")
     assert len(again.columns) == 36
-    assert [mark.text for mark in again.marks] == [mark.text for mark in side_by_side(found.sides).marks]
+    assert [mark.text for mark in again.marks] == [mark.text for mark in side_by_side(shown(found)).marks]
 
 
 def test_command_writes_the_comparison(tmp_path: Path) -> None:

@@ -10,18 +10,24 @@ VERDICTS = ("slower", "faster", "same", "cannot tell", "added", "removed")
 
 
 class Change(NamedTuple):
-    """One module in one phase, before and after; times are nanoseconds of self time per step, on the CPU.
+    """One module in one phase, before and after; times are nanoseconds of self time per step in which it was called.
+
+    Times are typical ones: the mean of the faster half of the steps, which other programs' work changes least.
 
     Attributes:
         fqn: the module's fully qualified name; empty for the step as a whole, whose times are durations.
-        phase: "forward", "backward" or "recompute"; "step" for the step as a whole.
-        base_ns: median over the steps before.
-        new_ns: median over the steps after.
+        phase: "forward", "backward" or "recompute", on the CPU; "GPU forward" and so on for what its kernels took;
+            "step" for the step as a whole.
+        base_ns: what it took before.
+        new_ns: what it took after.
+        difference_ns: what it takes more beside what all modules changed alike: `new_ns` less `base_ns` times the
+            `common_ratio` of the comparison.
         low_ns: lower end of the confidence interval of the difference; with as many modules as are compared, all
             intervals hold together with 95 %.
         high_ns: its upper end.
         base_calls: spans per step before, the median.
         new_calls: spans per step after, the median.
+        calls_changed: True where no step before has as many spans as one after.
         verdict: one of `VERDICTS`.
     """
 
@@ -29,16 +35,13 @@ class Change(NamedTuple):
     phase: str
     base_ns: int
     new_ns: int
+    difference_ns: int
     low_ns: int
     high_ns: int
     base_calls: int
     new_calls: int
+    calls_changed: bool
     verdict: str
-
-    @property
-    def difference_ns(self) -> int:
-        """What a step now takes more, in nanoseconds."""
-        return self.new_ns - self.base_ns
 
     @property
     def ratio(self) -> float:

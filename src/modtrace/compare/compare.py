@@ -1,35 +1,39 @@
-"""The comparison: samples of both sides → a verdict per module and phase."""
+"""The comparison: recordings of both sides → a verdict per module and phase."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
 from .._errors import ModtraceError
-from .._typing import Int64Array
+from .._typing import Float64Array
 from ..read import load
-from ..timeline import PHASES, Timeline
+from ..timeline import Timeline
 from .changes import Change
 from .diff_result import Diff
-from .intervals import MedianDraws, independent_steps
-from .samples import Key, Samples, take_samples
-from .side_by_side import typical_side
+from .renames import suggest_renames
+from .run_times import RunTimes, measure_run, renamed_run
+from .samples import SAMPLED_PHASES, Key
+from .side_by_side import Side, typical_side
+from .spread import Spread, measure_spread, student_quantile
 
-__all__ = ["diff"]
+__all__ = ["Recorded", "compare_runs", "diff", "measure_side"]
 
 Recorded: TypeAlias = "Timeline | str | os.PathLike[str]"
 
-CONFIDENCE = 0.95
+MODULES_OUTSIDE, STEP_OUTSIDE = 0.04, 0.01
+"""How often, of comparisons of a program with itself, a module and the step may be called changed: 5 % together."""
 MIN_CHANGE = 0.02
 """Part of the time before: what is less is no change; runs of one program differ by that much."""
 MIN_STEPS = 6
-MIN_RUNS = 5
-"""From so many recordings a side on, these are the samples and not their steps."""
-_SCREENING_DRAWS = 4_000
-_DRAWS = 200_000
+"""How many steps a side must have for a verdict."""
+MIN_MODULES = 6
+"""Of fewer modules and phases nobody can tell whether the machine or the modules changed."""
 
 
 def diff(
@@ -38,123 +42,220 @@ def diff(
     *,
     map: Mapping[str, str] | None = None,  # noqa: A002 (as `--map` of the command line)
 ) -> Diff:
-    """Compare what modules took before and after, per step and phase, by their self times on the CPU.
+    """Compare what modules took before and after, per step and phase, by their self times.
 
-    Steps are the samples, or recordings where there are five or more a side. The first steps are left out while they
-    are slower than what follows.
+    Of each recording the typical time of a module is taken: the mean of the faster half of its steps. How much typical
+    times differ between recordings of one side is the noise that a difference is held against; where each side is one
+    recording, it is what all modules together tell. Verdicts are about what differs from what all modules changed
+    alike, as they do where the machine runs slower. First steps are left out while they are slower than what follows.
 
     Args:
-        base: a timeline, any file that `load` takes, or several of one program.
+        base: a timeline, any file that `load` takes, or several of one program: best 5 or more a side, recorded in
+            turns.
         new: the same, after the change.
         map: names of modules before and what they are called after: `{"GPT.blocks": "GPT.layers"}`; what they
-            contain follows.
+            contain follows. `Diff.suggested` says which the structure suggests.
+
+    Returns:
+        The comparison, with a `Change` per module and phase; times in nanoseconds.
 
     Raises:
         ModtraceError: a recording has no whole steps, or a file cannot be read.
 
-    Example:
+    Examples:
         >>> print(modtrace.diff("yesterday.pftrace", "today.pftrace"))
+        >>> found = modtrace.diff([f"base{i}.pftrace" for i in range(8)], [f"new{i}.pftrace" for i in range(8)])
+        >>> [(change.fqn, change.ratio) for change in found.changes if change.verdict == "slower"]
     """
-    timelines = [_timeline(one) for one in _all(base)], [_timeline(one) for one in _all(new)]
-    before = [take_samples(one, map or {}) for one in timelines[0]]
-    after = [take_samples(one, {}) for one in timelines[1]]
-    if not before or not after:
-        raise ModtraceError("there is nothing to compare: give a recording for each side")
-    by_run = min(len(before), len(after)) >= MIN_RUNS
-    keys = list(dict.fromkeys(key for side in (before, after) for one in side for key in one.self_ns))
-    pairs = {key: (_self_times(before, key, by_run), _self_times(after, key, by_run)) for key in keys}
-    durations = (_durations(before, by_run), _durations(after, by_run))
-    sizes = _independent(before, by_run), _independent(after, by_run)
-    enough = (
-        min(len(before), len(after)) >= MIN_RUNS if by_run else min(len(durations[0]), len(durations[1])) >= MIN_STEPS
+    before, after = measure_side(base), measure_side(new)
+    found = compare_runs([run for run, _ in before], [run for run, _ in after], map or {})
+    # What a page shows of each side is the step that is nearest the typical one of all its recordings.
+    step = found.step
+    return replace(
+        found, sides=(_nearest(before, step.base_ns)._replace(renamed=map or {}), _nearest(after, step.new_ns))
     )
-    speed = _common_ratio(list(pairs.values()))
-    screening, draws = (MedianDraws(size, *sizes) for size in (_SCREENING_DRAWS, _DRAWS))
-    confidence = 1 - (1 - CONFIDENCE) / max(len(keys), 1)
 
-    def change(key: Key, times: tuple[Int64Array, Int64Array], scale: float, level: float) -> Change:
-        low, high = screening.interval(*times, CONFIDENCE)
-        if low > 0 or high < 0:
-            low, high = draws.interval(*times, level)
-        base_ns, new_ns = (round(float(np.median(side))) for side in times)
-        base_calls, new_calls = (_calls(side, key) for side in (before, after))
-        if bool(base_calls) != bool(new_calls):
-            verdict = "removed" if base_calls else "added"
-        else:
-            scaled = draws.interval(*times, level, scale) if low > 0 or high < 0 else (low, high)
-            verdict = _verdict(base_ns, (low, high), scaled, new_ns - base_ns) if enough else "cannot tell"
-        fqn, phase = key
-        return Change(fqn, phase, base_ns, new_ns, round(low), round(high), base_calls, new_calls, verdict)
 
-    changes = [change(key, times, speed, confidence) for key, times in pairs.items()]
-    step = change(("", "step"), durations, 1.0, CONFIDENCE)
+def measure_side(side: Recorded | Sequence[Recorded]) -> list[tuple[RunTimes, Side]]:
+    """Measure the recordings of a side, one after the other, so that one is in memory at a time.
+
+    Returns:
+        Of each recording its times, and its typical step.
+
+    Raises:
+        ModtraceError: there is none, one has no whole steps, or a file cannot be read.
+    """
+    recorded = [side] if isinstance(side, (Timeline, str, os.PathLike)) else list(side)
+    if not recorded:
+        raise ModtraceError("there is nothing to compare: give a recording for each side")
+    timelines = (one if isinstance(one, Timeline) else load(one) for one in recorded)
+    return [(measure_run(timeline), typical_side(timeline)) for timeline in timelines]
+
+
+def _nearest(side: Sequence[tuple[RunTimes, Side]], step_ns: int) -> Side:
+    return min((shown for _, shown in side), key=lambda shown: abs(shown.duration_ns - step_ns))
+
+
+def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed: Mapping[str, str]) -> Diff:
+    """Compare measured recordings; see `diff`.
+
+    Args:
+        before: at least one.
+        after: at least one.
+        renamed: names before and what they are called after.
+
+    Raises:
+        ModtraceError: `renamed` gives two modules one name.
+    """
+    if renamed:
+        before = [renamed_run(run, renamed) for run in before]
+    runs = [*before, *after]
+    keys = list(dict.fromkeys(key for run in runs for key in run.modules))
+    shared = [key for key in keys if all(key in run.modules for run in runs)]
+    logs = np.array([[math.log(run.modules[key].time.time_ns) for run in runs] for key in shared]).reshape(
+        -1, len(runs)
+    )
+    speeds = np.zeros(len(runs))
+    if len(shared) >= MIN_MODULES:
+        speeds = np.median(logs - np.median(logs, axis=1, keepdims=True), axis=0)
+    common_ratio = math.exp(speeds[len(before) :].mean() - speeds[: len(before)].mean())
+    spread = _spread_of(shared, logs - speeds, runs, len(before)) if shared else None
+    enough = min(sum(run.steps for run in side) for side in (before, after)) >= MIN_STEPS
+    changes = [_unshared(key, before, after) for key in keys if key not in set(shared)]
+    if spread is not None:
+        per_run = math.sqrt(1 / len(before) + 1 / len(after))
+        reach = student_quantile(MODULES_OUTSIDE / len(shared), spread.freedom) * per_run * np.sqrt(spread.variance)
+        for index, key in enumerate(shared):
+            side_logs = logs[index, : len(before)].mean(), logs[index, len(before) :].mean()
+            counted = enough and min(_steps(side, key) for side in (before, after)) >= MIN_STEPS
+            calls = _calls(before, after, key)
+            changes.append(_change(key, side_logs, float(reach[index]), common_ratio, calls, counted))
     return Diff(
         changes=sorted(changes, key=_by_cost),
-        step=step,
-        base_steps=sum(len(one.duration_ns) for one in before),
-        new_steps=sum(len(one.duration_ns) for one in after),
-        warm_up=sum(one.warm_up for one in [*before, *after]),
-        independent=(round(sizes[0], 1), round(sizes[1], 1)),
-        common_ratio=speed,
+        step=_step_change(before, after, enough),
+        base_steps=sum(run.steps for run in before),
+        new_steps=sum(run.steps for run in after),
+        warm_up=sum(run.warm_up for run in runs),
+        independent=(_independent(before), _independent(after)),
+        common_ratio=common_ratio,
         runs=(len(before), len(after)),
-        sides=(
-            typical_side(timelines[0], step.base_ns, map or {}),
-            typical_side(timelines[1], step.new_ns, {}),
-        ),
+        spread=float(np.median(np.sqrt(spread.variance))) if spread is not None else 0.0,
+        drift=(_most_drift(before), _most_drift(after)),
+        environment=_environments(before, after),
+        suggested=suggest_renames(before[0], after[0]),
     )
 
 
-def _all(side: Recorded | Sequence[Recorded]) -> list[Recorded]:
-    return [side] if isinstance(side, (Timeline, str, os.PathLike)) else list(side)
+def _independent(side: Sequence[RunTimes]) -> float:
+    return round(sum(run.independent for run in side), 1)
 
 
-def _timeline(one: Recorded) -> Timeline:
-    return one if isinstance(one, Timeline) else load(one)
+def _most_drift(side: Sequence[RunTimes]) -> float:
+    return max((run.drift for run in side), key=abs)
 
 
-def _independent(side: Sequence[Samples], by_run: bool) -> float:
-    return float(len(side)) if by_run else sum(independent_steps(one.self_ns.values()) for one in side)
+def _spread_of(keys: Sequence[Key], logs: Float64Array, runs: Sequence[RunTimes], base_runs: int) -> Spread:
+    within = np.array([np.mean([run.modules[key].time.variance for run in runs]) for key in keys])
+    freedom = float(np.median([sum(run.modules[key].time.freedom for run in runs) for key in keys]))
+    return measure_spread(logs, within, freedom, base_runs)
 
 
-def _self_times(side: Sequence[Samples], key: Key, by_run: bool) -> Int64Array:
-    none = [np.zeros(len(one.duration_ns), np.int64) for one in side]
-    times = [one.self_ns.get(key, zeros) for one, zeros in zip(side, none, strict=True)]
-    return _joined(times, by_run)
+def _change(
+    key: Key, logs: tuple[float, float], reach: float, common_ratio: float, calls: tuple[int, int, bool], counted: bool
+) -> Change:
+    """Return the change of a module.
+
+    Args:
+        key: the module and phase.
+        logs: logarithms of its times before and after, means over the recordings.
+        reach: how far the confidence interval of their difference reaches to both sides.
+        common_ratio: by what factor all modules changed alike.
+        calls: as `_calls` returns them.
+        counted: False where there are too few steps for a verdict.
+    """
+    base_ns, new_ns = (round(math.exp(log)) for log in logs)
+    expected_ns = math.exp(logs[0]) * common_ratio
+    change = math.log(math.exp(logs[1]) / expected_ns)
+    low, high = (expected_ns * math.expm1(change + end) for end in (-reach, reach))
+    verdict = _verdict(base_ns, new_ns, (low, high)) if counted else "cannot tell"
+    difference_ns = round(expected_ns * math.expm1(change))
+    return Change(*key, base_ns, new_ns, difference_ns, round(low), round(high), calls[0], calls[1], calls[2], verdict)
 
 
-def _durations(side: Sequence[Samples], by_run: bool) -> Int64Array:
-    return _joined([one.duration_ns for one in side], by_run)
+def _unshared(key: Key, before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Change:
+    """Return the change of what some recordings do not have."""
+    found = [[run.modules[key].time.time_ns for run in side if key in run.modules] for side in (before, after)]
+    base_ns, new_ns = (round(float(np.mean(times))) if times else 0 for times in found)
+    verdict = "cannot tell" if all(found) else "removed" if found[0] else "added"
+    difference_ns = new_ns - base_ns
+    base_calls, new_calls, changed = _calls(before, after, key)
+    return Change(
+        *key, base_ns, new_ns, difference_ns, difference_ns, difference_ns, base_calls, new_calls, changed, verdict
+    )
 
 
-def _joined(runs: Sequence[Int64Array], by_run: bool) -> Int64Array:
-    return np.array([round(float(np.median(run))) for run in runs], np.int64) if by_run else np.concatenate(runs)
+def _step_change(before: Sequence[RunTimes], after: Sequence[RunTimes], enough: bool) -> Change:
+    """Return how the step as a whole changed, machine and all.
+
+    Recordings of a side tell how much the machine's speed differs. Where there is one a side, its thirds do: they
+    differ at least as much as recordings made one after the other.
+    """
+    sides = [np.log([run.step.time_ns for run in side]) for side in (before, after)]
+    per_run = math.sqrt(1 / len(before) + 1 / len(after))
+    freedom = len(before) + len(after) - 2
+    if freedom:
+        variance = sum(float(((side - side.mean()) ** 2).sum()) for side in sides) / freedom
+    else:
+        parts = [np.log(run.step_parts) for run in (*before, *after) if run.step_parts]
+        freedom = sum(len(part) - 1 for part in parts)
+        variance = sum(float(((part - part.mean()) ** 2).sum()) for part in parts) / max(freedom, 1)
+    least = float(np.mean([run.step.variance for run in (*before, *after)]))
+    reach = student_quantile(STEP_OUTSIDE, max(freedom, 1)) * per_run * math.sqrt(max(variance, least))
+    logs = float(sides[0].mean()), float(sides[1].mean())
+    return _change(("", "step"), logs, reach, 1.0, (0, 0, False), enough)
 
 
-def _calls(side: Sequence[Samples], key: Key) -> int:
-    """Return the usual number of spans in a step; of a module that is called in few steps, 1."""
-    counts = [one.calls[key] for one in side if key in one.calls]
-    if not counts:
-        return 0
-    return max(int(np.median(np.concatenate(counts))), 1)
+def _steps(side: Sequence[RunTimes], key: Key) -> int:
+    return sum(run.modules[key].steps for run in side)
 
 
-def _common_ratio(pairs: Sequence[tuple[Int64Array, Int64Array]]) -> float:
-    """Return by how much all modules changed alike, as they do where the machine runs slower or faster: a median."""
-    medians = [(float(np.median(base)), float(np.median(new))) for base, new in pairs]
-    ratios = [new / base for base, new in medians if base > 0 and new > 0]
-    return float(np.median(ratios)) if ratios else 1.0
+def _calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key) -> tuple[int, int, bool]:
+    """Return the usual number of spans in a step in which there is any, before and after, and whether it changed."""
+    base, new = ([run.modules[key] for run in side if key in run.modules] for side in (before, after))
+    base_calls, new_calls = (
+        round(float(np.median([run.calls for run in side]))) if side else 0 for side in (base, new)
+    )
+    if not (base and new):
+        return base_calls, new_calls, True
+    more = min(run.fewest_calls for run in new) > max(run.most_calls for run in base)
+    fewer = max(run.most_calls for run in new) < min(run.fewest_calls for run in base)
+    return base_calls, new_calls, more or fewer
 
 
-def _verdict(base_ns: int, interval: tuple[float, float], scaled: tuple[float, float], difference_ns: int) -> str:
-    """Say what the intervals allow: a change is one beside that of all modules, and larger than what runs differ by."""
+def _verdict(base_ns: int, new_ns: int, interval: tuple[float, float]) -> str:
+    """Say what the interval of the difference allows: a change is one that is also larger than what runs differ by.
+
+    What only did not follow all other modules, and takes what it took, did not change.
+    """
     limit = MIN_CHANGE * base_ns
-    if interval[0] > 0 and scaled[0] > 0 and difference_ns > limit:
+    middle = sum(interval) / 2
+    if interval[0] > 0 and min(middle, new_ns - base_ns) > limit:
         return "slower"
-    if interval[1] < 0 and scaled[1] < 0 and -difference_ns > limit:
+    if interval[1] < 0 and max(middle, new_ns - base_ns) < -limit:
         return "faster"
     return "same" if -limit <= interval[0] and interval[1] <= limit else "cannot tell"
 
 
+def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
+    """Return what differs between the sides: of each key the texts before and after."""
+    keys = dict.fromkeys(key for run in (*before, *after) for key in run.environment)
+    texts = {
+        key: tuple(", ".join(dict.fromkeys(run.environment.get(key, "?") for run in side)) for side in (before, after))
+        for key in keys
+    }
+    return {key: (old, new) for key, (old, new) in texts.items() if old != new}
+
+
 def _by_cost(change: Change) -> tuple[bool, int, str, int]:
-    settled = change.verdict in {"same", "cannot tell"}
-    return settled, -abs(change.difference_ns), change.fqn, PHASES.index(change.phase)
+    settled = change.verdict in {"same", "cannot tell"} and not change.calls_changed
+    return settled, -abs(change.difference_ns), change.fqn, SAMPLED_PHASES.index(change.phase)

@@ -7,11 +7,12 @@ import html
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .._errors import WriteError
 from .._tables import CellKind, Table, to_csv, to_html, to_markdown, to_text
+from .._terminal import printable
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
@@ -46,11 +47,16 @@ class Diff:
         base_steps: how many steps before were compared.
         new_steps: how many after.
         warm_up: how many steps at the beginnings were left out.
-        independent: as how many independent samples they count, before and after; fewer than there are where the
-            machine drifted.
-        common_ratio: by what factor all modules changed alike; a verdict is about what differs from it.
+        independent: as how many independent steps they count, before and after; fewer than there are where the machine
+            drifted.
+        common_ratio: by what factor all modules changed alike; differences and verdicts are about what is beside it.
         runs: how many recordings there were, before and after.
-        sides: a typical step before and one after, which pages and traces show.
+        spread: by what part the middle module differs from one recording to the next, beside what all do alike.
+        drift: by what part the last third of the steps was slower than the first, in the recording of each side in
+            which the machine drifted most.
+        environment: what differs between the sides: of `torch`, `cpu` and the like the texts before and after.
+        suggested: names before and what they may be called after, as the structure suggests; nothing is compared by it.
+        sides: a typical step before and one after, which pages and traces show; None where a side is a budget.
 
     Examples:
         >>> [change.fqn for change in modtrace.diff("a.pftrace", "b.pftrace").above(0.05)]
@@ -64,7 +70,11 @@ class Diff:
     independent: tuple[float, float]
     common_ratio: float
     runs: tuple[int, int]
-    sides: tuple[Side, Side] = field(repr=False, compare=False)
+    spread: float
+    drift: tuple[float, float]
+    environment: Mapping[str, tuple[str, str]]
+    suggested: Mapping[str, str]
+    sides: tuple[Side, Side] | None = field(default=None, repr=False, compare=False)
 
     def matching(self, pattern: str) -> Diff:
         """Keep the modules whose fully qualified name matches a pattern as of a shell; `*` also matches dots."""
@@ -82,15 +92,20 @@ class Diff:
     @property
     def header(self) -> list[str]:
         """What was compared, how the whole step changed, and how much noise there is."""
-        step = self.step
+        step, runs = self.step, self.runs
         before, after = self.independent
         return [
-            f"{self.base_steps:,} steps before and {self.new_steps:,} after ({self.warm_up:,} of warm-up left out), "
-            f"which count as {before:g} and {after:g} independent samples",
+            f"before: {self.base_steps:,} steps of {_count(runs[0], 'recording')}; after: {self.new_steps:,} of "
+            f"{_count(runs[1], 'recording')}; {self.warm_up:,} of warm-up left out; they count as {before:g} and "
+            f"{after:g} independent steps",
             f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
             f"({step.ratio:+.1%}; {_interval(step)} ms): {step.verdict}",
             f"the median module changed by {self.common_ratio - 1:+.1%}, which counts as the machine's own change: "
-            "a verdict is about what differs from it",
+            "differences and verdicts are about what is beside it",
+            f"noise: a module differs by {self.spread:.1%} between recordings; the step drifted within one by up to "
+            f"{self.drift[0]:+.1%} before and {self.drift[1]:+.1%} after",
+            *(f"{key}: {old} before, {new} after" for key, (old, new) in self.environment.items()),
+            *(f"{old} may be called {new} now: --map {old}={new} compares them" for old, new in self.suggested.items()),
         ]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -101,29 +116,36 @@ class Diff:
         beside them. `.pftrace` (also `.pftrace.gz`) holds the same two steps for Perfetto.
 
         Raises:
-            WriteError: the suffix is not known, or the file cannot be written; an existing file is intact.
+            WriteError: the suffix is not known, there is no step to show, or the file cannot be written; an existing
+                file is intact.
         """
         suffix = suffix_of(path)
         if suffix in {".pftrace", ".pftrace.gz"}:
-            write(side_by_side(self.sides), path)
+            write(side_by_side(self._shown(path)), path)
         elif suffix == ".html":
-            timeline = side_by_side(self.sides)
-            write_html(timeline, path, compared(timeline, self.sides, self.header, self.changes))
+            sides = self._shown(path)
+            timeline = side_by_side(sides)
+            write_html(timeline, path, compared(timeline, sides, self.header, self.changes))
         else:
             render = {".csv": self.to_csv, ".json": self.to_json, ".md": self.to_markdown}[suffix]
             with atomic_writer(path) as file:
                 file.write(render().encode())
 
+    def _shown(self, path: str | os.PathLike[str]) -> tuple[Side, Side]:
+        if self.sides is None:
+            raise WriteError(f"{os.fspath(path)}: a budget holds no step to show; write .md, .csv or .json")
+        return self.sides
+
     def to_text(self, limit: int | None = None) -> str:
         """Return header and table, self times per step in ms."""
         hidden = 0 if limit is None else len(self.changes) - limit
         table = to_text(self._table().first_rows(limit))
-        return "\n".join([*self.header, "", *table, *([f"{hidden:,} more"] if hidden > 0 else [])])
+        return "\n".join([*map(printable, self.header), "", *table, *([f"{hidden:,} more"] if hidden > 0 else [])])
 
     def to_markdown(self, limit: int | None = None) -> str:
         """Return the header as a list and a GitHub table."""
         table = to_markdown(self._table().first_rows(limit))
-        return "\n".join([*(f"- {line}" for line in self.header), "", *table]) + "\n"
+        return "\n".join([*(f"- {html.escape(printable(line))}" for line in self.header), "", *table]) + "\n"
 
     def to_csv(self) -> str:
         """Return CSV with a header line; times in ns."""
@@ -137,7 +159,7 @@ class Diff:
 
     def to_html(self) -> str:
         """Return the header and one `<table>`."""
-        header = "<br>".join(map(html.escape, self.header))
+        header = "<br>".join(html.escape(printable(line)) for line in self.header)
         return "\n".join([f"<p>{header}</p>", *to_html(self._table())]) + "\n"
 
     def __str__(self) -> str:
@@ -176,6 +198,10 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
         if name.lower().endswith(suffix):
             return suffix
     raise WriteError(f"{name}: the suffix must be one of {', '.join(SUFFIXES)}")
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _interval(change: Change) -> str:

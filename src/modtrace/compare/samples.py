@@ -10,13 +10,15 @@ import numpy as np
 from .._errors import ModtraceError
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
-from ..timeline.gpu_tracks import without_gpu
+from ..timeline.gpu_tracks import on_gpu, without_gpu
 from ..timeline.summary import measure_steps, self_times, warm_up_steps
 
-__all__ = ["Key", "Samples", "plain_fqn", "take_samples"]
+__all__ = ["Key", "Samples", "plain_fqn", "renamed_fqn", "take_samples"]
 
 Key = tuple[str, str]
-"""Fully qualified name and phase."""
+"""Fully qualified name and phase; the phase is one of `SAMPLED_PHASES`."""
+
+SAMPLED_PHASES = (*PHASES, *(f"GPU {phase}" for phase in PHASES))
 
 MAX_STEPS = 2_000
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -27,65 +29,92 @@ class Samples(NamedTuple):
     """Times per step, of the whole steps behind the warm-up; a module that was not called in a step took 0.
 
     Attributes:
-        self_ns: of each module and phase int64[steps], self times on the CPU.
+        self_ns: of each module and phase int64[steps], self times on the CPU, and on the streams of GPUs.
         calls: of each module and phase int64[steps], how many spans there were.
         duration_ns: int64[steps], what the whole steps took.
         warm_up: how many whole steps were left out at the beginning.
+        classes: of each module its class, in the order in which they were first called.
     """
 
     self_ns: Mapping[Key, Int64Array]
     calls: Mapping[Key, Int64Array]
     duration_ns: Int64Array
     warm_up: int
+    classes: Mapping[str, str]
 
 
-def take_samples(timeline: Timeline, renamed: Mapping[str, str]) -> Samples:
+def take_samples(timeline: Timeline) -> Samples:
     """Return the samples of a recording.
-
-    Args:
-        timeline: the recording.
-        renamed: names, also of modules that contain others, and what they are called here instead.
 
     Raises:
         ModtraceError: no whole step is marked.
     """
-    timeline = without_gpu(timeline)
     columns = timeline.columns
-    whole = [step for step in measure_steps(timeline) if step.whole][-MAX_STEPS:]
+    whole = [step for step in measure_steps(without_gpu(timeline)) if step.whole][-MAX_STEPS:]
     if not whole:
         raise ModtraceError("a recording without whole steps cannot be compared; call rec.step() after each step")
     duration_ns = np.array([step.duration_ns for step in whole], np.int64)
     warm_up = warm_up_steps(duration_ns)
     steps = np.array([step.step for step in whole[warm_up:]], np.int64)
-    name_keys = [plain_fqn(name.fqn, renamed) for name in timeline.names]
-    fqns = list(dict.fromkeys(name_keys))
+    name_fqns = _plain_fqns(timeline)
+    fqns = list(dict.fromkeys(name_fqns))
     index_of = {fqn: index for index, fqn in enumerate(fqns)}
-    module = np.array([index_of[fqn] for fqn in name_keys], np.int64)
+    module = np.array([index_of[fqn] for fqn in name_fqns], np.int64)
     position = np.searchsorted(steps, columns.step)
     chosen = np.flatnonzero(np.append(steps, -1)[position] == columns.step)
-    row = (module[columns.name[chosen]] * len(PHASES) + columns.phase[chosen]) * len(steps) + position[chosen]
+    phase = columns.phase[chosen] + len(PHASES) * on_gpu(timeline)[chosen]
+    row = (module[columns.name[chosen]] * len(SAMPLED_PHASES) + phase) * len(steps) + position[chosen]
     key_of_row, inverse = np.unique(row // len(steps), return_inverse=True)
     place = inverse * len(steps) + row % len(steps)
     shape = (len(key_of_row), len(steps))
-    self_ns = np.zeros(shape[0] * shape[1], np.int64)
-    np.add.at(self_ns, place, self_times(columns)[chosen])
+    # Sums of less than 2^53 ns, which is 104 days, are exact.
+    self_ns = np.bincount(place, self_times(columns)[chosen], shape[0] * shape[1]).astype(np.int64)
     calls = np.bincount(place, minlength=len(self_ns)).reshape(shape)
-    keys = [(fqns[key // len(PHASES)], PHASES[key % len(PHASES)]) for key in key_of_row.tolist()]
+    keys = [
+        (fqns[key // len(SAMPLED_PHASES)], SAMPLED_PHASES[key % len(SAMPLED_PHASES)]) for key in key_of_row.tolist()
+    ]
+    called, first = np.unique(columns.name, return_index=True)
+    classes: dict[str, str] = {}
+    for name in called[np.argsort(first)].tolist():
+        classes.setdefault(name_fqns[name], timeline.names[name].module_class)
     return Samples(
         dict(zip(keys, self_ns.reshape(shape), strict=True)),
         dict(zip(keys, calls, strict=True)),
         duration_ns[warm_up:],
         warm_up,
+        classes,
     )
 
 
-def plain_fqn(fqn: str, renamed: Mapping[str, str]) -> str:
+def _plain_fqns(timeline: Timeline) -> list[str]:
+    """Return the plain names; wrappers in front are replaced by the class of what they wrap."""
+    names = [(name.fqn, name.module_class) for name in timeline.names]
+    while wrapped := {fqn: module_class for fqn, module_class in names if _is_wrapped_root(fqn)}:
+        roots = {fqn.partition(".")[0]: fqn for fqn in wrapped}
+        inside = [(fqn, roots.get(fqn.partition(".")[0], "")) for fqn, _ in names]
+        names = [
+            (wrapped[root] + fqn[len(root) :] if root and f"{fqn}.".startswith(f"{root}.") else fqn, module_class)
+            for (fqn, root), (_, module_class) in zip(inside, names, strict=True)
+        ]
+    return [plain_fqn(fqn) for fqn, _ in names]
+
+
+def _is_wrapped_root(fqn: str) -> bool:
+    parts = fqn.split(".")
+    return len(parts) == 2 and (parts[1] in _WRAPPERS or (parts[0] in _PARALLEL_CLASSES and parts[1] == "module"))
+
+
+def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:
     """Return the name without the wrappers of compile, FSDP, DDP and checkpointing, and as it is called here."""
     parts = [part for part in fqn.split(".") if part not in _WRAPPERS]
     if parts[0] in _PARALLEL_CLASSES and parts[1:2] == ["module"]:
         del parts[1]
-    plain = ".".join(parts)
+    return renamed_fqn(".".join(parts), renamed or {})
+
+
+def renamed_fqn(fqn: str, renamed: Mapping[str, str]) -> str:
+    """Return what a module is called, where `renamed` says so of it or of a module that contains it."""
     for old, new in renamed.items():
-        if plain == old or plain.startswith(f"{old}."):
-            return new + plain[len(old) :]
-    return plain
+        if fqn == old or fqn.startswith(f"{old}."):
+            return new + fqn[len(old) :]
+    return fqn

@@ -36,20 +36,16 @@ class Side(NamedTuple):
     renamed: Mapping[str, str]
 
 
-def typical_side(timelines: Sequence[Timeline], median_ns: float, renamed: Mapping[str, str]) -> Side:
-    """Return the typical step of that recording whose own is nearest a median of all.
+def typical_side(timeline: Timeline) -> Side:
+    """Return the typical step of a recording.
 
-    Args:
-        timelines: the recordings of a side; each has whole steps.
-        median_ns: what a step of the side takes.
-        renamed: see `Side`.
+    Raises:
+        ModtraceError: no whole step is marked.
     """
-    steps = [find_typical_step(timeline) for timeline in timelines]
-    best = min(range(len(steps)), key=lambda index: abs(steps[index].duration_ns - median_ns))
-    number, duration_ns = steps[best].step, steps[best].duration_ns
-    step = timelines[best].steps(number, number + 1)
+    found = find_typical_step(timeline)
+    step = timeline.steps(found.step, found.step + 1)
     end_ns = max(mark.time_ns for mark in step.marks if mark.kind == "step")
-    return Side(step, end_ns - duration_ns, duration_ns, renamed)
+    return Side(step, end_ns - found.duration_ns, found.duration_ns, {})
 
 
 def side_by_side(sides: tuple[Side, Side]) -> Timeline:
@@ -101,7 +97,14 @@ def compared(
     columns = timeline.columns
     of_span = of_name.reshape(-1, len(PHASES))[columns.name, columns.phase]
     on_gpu = np.array([track.device is not None for track in timeline.tracks] or [False])
-    return Comparison(TITLES, notes, changes, np.where(on_gpu[columns.track], -1, of_span))
+    rows = [
+        (
+            *(change.fqn, change.phase, change.base_ns, change.new_ns, change.low_ns, change.high_ns),
+            *(change.base_calls, change.new_calls, change.verdict),
+        )
+        for change in changes
+    ]
+    return Comparison(TITLES, notes, rows, np.where(on_gpu[columns.track], -1, of_span))
 
 
 def _processes(step: Timeline, title: str) -> dict[Process, Process]:

@@ -1,0 +1,67 @@
+"""Renames that the structure of both sides suggests."""
+
+from __future__ import annotations
+
+from modtrace.compare.renames import suggest_renames
+from modtrace.compare.run_times import ModuleRun, RunTimes
+from modtrace.compare.typical import Typical
+
+TIME = Typical(1_000.0, 0.0001, 20)
+
+
+def run(classes: dict[str, str], calls: dict[str, int] | None = None) -> RunTimes:
+    """A recording of modules, in the order in which they are called; each once a step but for `calls`."""
+    modules = {
+        (fqn, phase): ModuleRun(TIME, 20, count, count, count)
+        for fqn in classes
+        for phase in ("forward", "backward")
+        for count in ((calls or {}).get(fqn, 1),)
+    }
+    return RunTimes(modules, classes, TIME, (), 20, 0, 20.0, {})
+
+
+BASE = {
+    "Net": "Net",
+    "Net.h.0": "Block",
+    "Net.h.0.fc": "Linear",
+    "Net.h.1": "Block",
+    "Net.h.1.fc": "Linear",
+    "Net.head": "Linear",
+}
+
+
+def test_a_list_of_modules_with_another_name_is_suggested_once() -> None:
+    renamed = {fqn.replace("Net.h.", "Net.layers."): of for fqn, of in BASE.items()}
+
+    assert suggest_renames(run(BASE), run(renamed)) == {"Net.h": "Net.layers"}
+
+
+def test_one_module_and_what_it_contains() -> None:
+    renamed = {fqn.replace("Net.head", "Net.out"): of for fqn, of in BASE.items()}
+
+    assert suggest_renames(run(BASE), run(renamed)) == {"Net.head": "Net.out"}
+
+
+def test_a_model_of_another_class_with_the_same_modules() -> None:
+    renamed = {fqn.replace("Net", "Model", 1): of.replace("Net", "Model") for fqn, of in BASE.items()}
+
+    assert suggest_renames(run(BASE), run(renamed)) == {"Net": "Model"}
+
+
+def test_nothing_is_suggested_for_another_class_place_or_number_of_calls() -> None:
+    out = {fqn.replace("Net.head", "Net.out"): of for fqn, of in BASE.items()}
+
+    assert suggest_renames(run(BASE), run({**out, "Net.out": "Conv2d"})) == {}
+    assert suggest_renames(run(BASE), run(out, {"Net.out": 2})) == {}
+    moved = {fqn.replace("Net.head", "Net.h.1.head"): of for fqn, of in BASE.items()}
+    assert suggest_renames(run(BASE), run(moved)) == {}
+
+
+def test_of_two_that_vanished_and_one_that_appeared_nobody_knows() -> None:
+    one_less = {"Net": "Net", "Net.layers.0": "Block", "Net.layers.0.fc": "Linear", "Net.head": "Linear"}
+
+    assert suggest_renames(run(BASE), run(one_less)) == {}
+
+
+def test_equal_structure_needs_no_rename() -> None:
+    assert suggest_renames(run(BASE), run(BASE)) == {}
