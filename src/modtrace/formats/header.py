@@ -8,6 +8,7 @@ JSON has it under `otherData`, a Perfetto trace in its metadata, and a merged tr
     processes          [{"pid", "rank", "program", "trace_pid"}]; the trace has `trace_pid` where `pid` was taken
     tracks             [{"kind", "thread", "tid", "process"}]; `process` is an index into `processes`
     counters           [{"name", "unit", "process"}]
+    groups             [{"name", "ranks", "description"}]: of torch.distributed, where there are any
     lanes              [{"track", "pid", "tid"}]: the rows that the spans of a track lie on, by their ids in the trace
     escaped_originals  texts that were replaced because some reader cannot take them, see `escape`
 """
@@ -26,6 +27,7 @@ from .._errors import TraceError, WriteError
 from .._version import __version__
 from ..timeline import Name, Process, Stats, Timeline
 from ..timeline.contents import TRACK_KINDS
+from .communication import group_header
 from .escape import UNNAMED, EscapedOriginals, escaped, escaped_json, restore
 
 __all__ = [
@@ -100,6 +102,8 @@ def make_header(
         ],
         "lanes": [{"track": track, "pid": pid, "tid": tid} for track, pid, tid in lanes],
     }
+    if timeline.collectives.groups:
+        header["groups"] = group_header(timeline.collectives.groups, escaped_originals)
     return {**header, "escaped_originals": escaped_originals}
 
 
@@ -118,6 +122,7 @@ def escape_late_texts(timeline: Timeline, escaped_originals: EscapedOriginals) -
     """Note the originals of marks' texts and spans' own args, which are written after the header."""
     texts = {mark.text for mark in timeline.marks}
     texts.update(text for span_args in timeline.span_args.values() for pair in span_args.items() for text in pair)
+    texts.update(text for name in timeline.collectives.names for text in (name.operator, name.group))
     for text in texts:
         escaped(text, escaped_originals)
 

@@ -12,6 +12,7 @@ import orjson
 
 from .._errors import TraceError
 from .._typing import Int64Array
+from ..formats.communication import LAUNCH_CATEGORY, CommunicationRow
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import (
     BIND_ID_OFFSET,
@@ -25,6 +26,7 @@ from ..formats.limits import (
 )
 from ..formats.span_args import RESERVED_ARGS
 from ..timeline import PHASES, Mark, Timeline
+from ..timeline.contents import COMMUNICATION
 from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["load_chrome"]
@@ -128,6 +130,7 @@ class _Reader:
         self._phases = {phase: code for code, phase in enumerate(PHASES)}
         self._marks: list[tuple[float, str, str]] = []
         self._samples: dict[int, list[tuple[float, int]]] = {}
+        self._communication: list[Event] = []
 
     def take(self, events: list[Event]) -> None:
         """Take the next events of the file."""
@@ -135,9 +138,11 @@ class _Reader:
         flow_ends: list[tuple[int, int]] = []
         for event in events:
             kind = event["ph"]
-            if kind == "X":
+            if kind == "X" and event["cat"] == COMMUNICATION:
+                self._communication.append(event)
+            elif kind == "X":
                 spans.append(event)
-            elif kind in ("s", "f"):
+            elif kind in ("s", "f") and event["cat"] != LAUNCH_CATEGORY:
                 # The writer puts an arrow's end right behind its span.
                 flow_ends.append((len(self._ts) + len(spans) - 1, event["id"]))
             elif kind == "i":
@@ -162,6 +167,12 @@ class _Reader:
         for counter, samples in self._samples.items():
             times = (base + _nanoseconds(array("d", (ts for ts, _ in samples)))).tolist()
             rows.samples[counter] = (times, [value for _, value in samples])
+        collectives = self._communication
+        starts, lengths = (_nanoseconds(array("d", (event[key] for event in collectives))) for key in ("ts", "dur"))
+        for event, begin, length in zip(collectives, starts.tolist(), lengths.tolist(), strict=True):
+            lane = self._lanes[event["pid"], event["tid"]]
+            span_times = (base + begin, base + begin + length)
+            rows.communication.append(CommunicationRow(lane, *span_times, event["name"], event["args"]))
         return build_timeline_from(self._header, rows, base + start, base + start + _nanoseconds(self._dur))
 
     def _spans(self, spans: list[Event]) -> None:

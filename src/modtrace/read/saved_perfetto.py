@@ -17,11 +17,14 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from .._errors import TraceError
+from ..formats.communication import CommunicationRow
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
+from ..formats.limits import MAX_LINK
 from ..formats.packet_stream import read_packet_batches
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, SequenceIds
 from ..formats.span_args import CALL_FIELDS
 from ..timeline import Mark, Timeline
+from ..timeline.contents import COMMUNICATION
 from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["load_perfetto"]
@@ -66,6 +69,7 @@ class _Reader:
         self._open: dict[int, list[int]] = {}
         self._lanes = 0
         self._sequences = SequenceIds(0)
+        self._communication: set[int] = set()
         self._rows = SpanColumns()
         self._start = array("q")
         self._end = array("q")
@@ -119,12 +123,19 @@ class _Reader:
                 self._header = checked_header(self._path, orjson.loads(entry.string_value))
                 self._lanes = len(self._header["lanes"])
                 self._sequences = SequenceIds(self._lanes)
+                tracks = self._header["tracks"]
+                kinds = [tracks[lane["track"]]["kind"] for lane in self._header["lanes"]]
+                self._communication = {
+                    self._sequences.lane(lane) for lane, kind in enumerate(kinds) if kind == COMMUNICATION
+                }
 
     def _event(self, packet: Any) -> None:
         sequence, event = packet.trusted_packet_sequence_id, packet.track_event
         time = self._clock[sequence] = self._clock[sequence] + packet.timestamp
         kind = event.type
-        if kind == END:
+        if sequence in self._communication:
+            self._communicate(sequence, event, time)
+        elif kind == END:
             self._end[self._open[sequence].pop()] = time
         elif kind == BEGIN:
             self._open.setdefault(sequence, []).append(len(self._start))
@@ -138,6 +149,17 @@ class _Reader:
         else:
             self._rows.marks.append(Mark(time, event.categories[0], event.name))
 
+    def _communicate(self, sequence: int, event: Any, time: int) -> None:
+        rows = self._rows.communication
+        open_rows = self._open.setdefault(sequence, [])
+        if event.type == END:
+            row = open_rows.pop()
+            rows[row] = rows[row]._replace(end=time)
+            return
+        args = {entry.name: getattr(entry, entry.WhichOneof("value")) for entry in event.debug_annotations}
+        open_rows.append(len(rows))
+        rows.append(CommunicationRow(self._sequences.lane_of(sequence), time, time, event.name, args))
+
     def _begin(self, lane: int, event: Any) -> None:
         rows, call = self._rows, event.Extensions[self._args]
         key = (event.name_iid, call.fqn, call.module_class)
@@ -150,8 +172,8 @@ class _Reader:
         rows.name.append(name)
         rows.call.append(call.call)
         rows.step.append(call.step)
-        # At most one of the three is there.
-        links = (*event.flow_ids_old, *event.terminating_flow_ids_old)
+        # At most one of the three is there; larger ids are of flows to collectives.
+        links = [link for link in (*event.flow_ids_old, *event.terminating_flow_ids_old) if link < MAX_LINK]
         rows.link.append(links[0] if links else call.link if call.HasField("link") else -1)
         rows.complete.append(not call.HasField("complete"))
         if event.debug_annotations:

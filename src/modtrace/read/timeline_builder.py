@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Mapping, MutableSequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from .._typing import Int64Array
+from ..formats.communication import CommunicationRow, collectives_from_rows, groups_from_header
 from ..formats.escape import restore
 from ..timeline import PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from ..timeline.columns import in_start_order
@@ -38,6 +39,7 @@ class SpanColumns:
         span_args: what some spans say beyond the fixed fields, by position.
         marks: (time, kind, text).
         samples: per counter of the header its times and values.
+        communication: of collectives and waits, with the lane in place of the track.
     """
 
     lane: MutableSequence[int] = field(default_factory=lambda: array("q"))
@@ -51,6 +53,7 @@ class SpanColumns:
     span_args: dict[int, Mapping[str, str]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    communication: list[CommunicationRow] = field(default_factory=list)
 
 
 def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int64Array, end: Int64Array) -> Timeline:
@@ -108,7 +111,7 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
     order = np.lexsort((columns.depth, columns.start))
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
-    return Timeline(
+    timeline = Timeline(
         columns=in_start_order(columns),
         names=[Name(*(restore(text, escaped_originals) for text in name)) for name in rows.names],
         tracks=tracks,
@@ -127,4 +130,12 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         ],
         metadata=restore(header["metadata"], escaped_originals),
         span_args={int(position[row]): restore(args, escaped_originals) for row, args in rows.span_args.items()},
+    )
+    if not rows.communication and "groups" not in header:
+        return timeline
+    groups = groups_from_header(header.get("groups", []), escaped_originals)
+    collective_rows = [row._replace(track=int(track_of_lane[row.track])) for row in rows.communication]
+    return replace(
+        timeline,
+        collectives=collectives_from_rows(collective_rows, groups, timeline.track_names, escaped_originals),
     )

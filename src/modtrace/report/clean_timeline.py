@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..timeline import CounterSeries, Mark, Process, Stats, Timeline, Track
+from ..timeline import CounterSeries, Mark, Process, Stats, Timeline, Track, without_collectives
 from ..timeline.contents import TRACK_KINDS
 from .aliases import ReportNames
 from .system_info import clean_metadata
@@ -21,6 +21,7 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         timeline: as recorded.
         names: replaces texts.
     """
+    timeline = without_collectives(timeline)  # names of groups can be the user's
     process = {
         old: Process(old.pid, old.rank)
         for old in [*(track.process for track in timeline.tracks), *(c.process for c in timeline.counters)]

@@ -5,8 +5,9 @@ A record is one JSON object. Its "kind" says what it is; beside that it has
 | kind     | fields                                                                                                   |
 |----------|----------------------------------------------------------------------------------------------------------|
 | `name`   | `id`, `label`, `fqn`, `class`: of a module                                                               |
-| `text`   | `id`, `text`: of a mark, a counter, or the shapes of a call's inputs                                     |
+| `text`   | `id`, `text`: of a mark, a counter, the shapes of a call's inputs, or a collective's name                |
 | `thread` | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 where not known)     |
+| `group`  | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed    |
 | `anchor` | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                      |
 | `stop`   | nothing: the recording was stopped in good order                                                         |
 """
@@ -91,6 +92,10 @@ class NameTable:
                 {"kind": "thread", "id": thread_id, "name": clean(name), "tid": tid, "torch_thread_id": torch_thread_id}
             )
             return thread_id
+
+    def group(self, name: str, ranks: str, description: str) -> None:
+        """Note a process group, as `collective_text.format_ranks` writes its ranks."""
+        self._append({"kind": "group", "name": clean(name), "ranks": clean(ranks), "description": clean(description)})
 
     def anchor(self) -> None:
         """Note what the monotonic and the wall clock show at one moment."""

@@ -29,6 +29,7 @@ __all__ = [
     "CALL_INDEX_MASK",
     "CALL_KEY_BITS",
     "CALL_KEY_MASK",
+    "COMMUNICATION_KINDS",
     "FORWARD_THREAD_BITS",
     "FORWARD_THREAD_MASK",
     "FORWARD_THREAD_SHIFT",
@@ -142,10 +143,25 @@ class Kind(IntEnum):
     """It returned or raised; of several of one number the first counts. Value: the same."""
     OPTIMIZER_STEP = 18
     """An optimizer stepped. Value: number of the training step that it belongs to, from 0; no name."""
+    COLLECTIVE_ENTER = 20
+    """A collective, or a send or receive, is called. Value: its counter; name: a text, see `collective_text`."""
+    COLLECTIVE_EXIT = 21
+    """The call returns. Value: bytes of the larger of what goes in and what comes out on this rank; name: the same."""
+    COLLECTIVE_DONE = 22
+    """It is complete, at any later time; the thread is the one that called it. Value and name: as of its enter."""
+    WAIT_ENTER = 23
+    """A thread waits for a collective. Value and name: as of its enter; -1 and no name where it is not known."""
+    WAIT_EXIT = 24
+    """It has waited. Value and name: the same."""
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
 CALL_EXIT_KINDS = (Kind.FORWARD_EXIT, Kind.RECOMPUTE_EXIT)
+COMMUNICATION_KINDS = (
+    *(Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, Kind.COLLECTIVE_DONE),
+    *(Kind.WAIT_ENTER, Kind.WAIT_EXIT),
+)
+"""The kinds that say what a thread does of torch.distributed; no module's and no node's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ import numpy as np
 
 from .._typing import BoolArray, Int32Array
 from .name_table import Record
-from .slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, NO_NAME, Events, Kind
+from .slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, COMMUNICATION_KINDS, NO_NAME, Events, Kind
 from .slots import SlotSnapshot
 
 __all__ = ["validate"]
 
 _CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
-_TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES)
+_TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES, *COMMUNICATION_KINDS)
 
 _MAX_TIME_NS = 1 << 61
 """Times from here on are damage: sums of a few must fit 64 bits."""
@@ -30,6 +30,7 @@ _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
     "name": {"label": str, "fqn": str, "class": str},
     "text": {"text": str},
     "thread": {"name": str, "tid": _PIDS, "torch_thread_id": range(-1, 1 << 63)},
+    "group": {"name": str, "ranks": str, "description": str},
     "anchor": {"monotonic": _TIMES_NS, "wall": _TIMES_NS},
     "stop": {},
 }
@@ -53,7 +54,9 @@ def validate(
         {"kind": "name", "id": new_id, "label": f"#{old_id}", "fqn": f"#{old_id}", "class": "?"}
         for new_id, old_id in enumerate(lost, id_counts["name"])
     ]
-    name, lost = _renumber_unknown(name, np.isin(events.kind, _TEXT_KINDS), id_counts["text"])
+    has_text = np.isin(events.kind, _TEXT_KINDS)
+    has_text &= ~np.isin(events.kind, COMMUNICATION_KINDS) | (events.name != NO_NAME)
+    name, lost = _renumber_unknown(name, has_text, id_counts["text"])
     valid_records += [
         {"kind": "text", "id": new_id, "text": f"#{old_id}"} for new_id, old_id in enumerate(lost, id_counts["text"])
     ]
@@ -93,7 +96,8 @@ def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> Sl
     begin = next((record["monotonic"] for record in records if record["kind"] == "anchor"), 0)
     events = slots.events
     possible = (events.time >= begin) & (events.time < _MAX_TIME_NS)
-    index = np.flatnonzero(possible)
+    # What completes is written by other threads than the one it belongs to.
+    index = np.flatnonzero(possible & (events.kind != Kind.COLLECTIVE_DONE))
     index = index[np.argsort(events.thread[index], kind="stable")]
     goes_back = (np.diff(events.time[index]) < 0) & (np.diff(events.thread[index]) == 0)
     for thread in np.unique(events.thread[index[1:][goes_back]]).tolist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .build import build_timeline
+from .collectives import Collective, Collectives, Group, launching_spans, without_collectives
 from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
@@ -17,9 +18,12 @@ __all__ = [
     "PHASES",
     "RECOMPUTE",
     "BackwardPass",
+    "Collective",
+    "Collectives",
     "Columns",
     "CounterSeries",
     "GpuTotals",
+    "Group",
     "Mark",
     "ModuleTimes",
     "Name",
@@ -35,5 +39,7 @@ __all__ = [
     "Timeline",
     "Track",
     "build_timeline",
+    "launching_spans",
     "open_stacks",
+    "without_collectives",
 ]

@@ -8,12 +8,24 @@ from typing import NamedTuple
 
 from .._typing import Int64Array
 
-__all__ = ["GPU", "TRACK_KINDS", "BackwardPass", "CounterSeries", "Mark", "Name", "Process", "Stats", "Track"]
+__all__ = [
+    "COMMUNICATION",
+    "GPU",
+    "TRACK_KINDS",
+    "BackwardPass",
+    "CounterSeries",
+    "Mark",
+    "Name",
+    "Process",
+    "Stats",
+    "Track",
+]
 
 
 GPU = "gpu"
-TRACK_KINDS = ("forward", "backward", GPU)
-"""What a track can be of; recompute lies on the backward track of its thread."""
+COMMUNICATION = "communication"
+TRACK_KINDS = ("forward", "backward", COMMUNICATION, GPU)
+"""What a track can be of, in the order in which they are shown; recompute lies on the backward track of its thread."""
 
 
 class Name(NamedTuple):
@@ -56,7 +68,8 @@ class Track(NamedTuple):
     Spans above a GPU stream have the phase of the calls that launched the work.
 
     Attributes:
-        kind: one of `TRACK_KINDS`: "forward", "backward" (with recompute) or "gpu".
+        kind: one of `TRACK_KINDS`: "forward", "backward" (with recompute), "communication" (which holds no spans, see
+            `Timeline.collectives`) or "gpu".
         thread: the thread's name (`MainThread`, `pt_autograd_0`), or the stream's (`stream 7`).
         tid: the thread's id as the operating system has it, or the stream's number.
         process: the process it belongs to; of a GPU's the one that launched the work.

@@ -39,6 +39,7 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
         _reordered(part, cut),
         marks=[mark for mark in timeline.marks if low <= mark.time_ns < high],
         counters=[_samples(counter, low, high) for counter in timeline.counters],
+        collectives=timeline.collectives.in_window(low, high),
     )
 
 
@@ -59,6 +60,7 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
         part,
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
         counters=[_samples(counter, since, until) for counter in timeline.counters],
+        collectives=timeline.collectives.take((timeline.collectives.step >= low) & (timeline.collectives.step < high)),
     )
 
 
@@ -85,6 +87,7 @@ def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
             for counter in timeline.counters
             for chosen in (is_chosen(counter.time),)
         ],
+        collectives=timeline.collectives.take(np.isin(timeline.collectives.step, numbers)),
     )
 
 

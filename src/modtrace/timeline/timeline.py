@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import select
+from .collectives import Collectives
 from .columns import Columns
 from .contents import BackwardPass, CounterSeries, Mark, Name, Stats, Track
 from .spans import Spans
@@ -27,6 +28,7 @@ class Timeline:
         stats: what was kept and what was lost.
         marks: steps and marks, in time order.
         counters: sampled quantities.
+        collectives: what the threads did of torch.distributed, as columns and as a sequence of `Collective`.
         metadata: about the recording as a whole: `torch`, `engine`, `modtrace` versions and the like; JSON values.
         span_args: what single spans hold beyond the fixed fields (`{"shapes": "float32[2, 8]"}`), by index of the span.
         backward_passes: the whole backward passes, in the order of their begins. Rings and recordings have them; what
@@ -47,6 +49,7 @@ class Timeline:
     metadata: Mapping[str, object] = field(default_factory=dict)
     span_args: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     backward_passes: Sequence[BackwardPass] = ()
+    collectives: Collectives = field(default_factory=Collectives.of)
 
     @property
     def spans(self) -> Spans:

@@ -14,6 +14,7 @@ from ..formats.limits import MAX_CHROME_NS
 from ..timeline import Timeline
 from .atomic_file import atomic_writer
 from .chrome_events import span_events
+from .communication_events import chrome_communication, microseconds
 from .lanes import MARKS_ROW, Lanes
 from .progress import show_progress
 
@@ -57,7 +58,7 @@ def chrome_events(timeline: Timeline, base: int, taken: Collection[int] = ()) ->
 
 def first_moment(timeline: Timeline) -> int:
     """Return the earliest time in a timeline, in Unix nanoseconds; 0 for an empty one."""
-    starts = [timeline.columns.start[:1], *(counter.time[:1] for counter in timeline.counters)]
+    starts = [timeline.columns.start, timeline.collectives.start, *(counter.time for counter in timeline.counters)]
     moments = [int(start[0]) for start in starts if len(start)]
     return min(moments + [mark.time_ns for mark in timeline.marks], default=0)
 
@@ -92,7 +93,8 @@ class ChromeTimeline:
 
     def events(self) -> Iterator[tuple[int, bytes]]:
         """Yield everything else, some events with commas between them at a time, and how many spans they show."""
-        for events in (self._row_events(), self._mark_events(), self._counter_events()):
+        communication = chrome_communication(self.timeline, self.lanes, self.base)
+        for events in (self._row_events(), self._mark_events(), self._counter_events(), communication):
             text = b",\n".join(events)
             if text:
                 yield 0, text
@@ -121,11 +123,6 @@ class ChromeTimeline:
                 yield head + b':%d},"ts":%b}' % (value, microseconds(time - self.base))
 
 
-def microseconds(nanoseconds: int) -> bytes:
-    """Return a time or a duration as JSON has it: µs with three decimals."""
-    return b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", *divmod(abs(nanoseconds), 1000))
-
-
 def _all_events(chrome: ChromeTimeline) -> Iterator[tuple[int, bytes]]:
     """Yield all events of a trace with nothing else in it."""
     _check_length(chrome.timeline, chrome.base)
@@ -138,6 +135,7 @@ def _all_events(chrome: ChromeTimeline) -> Iterator[tuple[int, bytes]]:
 def _check_length(timeline: Timeline, base: int) -> None:
     ends = [int(timeline.columns.end.max(initial=base)), *(mark.time_ns for mark in timeline.marks)]
     ends += [int(counter.time.max(initial=base)) for counter in timeline.counters]
+    ends += [int(timeline.collectives.end.max(initial=base)), int(timeline.collectives.done.max(initial=base))]
     if max(ends) - base >= MAX_CHROME_NS:
         days = (max(ends) - base) / 86_400e9
         raise WriteError(

@@ -12,6 +12,7 @@ from .._typing import Int32Array, SignedIntArray
 from ..formats.escape import escaped
 from ..formats.limits import MAX_LEVELS_PER_ROW
 from ..timeline import Process, Timeline
+from ..timeline.contents import TRACK_KINDS
 from ..timeline.nesting import nest_by_time, outermost_first
 
 __all__ = ["MARKS_ROW", "Lane", "Lanes"]
@@ -43,7 +44,8 @@ class Lanes:
     """How the spans of a timeline are laid out in a file.
 
     Attributes:
-        lanes: in the order in which they are to be seen: by process and thread, forward above backward.
+        lanes: in the order in which they are to be seen: by process and thread, forward above backward
+            above communication.
         of_span: int32[n], the lane of each span.
         pids: the pid of each process in the file: the real one where it is free.
         marks: pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any.
@@ -139,7 +141,7 @@ def _processes(timeline: Timeline) -> list[Process]:
 
 
 def _in_view_order(timeline: Timeline) -> list[int]:
-    """Return the tracks by process, then thread as it comes, forward before backward; then GPUs and their streams."""
+    """Return the tracks by process, then thread as it comes, by their kinds; then GPUs and their streams."""
     processes = _processes(timeline)
     threads = list(dict.fromkeys((track.process, track.thread, track.tid) for track in timeline.tracks))
     return sorted(
@@ -148,6 +150,6 @@ def _in_view_order(timeline: Timeline) -> list[int]:
             processes.index((track := timeline.tracks[index]).process),
             -1 if track.device is None else track.device,
             threads.index((track.process, track.thread, track.tid)) if track.stream is None else track.stream,
-            track.kind != "forward",
+            TRACK_KINDS.index(track.kind),
         ),
     )

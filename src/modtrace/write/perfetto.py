@@ -15,6 +15,7 @@ from ..timeline import Timeline
 from .atomic_file import atomic_writer
 from .columns.packet_columns import message_field_tag, track_event_packets
 from .columns.protobuf_columns import interleave, varint
+from .communication_events import perfetto_communication
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable, TrackDescriptors, sequence_start, serialize
 from .perfetto_events import CHUNK, SpanPackets
@@ -55,8 +56,10 @@ def perfetto_packets(timeline: Timeline) -> Iterator[tuple[int, bytes]]:
             yield 0, part
     spans = SpanPackets(timeline, lanes, interned)
     for index, rows in enumerate(lanes.spans_by_lane(timeline)):
+        sequence = sequences.lane(index)
+        for part in perfetto_communication(timeline, index, tracks.lane(index), lanes, sequence):
+            yield 0, part
         if len(rows):
-            sequence = sequences.lane(index)
             yield 0, serialize(sequence_start(sequence, tracks.lane(index), int(timeline.columns.start[rows[0]])))
             for packet in interned.packets(sequence):
                 yield 0, serialize(packet)

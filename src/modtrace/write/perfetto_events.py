@@ -15,6 +15,7 @@ from ..timeline import PHASES, Timeline
 from ..timeline.nesting import nest_by_time
 from .columns.packet_columns import LENGTH_DELIMITED, field_tag, message_field_tag, track_event_packets
 from .columns.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
+from .communication_events import LaunchFlows
 from .flows import FlowRole, flow_roles
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable
@@ -58,6 +59,7 @@ class SpanPackets:
         modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
         self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
         self._args_index, self._args = _own_args(timeline, interned)
+        self._launches = LaunchFlows(timeline)
 
     def of_lane(self, lane: int, sequence: int, rows: IndexArray) -> Iterator[tuple[int, bytes]]:
         """Yield packets, some thousand at a time, and how many spans they end.
@@ -124,8 +126,10 @@ class SpanPackets:
         if np.any(incomplete):
             call.append(repeat(_COMPLETE + b"\0", count).where(incomplete))
         own_args = [] if self._args is None else [self._args.pick(self._args_index[rows])]
+        launches = self._launches.table
         return [
             *own_args,
+            *([] if launches is None else [launches.pick(self._launches.index(rows))]),
             self._begin.pick(columns.phase[rows].astype(np.int64) * len(self._names) + name),
             _FLOW_TAGS.pick(roles),
             link.where(roles >= FlowRole.BEGIN),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._errors import TraceError
 from ..._typing import Int64Array
-from ...timeline import CounterSeries, Process, Summary, Timeline
+from ...timeline import CounterSeries, Process, Summary, Timeline, without_collectives
 from ...timeline.gpu_tracks import without_gpu
 from ..trace.event_columns import ProfilerEvents
 from ..trace.trace_file import base_time_ns
@@ -137,7 +137,7 @@ def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]
 
     Of a timeline of a single process these are all its threads, whatever the process' pid.
     """
-    timeline = without_gpu(timeline)  # the trace tells it anew
+    timeline = without_collectives(without_gpu(timeline))  # the trace tells them anew
     processes = {track.process for track in timeline.tracks}
     if len(processes) <= 1:
         return timeline, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .attribution import attribute_nodes
 from .call_tree import Intervals, build_intervals
 from .clock import Clock
+from .communication import is_communication
 from .from_ring import build_timeline
 from .name_lookup import NameLookup
 from .pairing import call_ids, segment_pass
@@ -20,6 +21,7 @@ __all__ = [
     "build_intervals",
     "build_timeline",
     "call_ids",
+    "is_communication",
     "pair_passes",
     "segment_pass",
     "step_ends",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ..timeline import Timeline
 from .attribution import attribute_nodes
 from .call_tree import build_intervals
 from .clock import Clock
+from .communication import assign_communication_tracks, build_collectives, is_communication
 from .name_lookup import NameLookup
 from .passes import pair_passes
 from .span_rows import assign_tracks, build_span_rows, find_parents
@@ -26,8 +28,9 @@ _SYNC_PREFIX = "modtrace.sync"
 
 def build_timeline(snapshot: RingSnapshot) -> Timeline:
     """Build the timeline of what a ring held."""
-    events = snapshot.slots.events
-    lookup = NameLookup(snapshot.records, events)
+    all_events = snapshot.slots.events
+    lookup = NameLookup(snapshot.records, all_events)
+    events = all_events.take(~is_communication(all_events))
     clock = Clock(snapshot.records)
     rank = snapshot.metadata.get("rank")
     process = Process(
@@ -39,7 +42,11 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
     call = attribute_nodes(intervals, events, lookup.torch_threads)
     rows = build_span_rows(intervals, call)
     tracks, track = assign_tracks(rows, lookup.threads, process)
-    return Timeline(
+    collectives = build_collectives(
+        all_events, lookup.texts, snapshot.records, clock.to_unix, lambda index: _steps(all_events, 2 * index + 1)
+    )
+    tracks, collectives = assign_communication_tracks(tracks, collectives, lookup.threads, process)
+    timeline = Timeline(
         columns=Columns.of(
             **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
             start=clock.to_unix(rows["start"]),
@@ -66,6 +73,7 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
         metadata={key: value for key, value in snapshot.metadata.items() if key != "host"},
         span_args=_shapes(events, lookup.texts, rows["start_position"], rows["phase"]),
     )
+    return replace(timeline, collectives=replace(collectives, track_names=timeline.track_names))
 
 
 def _steps(events: Events, start_position: Int64Array) -> Int64Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._typing import Int32Array
 from ...ring import Events, Kind, Record
-from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS
+from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, COMMUNICATION_KINDS, NO_NAME
 from ..contents import Name
 
 __all__ = ["NameLookup"]
@@ -42,7 +42,8 @@ class NameLookup:
                 threads[record["id"]] = (record["name"], record["tid"])
                 torch_threads[record["id"]] = record["torch_thread_id"]
         name_used = events.name[np.isin(events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
-        text_used = events.name[np.isin(events.kind, (Kind.MARK, Kind.COUNTER, Kind.SHAPES))]
+        text_used = events.name[np.isin(events.kind, (Kind.MARK, Kind.COUNTER, Kind.SHAPES, *COMMUNICATION_KINDS))]
+        text_used = text_used[text_used != NO_NAME]
         self.names = _as_list(names, name_used, lambda number: Name(f"#{number}", f"#{number}", "?"))
         self.texts = _as_list(texts, text_used, lambda number: f"#{number}")
         self.threads = _as_list(threads, events.thread, lambda number: (f"thread #{number}", number))

@@ -12,6 +12,7 @@ from torch import nn
 from ...ring import Kind, Ring
 from ...ring.slot_format import KIND_SHIFT
 from ..call_patch import RUN_BACKWARD, Layer, Patch
+from ..collectives.native import NativeCollectives
 from ..event_sink import OnError
 from ..module_names import ModuleNames
 from ..sync_marks import SyncMarks
@@ -41,6 +42,7 @@ class NativeEngine:
         self._on_error = on_error
         self._sync = SyncMarks(self, ring.names)
         self._module_names = ModuleNames(ring.names, model, self._native.forget_module)
+        self._collectives = NativeCollectives(self._native, ring.names)
 
     def start(self) -> None:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass."""
@@ -58,18 +60,21 @@ class NativeEngine:
         )
         for patch in _patches(self._native):
             patch.install(self)
+        self._collectives.start()
 
     def stop(self) -> None:
         """Stop recording and restore what of torch was wrapped. Thread-safe."""
         self._native.stop()
         for patch in _patches(self._native):
             patch.uninstall()
+        self._collectives.stop()
 
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
         self._native.after_fork()
         for patch in _patches(self._native):
             patch.uninstall()
+        self._collectives.stop()
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""

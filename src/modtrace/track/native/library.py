@@ -31,9 +31,12 @@ _HEADERS = sorted(_FOLDER.glob("*.h"))
 # What does not load is not kept: a compiler whose ABI is not torch's leaves symbols that nobody has.
 _BUILD_SCRIPT = """
 import importlib.machinery, importlib.util, sys
+import torch.distributed
 from torch.utils.cpp_extension import load
 name, folder, *sources = sys.argv[1:]
 flags = ["-O3", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden"]
+if torch.distributed.is_available():
+    flags.append("-DMODTRACE_DISTRIBUTED")
 load(name, sources, build_directory=folder, extra_cflags=flags, is_python_module=False)
 loader = importlib.machinery.ExtensionFileLoader(name, f"{folder}/{name}.so")
 importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "backward.h"
+#include "collectives.h"
 #include "module_calls.h"
 #include "ring_writer.h"
 
@@ -145,6 +146,7 @@ PyObject* py_after_fork(PyObject*, PyObject*) {
   Session* session = engine.active_session.exchange(nullptr);
   // The other threads are gone, and one of them may have been writing.
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) thread->busy.store(false);
+  reset_collectives();
   if (session != nullptr) end_session(*session);
   Py_RETURN_NONE;
 }
@@ -174,6 +176,13 @@ PyMethodDef methods[] = {
      "it\nis active."},
     {"set_backward_active", set_backward_active, METH_VARARGS,
      "set_backward_active(wrapper, active): for what wrap_backward returned; it is inactive at first."},
+    {"start_collectives", start_collectives, METH_VARARGS,
+     "start_collectives(name_collective, on_unseen): note collectives of torch.distributed in the session that runs."},
+    {"stop_collectives", stop_collectives, METH_NOARGS, "stop_collectives(): forget what start_collectives was given."},
+    {"wrap_wait", wrap_wait, METH_O,
+     "wrap_wait(wrapped): return a method that waits by `wrapped`, and notes it while it is active."},
+    {"set_wait_active", set_wait_active, METH_VARARGS,
+     "set_wait_active(wrapper, active): for what wrap_wait returned; it is inactive at first."},
     {"write_event", py_write_event, METH_VARARGS, "write_event(meta, value): write one event of this thread."},
     {"forget_module", py_forget_module, METH_O, "forget_module(id): the module with this id() died."},
     {"slot_format", py_slot_format, METH_NOARGS, "slot_format(): the constants of slot_format.h, by name."},

@@ -36,10 +36,11 @@ inline void write_with_gil(Session& session, int64_t meta, int64_t value) {
   write_slot(session, engine.next_serial.fetch_add(1, std::memory_order_relaxed), meta, value);
 }
 
-// Writes from a thread that does not hold the interpreter's lock. `stop` waits for those that are busy.
-inline void write_without_gil(ThreadState& thread, int64_t meta, int64_t value) {
-  // A thread that has no number yet must not take a serial: the reader would miss an event.
-  if (C10_UNLIKELY(thread.generation != current_generation())) return;
+// Writes from a thread that does not hold the interpreter's lock, into the session of this generation only. `meta` has
+// the thread's number. `stop` waits for those that are busy.
+inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value) {
+  // Without a session to write to it must not take a serial: the reader would miss an event.
+  if (C10_UNLIKELY(generation != current_generation())) return;
   thread.busy.store(true, std::memory_order_relaxed);
   // Taking the serial is a full fence: `stop` either sees us busy, or we see that there is no session.
   const uint64_t serial = engine.next_serial.fetch_add(1, std::memory_order_seq_cst);
@@ -47,10 +48,15 @@ inline void write_without_gil(ThreadState& thread, int64_t meta, int64_t value) 
   std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
   Session* session = engine.active_session.load(std::memory_order_seq_cst);
-  if (C10_LIKELY(session != nullptr && thread.generation == current_generation())) {
-    write_slot(*session, serial, meta | thread.meta_bits, value);
+  if (C10_LIKELY(session != nullptr && generation == current_generation())) {
+    write_slot(*session, serial, meta, value);
   }
   thread.busy.store(false, std::memory_order_release);
+}
+
+// The same for a thread of the running session; `meta` without its number.
+inline void write_without_gil(ThreadState& thread, int64_t meta, int64_t value) {
+  write_without_gil(thread, thread.generation, meta | thread.meta_bits, value);
 }
 
 // Gives the thread its number in this session; false where that failed or the session ended. Needs the interpreter's

@@ -51,6 +51,11 @@ enum Kind : int64_t {
   kSegmentBegin = 15,
   kPassBegin = 16,
   kPassEnd = 17,
+  kCollectiveEnter = 20,
+  kCollectiveExit = 21,
+  kCollectiveDone = 22,
+  kWaitEnter = 23,
+  kWaitExit = 24,
 };
 
 // One event. Words are atomic so that a reader beside the writer never sees half a word.
@@ -97,6 +102,11 @@ constexpr NamedConstant kSlotFormat[] = {
     {"SEGMENT_BEGIN", kSegmentBegin},
     {"PASS_BEGIN", kPassBegin},
     {"PASS_END", kPassEnd},
+    {"COLLECTIVE_ENTER", kCollectiveEnter},
+    {"COLLECTIVE_EXIT", kCollectiveExit},
+    {"COLLECTIVE_DONE", kCollectiveDone},
+    {"WAIT_ENTER", kWaitEnter},
+    {"WAIT_EXIT", kWaitExit},
 };
 
 }  // namespace modtrace

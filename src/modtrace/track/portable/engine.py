@@ -33,6 +33,7 @@ from ...ring.slot_format import (
     WORDS_PER_SLOT,
 )
 from ..call_patch import Layer, Patch
+from ..collectives.portable import PortableCollectives
 from ..event_sink import OnError
 from ..module_names import ModuleNames, OpenCall
 from ..sync_marks import SyncMarks
@@ -94,6 +95,7 @@ class PortableEngine(SegmentHooks):
         self.on_segment_start = self._graph_tasks.make_segment_hook(self._local)
         self._write_sync_mark = SyncMarks(self, ring.names)
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
+        self._collectives = PortableCollectives(self, ring.names, on_error)
         self._active = False
 
     def start(self) -> None:
@@ -101,12 +103,14 @@ class PortableEngine(SegmentHooks):
         self._active = self._graph_tasks.active = True
         _PATCH.install(self)
         PASS_PATCH.install(self)
+        self._collectives.start()
 
     def stop(self) -> None:
         """Stop recording and restore what of torch was wrapped; hooks that live graphs still hold become no-ops."""
         self._active = self._graph_tasks.active = False
         _PATCH.uninstall()
         PASS_PATCH.uninstall()
+        self._collectives.stop()
 
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""

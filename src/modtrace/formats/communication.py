@@ -1,0 +1,141 @@
+"""How a written trace holds collectives: slices on rows of their own, and arrows from the modules that launched them.
+
+The same in both formats: the slice's name is the operator, or `wait: ` and what is waited for; its args hold the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..ring.collective_text import CollectiveName, format_ranks, parse_ranks
+from ..timeline import Collective, Collectives, Group
+from .escape import EscapedOriginals, escaped, restore
+
+__all__ = [
+    "LAUNCH_CATEGORY",
+    "LAUNCH_NAME",
+    "CommunicationRow",
+    "collective_args",
+    "collectives_from_rows",
+    "group_header",
+    "groups_from_header",
+    "slice_name",
+]
+
+LAUNCH_CATEGORY = "launch"
+LAUNCH_NAME = "collective"
+"""Category and name of the flow events in JSON, from the span that launched a collective to it."""
+
+_WAIT_PREFIX = "wait"
+_INTEGERS = ("counter", "bytes", "done_ns", "peer", "step")
+
+
+class CommunicationRow(NamedTuple):
+    """A slice of a collective or a wait, as it was read.
+
+    Attributes:
+        track: index of its track.
+        start: Unix nanoseconds.
+        end: Unix nanoseconds.
+        name: of the slice.
+        args: its args.
+    """
+
+    track: int
+    start: int
+    end: int
+    name: str
+    args: Mapping[str, Any]
+
+
+def slice_name(collective: Collective) -> str:
+    """Return what its slice is called (`all_reduce`, `wait: all_reduce`), escaped."""
+    if not collective.is_wait:
+        return escaped(collective.operator)
+    return escaped(f"{_WAIT_PREFIX}: {collective.operator}" if collective.operator else _WAIT_PREFIX)
+
+
+def collective_args(collective: Collective) -> dict[str, str | int | bool]:
+    """Return its args, texts escaped.
+
+    `done_ns` counts from the slice's begin; what is not known, or is as usual, is left out.
+    """
+    args: dict[str, str | int | bool] = {"operator": escaped(collective.operator), "group": escaped(collective.group)}
+    if collective.peer is not None:
+        args["peer"] = collective.peer
+    if collective.counter is not None:
+        args["counter"] = collective.counter
+    args |= {"bytes": collective.nbytes, "step": collective.step}
+    if collective.done_ns is not None:
+        args["done_ns"] = collective.done_ns - collective.start_ns
+    if not collective.complete:
+        args["complete"] = False
+    return args
+
+
+def collectives_from_rows(
+    rows: Iterable[CommunicationRow], groups: Sequence[Group], track_names: Sequence[str], originals: EscapedOriginals
+) -> Collectives:
+    """Return the table that slices were written from.
+
+    Args:
+        rows: the slices.
+        groups: the process groups.
+        track_names: the names of the timeline's tracks.
+        originals: what was escaped.
+
+    Raises:
+        ValueError: an arg is not as it is written.
+        KeyError: an arg is missing.
+    """
+    names: dict[CollectiveName, int] = {}
+    table: list[tuple[int | bool, ...]] = []
+    for row in rows:
+        texts = (row.args["operator"], row.args["group"], row.name)
+        numbers = {name: row.args.get(name, -1) for name in _INTEGERS}
+        if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for n in numbers.values()):
+            raise ValueError(f"the args of {row.name!r} are {dict(row.args)!r}")
+        operator, group = restore(texts[0], originals), restore(texts[1], originals)
+        name = -1
+        if operator or group:
+            name = names.setdefault(CollectiveName(operator, group, numbers["peer"]), len(names))
+        done = row.start + numbers["done_ns"] if "done_ns" in row.args else -1
+        is_wait = row.name == _WAIT_PREFIX or row.name.startswith(f"{_WAIT_PREFIX}: ")
+        complete = bool(row.args.get("complete", True))
+        numbered = (numbers["counter"], numbers["bytes"], row.track, numbers["step"], complete)
+        table.append((row.start, row.end, done, name, is_wait, *numbered))
+    columns = np.array(table, np.int64).reshape(-1, 10).T
+    fields = ("start", "end", "done", "name", "is_wait", "counter", "nbytes", "track", "step", "complete")
+    found = Collectives.of([*names], groups, track_names, **dict(zip(fields, columns, strict=True)))
+    return found.take(np.lexsort((-found.end, found.start)))
+
+
+def group_header(groups: Sequence[Group], originals: EscapedOriginals) -> list[dict[str, str]]:
+    """Return the process groups as a trace's header has them."""
+    return [
+        {
+            "name": escaped(group.name, originals),
+            "ranks": format_ranks(group.ranks),
+            "description": escaped(group.description, originals),
+        }
+        for group in groups
+    ]
+
+
+def groups_from_header(entries: Any, originals: EscapedOriginals) -> list[Group]:
+    """Return the process groups of a header.
+
+    Raises:
+        ValueError: they are not as they are written.
+    """
+    groups = []
+    for entry in entries:
+        values = [entry[name] for name in ("name", "ranks", "description")]
+        if not all(isinstance(value, str) for value in values):
+            raise ValueError(f"a group is {entry!r}")
+        name, ranks, description = values
+        groups.append(Group(restore(name, originals), tuple(parse_ranks(ranks)), restore(description, originals)))
+    return groups

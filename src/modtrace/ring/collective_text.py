@@ -1,0 +1,81 @@
+"""How a ring writes down collectives: the texts of their names, and the ranks of a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["CollectiveName", "collective_text", "format_ranks", "parse_collective", "parse_ranks"]
+
+_MAX_RANKS = 1 << 20
+
+
+class CollectiveName(NamedTuple):
+    """What a collective is called.
+
+    Attributes:
+        operator: as `torch.distributed` calls it (`all_reduce`, `send`).
+        group: the name of the group it runs on, as torch has it (`0` is the default group's).
+        peer: for a send or receive the rank in the group at the other end; -1 where there is none.
+    """
+
+    operator: str
+    group: str
+    peer: int = -1
+
+
+def collective_text(operator: str, group: str, peer: int = -1) -> str:
+    """Return the text of a collective's name: a JSON array (`["send", "0", 3]`)."""
+    return json.dumps([operator, group] if peer < 0 else [operator, group, peer])
+
+
+def parse_collective(text: str) -> CollectiveName:
+    """Return the name that a text stands for; any text is one, as a ring can be damaged."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return CollectiveName(text, "")
+    match values:
+        case [str(operator), str(group)]:
+            return CollectiveName(operator, group)
+        case [str(operator), str(group), int(peer)]:
+            return CollectiveName(operator, group, peer if 0 <= peer < _MAX_RANKS else -1)
+    return CollectiveName(text, "")
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks as ranges, with a stride where there is one: `0-3`, `0-24:8`, `0,5`."""
+    left = sorted(set(ranks))
+    parts = []
+    while left:
+        stride = left[1] - left[0] if len(left) > 1 else 1
+        count = 1
+        while count < len(left) and left[count] - left[count - 1] == stride:
+            count += 1
+        if count < 3 and stride > 1:
+            count = 1
+        first, last = left[0], left[count - 1]
+        end = f"-{last}" if count > 1 else ""
+        parts.append(f"{first}{end}" + (f":{stride}" if count > 1 and stride > 1 else ""))
+        del left[:count]
+    return ",".join(parts)
+
+
+def parse_ranks(text: str) -> list[int]:
+    """Return the ranks that `format_ranks` wrote.
+
+    Raises:
+        ValueError: it did not write that.
+    """
+    ranks: list[int] = []
+    for part in text.split(",") if text else []:
+        bounds, _, stride = part.partition(":")
+        first, _, last = bounds.partition("-")
+        found = range(int(first), int(last or first) + 1, int(stride or 1))
+        if not 0 <= found.start < _MAX_RANKS or not found.start < found.stop <= _MAX_RANKS or found.step < 1:
+            raise ValueError(f"{part!r} is no range of ranks")
+        ranks.extend(found)
+        if len(ranks) > _MAX_RANKS:
+            raise ValueError(f"there are more than {_MAX_RANKS} ranks")
+    return ranks

@@ -1,0 +1,224 @@
+"""What a recording's threads did of torch.distributed: collectives, sends and receives, and the waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
+from ..ring.collective_text import CollectiveName
+from .contents import COMMUNICATION, Track
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+__all__ = ["Collective", "Collectives", "Group", "launching_spans", "without_collectives"]
+
+
+class Group(NamedTuple):
+    """A process group of torch.distributed.
+
+    Attributes:
+        name: as torch has it; `0` is the default group's.
+        ranks: its global ranks, ascending; empty where torch did not know them.
+        description: what torch says it is for (`default_pg`, `mesh_dp`).
+    """
+
+    name: str
+    ranks: tuple[int, ...] = ()
+    description: str = ""
+
+
+class Collective(NamedTuple):
+    """One call of a collective, a send or a receive, or a wait for one.
+
+    Attributes:
+        operator: as `torch.distributed` calls it (`all_reduce`); of a wait what is waited for, empty where that is not
+            known.
+        group: the name of the group, see `Collectives.groups`; empty where it is not known.
+        peer: the rank in the group at the other end of a send or receive; None where there is none.
+        is_wait: whether a thread waited for it, else it was called.
+        counter: which collective of its group it is, counted by modtrace from 0 when the recording began, so that the
+            same one has the same counter on all ranks; of sends and receives which one with this peer; None where it
+            is not known.
+        nbytes: the larger of what went in and what came out on this rank; 0 for a wait and a barrier.
+        start_ns: when it was called, integer nanoseconds since the Unix epoch.
+        end_ns: when the call returned; never less than `start_ns`.
+        done_ns: when it was complete; None where that is not known.
+        track: the name of the track it lies on (`communication · MainThread`).
+        step: which training step, from 0.
+        complete: False where its end never came or was overwritten.
+    """
+
+    operator: str
+    group: str
+    peer: int | None
+    is_wait: bool
+    counter: int | None
+    nbytes: int
+    start_ns: int
+    end_ns: int
+    done_ns: int | None
+    track: str
+    step: int
+    complete: bool
+
+    @property
+    def duration_ns(self) -> int:
+        """How long the call took, nanoseconds."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Collectives and waits as columns in start order; every array has one entry per row.
+
+    Attributes:
+        names: what `name` points into.
+        groups: the process groups, by name.
+        track_names: the names of the timeline's tracks.
+        start: int64, nanoseconds since the Unix epoch.
+        end: int64, nanoseconds; never less than `start`.
+        done: int64, nanoseconds; -1 where it is not known when, or that, it was complete.
+        name: int32, index into `names`; -1 for a wait for something unknown.
+        is_wait: bool.
+        counter: int64, see `Collective`; -1 where it is not known.
+        nbytes: int64.
+        track: int32, index into `Timeline.tracks`.
+        step: int64, the number of steps that had ended when it was called.
+        complete: bool.
+    """
+
+    names: Sequence[CollectiveName]
+    groups: Sequence[Group]
+    start: Int64Array
+    end: Int64Array
+    done: Int64Array
+    name: Int32Array
+    is_wait: BoolArray
+    counter: Int64Array
+    nbytes: Int64Array
+    track: Int32Array
+    step: Int64Array
+    complete: BoolArray
+    track_names: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[CollectiveName] = (),
+        groups: Sequence[Group] = (),
+        track_names: Sequence[str] = (),
+        **arrays: npt.ArrayLike,
+    ) -> Collectives:
+        """Build a table from anything array-like, cast to each column's type; a column that is left out is empty."""
+        columns: dict[str, Any] = {name: np.asarray(arrays.get(name, []), kind) for name, kind in DTYPES.items()}
+        return cls(names, groups, track_names=track_names, **columns)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def __getitem__(self, index: int) -> Collective:
+        index = range(len(self))[index]
+        name, done, counter = int(self.name[index]), int(self.done[index]), int(self.counter[index])
+        operator, group, peer = self.names[name] if name >= 0 else ("", "", -1)
+        track = int(self.track[index])
+        return Collective(
+            operator,
+            group,
+            peer if peer >= 0 else None,
+            bool(self.is_wait[index]),
+            counter if counter >= 0 else None,
+            int(self.nbytes[index]),
+            int(self.start[index]),
+            int(self.end[index]),
+            done if done >= 0 else None,
+            self.track_names[track] if track < len(self.track_names) else "",
+            int(self.step[index]),
+            bool(self.complete[index]),
+        )
+
+    def __iter__(self) -> Iterator[Collective]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        waits = int(np.count_nonzero(self.is_wait))
+        return f"<Collectives: {len(self) - waits} on {len(self.groups)} groups, {waits} waits>"
+
+    def take(self, index: AnyArray) -> Collectives:
+        """Return the rows at `index` (indices or a mask)."""
+        return replace(self, **{name: getattr(self, name)[index] for name in DTYPES})
+
+    def in_window(self, low: int, high: int) -> Collectives:
+        """Return what overlaps a range of time, cut to it; what was complete only behind it is not known to be."""
+        part = self.take((self.start < high) & (self.end >= low))
+        return replace(
+            part,
+            start=np.maximum(part.start, low),
+            end=np.minimum(part.end, high),
+            done=np.where(part.done < high, part.done, -1),
+            complete=part.complete & (part.start >= low) & (part.end <= high),
+        )
+
+
+DTYPES: dict[str, type[np.generic]] = {
+    "start": np.int64,
+    "end": np.int64,
+    "done": np.int64,
+    "name": np.int32,
+    "is_wait": np.bool_,
+    "counter": np.int64,
+    "nbytes": np.int64,
+    "track": np.int32,
+    "step": np.int64,
+    "complete": np.bool_,
+}
+assert {*DTYPES, "names", "groups", "track_names"} == {field.name for field in fields(Collectives)}
+
+
+def launching_spans(timeline: Timeline) -> Int64Array:
+    """Return for each row of `timeline.collectives` the innermost span of its thread that it began in; -1 for none."""
+    collectives, columns = timeline.collectives, timeline.columns
+    found = np.full(len(collectives), -1, np.int64)
+    found_start = np.full(len(collectives), np.iinfo(np.int64).min)
+    for number, track in enumerate(timeline.tracks):
+        if track.kind != COMMUNICATION:
+            continue
+        rows = np.flatnonzero(collectives.track == number)
+        time = collectives.start[rows]
+        for other in _thread_tracks(timeline.tracks, track):
+            spans = np.flatnonzero(columns.track == other)
+            index = np.searchsorted(columns.start[spans], time, side="right") - 1
+            span = np.where(index >= 0, spans[np.maximum(index, 0)], -1) if len(spans) else np.full(len(rows), -1)
+            while np.any(over := (span >= 0) & (columns.end[span] < time)):
+                span[over] = columns.parent[span[over]]
+            later = (span >= 0) & (columns.start[span] > found_start[rows])
+            found[rows[later]], found_start[rows[later]] = span[later], columns.start[span[later]]
+    return found
+
+
+def without_collectives(timeline: Timeline) -> Timeline:
+    """Return the timeline without collectives and the tracks that they lie on."""
+    kept = [index for index, track in enumerate(timeline.tracks) if track.kind != COMMUNICATION]
+    new_index = np.full(len(timeline.tracks) + 1, -1, np.int32)
+    new_index[kept] = np.arange(len(kept))
+    return replace(
+        timeline,
+        columns=replace(timeline.columns, track=new_index[timeline.columns.track]),
+        tracks=[timeline.tracks[index] for index in kept],
+        collectives=Collectives.of(),
+    )
+
+
+def _thread_tracks(tracks: Sequence[Track], wanted: Track) -> list[int]:
+    """Return the other tracks of a track's thread."""
+    thread = (wanted.process, wanted.thread, wanted.tid)
+    return [
+        index
+        for index, track in enumerate(tracks)
+        if track.device is None and track is not wanted and (track.process, track.thread, track.tid) == thread
+    ]

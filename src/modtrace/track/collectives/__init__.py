@@ -1,0 +1,1 @@
+"""Collectives of torch.distributed: their names and groups, and what sees them, for either engine."""

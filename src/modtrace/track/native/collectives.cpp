@@ -1,0 +1,450 @@
+#include "collectives.h"
+
+#ifdef MODTRACE_DISTRIBUTED
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <tuple>
+
+#include "ring_writer.h"
+
+namespace modtrace {
+namespace {
+
+using torch::jit::Stack;
+
+constexpr int64_t kNoPeer = -1, kNoCounter = -1;
+constexpr size_t kRecentWorks = 4096;
+
+// The name of an operator on a group (for p2p: with a peer), and what counts its calls.
+struct NamedOperator {
+  int64_t name_id;
+  std::string group;
+  int64_t* counter;        // of the group; for p2p of this name
+  bool no_future = false;  // its Work has none
+};
+
+// Which collective a Work or a tensor's memory is of. What lies at the same place later takes it over.
+struct RecentWork {
+  const void* address = nullptr;
+  int64_t name_id = 0, counter = 0;
+};
+
+// What the tap knows in a session. Guarded by the mutex, under which nobody takes the interpreter's lock.
+struct CollectiveState {
+  std::mutex mutex;
+  uint64_t generation = 0;
+  std::map<std::tuple<const void*, const void*, int64_t>, NamedOperator> operators;  // (tap, group, peer) → name
+  std::map<std::pair<std::string, int64_t>, int64_t> counters;  // (group, −1 or name of p2p) → calls so far
+  std::array<RecentWork, kRecentWorks> works;
+};
+
+// Never destroyed, as the engine's state; replaced in a forked child.
+std::atomic<CollectiveState*> collective_state{nullptr};
+
+// Guarded by the interpreter's lock.
+PyObject* name_collective = nullptr;
+PyObject* on_unseen = nullptr;
+torch::Library* taps = nullptr;
+
+thread_local bool inside_tap = false;
+
+RecentWork& recent_work(CollectiveState& state, const void* address) {
+  const auto bits = reinterpret_cast<uintptr_t>(address);
+  return state.works[(bits >> 4 ^ bits >> 16) % kRecentWorks];
+}
+
+// A collective that was entered.
+struct Entered {
+  ThreadState* thread;
+  uint64_t generation;
+  int64_t name_id, counter, bytes;
+  const void* tap;
+  const void* group;
+  int64_t peer;
+  bool no_future;
+};
+
+// Asks Python for the text id of an operator on a group, on a thread that may not hold the lock.
+std::optional<int64_t> ask_name(const std::string& operator_name, const std::string& group, int64_t peer) {
+  if (!Py_IsInitialized()) return std::nullopt;
+  const GilLock gil;
+  Session* session = engine.active_session.load();
+  if (session == nullptr || name_collective == nullptr) return std::nullopt;
+  const SessionRef hold(*session);
+  const PyRef function = PyRef::borrow(name_collective);
+  const PyRef args =
+      PyRef::steal(Py_BuildValue("(ssL)", operator_name.c_str(), group.c_str(), static_cast<long long>(peer)));
+  const PyRef found = args ? call_without_dynamo(function, args.get()) : PyRef();
+  if (!found) {
+    report_error(*session);
+    if (PyErr_Occurred() != nullptr) PyErr_WriteUnraisable(nullptr);
+    return std::nullopt;
+  }
+  return PyLong_AsLongLong(found.get());
+}
+
+int64_t tensor_bytes(const at::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() ? tensor.numel() * static_cast<int64_t>(tensor.element_size()) : 0;
+  }
+  int64_t bytes = 0;
+  if (value.isList()) {
+    for (const at::IValue& element : value.toListRef()) {
+      if (element.isTensor() || element.isList()) bytes += tensor_bytes(element);
+    }
+  }
+  return bytes;
+}
+
+const at::Tensor* first_tensor(const at::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() ? &value.toTensor() : nullptr;
+  if (!value.isList()) return nullptr;
+  for (const at::IValue& element : value.toListRef()) {
+    if (!element.isTensor() && !element.isList()) return nullptr;
+    if (const at::Tensor* tensor = first_tensor(element)) return tensor;
+  }
+  return nullptr;
+}
+
+// Whether it is only traced: a fake tensor, or one that some Python code stands for.
+bool is_traced(const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python) || tensor.is_meta(); }
+
+void note_done(const c10::intrusive_ptr<c10d::Work>& work, const Entered& entered, bool on_cpu) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  try {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7
+    // What getFuture gives on a device is complete as soon as the work is queued.
+    future = on_cpu ? work->getFuture() : work->getFutureResult();
+#else
+    if (on_cpu) future = work->getFuture();
+#endif
+  } catch (const std::exception&) {
+  }
+  if (!future) {
+    CollectiveState& state = *collective_state.load();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    const auto known = state.operators.find({entered.tap, entered.group, entered.peer});
+    if (known != state.operators.end()) known->second.no_future = true;
+    return;
+  }
+  const int64_t meta = kCollectiveDone << kKindShift | entered.thread->meta_bits | entered.name_id;
+  // Numbers only: it may run at any time on any thread, after the recording and the interpreter have ended.
+  future->addCallback(
+      [meta, counter = entered.counter, generation = entered.generation](c10::ivalue::Future&) {
+        if (generation != current_generation() || engine.active_session.load() == nullptr) return;
+        write_without_gil(this_thread(), generation, meta, counter);
+      },
+      false);
+}
+
+// The kernel of one operator: notes its call, and passes it on to what is below.
+class Tap final : public c10::OperatorKernel {
+ public:
+  Tap(std::string name, size_t arguments, size_t group_index, std::optional<size_t> peer_index, bool has_message)
+      : name_(std::move(name)),
+        arguments_(arguments),
+        group_index_(group_index),
+        peer_index_(peer_index),
+        has_message_(has_message) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::DispatchKeySet below = keys & c10::after_ADInplaceOrView_keyset;
+    std::optional<Entered> entered;
+    if (engine.active_session.load(std::memory_order_relaxed) != nullptr && !inside_tap) entered = enter(*stack);
+    if (!entered) {
+      op.redispatchBoxed(below, stack);
+      return;
+    }
+    const at::Tensor* tensor = first_tensor(torch::jit::peek(*stack, 0, arguments_));
+    const bool on_cpu = tensor == nullptr || tensor->is_cpu();
+    const void* memory =
+        tensor != nullptr && tensor->has_storage() ? tensor->storage().unsafeGetStorageImpl() : nullptr;
+    {
+      const Exit exit(*entered);
+      op.redispatchBoxed(below, stack);
+    }
+    if (!stack->empty() && stack->back().isObject())
+      remember(stack->back().toCustomClass<c10d::Work>(), memory, *entered, on_cpu);
+  }
+
+ private:
+  // Writes the exit, also where the operator raises.
+  class Exit {
+   public:
+    explicit Exit(const Entered& entered) : entered_(entered) { inside_tap = true; }
+    ~Exit() {
+      inside_tap = false;
+      write_without_gil(*entered_.thread, entered_.generation,
+                        kCollectiveExit << kKindShift | entered_.thread->meta_bits | entered_.name_id, entered_.bytes);
+    }
+    Exit(const Exit&) = delete;
+    Exit& operator=(const Exit&) = delete;
+
+   private:
+    const Entered& entered_;
+  };
+
+  std::optional<Entered> enter(const Stack& stack) {
+    const at::IValue& group_value = torch::jit::peek(stack, group_index_, arguments_);
+    if (!group_value.isObject()) return std::nullopt;
+    int64_t bytes = 0;
+    for (size_t index = 0; index < std::min<size_t>(group_index_, 2); ++index) {
+      const at::IValue& value = torch::jit::peek(stack, index, arguments_);
+      const at::Tensor* tensor = first_tensor(value);
+      if (tensor != nullptr && is_traced(*tensor)) return std::nullopt;
+      if (has_message_) bytes = std::max(bytes, tensor_bytes(value));
+    }
+    ThreadState& thread = registered_thread();
+    const uint64_t generation = current_generation();
+    if (thread.generation != generation) return std::nullopt;
+    const auto group = group_value.toCustomClass<c10d::ProcessGroup>();
+    const int64_t peer = peer_index_ ? torch::jit::peek(stack, *peer_index_, arguments_).toInt() : kNoPeer;
+    const std::string& group_name = group->getGroupName();
+    CollectiveState& state = *collective_state.load();
+    Entered entered{&thread, generation, 0, 0, bytes, this, group.get(), peer, false};
+    if (!count(state, group_name, entered)) {
+      const std::optional<int64_t> name_id = ask_name(name_, group_name, peer);
+      if (!name_id || *name_id < 0 || *name_id == kNoName) return std::nullopt;
+      const std::lock_guard<std::mutex> lock(state.mutex);
+      if (state.generation != generation) return std::nullopt;
+      int64_t* counter = &state.counters[{group_name, peer_index_ ? *name_id : kNoPeer}];
+      state.operators[{this, group.get(), peer}] = {*name_id, group_name, counter};
+      entered.name_id = *name_id;
+      entered.counter = (*counter)++;
+    }
+    write_without_gil(thread, generation, kCollectiveEnter << kKindShift | thread.meta_bits | entered.name_id,
+                      entered.counter);
+    return entered;
+  }
+
+  // Counts the call where its name is known.
+  bool count(CollectiveState& state, const std::string& group_name, Entered& entered) {
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    if (state.generation != entered.generation) return false;
+    const auto known = state.operators.find({this, entered.group, entered.peer});
+    // Another group may lie where one was.
+    if (known == state.operators.end() || known->second.group != group_name) return false;
+    entered.name_id = known->second.name_id;
+    entered.no_future = known->second.no_future;
+    entered.counter = (*known->second.counter)++;
+    return true;
+  }
+
+  static void remember(const c10::intrusive_ptr<c10d::Work>& work, const void* memory, const Entered& entered,
+                       bool on_cpu) {
+    if (!work) return;
+    {
+      CollectiveState& state = *collective_state.load();
+      const std::lock_guard<std::mutex> lock(state.mutex);
+      if (state.generation != entered.generation) return;
+      for (const void* address : {static_cast<const void*>(work.get()), memory}) {
+        if (address != nullptr) recent_work(state, address) = {address, entered.name_id, entered.counter};
+      }
+    }
+    if (!entered.no_future) note_done(work, entered, on_cpu);
+  }
+
+  const std::string name_;
+  const size_t arguments_, group_index_;
+  const std::optional<size_t> peer_index_;
+  const bool has_message_;
+};
+
+// What is waited for: the name and counter of its collective, or none.
+std::pair<int64_t, int64_t> find_awaited(const void* address) {
+  CollectiveState& state = *collective_state.load();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  const RecentWork& found = recent_work(state, address);
+  if (address == nullptr || found.address != address || state.generation != current_generation()) {
+    return {kNoName, kNoCounter};
+  }
+  return {found.name_id, found.counter};
+}
+
+// The kernel of `wait_tensor`, by which functional collectives wait.
+void tap_wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const c10::DispatchKeySet below = keys & c10::after_ADInplaceOrView_keyset;
+  const at::Tensor* tensor = first_tensor(stack->back());
+  if (engine.active_session.load(std::memory_order_relaxed) == nullptr || tensor == nullptr || is_traced(*tensor) ||
+      !tensor->has_storage()) {
+    op.redispatchBoxed(below, stack);
+    return;
+  }
+  ThreadState& thread = registered_thread();
+  const uint64_t generation = thread.generation;
+  const auto [name_id, counter] = find_awaited(tensor->storage().unsafeGetStorageImpl());
+  const int64_t meta = thread.meta_bits | name_id;
+  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, counter);
+  op.redispatchBoxed(below, stack);
+  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, counter);
+}
+
+bool is_object(const c10::Argument& argument, const char* name) {
+  return argument.type()->str().find(name) != std::string::npos;
+}
+
+// Registers the taps, for good: to take a kernel out while others dispatch is not safe.
+void register_taps() {
+  taps = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::ADInplaceOrView, __FILE__, __LINE__);
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.name.rfind("c10d::", 0) != 0) continue;
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op) continue;
+    const auto& arguments = op->schema().arguments();
+    const auto group = std::find_if(arguments.begin(), arguments.end(),
+                                    [](const auto& argument) { return is_object(argument, "ProcessGroup"); });
+    if (group == arguments.end()) continue;
+    const auto peer = std::find_if(arguments.begin(), arguments.end(), [](const auto& argument) {
+      return argument.name() == "dst" || argument.name() == "src";
+    });
+    const std::string short_name = name.name.substr(6);
+    std::optional<size_t> peer_index;
+    if (peer != arguments.end()) peer_index = peer - arguments.begin();
+    taps->impl(name.overload_name.empty() ? short_name.c_str() : (short_name + "." + name.overload_name).c_str(),
+               torch::CppFunction::makeFromBoxedFunctor(
+                   std::make_unique<Tap>(short_name, arguments.size(), group - arguments.begin(), peer_index,
+                                         short_name.find("barrier") == std::string::npos)));
+  }
+  static torch::Library functional(torch::Library::IMPL, "_c10d_functional", c10::DispatchKey::ADInplaceOrView,
+                                   __FILE__, __LINE__);
+  functional.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&tap_wait_tensor>());
+}
+
+// What one wrapper of Work.wait wraps, and whether it notes waits.
+struct WaitWrapper {
+  PyRef wrapped;
+  bool active = false;
+};
+
+WaitWrapper* wait_wrapper_in(PyObject* capsule) {
+  return static_cast<WaitWrapper*>(PyCapsule_GetPointer(capsule, nullptr));
+}
+
+const void* work_in(PyObject* object) {
+  try {
+    return pybind11::handle(object).cast<c10d::Work*>();
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+// Says once that collectives pass the tap by. False where an error of the user's is pending.
+bool report_unseen(Session& session) {
+  if (on_unseen == nullptr) return true;
+  const PyRef function = PyRef::steal(std::exchange(on_unseen, nullptr));
+  const SessionRef hold(session);
+  if (!call_without_dynamo(function)) report_error(session);
+  return PyErr_Occurred() == nullptr;
+}
+
+PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  const WaitWrapper* wrapper = wait_wrapper_in(capsule);
+  if (wrapper == nullptr) return nullptr;
+  const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
+  Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
+  ThreadState& thread = this_thread();
+  if (session == nullptr || count == 0 ||
+      (thread.generation != current_generation() && !register_thread(*session, thread))) {
+    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
+    return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
+  }
+  const auto [name_id, counter] = find_awaited(work_in(args[0]));
+  if (counter == kNoCounter && c10::InferenceMode::is_enabled() && !report_unseen(*session)) return nullptr;
+  const uint64_t generation = thread.generation;
+  const int64_t meta = thread.meta_bits | name_id;
+  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, counter);
+  PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
+  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, counter);
+  return result;
+}
+
+PyMethodDef wait_definition = {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait)),
+                               METH_FASTCALL | METH_KEYWORDS,
+                               "wait(work, timeout): wait for a work, and note from when to when."};
+
+}  // namespace
+
+PyObject* start_collectives(PyObject*, PyObject* args) {
+  PyObject *name, *unseen;
+  if (!PyArg_ParseTuple(args, "OO", &name, &unseen)) return nullptr;
+  Py_INCREF(name);
+  Py_XSETREF(name_collective, name);
+  Py_INCREF(unseen);
+  Py_XSETREF(on_unseen, unseen);
+  if (collective_state.load() == nullptr) collective_state.store(new CollectiveState);
+  {
+    CollectiveState& state = *collective_state.load();
+    const std::lock_guard<std::mutex> lock(state.mutex);
+    state.generation = current_generation();
+    state.operators.clear();
+    state.counters.clear();
+    state.works.fill({});
+  }
+  try {
+    if (taps == nullptr) register_taps();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+  Py_RETURN_TRUE;
+}
+
+PyObject* stop_collectives(PyObject*, PyObject*) {
+  Py_CLEAR(name_collective);
+  Py_CLEAR(on_unseen);
+  Py_RETURN_NONE;
+}
+
+PyObject* wrap_wait(PyObject*, PyObject* wrapped) {
+  PyObject* function = PyInstanceMethod_Check(wrapped) ? PyInstanceMethod_GET_FUNCTION(wrapped) : wrapped;
+  const PyRef capsule = PyRef::steal(PyCapsule_New(new WaitWrapper{PyRef::borrow(function)}, nullptr,
+                                                   [](PyObject* object) { delete wait_wrapper_in(object); }));
+  const PyRef wrapper = PyRef::steal(capsule ? PyCFunction_New(&wait_definition, capsule.get()) : nullptr);
+  return wrapper ? PyInstanceMethod_New(wrapper.get()) : nullptr;
+}
+
+PyObject* set_wait_active(PyObject*, PyObject* args) {
+  PyObject* method;
+  int active;
+  if (!PyArg_ParseTuple(args, "O!p", &PyInstanceMethod_Type, &method, &active)) return nullptr;
+  WaitWrapper* wrapper = wait_wrapper_in(PyCFunction_GetSelf(PyInstanceMethod_GET_FUNCTION(method)));
+  if (wrapper == nullptr) return nullptr;
+  wrapper->active = active != 0;
+  Py_RETURN_NONE;
+}
+
+void reset_collectives() {
+  if (collective_state.load() != nullptr) collective_state.store(new CollectiveState);
+}
+
+}  // namespace modtrace
+
+#else  // this torch is built without torch.distributed
+
+namespace modtrace {
+
+PyObject* start_collectives(PyObject*, PyObject*) { Py_RETURN_FALSE; }
+PyObject* stop_collectives(PyObject*, PyObject*) { Py_RETURN_NONE; }
+PyObject* wrap_wait(PyObject*, PyObject* wrapped) { return PyRef::borrow(wrapped).release(); }
+PyObject* set_wait_active(PyObject*, PyObject*) { Py_RETURN_NONE; }
+void reset_collectives() {}
+
+}  // namespace modtrace
+
+#endif
