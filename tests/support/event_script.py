@@ -99,6 +99,14 @@ class EventScript:
     def mark(self, time: int, text: str) -> None:
         self.event(time, Kind.MARK, self._ring.names.text(text), 0)
 
+    def note_group(self, name: str, ranks: str, description: str) -> None:
+        """Note a process group."""
+        self._ring.names.group(name, ranks, description)
+
+    def collective(self, time: int, kind: Kind, text: str, value: int) -> None:
+        """Write an event of a collective whose name is `text`."""
+        self.event(time, kind, self._ring.names.text(text), value)
+
     def events(self) -> Events:
         """What the ring holds."""
         return self._ring.read().slots.events

@@ -65,8 +65,8 @@ class PatchTarget:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What is called under the name now."""
-        function: Callable[..., Any] = getattr(self._owner, self._name)
+        """What is there under the name now; of a class what it holds itself, which binds where it is put back."""
+        function: Callable[..., Any] = vars(self._owner)[self._name]
         return function
 
     @function.setter

@@ -18,6 +18,7 @@ from .._typing import AnyArray, Int32Array
 from ..timeline import Process, Timeline
 from ..timeline.columns import Columns
 from .atomic_file import Sink, atomic_writer
+from .communication_spans import with_collective_spans
 
 __all__ = ["Comparison", "payload", "render_html", "write_html"]
 
@@ -78,6 +79,7 @@ def render_html(timeline: Timeline, comparison: Comparison | None = None) -> byt
 
 def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     """Return what the page unpacks: u32 length of a JSON header, the header, then the columns as plain arrays."""
+    timeline = with_collective_spans(timeline)
     base = _first_moment(timeline)
     arrays = _Arrays()
     columns = timeline.columns

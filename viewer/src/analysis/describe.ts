@@ -3,9 +3,12 @@ import { formatDuration, formatMoment, formatQuantity } from "../format";
 import { lowerBound } from "../trace/depth-levels";
 import { type CounterSeries, type Mark, PHASES, type Trace } from "../trace/trace";
 
+const phaseName = ({ phase }: Trace["spans"], span: number) => PHASES[phase[span] as 0 | 1 | 2];
+
 /** `h.0: Block, forward, 300 µs` */
 export function describeSpan({ spans, names, tracks }: Trace, span: number): string {
-  const phase = tracks[spans.track[span]].kind === "gpu" ? "GPU" : PHASES[spans.phase[span] as 0 | 1 | 2];
+  const phase =
+    { gpu: "GPU", communication: "communication" }[tracks[spans.track[span]].kind] ?? phaseName(spans, span);
   const duration = formatDuration(spans.end[span] - spans.start[span]);
   const state = spans.complete[span] ? "" : ", incomplete";
   return `${names[spans.name[span]].label}, ${phase}, ${duration}${state}`;

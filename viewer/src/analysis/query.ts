@@ -79,8 +79,11 @@ export function matchSpans({ spans, names, tracks }: Trace, query: Query | null)
   if (!query) return null;
   const nameMatches = names.map((name) => query.names.every((matches) => matches(name)));
   const onGpu = tracks.map(({ kind }) => kind === "gpu");
+  const ofModules = tracks.map(({ kind }) => kind !== "communication");
   const phaseMatches = tracks.map((_, track) =>
-    PHASES.map((_phase, index) => query.phases.every((wanted) => (wanted === "gpu" ? onGpu[track] : wanted === index))),
+    PHASES.map((_phase, index) =>
+      query.phases.every((wanted) => (wanted === "gpu" ? onGpu[track] : ofModules[track] && wanted === index)),
+    ),
   );
   const { longerThanNs, shorterThanNs } = query;
   const result = new Uint8Array(spans.count);

@@ -67,9 +67,9 @@ function findNested({ spans }: Trace, ofName: Int32Array): Uint8Array {
   return nested;
 }
 
-/** Per track, whether it is of the CPU or of the GPU, whichever `device` says. */
+/** Per track, whether it holds modules on the CPU or on the GPU, whichever `device` says; collectives are no modules. */
 export const tracksOf = (trace: Trace, device: Device): boolean[] =>
-  trace.tracks.map(({ kind }) => (kind === "gpu") === (device === "gpu"));
+  trace.tracks.map(({ kind }) => kind !== "communication" && (kind === "gpu") === (device === "gpu"));
 
 const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward", [RECOMPUTE]: "recompute" } as const;
 

@@ -35,10 +35,10 @@ export const metricsFor = (rem: number): Metrics => ({
   gap: Math.round(rem * 0.375),
 });
 
-const THREAD_KINDS = ["forward", "backward"];
+const THREAD_KINDS = ["forward", "backward", "communication"];
 
 /**
- * Rows from top to bottom. In a process: per thread forward above backward, then GPU tracks, then counters.
+ * Rows from top to bottom. In a process: per thread forward above backward above communication, then GPU tracks, then counters.
  *
  * @param depths the number of depth levels of each track
  */

@@ -47,7 +47,7 @@ export interface Process {
 }
 
 export interface Track {
-  /** "forward" and "backward" for threads; "gpu" for a stream of a GPU. */
+  /** "forward" and "backward" for threads, "communication" for their collectives; "gpu" for a stream of a GPU. */
   readonly kind: string;
   readonly thread: string;
   readonly tid: number;

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..columns import RECOMPUTE
+from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
 from .percentiles import nearest_rank
 from .step_times import StepTimes
 
@@ -33,6 +34,7 @@ class Overview(NamedTuple):
             nodes outside all modules, as a loss function's are.
         recomputed: the classes of the modules that ran again as a whole, as checkpointing makes them, and how many
             modules of each.
+        communication: collectives by operator; a module's times hold what of them it called or waited for.
     """
 
     roots: Sequence[str]
@@ -43,6 +45,7 @@ class Overview(NamedTuple):
     modules: int
     losses: Mapping[str, int]
     recomputed: Mapping[str, int]
+    communication: Mapping[str, OperatorTotals]
 
 
 _LOSSES = {
@@ -75,6 +78,7 @@ def describe_recording(timeline: Timeline) -> Overview:
         modules=len({names[name].fqn for name in np.unique(columns.name).tolist()}),
         losses=losses | ({"incomplete": incomplete} if incomplete else {}),
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
+        communication=sum_up_communication(timeline.collectives),
     )
 
 
@@ -84,7 +88,8 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
     what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
     lines = [" · ".join(part for part in what if part), _steps_line(steps), _losses_line(overview)]
-    return [line for line in [*lines, _recompute_line(overview, steps)] if line]
+    lines += [_recompute_line(overview, steps), communication_line(overview.communication)]
+    return [line for line in lines if line]
 
 
 def _losses_line(overview: Overview) -> str:

@@ -22,7 +22,8 @@ def render_json(summary: Summary) -> str:
     values["by"] = summary.by
     values["steps"] = [step._asdict() for step in summary.steps]
     if summary.overview is not None:
-        values["overview"] = summary.overview._asdict()
+        totals = {operator: total._asdict() for operator, total in summary.overview.communication.items()}
+        values["overview"] = summary.overview._asdict() | {"communication": totals}
     return json.dumps(values, indent=2) + "\n"
 
 

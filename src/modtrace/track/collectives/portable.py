@@ -21,7 +21,17 @@ from .notice import say_portable_limits
 
 __all__ = ["PortableCollectives"]
 
-_METHOD_NAMES = {"recv_any_source": "recv_anysource"}
+_METHODS = {
+    **{operator: operator for operator in OPERATORS if operator != "recv_any_source"},
+    "recv_anysource": "recv_any_source",
+    # What later versions of torch call some of them.
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+"""The methods of a process group, by the operator of c10d that each calls."""
 _PEER_OPERATORS = ("send", "recv")
 
 
@@ -140,8 +150,7 @@ def _make_wait(layer: Layer) -> Callable[..., Any]:
 def _patches() -> tuple[Patch, ...]:
     c10d: Any = torch._C._distributed_c10d
     patches = [Patch(_make_wait, (PatchTarget(c10d.Work, "wait"),))]
-    for operator in OPERATORS:
-        method = _METHOD_NAMES.get(operator, operator)
+    for method, operator in _METHODS.items():
         if hasattr(c10d.ProcessGroup, method):
             patches.append(Patch(_make_collective(operator), (PatchTarget(c10d.ProcessGroup, method),)))
     return tuple(patches)

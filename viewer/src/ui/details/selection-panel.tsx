@@ -101,7 +101,9 @@ export function SelectionPanel({ store }: { store: Store }) {
       )}
       <dl class="fields">
         <Field name="Class">{moduleClass || "–"}</Field>
-        <Field name="Phase">{PHASES[spans.phase[span] as 0 | 1 | 2]}</Field>
+        <Field name="Phase">
+          {track.kind === "communication" ? track.kind : PHASES[spans.phase[span] as 0 | 1 | 2]}
+        </Field>
         <Field name="Duration">{formatDuration(spans.end[span] - spans.start[span])}</Field>
         <Field name="Self">{formatDuration(selfTime(spans, span))}</Field>
         <Field name="Start">{formatMoment(spans.start[span])}</Field>
