@@ -4,22 +4,18 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
-#include <c10/core/InferenceMode.h>
-#include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
 #include <algorithm>
-#include <array>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <tuple>
 
+#include "collective_state.h"
 #include "ring_writer.h"
 
 namespace modtrace {
@@ -27,46 +23,11 @@ namespace {
 
 using torch::jit::Stack;
 
-constexpr int64_t kNoPeer = -1, kNoCounter = -1;
-constexpr size_t kRecentWorks = 4096;
-
-// The name of an operator on a group (for p2p: with a peer), and what counts its calls.
-struct NamedOperator {
-  int64_t name_id;
-  std::string group;
-  int64_t* counter;        // of the group; for p2p of this name
-  bool no_future = false;  // its Work has none
-};
-
-// Which collective a Work or a tensor's memory is of. What lies at the same place later takes it over.
-struct RecentWork {
-  const void* address = nullptr;
-  int64_t name_id = 0, counter = 0;
-};
-
-// What the tap knows in a session. Guarded by the mutex, under which nobody takes the interpreter's lock.
-struct CollectiveState {
-  std::mutex mutex;
-  uint64_t generation = 0;
-  std::map<std::tuple<const void*, const void*, int64_t>, NamedOperator> operators;  // (tap, group, peer) → name
-  std::map<std::pair<std::string, int64_t>, int64_t> counters;  // (group, −1 or name of p2p) → calls so far
-  std::array<RecentWork, kRecentWorks> works;
-};
-
-// Never destroyed, as the engine's state; replaced in a forked child.
-std::atomic<CollectiveState*> collective_state{nullptr};
-
 // Guarded by the interpreter's lock.
 PyObject* name_collective = nullptr;
-PyObject* on_unseen = nullptr;
 torch::Library* taps = nullptr;
 
 thread_local bool inside_tap = false;
-
-RecentWork& recent_work(CollectiveState& state, const void* address) {
-  const auto bits = reinterpret_cast<uintptr_t>(address);
-  return state.works[(bits >> 4 ^ bits >> 16) % kRecentWorks];
-}
 
 // A collective that was entered.
 struct Entered {
@@ -266,17 +227,6 @@ class Tap final : public c10::OperatorKernel {
   const bool has_message_;
 };
 
-// What is waited for: the name and counter of its collective, or none.
-std::pair<int64_t, int64_t> find_awaited(const void* address) {
-  CollectiveState& state = *collective_state.load();
-  const std::lock_guard<std::mutex> lock(state.mutex);
-  const RecentWork& found = recent_work(state, address);
-  if (address == nullptr || found.address != address || state.generation != current_generation()) {
-    return {kNoName, kNoCounter};
-  }
-  return {found.name_id, found.counter};
-}
-
 // The kernel of `wait_tensor`, by which functional collectives wait.
 void tap_wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::DispatchKeySet below = keys & c10::after_ADInplaceOrView_keyset;
@@ -326,58 +276,6 @@ void register_taps() {
   functional.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&tap_wait_tensor>());
 }
 
-// What one wrapper of Work.wait wraps, and whether it notes waits.
-struct WaitWrapper {
-  PyRef wrapped;
-  bool active = false;
-};
-
-WaitWrapper* wait_wrapper_in(PyObject* capsule) {
-  return static_cast<WaitWrapper*>(PyCapsule_GetPointer(capsule, nullptr));
-}
-
-const void* work_in(PyObject* object) {
-  try {
-    return pybind11::handle(object).cast<c10d::Work*>();
-  } catch (const std::exception&) {
-    return nullptr;
-  }
-}
-
-// Says once that collectives pass the tap by. False where an error of the user's is pending.
-bool report_unseen(Session& session) {
-  if (on_unseen == nullptr) return true;
-  const PyRef function = PyRef::steal(std::exchange(on_unseen, nullptr));
-  const SessionRef hold(session);
-  if (!call_without_dynamo(function)) report_error(session);
-  return PyErr_Occurred() == nullptr;
-}
-
-PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  const WaitWrapper* wrapper = wait_wrapper_in(capsule);
-  if (wrapper == nullptr) return nullptr;
-  const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
-  Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
-  ThreadState& thread = this_thread();
-  if (session == nullptr || count == 0 ||
-      (thread.generation != current_generation() && !register_thread(*session, thread))) {
-    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
-    return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
-  }
-  const auto [name_id, counter] = find_awaited(work_in(args[0]));
-  if (counter == kNoCounter && c10::InferenceMode::is_enabled() && !report_unseen(*session)) return nullptr;
-  const uint64_t generation = thread.generation;
-  const int64_t meta = thread.meta_bits | name_id;
-  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, counter);
-  PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
-  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, counter);
-  return result;
-}
-
-PyMethodDef wait_definition = {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait)),
-                               METH_FASTCALL | METH_KEYWORDS,
-                               "wait(work, timeout): wait for a work, and note from when to when."};
-
 }  // namespace
 
 PyObject* start_collectives(PyObject*, PyObject* args) {
@@ -411,24 +309,6 @@ PyObject* stop_collectives(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* wrap_wait(PyObject*, PyObject* wrapped) {
-  PyObject* function = PyInstanceMethod_Check(wrapped) ? PyInstanceMethod_GET_FUNCTION(wrapped) : wrapped;
-  const PyRef capsule = PyRef::steal(PyCapsule_New(new WaitWrapper{PyRef::borrow(function)}, nullptr,
-                                                   [](PyObject* object) { delete wait_wrapper_in(object); }));
-  const PyRef wrapper = PyRef::steal(capsule ? PyCFunction_New(&wait_definition, capsule.get()) : nullptr);
-  return wrapper ? PyInstanceMethod_New(wrapper.get()) : nullptr;
-}
-
-PyObject* set_wait_active(PyObject*, PyObject* args) {
-  PyObject* method;
-  int active;
-  if (!PyArg_ParseTuple(args, "O!p", &PyInstanceMethod_Type, &method, &active)) return nullptr;
-  WaitWrapper* wrapper = wait_wrapper_in(PyCFunction_GetSelf(PyInstanceMethod_GET_FUNCTION(method)));
-  if (wrapper == nullptr) return nullptr;
-  wrapper->active = active != 0;
-  Py_RETURN_NONE;
-}
-
 void reset_collectives() {
   if (collective_state.load() != nullptr) collective_state.store(new CollectiveState);
 }
@@ -441,8 +321,6 @@ namespace modtrace {
 
 PyObject* start_collectives(PyObject*, PyObject*) { Py_RETURN_FALSE; }
 PyObject* stop_collectives(PyObject*, PyObject*) { Py_RETURN_NONE; }
-PyObject* wrap_wait(PyObject*, PyObject* wrapped) { return PyRef::borrow(wrapped).release(); }
-PyObject* set_wait_active(PyObject*, PyObject*) { Py_RETURN_NONE; }
 void reset_collectives() {}
 
 }  // namespace modtrace
