@@ -18,6 +18,7 @@ from ._errors import EngineError, ModtraceError, RecordingError, RingError, Trac
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from .compare import Budget as Budget
     from .compare import Change as Change
     from .compare import Diff as Diff
     from .compare import diff as diff
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .track.live.trackers import ModuleTracker as ModuleTracker
 
 __all__ = [
+    "Budget",
     "Change",
     "Columns",
     "CounterSeries",
@@ -89,6 +91,7 @@ __all__ = [
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _MODULE_OF = {
+    "Budget": ".compare",
     "Change": ".compare",
     "Columns": ".timeline",
     "CounterSeries": ".timeline",

@@ -14,7 +14,21 @@ from modtrace import ModtraceError
 from modtrace.cli._group import group
 from tests.support.python_process import run_python
 
-COMMANDS = ["build", "check", "convert", "demo", "diff", "doctor", "merge", "report", "run", "summary", "view", "where"]
+COMMANDS = [
+    "budget",
+    "build",
+    "check",
+    "convert",
+    "demo",
+    "diff",
+    "doctor",
+    "merge",
+    "report",
+    "run",
+    "summary",
+    "view",
+    "where",
+]
 HEAVY = {"torch", "numpy", "rich", "perfetto", "google.protobuf", "orjson"}
 DATA = Path(__file__).parents[1] / "data" / "check"
 

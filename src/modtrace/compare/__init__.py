@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .budget import Budget
 from .changes import Change
 from .compare import diff
 from .diff_result import Diff, suffix_of
 
-__all__ = ["Change", "Diff", "diff", "suffix_of"]
+__all__ = ["Budget", "Change", "Diff", "diff", "suffix_of"]

@@ -1,0 +1,123 @@
+"""What the commands that compare recordings share: their options, and how they show what was found."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from .._errors import ModtraceError
+from ._options import TableFormat
+from ._output import echo, make_console
+from ._selection import no_such_module
+
+if TYPE_CHECKING:
+    from ..compare import Diff
+
+__all__ = ["fail_above_option", "find_recordings", "map_option", "show_comparison"]
+
+LIMIT = 30
+_SUFFIXES = (".pftrace", ".pftrace.gz", ".json", ".json.gz", ".modtrace", ".zip")
+
+
+def _part(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part < float("inf"):
+        raise click.BadParameter(f"{text!r} is no share, such as 5% or 0.05.")
+    if part >= 1 and not text.endswith("%"):
+        raise click.BadParameter(f"{text!r} would be {part:.0%}; write {text}% or {part / 100:g}.")
+    return part
+
+
+def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    names = [pair.partition("=") for pair in pairs]
+    for old, sign, new in names:
+        if not (old and sign and new):
+            raise click.BadParameter(f"{old + sign + new!r} is not OLD=NEW.")
+    return {old: new for old, _, new in names}
+
+
+map_option = click.option(
+    "--map",
+    "name_map",
+    metavar="OLD=NEW",
+    multiple=True,
+    callback=_name_map,
+    help="A module before and what it is called after; what it contains follows. Repeatable.",
+)
+fail_above_option = click.option(
+    "--fail-above",
+    metavar="SHARE",
+    callback=_part,
+    help="Exit with 1 where the step or a module is slower by more, with its whole interval: 5% or 0.05.",
+)
+
+
+def find_recordings(path: str) -> list[str]:
+    """Return the recordings that an argument stands for: a file, those in a folder, or those that match a pattern.
+
+    Raises:
+        ModtraceError: the folder holds none, or nothing matches.
+    """
+    if os.path.isdir(path):
+        names = sorted(os.listdir(path))
+        found = [os.path.join(path, name) for name in names if name.lower().endswith(_SUFFIXES)]
+        if not found:
+            raise ModtraceError(f"{path}: no recording in this folder; they end in {', '.join(_SUFFIXES)}")
+        return found
+    if os.path.exists(path) or not glob.has_magic(path):
+        return [path]
+    found = sorted(glob.glob(path))
+    if not found:
+        raise ModtraceError(f"{path}: no file matches")
+    return found
+
+
+def show_comparison(
+    whole: Diff,
+    compared: str,
+    output_format: TableFormat,
+    output: str | None,
+    modules: str | None,
+    fail_above: float | None,
+) -> None:
+    """Print a comparison and write it; exit with 1 where something is too slow.
+
+    Args:
+        whole: the comparison.
+        compared: what was compared, for messages.
+        output_format: of what is printed.
+        output: the file to write; None: none.
+        modules: the pattern of the modules to look at; None: all.
+        fail_above: by what part something may be slower; None: by any.
+
+    Raises:
+        ModtraceError: no module matches, or the file cannot be written.
+    """
+    found = whole
+    if modules is not None:
+        found = whole.matching(modules)
+        if not found.changes:
+            raise no_such_module(compared, modules, whole.changes[0].fqn if whole.changes else "")
+    if output_format == "table":
+        make_console().print(found.to_text(LIMIT), soft_wrap=True)
+    else:
+        render = {"markdown": found.to_markdown, "csv": found.to_csv, "json": found.to_json}[output_format]
+        click.echo(render(), nl=False)
+    if output is not None:
+        found.save(output)
+        echo(f"the comparison is in {output}", err=True)
+    above = [] if fail_above is None else found.above(fail_above)
+    for change in above:
+        what = f"{change.fqn} {change.phase}" if change.fqn else "the step"
+        echo(f"modtrace: {what} is slower by {change.ratio:.1%}, more than {fail_above:.1%}", err=True)
+    if above:
+        sys.exit(1)

@@ -1,0 +1,66 @@
+"""`modtrace budget`: what modules may take, in a file beside the code, and recordings held against it."""
+
+from __future__ import annotations
+
+import click
+
+from ._comparison import fail_above_option, find_recordings, map_option, show_comparison
+from ._options import TableFormat, format_option, modules_option
+from ._output import echo, show_status
+
+__all__ = ["command"]
+
+
+@click.group("budget", short_help="Keep what modules take, and fail where they become slower.")
+def command() -> None:
+    """Keep what the modules of a program take in a small JSON file, and hold later recordings against it."""
+
+
+@command.command("save")
+@click.argument("recordings", type=click.Path(), nargs=-1, required=True)
+@click.option("-o", "--output", type=click.Path(), required=True, help="The file to write: budget.json.")
+def save(recordings: tuple[str, ...], output: str) -> None:
+    """Make a budget of RECORDINGS: files, folders or quoted patterns; five or more of one program are best."""
+    from ..compare import Budget
+
+    files = [file for one in recordings for file in find_recordings(one)]
+    with show_status(f"measuring {len(files):,} recordings"):
+        budget = Budget.of(files)
+    budget.save(output)
+    steps = sum(run.steps for run in budget.runs)
+    modules = len({fqn for run in budget.runs for fqn in run.classes})
+    count = f"{len(files):,} recording" + ("" if len(files) == 1 else "s")
+    echo(f"{output}: {modules:,} modules, {steps:,} steps of {count}")
+    echo(f"Next: modtrace budget check {output} NEW.pftrace")
+
+
+@command.command("check")
+@click.argument("budget", type=click.Path())
+@click.argument("recordings", type=click.Path(), nargs=-1, required=True)
+@format_option
+@click.option("-o", "--output", type=click.Path(), help="Write the table too: .md, .csv or .json.")
+@modules_option
+@map_option
+@fail_above_option
+def check(
+    budget: str,
+    recordings: tuple[str, ...],
+    output_format: TableFormat,
+    output: str | None,
+    modules: str | None,
+    name_map: dict[str, str],
+    fail_above: float | None,
+) -> None:
+    """Compare RECORDINGS with a BUDGET, and exit with 1 where the step or a module is slower by more than 5 %.
+
+    Only what is slower with its whole interval counts. `--fail-above` is another limit. What differs in the environment
+    (torch, CPU, GPU) is said.
+    """
+    from ..compare import Budget
+
+    files = [file for one in recordings for file in find_recordings(one)]
+    allowed = Budget.load(budget)
+    with show_status(f"comparing {len(files):,} recordings with {budget}"):
+        found = allowed.check(files, map=name_map)
+    limit = 0.05 if fail_above is None else fail_above
+    show_comparison(found, f"{budget} and the recordings", output_format, output, modules, limit)
