@@ -163,13 +163,7 @@ def test_a_folder_or_pattern_without_recordings_is_an_error(tmp_path: Path) -> N
 def test_what_differs_in_the_environment_is_said() -> None:
     def with_torch(seed: int, version: str) -> modtrace.Timeline:
         timeline = recording(seed)
-        return modtrace.Timeline(
-            timeline.columns,
-            timeline.names,
-            timeline.tracks,
-            marks=timeline.marks,
-            metadata={"torch": version, "pid": 7},
-        )
+        return replace(timeline, metadata={"torch": version, "pid": 7})
 
     found = modtrace.Budget.of(with_torch(0, "2.12.0")).check(with_torch(1, "2.13.0"))
 
