@@ -22,8 +22,8 @@ US = 1_000
 
 
 def shown(found: modtrace.Diff) -> tuple[Side, Side]:
-    assert found.sides is not None
-    return found.sides
+    assert found._sides is not None
+    return found._sides
 
 
 def steps_of(*durations: int, start: int = BASE) -> Timeline:

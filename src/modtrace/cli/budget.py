@@ -27,10 +27,8 @@ def save(recordings: tuple[str, ...], output: str) -> None:
     with show_status(f"measuring {len(files):,} recordings"):
         budget = Budget.of(files)
     budget.save(output)
-    steps = sum(run.steps for run in budget.runs)
-    modules = len({fqn for run in budget.runs for fqn in run.classes})
-    count = f"{len(files):,} recording" + ("" if len(files) == 1 else "s")
-    echo(f"{output}: {modules:,} modules, {steps:,} steps of {count}")
+    count = f"{budget.recordings:,} recording" + ("" if budget.recordings == 1 else "s")
+    echo(f"{output}: {len(budget.modules):,} modules, {budget.steps:,} steps of {count}")
     echo(f"Next: modtrace budget check {output} NEW.pftrace")
 
 

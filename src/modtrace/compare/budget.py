@@ -39,15 +39,14 @@ _MAX_BYTES = 1 << 28
 class Budget:
     """What the modules of a program take, to hold later recordings against.
 
-    Attributes:
-        runs: the recordings it was made of: of each module and phase a time, how sure it is, and calls per step.
+    Of each recording that it was made of it has a time for each module and phase, how sure that is, and calls per step.
 
     Examples:
         >>> modtrace.Budget.of(["base0.pftrace", "base1.pftrace"]).save("budget.json")
         >>> too_slow = modtrace.Budget.load("budget.json").check("new.pftrace").above(0.05)
     """
 
-    runs: Sequence[RunTimes]
+    _runs: Sequence[RunTimes]
 
     @classmethod
     def of(cls, recordings: Recorded | Sequence[Recorded]) -> Budget:
@@ -77,6 +76,21 @@ class Budget:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModtraceError(f"{name}: no budget; 'modtrace budget save' makes one ({error})") from error
 
+    @property
+    def recordings(self) -> int:
+        """How many recordings it was made of."""
+        return len(self._runs)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were measured."""
+        return sum(run.steps for run in self._runs)
+
+    @property
+    def modules(self) -> list[str]:
+        """The fully qualified names of the modules, in the order in which they were first called."""
+        return list(dict.fromkeys(fqn for run in self._runs for fqn in run.classes))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the budget as JSON, a few kilobytes per recording; the same bytes for the same recordings.
 
@@ -96,11 +110,11 @@ class Budget:
         Raises:
             ModtraceError: a recording has no whole steps, or a file cannot be read.
         """
-        return compare_runs(self.runs, [run for run, _ in measure_side(new)], map or {})
+        return compare_runs(self._runs, [run for run, _ in measure_side(new)], map or {})
 
     def to_json(self) -> str:
         """Return what `save` writes."""
-        runs = ",\n".join(_run_to_json(run) for run in self.runs)
+        runs = ",\n".join(_run_to_json(run) for run in self._runs)
         return f'{{"format": "{_FORMAT}", "version": {_VERSION}, "recordings": [\n{runs}\n]}}\n'
 
 

@@ -72,7 +72,7 @@ def diff(
     # What a page shows of each side is the step that is nearest the typical one of all its recordings.
     step = found.step
     return replace(
-        found, sides=(_nearest(before, step.base_ns)._replace(renamed=map or {}), _nearest(after, step.new_ns))
+        found, _sides=(_nearest(before, step.base_ns)._replace(renamed=map or {}), _nearest(after, step.new_ns))
     )
 
 

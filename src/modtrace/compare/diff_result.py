@@ -56,7 +56,6 @@ class Diff:
             which the machine drifted most.
         environment: what differs between the sides: of `torch`, `cpu` and the like the texts before and after.
         suggested: names before and what they may be called after, as the structure suggests; nothing is compared by it.
-        sides: a typical step before and one after, which pages and traces show; None where a side is a budget.
 
     Examples:
         >>> [change.fqn for change in modtrace.diff("a.pftrace", "b.pftrace").above(0.05)]
@@ -74,7 +73,8 @@ class Diff:
     drift: tuple[float, float]
     environment: Mapping[str, tuple[str, str]]
     suggested: Mapping[str, str]
-    sides: tuple[Side, Side] | None = field(default=None, repr=False, compare=False)
+    _sides: tuple[Side, Side] | None = field(default=None, repr=False, compare=False)
+    """A typical step before and one after, which pages and traces show; None where a side is a budget."""
 
     def matching(self, pattern: str) -> Diff:
         """Keep the modules whose fully qualified name matches a pattern as of a shell; `*` also matches dots."""
@@ -132,9 +132,9 @@ class Diff:
                 file.write(render().encode())
 
     def _shown(self, path: str | os.PathLike[str]) -> tuple[Side, Side]:
-        if self.sides is None:
+        if self._sides is None:
             raise WriteError(f"{os.fspath(path)}: a budget holds no step to show; write .md, .csv or .json")
-        return self.sides
+        return self._sides
 
     def to_text(self, limit: int | None = None) -> str:
         """Return header and table, self times per step in ms."""
@@ -153,7 +153,7 @@ class Diff:
 
     def to_json(self) -> str:
         """Return a JSON object: `changes`, `step` and the other attributes; times in ns."""
-        values = {name: getattr(self, name) for name in self.__slots__ if name != "sides"}
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "_sides"}
         values |= {"changes": [change._asdict() for change in self.changes], "step": self.step._asdict()}
         return json.dumps(values, indent=2) + "\n"
 

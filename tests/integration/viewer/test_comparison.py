@@ -138,13 +138,13 @@ def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, t
             assert (cells[0], cells[1], cells[-1]) == (change.fqn, change.phase, change.verdict)
             assert cells[2:4] == [f"{ns / 1e6:.3f}" for ns in (change.base_ns, change.new_ns)]
         assert page.locator(".notes p").all_inner_texts() == found.header
-        assert found.sides is not None
+        assert found._sides is not None
         for fqn, color in (("Net.h.3", SLOWER), ("Net.h.5", FASTER)):
             for side, track in ((0, "track 1"), (1, "track 3")):
-                spans = found.sides[side].step
+                spans = found._sides[side].step
                 span = next(one for one in spans.spans if (one.fqn, one.phase) == (fqn, "backward"))
                 # A recording's first moment is that of its first span, which begins the step.
-                at = (span.start_ns + span.end_ns) // 2 - found.sides[side].start_ns
+                at = (span.start_ns + span.end_ns) // 2 - found._sides[side].start_ns
                 assert color_of(page, track, 1, at) == color
         assert page.get_by_role("button", name="Back to the recording").count() == 0
         assert (seen.problems, set(seen.requests)) == ([], {(tmp_path / "d.html").as_uri()})
