@@ -103,7 +103,8 @@ class Capture:
         """
         if not isinstance(error, Exception) or raised_by_handler(error):
             raise error
-        if self._failed:
+        if self._failed or isinstance(error, RecursionError):
+            # Where the user's code has used the stack up, a call is not recorded, and the recording goes on.
             return
         self._failed = True
         self.stop()

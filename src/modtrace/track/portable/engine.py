@@ -203,8 +203,11 @@ class PortableEngine(SegmentHooks):
             sequence = _sequence()
             self._write(frame.exit_meta, frame.index_bits | sequence & SEQUENCE_MASK)
             thread = frame.thread
-            # An interrupt between an inner call's enter and its try can have left inner frames behind.
-            thread.stack_depth = depth = frame.depth - 1
+            depth = frame.depth - 1
+            # An interrupt between an inner call's enter and its try can have left inner frames behind, and a greenlet
+            # that another one interrupted can find its own gone.
+            if thread.stack_depth > depth:
+                thread.stack_depth = depth
             if sequence != frame.entry_seq and output is not None:
                 if sequence != frame.segment_start_seq:
                     self.close_segment(thread, frame, output, sequence)
