@@ -11,6 +11,7 @@ from torch import nn
 from ..record_options import EngineName
 from ..ring import Kind, NameTable, Ring
 from ..track.engine import choose_engine, make_engine
+from ..track.job_clocks import JobClocks
 from ..track.recording_metadata import recording_metadata
 from ..track.sampling import Sampler
 from .on_signal import raised_by_handler
@@ -55,6 +56,7 @@ class Capture:
         alive = model() if isinstance(model, weakref.ref) else model
         self.engine = make_engine(kind, self.ring, alive, self._on_error)
         self._sampler = sampler
+        self._clocks = JobClocks(self.ring.names)
         self._failed = False
         self.started = False
 
@@ -63,11 +65,13 @@ class Capture:
         self.started = True
         self._sampler.start(self.engine, self.ring.names, self._on_error)
         self.engine.start()
+        self._clocks.start()
 
     def stop(self) -> None:
         """End, and restore what of torch was wrapped; the ring stays readable."""
         self.engine.stop()
         self._sampler.stop()
+        self._clocks.stop()
 
     def close(self) -> None:
         """Close the ring's file; an error is logged."""
@@ -95,6 +99,7 @@ class Capture:
         self._failed = True
         self.engine.after_fork()
         self._sampler.stop()
+        self._clocks.after_fork()
 
     def _on_error(self, error: BaseException) -> None:
         """Stop recording after an error inside modtrace, and log it; called from within the user's own calls.

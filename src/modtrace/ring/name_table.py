@@ -8,6 +8,8 @@ A record is one JSON object. Its "kind" says what it is; beside that it has
 | `text`   | `id`, `text`: of a mark, a counter, the shapes of a call's inputs, or a collective's name                |
 | `thread` | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 where not known)     |
 | `group`  | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed    |
+| `clock`  | `clock`: the id of the host's monotonic clock, which times are of                                        |
+| `offset` | `clock`, `parent`: ids; `time`, `offset`, `bound`, `round_trip`: how far the parent's clock was ahead, ns |
 | `anchor` | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                      |
 | `stop`   | nothing: the recording was stopped in good order                                                         |
 """
@@ -96,6 +98,10 @@ class NameTable:
     def group(self, name: str, ranks: str, description: str) -> None:
         """Note a process group, as `collective_text.format_ranks` writes its ranks."""
         self._append({"kind": "group", "name": clean(name), "ranks": clean(ranks), "description": clean(description)})
+
+    def note(self, record: Record) -> None:
+        """Note a record that gives no id."""
+        self._append(record)
 
     def anchor(self) -> None:
         """Note what the monotonic and the wall clock show at one moment."""

@@ -203,6 +203,8 @@ def launching_spans(timeline: Timeline) -> Int64Array:
 
 def without_collectives(timeline: Timeline) -> Timeline:
     """Return the timeline without collectives and the tracks that they lie on."""
+    if all(track.kind != COMMUNICATION for track in timeline.tracks):
+        return replace(timeline, collectives=Collectives.of()) if timeline.collectives.groups else timeline
     kept = [index for index, track in enumerate(timeline.tracks) if track.kind != COMMUNICATION]
     new_index = np.full(len(timeline.tracks) + 1, -1, np.int32)
     new_index[kept] = np.arange(len(kept))

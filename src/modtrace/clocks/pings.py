@@ -1,0 +1,165 @@
+"""Reading another process's clock over TCP: who answers, and who asks."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from .estimate import PINGS, Ping, Reading, estimate_offset
+
+__all__ = ["TOKEN_BYTES", "PingClient", "PingServer"]
+
+TOKEN_BYTES = 32
+_TIME = struct.Struct("<q")
+_REQUEST = b"?"
+_CONNECT_TIMEOUT_S = 2.0
+_ANSWER_TIMEOUT_S = 1.0
+_MAX_CONNECTIONS = 64
+
+Clock = Callable[[], int]
+
+
+class PingServer:
+    """Answers with its clock, on a thread of its own, whoever knows its token.
+
+    Args:
+        host: the address to listen at; no other one.
+        clock: returns nanoseconds.
+
+    Attributes:
+        address: host and port.
+        token: what a client says first, as hexadecimal digits.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(self, host: str, clock: Clock = time.monotonic_ns) -> None:
+        self.token = secrets.token_hex(TOKEN_BYTES // 2)
+        self._clock = clock
+        self._socket = socket.create_server((host, 0), backlog=_MAX_CONNECTIONS)
+        self._socket.setblocking(False)
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._expected: dict[socket.socket, bytes] = {}
+        self._thread = threading.Thread(target=self._serve, name="modtrace-clock-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and answering; when it returns, nothing does any more."""
+        self._wake_write.send(b"\0")
+        self._thread.join()
+        self.close_sockets()
+
+    def close_sockets(self) -> None:
+        """Close what a forked child has of it, whose thread does not exist."""
+        for connection in [*self._expected, self._socket, self._wake_read, self._wake_write]:
+            connection.close()
+        self._selector.close()
+
+    def _serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    return
+                key.data(key.fileobj)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        if len(self._expected) >= _MAX_CONNECTIONS:
+            connection.close()
+            return
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setblocking(False)
+        self._expected[connection] = b""
+        self._selector.register(connection, selectors.EVENT_READ, self._authenticate)
+
+    def _authenticate(self, connection: socket.socket) -> None:
+        received = self._expected[connection] + self._receive(connection, TOKEN_BYTES - len(self._expected[connection]))
+        if connection not in self._expected:
+            return
+        self._expected[connection] = received
+        if len(received) == TOKEN_BYTES:
+            if hmac.compare_digest(received, self.token.encode()):
+                self._selector.modify(connection, selectors.EVENT_READ, self._answer)
+            else:
+                self._drop(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        if self._receive(connection, 1) == _REQUEST:
+            try:
+                connection.send(_TIME.pack(self._clock()))
+            except OSError:
+                self._drop(connection)
+
+    def _receive(self, connection: socket.socket, count: int) -> bytes:
+        try:
+            received = connection.recv(count)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            received = b""
+        if not received:
+            self._drop(connection)
+        return received
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._expected[connection]
+        connection.close()
+
+
+class PingClient:
+    """Reads the clock of a `PingServer`.
+
+    Args:
+        address: host and port.
+        token: the server's.
+        clock: returns nanoseconds.
+
+    Raises:
+        OSError: nobody answers there.
+    """
+
+    def __init__(self, address: tuple[str, int], token: str, clock: Clock = time.monotonic_ns) -> None:
+        self._clock = clock
+        self._socket = socket.create_connection(address, _CONNECT_TIMEOUT_S)
+        self._socket.settimeout(_ANSWER_TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.sendall(token.encode())
+
+    def read(self, pings: int = PINGS) -> Reading:
+        """Ask for the other clock some times, and return how far it is ahead.
+
+        Raises:
+            OSError: there is no answer any more.
+            ValueError: a clock jumped.
+        """
+        return estimate_offset([self._ping() for _ in range(pings)])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def _ping(self) -> Ping:
+        sent = self._clock()
+        self._socket.send(_REQUEST)
+        answer = self._socket.recv(_TIME.size)
+        received = self._clock()
+        while 0 < len(answer) < _TIME.size:
+            answer += self._socket.recv(_TIME.size - len(answer))
+        if not answer:
+            raise ConnectionResetError("the other process stopped answering")
+        return Ping(sent, _TIME.unpack(answer)[0], received)

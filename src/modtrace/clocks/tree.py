@@ -1,0 +1,87 @@
+"""The clocks of a job as a tree: each is measured against its parent, and through it against the root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .estimate import Reading
+from .offsets import ClockOffsets, Offset
+
+__all__ = ["FAN_OUT", "ClockTree", "Measurement", "parent_number"]
+
+FAN_OUT = 32
+"""How many clocks are measured against one."""
+
+
+class Measurement(NamedTuple):
+    """One reading of a parent's clock.
+
+    Attributes:
+        clock: the id of the own clock.
+        parent: the id of the parent's.
+        reading: how far the parent's was ahead.
+    """
+
+    clock: str
+    parent: str
+    reading: Reading
+
+
+def parent_number(number: int) -> int | None:
+    """Return which clock the one of this number is measured against; numbers count from 0, the root.
+
+    Example:
+        >>> parent_number(0), parent_number(32), parent_number(33)
+        (None, 0, 1)
+    """
+    return None if number == 0 else (number - 1) // FAN_OUT
+
+
+class ClockTree:
+    """Converts the times of any measured clock to the root's.
+
+    Args:
+        measurements: those of all clocks, in any order; a clock's parent is that of its last one.
+    """
+
+    def __init__(self, measurements: Iterable[Measurement]) -> None:
+        readings: dict[str, dict[str, list[Reading]]] = {}
+        for measurement in sorted(measurements, key=lambda m: m.reading.time_ns):
+            readings.setdefault(measurement.clock, {}).setdefault(measurement.parent, []).append(measurement.reading)
+        self._offsets: dict[str, tuple[str, ClockOffsets]] = {}
+        for clock, by_parent in readings.items():
+            parent, found = max(by_parent.items(), key=lambda item: item[1][-1].time_ns)
+            self._offsets[clock] = (parent, ClockOffsets(found))
+
+    def root_of(self, clock: str) -> str:
+        """Return the clock at the end of a clock's chain of parents; itself where it was not measured."""
+        return self._chain(clock)[-1]
+
+    def comparable(self, clock: str, other: str) -> bool:
+        """Tell whether the times of two clocks can be compared: they lead to one root."""
+        return self.root_of(clock) == self.root_of(other)
+
+    def to_root(self, clock: str, time_ns: npt.ArrayLike) -> Offset:
+        """Return what to add to times of a clock to get the root's, and how far that is off at most.
+
+        Args:
+            clock: whose times these are.
+            time_ns: its monotonic nanoseconds.
+        """
+        time = np.atleast_1d(np.asarray(time_ns, np.int64))
+        offset, bound = np.zeros(len(time), np.int64), np.zeros(len(time), np.int64)
+        for step in self._chain(clock)[:-1]:
+            found = self._offsets[step][1].at(time + offset)
+            offset, bound = offset + found.offset_ns, bound + found.bound_ns
+        return Offset(offset, bound)
+
+    def _chain(self, clock: str) -> list[str]:
+        chain = [clock]
+        # A file can be edited so that clocks are each other's parents.
+        while (found := self._offsets.get(chain[-1])) is not None and found[0] not in chain:
+            chain.append(found[0])
+        return chain

@@ -1,0 +1,260 @@
+"""Offsets of clocks: from pings by hand, from simulated networks whose truth is known, and over loopback."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from statistics import median
+
+import numpy as np
+import pytest
+import torch
+
+from modtrace.clocks import (
+    ClockOffsets,
+    ClockTree,
+    Measurement,
+    Ping,
+    Reading,
+    clock_id,
+    clock_in,
+    estimate_offset,
+    measurement_record,
+    measurements_in,
+    parent_number,
+)
+from modtrace.clocks.pings import PingClient, PingServer
+from modtrace.ring import NameTable
+from modtrace.track.job_clocks import JobClocks
+
+WINDOWS = 1_000
+HOUR_NS = 3_600 * 10**9
+AHEAD_NS = 5_000 * 10**9
+
+
+def test_the_offset_is_the_median_of_the_best_eighth_within_what_all_pings_allow() -> None:
+    quick = [Ping(1_000 * n, 50_000 + 1_000 * n + 5, 1_000 * n + 10) for n in range(2)]
+    slow = [Ping(1_000 * n, 50_000 + 1_000 * n + 80, 1_000 * n + 100) for n in range(2, 16)]
+    reading = estimate_offset(quick + slow)
+    # The middle of both quick pings is at 5 and 1,005; the other clock is 50,000 ahead. Drift widens a range by at most
+    # 0.001 × 505 ns, and rounding up adds one or two.
+    assert reading == Reading(505, 50_000, 7, 10)
+
+
+def test_pings_of_a_clock_that_jumped_are_refused() -> None:
+    with pytest.raises(ValueError, match="jumped"):
+        estimate_offset([Ping(10, 100, 5)])
+    with pytest.raises(ValueError, match="jumped"):
+        estimate_offset([Ping(0, 1_000, 10), Ping(20, 10**9, 30)])
+    with pytest.raises(ValueError, match="at least one"):
+        estimate_offset([])
+
+
+class Network:
+    """Two clocks, of which one drifts, and a way between them whose two directions take different times."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.ahead_ns = int(self.random.integers(-(10**15), 10**15))
+        self.rate = float(self.random.uniform(-100e-6, 100e-6))
+        self.wander = float(self.random.uniform(0, 2e-7))
+        self.phase = float(self.random.uniform(0, 2 * np.pi))
+        self.least = self.random.integers(1_000, 100_000, 2)
+        self.jitter = self.random.integers(100, 100_000, 2)
+
+    def offset(self, now_ns: int) -> int:
+        """The truth: a constant, a rate, and a slow swing of the rate by at most `wander`."""
+        period = 2 * np.pi * now_ns / HOUR_NS + self.phase
+        swing = self.wander * HOUR_NS / (2 * np.pi) * np.sin(period)
+        return self.ahead_ns + round(self.rate * now_ns + float(swing))
+
+    def read(self, now_ns: int) -> Reading:
+        """64 pings that begin at this time."""
+        pings = []
+        for _ in range(64):
+            there, back = (self.least + self.random.exponential(self.jitter)).astype(int).tolist()
+            arrived = now_ns + there
+            pings.append(Ping(now_ns, arrived + self.offset(arrived), arrived + back))
+            now_ns = arrived + back + int(self.random.integers(500, 5_000))
+        return estimate_offset(pings)
+
+
+def test_the_bound_holds_in_all_windows_however_asymmetric_the_way_is() -> None:
+    wrong = []
+    for seed in range(WINDOWS):
+        network = Network(seed)
+        reading = network.read(int(network.random.integers(0, HOUR_NS)))
+        error = abs(reading.offset_ns - network.offset(reading.time_ns))
+        if error > reading.bound_ns:
+            wrong.append((seed, error, reading))
+    assert wrong == []
+
+
+def test_the_bound_holds_at_all_times_between_readings_and_after_the_last_one() -> None:
+    wrong = []
+    for seed in range(WINDOWS):
+        network = Network(seed)
+        offsets = ClockOffsets(network.read(minute * 60 * 10**9) for minute in range(5))
+        times = network.random.integers(0, 6 * 60 * 10**9, 8)
+        found = offsets.at(times)
+        truth = np.array([network.offset(int(moment)) for moment in times])
+        if np.any(np.abs(found.offset_ns - truth) > found.bound_ns):
+            wrong.append(seed)
+    assert wrong == []
+
+
+def test_between_readings_the_offset_is_on_a_line_and_the_bound_grows_to_the_middle() -> None:
+    offsets = ClockOffsets([Reading(10**9, 3_000, 20, 40), Reading(0, 1_000, 10, 20)])
+    found = offsets.at([0, 250_000_000, 500_000_000, 10**9])
+    assert found.offset_ns.tolist() == [1_000, 1_500, 2_000, 3_000]
+    # The larger of both bounds, 1 ppm of the distance to the nearer reading, and 1 for rounding.
+    assert found.bound_ns.tolist() == [21, 271, 521, 21]
+
+
+def test_after_the_last_reading_the_rate_goes_on_and_the_bound_grows_by_how_well_it_is_known() -> None:
+    offsets = ClockOffsets([Reading(0, 0, 100, 200), Reading(10**9, 1_000, 100, 200)])
+    found = offsets.at([2 * 10**9, 11 * 10**9])
+    assert found.offset_ns.tolist() == [2_000, 11_000]
+    # A rate between two bounds of 100 over a second is known to 200 ns a second, and changes by 1,000.
+    assert found.bound_ns.tolist() == [100 + 1_200 + 1, 100 + 12_000 + 1]
+
+
+def test_one_reading_says_no_rate_so_its_bound_grows_by_all_that_clocks_can_drift() -> None:
+    found = ClockOffsets([Reading(0, 500, 10, 20)]).at([0, 10**6])
+    assert (found.offset_ns.tolist(), found.bound_ns.tolist()) == ([500, 500], [10, 1_010])
+
+
+def test_offsets_of_days_lose_no_nanosecond() -> None:
+    day = 86_400 * 10**9
+    offsets = ClockOffsets([Reading(10**18, 10**18, 1, 2), Reading(10**18 + day, 10**18 + 8_640, 1, 2)])
+    assert offsets.at([10**18 + 1, 10**18 + day // 2, 10**18 + day]).offset_ns.tolist() == [
+        10**18,
+        10**18 + 4_320,
+        10**18 + 8_640,
+    ]
+
+
+def test_a_tree_adds_offsets_and_bounds_up_to_the_root() -> None:
+    tree = ClockTree(
+        [
+            Measurement("b", "a", Reading(0, 1_000, 5, 10)),
+            Measurement("b", "a", Reading(10**9, 1_000, 5, 10)),
+            Measurement("c", "b", Reading(0, -300, 7, 14)),
+            Measurement("c", "b", Reading(10**9, -300, 7, 14)),
+        ]
+    )
+    found = tree.to_root("c", [0])
+    # 7 + 1 in c; its 0 is b's −300, so that b extrapolates by 300 ns, which adds less than 1 to 5.
+    assert (found.offset_ns.tolist(), found.bound_ns.tolist()) == ([700], [8 + 7])
+    assert tree.to_root("a", [5]).offset_ns.tolist() == [0]
+    assert tree.comparable("c", "a")
+    assert not tree.comparable("c", "elsewhere")
+
+
+def test_clocks_that_are_each_others_parents_end_somewhere() -> None:
+    readings = Reading(0, 10, 1, 2)
+    tree = ClockTree([Measurement("a", "b", readings), Measurement("b", "a", readings)])
+    assert tree.root_of("a") == "b"
+
+
+@pytest.mark.parametrize(("number", "parent"), [(0, None), (1, 0), (32, 0), (33, 1), (64, 1), (1_056, 32), (1_057, 33)])
+def test_each_clock_has_at_most_32_children(number: int, parent: int | None) -> None:
+    assert parent_number(number) == parent
+
+
+def test_measurements_are_read_from_the_records_they_are_written_as() -> None:
+    measurement = Measurement("b", "a", Reading(1, -2, 3, 4))
+    records = [{"kind": "clock", "clock": "b"}, measurement_record(measurement)]
+    assert (clock_in(records), measurements_in(records)) == ("b", [measurement])
+    assert clock_in([]) is None
+
+
+def drifting() -> int:
+    """A clock far ahead, that gains 37 µs a second."""
+    now = time.monotonic_ns()
+    return now + AHEAD_NS + now * 37 // 10**6
+
+
+def test_over_loopback_the_error_is_within_the_bound_and_its_median_below_1_us() -> None:
+    server = PingServer("127.0.0.1", drifting)
+    client = PingClient(server.address, server.token)
+    readings = [client.read() for _ in range(40)]
+    client.close()
+    server.close()
+    errors = [abs(r.offset_ns - AHEAD_NS - r.time_ns * 37 // 10**6) for r in readings]
+    assert all(error <= reading.bound_ns for error, reading in zip(errors, readings, strict=True))
+    assert median(errors) <= 1_000
+
+
+def test_after_close_nothing_listens() -> None:
+    server = PingServer("127.0.0.1")
+    client = PingClient(server.address, server.token)
+    client.read(1)
+    server.close()
+    with pytest.raises(OSError, match=r"stopped|reset|Broken pipe"):
+        client.read()
+    client.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(server.address, 1)
+    assert "modtrace-clock-server" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_who_does_not_know_the_token_gets_no_answer() -> None:
+    server = PingServer("127.0.0.1")
+    client = PingClient(server.address, "0" * len(server.token))
+    with pytest.raises(OSError, match=r"stopped|reset|Broken pipe"):
+        client.read()
+    client.close()
+    server.close()
+
+
+class Noted(NameTable):
+    """A name table that tells when it has so many records."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.enough = threading.Event()
+        self._count = count
+
+    def note(self, record: object) -> None:
+        super().note(record)  # type: ignore[arg-type]
+        if len(self.records) == self._count:
+            self.enough.set()
+
+
+def test_the_clocks_of_a_job_find_each_other_through_its_store() -> None:
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    tables = [Noted(count) for count in (0, 1, 1)]
+    clocks = [JobClocks(names, f"clock {number}") for number, names in enumerate(tables)]
+    threads = [
+        threading.Thread(target=clock.measure, args=(store, "job", number)) for number, clock in enumerate(clocks)
+    ]
+    for thread in threads:
+        thread.start()
+    for names in tables[1:]:
+        assert names.enough.wait(30)
+    # Children first, which read a last time.
+    for clock, thread in reversed([*zip(clocks, threads, strict=True)]):
+        clock.stop()
+        thread.join()
+    measured = [measurements_in(names.records) for names in tables]
+    assert [len(of_clock) for of_clock in measured] == [0, 2, 2]
+    for number, of_clock in enumerate(measured[1:], 1):
+        for measurement in of_clock:
+            assert (measurement.clock, measurement.parent) == (f"clock {number}", "clock 0")
+            # Both read the same clock.
+            assert abs(measurement.reading.offset_ns) <= measurement.reading.bound_ns
+
+
+def test_a_clock_without_children_never_listens() -> None:
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    clock = JobClocks(NameTable(), "alone")
+    clock.stop()
+    clock.measure(store, "job", 0)
+    assert not store.check(["job/0/address"])
+
+
+def test_threads_of_a_process_read_one_clock() -> None:
+    assert clock_id() == clock_id()
+    assert len(clock_id()) == 16
