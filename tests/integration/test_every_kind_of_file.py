@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 import modtrace
 from modtrace import TraceError
-from modtrace.cli._group import group
+from modtrace.cli.group import group
 from modtrace.read import FileKind, file_kind, trace_path
 from modtrace.view.viewable import ensure_viewable
 from tests.support.kineto import evaluate, recording, trace, x

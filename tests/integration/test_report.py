@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 import modtrace
 from modtrace import WriteError
-from modtrace.cli._group import group
+from modtrace.cli.group import group
 from modtrace.report import MAX_REPORT_BYTES, Report, report_file, report_timeline, write_report, zip_bytes
 from modtrace.report.identity import REPORT_START_NS
 from modtrace.timeline import Mark, Name, Process, Span, Timeline

@@ -10,7 +10,7 @@ import pytest
 import modtrace.track.native.library as library
 from modtrace.ring import Kind, slot_format
 
-HEADER = Path(library.__file__).with_name("slot_format.h")
+HEADER = Path(library.__file__).parent / "cpp" / "slot_format.h"
 
 PYTHON_ONLY = {
     "ABANDONED_BIT",

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import modtrace
-from modtrace.cli._group import group
+from modtrace.cli.group import group
 from modtrace.read import FileKind, file_kind, load
 from modtrace.timeline import Name, Timeline
 from modtrace.view.notebook_html import MAX_SPANS, iframe_html

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import modtrace.cli
 from modtrace import ModtraceError
-from modtrace.cli._group import group
+from modtrace.cli.group import group
 from tests.support.python_process import run_python
 
 COMMANDS = [

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from modtrace._terminal import printable
-from modtrace.cli._group import group
+from modtrace.cli.group import group
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
 from modtrace.write.next_step import next_step_hint
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import modtrace
-from modtrace.cli._group import group
+from modtrace.cli.group import group
 from modtrace.timeline import Mark, Name, Process, Timeline, Track
 from modtrace.timeline.columns import BACKWARD, FORWARD, Columns
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import modtrace
-from modtrace.cli._group import group
+from modtrace.cli.group import group
 from modtrace.compare.changes import Change
 from modtrace.compare.samples import plain_fqn, take_samples
 from modtrace.compare.side_by_side import Side

@@ -11,7 +11,7 @@ import torch
 
 import modtrace
 from modtrace.autorecord import parse_variable
-from modtrace.cli.run import command
+from modtrace.cli.commands.run import command
 from modtrace.record_options import ENGINES, OPTIONS, EngineName, RecordOptions, _StepSchedule
 from modtrace.recording import record
 

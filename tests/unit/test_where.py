@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from modtrace import RingError
-from modtrace.cli._group import group as commands
+from modtrace.cli.group import group as commands
 from modtrace.ring import Kind, Ring
 from modtrace.ring.slot_format import (
     CALL_KEY_BITS,

@@ -1,11 +1,11 @@
-"""The command line: each module here is the subcommand of its name, and holds it as `command`."""
+"""The command line: `commands` has a file per subcommand, the modules beside it what they share."""
 
 from __future__ import annotations
 
 import sys
 from types import TracebackType
 
-from ._group import ScriptError, group
+from .group import ScriptError, group
 
 __all__ = ["main"]
 

@@ -13,11 +13,11 @@ from .column_arrays import module_columns, step_columns
 from .module_times import GpuTotals, ModuleTimes
 from .module_tree import fold_below
 from .overview import Overview
-from .render_csv import render_csv, render_steps_csv
-from .render_html import render_html
-from .render_json import from_json_values, render_json, to_json_values
-from .render_markdown import render_markdown, render_steps_markdown
-from .render_text import render_steps, render_text, render_tree
+from .render.as_csv import render_csv, render_steps_csv
+from .render.as_html import render_html
+from .render.as_json import from_json_values, render_json, to_json_values
+from .render.as_markdown import render_markdown, render_steps_markdown
+from .render.as_text import render_steps, render_text, render_tree
 from .step_times import StepTimes
 
 if TYPE_CHECKING:

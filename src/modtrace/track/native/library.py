@@ -25,7 +25,7 @@ from .cache_folder import LIBRARY_NAME, cache_home, engine_folder
 
 __all__ = ["build", "is_built", "load", "missing_compiler", "native_path", "why_unavailable"]
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parent / "cpp"
 _SOURCES = sorted(_FOLDER.glob("*.cpp"))
 _HEADERS = sorted(_FOLDER.glob("*.h"))
 # What does not load is not kept: a compiler whose ABI is not torch's leaves symbols that nobody has.

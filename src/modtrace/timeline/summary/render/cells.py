@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..._tables import CellKind, Table
-from .module_times import ModuleTimes
-from .step_times import StepTimes
+from ...._tables import CellKind, Table
+from ..module_times import ModuleTimes
+from ..step_times import StepTimes
 
 if TYPE_CHECKING:
-    from .module_summary import Summary
+    from ..module_summary import Summary
 
 __all__ = ["module_table", "step_table"]
 

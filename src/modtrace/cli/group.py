@@ -12,8 +12,9 @@ import click
 
 from .._errors import ModtraceError
 from .._version import __version__
-from ._options import current_name
-from ._output import echo
+from . import commands
+from .options import current_name
+from .output import echo
 
 __all__ = ["ScriptError", "group"]
 
@@ -54,17 +55,17 @@ class CliUsageError(click.UsageError):
 
 
 class LazyGroup(click.Group):
-    """One subcommand per module of this package, imported when it is used."""
+    """One subcommand per module of `commands`, imported when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         """Return the names of the subcommands: those of the modules."""
-        return sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
+        return sorted(path.stem for path in Path(commands.__path__[0]).glob("[!_]*.py"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a subcommand; None where there is none of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(f"{__package__}.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"{commands.__name__}.{cmd_name}").command
         return command
 
     def resolve_command(
@@ -104,7 +105,7 @@ def _raise_in_our_style(error: click.UsageError) -> NoReturn:
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from ._versions import engine_line, installed
+    from .versions import engine_line, installed
 
     echo(f"modtrace, version {__version__}")
     echo(f"torch {installed('torch') or 'is not installed: nothing can be recorded'}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ..write.next_step import next_step_hint
-from ._output import make_console
+from ...write.next_step import next_step_hint
+from ..output import make_console
 
 __all__ = ["command"]
 
@@ -24,7 +24,7 @@ STEPS = 20
 )
 def command(output: str) -> None:
     """Train a small GPT on its own source for 20 steps, and record it."""
-    from ..write import check_writable
+    from ...write import check_writable
 
     check_writable(output)
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -33,8 +33,8 @@ def command(output: str) -> None:
     with console.status("importing torch"):
         import torch
 
-        from ..demo import GPT, batches, make_optimizer, train_step
-        from ..recording import record
+        from ...demo import GPT, batches, make_optimizer, train_step
+        from ...recording import record
 
     torch.manual_seed(0)
     # One thread: at this size several mostly wait for each other.

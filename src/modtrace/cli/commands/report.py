@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ._output import echo, show_status
+from ..output import echo, show_status
 
 __all__ = ["command"]
 
@@ -25,7 +25,7 @@ def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None
     threads and annotations, process ids and the time of the recording are replaced; source code, command lines, hosts
     and paths are left out. The archive has at most 25 MB: of a longer trace it holds the slowest steps.
     """
-    from ..write import check_writable
+    from ...write import check_writable
 
     if output is None and not show:
         raise click.UsageError("Say where to write it: -o bug.zip.")
@@ -33,7 +33,7 @@ def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None
         if not output.lower().endswith(".zip"):
             raise click.UsageError(f"A report is a .zip archive; name it {Path(output).with_suffix('.zip')}.")
         check_writable(output)
-    from ..report import MAX_REPORT_BYTES, report_file, write_archive
+    from ...report import MAX_REPORT_BYTES, report_file, write_archive
 
     with show_status(f"packing {trace}"):
         report = report_file(trace, anonymize=anonymize)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ._output import echo, show_reading
+from ..output import echo, show_reading
 
 __all__ = ["command"]
 
@@ -24,7 +24,7 @@ def command(profile: str, recording: str | None, output: str, attribute: bool) -
     RECORDING is any file that modtrace reads. Without it the module tracks are made from what PROFILE
     knows of modules.
     """
-    from ..merging import merge
+    from ...merging import merge
 
     with show_reading(profile) as progress:
         merged = merge(profile, recording, output, attribute=attribute, progress=progress)

@@ -6,8 +6,8 @@ from collections import Counter
 
 import click
 
-from .._errors import TraceError
-from ._output import echo, show_reading
+from ..._errors import TraceError
+from ..output import echo, show_reading
 
 __all__ = ["command"]
 
@@ -22,7 +22,7 @@ def command(context: click.Context, traces: tuple[str, ...]) -> None:
     per fault that viewers drop, hide or draw wrongly, then a count by rule. Exits with 1 where there is any, or a file
     cannot be read.
     """
-    from ..check import check
+    from ...check import check
 
     is_good = True
     for trace in traces:

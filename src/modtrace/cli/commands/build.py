@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ._output import echo, show_status
+from ..output import echo, show_status
 
 __all__ = ["command"]
 
@@ -17,7 +17,7 @@ def command(force: bool) -> None:
     It needs a C++ compiler and ninja, and about 15 seconds.
     """
     with show_status("importing torch"):
-        from ..track.native.library import build, is_built
+        from ...track.native.library import build, is_built
     will_build = force or not is_built()
     with show_status("compiling the native engine"):
         path = build(force)

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .module_times import CPU_FIELDS, GpuTotals, ModuleTimes
+from ..module_times import CPU_FIELDS, GpuTotals, ModuleTimes
 
 if TYPE_CHECKING:
-    from .module_summary import Summary
+    from ..module_summary import Summary
 
 __all__ = ["from_json_values", "render_json", "to_json_values"]
 

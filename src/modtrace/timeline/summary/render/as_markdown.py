@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._tables import to_markdown
+from ...._tables import to_markdown
 from .cells import module_table, step_table
 
 if TYPE_CHECKING:
-    from .module_summary import Summary
+    from ..module_summary import Summary
 
 __all__ = ["render_markdown", "render_steps_markdown"]
 

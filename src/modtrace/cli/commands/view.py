@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ._output import echo, show_status
+from ..output import echo, show_status
 
 __all__ = ["command"]
 
@@ -42,22 +42,22 @@ def command(
     TRACE is any file that modtrace reads. It goes from a server on this machine to the browser and nowhere else. The
     server ends when the page is closed.
     """
-    from .._errors import ModtraceError
-    from ..read import load
-    from ..view.browser import WAIT_TIMEOUT_S, open_and_serve
-    from ..view.server import PERFETTO_ORIGIN, Page, TraceServer
+    from ..._errors import ModtraceError
+    from ...read import load
+    from ...view.browser import WAIT_TIMEOUT_S, open_and_serve
+    from ...view.server import PERFETTO_ORIGIN, Page, TraceServer
 
     if offline and perfetto_url:
         raise click.UsageError("--offline shows modtrace's own page, and --perfetto-url another; give one of them.")
     with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
         with show_status(f"reading {trace}"):
             if offline:
-                from ..write.html import render_html
+                from ...write.html import render_html
 
                 page, path = Page(render_html(load(trace))), None
             else:
-                from ..view.perfetto_page import handover_page
-                from ..view.viewable import ensure_viewable
+                from ...view.perfetto_page import handover_page
+                from ...view.viewable import ensure_viewable
 
                 path, notes = ensure_viewable(trace, Path(folder))
                 page = handover_page("trace", os.path.basename(trace), perfetto_url or PERFETTO_ORIGIN)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from .._version import __version__
-from ._output import echo, show_status
-from ._versions import installed
+from ..._version import __version__
+from ..output import echo, show_status
+from ..versions import installed
 
 __all__ = ["command"]
 
@@ -47,12 +47,12 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _engine() -> Iterator[tuple[str, str]]:
-    from .._errors import EngineError
-    from ..track.native.cache_folder import cache_home
+    from ..._errors import EngineError
+    from ...track.native.cache_folder import cache_home
 
     if installed("torch") is not None:
         try:
-            from ..track.native.library import missing_compiler, native_path, why_unavailable
+            from ...track.native.library import missing_compiler, native_path, why_unavailable
 
             reason = why_unavailable()
             yield "engine", "native" if reason is None else f"portable; the native one: {reason}"
@@ -78,7 +78,7 @@ def _engine() -> Iterator[tuple[str, str]]:
 
 
 def _machine() -> Iterator[tuple[str, str]]:
-    from ..view.browser import has_browser
+    from ...view.browser import has_browser
 
     page = Path(__file__).parents[1] / "view" / "viewer.html"
     yield "viewer", f"{page.stat().st_size:,} bytes" if page.is_file() else f"missing: {page}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ._comparison import fail_above_option, find_recordings, map_option, show_comparison
-from ._options import TableFormat, format_option, modules_option
-from ._output import show_status
+from ..comparison import fail_above_option, find_recordings, map_option, show_comparison
+from ..options import TableFormat, format_option, modules_option
+from ..output import show_status
 
 __all__ = ["command"]
 
@@ -40,7 +40,7 @@ def command(
     side, taken in turns, tell how much recordings of one program differ: five or more are sure of changes that one does
     not tell. All verdicts hold together with 95 %.
     """
-    from ..compare import diff, suffix_of
+    from ...compare import diff, suffix_of
 
     if output is not None:
         suffix_of(output)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .._errors import ModtraceError
-from ..record_options import OPTIONS, Option
-from ..write.next_step import next_step_hint
-from ._group import ScriptError
-from ._output import echo
+from ..._errors import ModtraceError
+from ...record_options import OPTIONS, Option
+from ...write.next_step import next_step_hint
+from ..group import ScriptError
+from ..output import echo
 
 if TYPE_CHECKING:
-    from ..autorecord import AutoRecording
+    from ...autorecord import AutoRecording
 
 __all__ = ["command"]
 
@@ -70,10 +70,10 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
     The script sees what it would see under python: sys.argv, sys.path, __main__, exit code and traceback. In OUT and
     FILE, %r is the rank and %p the process id; under torchrun, without them, each rank writes OUT.rank3.pftrace.
     """
-    from .._rank import absolute_path, add_rank, expand_path
-    from ..autorecord import AutoRecording
-    from ..write import check_writable
-    from ._script import run_file, run_module
+    from ..._rank import absolute_path, add_rank, expand_path
+    from ...autorecord import AutoRecording
+    from ...write import check_writable
+    from ..script import run_file, run_module
 
     if not as_module and not os.path.isfile(script):
         raise click.UsageError(f"There is no script {script!r}.")

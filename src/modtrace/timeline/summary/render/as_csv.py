@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._tables import to_csv
-from .column_arrays import module_columns
-from .step_times import StepTimes
+from ...._tables import to_csv
+from ..column_arrays import module_columns
+from ..step_times import StepTimes
 
 if TYPE_CHECKING:
-    from .module_summary import Summary
+    from ..module_summary import Summary
 
 __all__ = ["render_csv", "render_steps_csv"]
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .._errors import RingError
-from ._output import echo, make_console
+from ..._errors import RingError
+from ..output import echo, make_console
 
 if TYPE_CHECKING:
-    from ..where import RankState
+    from ...where import RankState
 
 __all__ = ["command"]
 
@@ -50,8 +50,8 @@ def command(rings: tuple[str, ...], watch: bool, as_json: bool, stacks: bool) ->
         for error in errors:
             echo(f"modtrace: {error}", err=True)
     else:
-        from ..where import group_ranks
-        from ..where.render import render
+        from ...where import group_ranks
+        from ...where.render import render
 
         make_console().print(render(group_ranks(states), errors))
     if stacks:
@@ -61,7 +61,7 @@ def command(rings: tuple[str, ...], watch: bool, as_json: bool, stacks: bool) ->
 
 
 def _print_stacks(states: list[RankState]) -> None:
-    from ..where import NO_PY_SPY, python_stacks
+    from ...where import NO_PY_SPY, python_stacks
 
     for state in states:
         lines = python_stacks(state)
@@ -86,7 +86,7 @@ def _read_states(rings: tuple[str, ...]) -> tuple[list[RankState], list[str]]:
 
 
 def _read_state_or_error(path: str) -> RankState | str:
-    from ..where import read_rank_state
+    from ...where import read_rank_state
 
     try:
         return read_rank_state(path)
@@ -103,8 +103,8 @@ def _expand(rings: tuple[str, ...]) -> list[str]:
 
 
 def _watch(rings: tuple[str, ...]) -> None:
-    from ..where import group_ranks
-    from ..where.render import render
+    from ...where import group_ranks
+    from ...where.render import render
 
     console = make_console()
     tables = ((group_ranks(states), errors) for states, errors in _read_again_and_again(rings))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from ..._tables import shortened, to_text, without_columns
-from ..._terminal import printable
+from ...._tables import shortened, to_text, without_columns
+from ...._terminal import printable
+from ..module_tree import in_tree_order
+from ..overview import overview_lines
 from .cells import module_table, step_table
-from .module_tree import in_tree_order
-from .overview import overview_lines
 
 if TYPE_CHECKING:
-    from .module_summary import Summary
+    from ..module_summary import Summary
 
 __all__ = ["render_steps", "render_text", "render_tree"]
 

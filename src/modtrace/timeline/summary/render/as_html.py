@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from ..._tables import to_html
-from ..._terminal import printable
+from ...._tables import to_html
+from ...._terminal import printable
+from ..overview import overview_lines
 from .cells import module_table, step_table
-from .overview import overview_lines
 
 if TYPE_CHECKING:
-    from .module_summary import Summary
+    from ..module_summary import Summary
 
 __all__ = ["render_html"]
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ._options import LazyChoice, TableFormat, format_option, max_depth_option, modules_option, steps_option
-from ._output import make_console, show_status
-from ._selection import no_such_module, require_spans
+from ..options import LazyChoice, TableFormat, format_option, max_depth_option, modules_option, steps_option
+from ..output import make_console, show_status
+from ..selection import no_such_module, require_spans
 
 if TYPE_CHECKING:
-    from ..timeline import Summary
+    from ...timeline import Summary
 
 __all__ = ["command"]
 
@@ -20,7 +20,7 @@ SLOWEST_STEPS = 5
 
 
 def _sort_keys() -> tuple[str, ...]:
-    from ..timeline.summary import SORT_KEYS
+    from ...timeline.summary import SORT_KEYS
 
     return SORT_KEYS
 
@@ -95,8 +95,8 @@ def command(
 def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None) -> Summary:
     from dataclasses import replace
 
-    from ..profiler import read_merged_summary
-    from ..read import load, trace_path
+    from ...profiler import read_merged_summary
+    from ...read import load, trace_path
 
     with show_status(f"reading {trace}"), trace_path(trace) as path:
         timeline = whole = load(path)

@@ -15,7 +15,7 @@ from types import ModuleType, TracebackType
 
 import click
 
-from ._group import ScriptError
+from .group import ScriptError
 
 __all__ = ["run_file", "run_module"]
 

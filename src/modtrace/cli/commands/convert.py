@@ -6,9 +6,9 @@ import os
 
 import click
 
-from ._options import interval, max_depth_option, modules_option, steps_option
-from ._output import echo, show_status
-from ._selection import require_spans
+from ..options import interval, max_depth_option, modules_option, steps_option
+from ..output import echo, show_status
+from ..selection import require_spans
 
 __all__ = ["command"]
 
@@ -39,9 +39,9 @@ def command(
     the timeline before it is written: first to steps, then to a window, then to modules. Exits with 1, and writes
     nothing, where they leave no span.
     """
-    from .._errors import WriteError
-    from ..read import load
-    from ..write import check_writable
+    from ..._errors import WriteError
+    from ...read import load
+    from ...write import check_writable
 
     check_writable(target)
     if os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):

@@ -1,0 +1,1 @@
+"""The subcommands: each module here is the one of its name, and holds it as `command`."""
