@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .compare import Budget as Budget
     from .compare import Change as Change
     from .compare import Diff as Diff
+    from .compare import Side as Side
     from .compare import diff as diff
     from .merging import MergeResult as MergeResult
     from .merging import merge as merge
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .read import load as load
     from .recording import Recording as Recording
     from .recording import record as record
+    from .timeline import BackwardPass as BackwardPass
     from .timeline import Columns as Columns
     from .timeline import CounterSeries as CounterSeries
     from .timeline import GpuTotals as GpuTotals
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Budget",
+    "BackwardPass",
     "Change",
     "Columns",
     "CounterSeries",
@@ -70,6 +73,7 @@ __all__ = [
     "Recording",
     "RecordingError",
     "RingError",
+    "Side",
     "Span",
     "Spans",
     "Stats",
@@ -92,6 +96,7 @@ __all__ = [
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _MODULE_OF = {
     "Budget": ".compare",
+    "BackwardPass": ".timeline",
     "Change": ".compare",
     "Columns": ".timeline",
     "CounterSeries": ".timeline",
@@ -107,6 +112,7 @@ _MODULE_OF = {
     "Overview": ".timeline",
     "Process": ".timeline",
     "Recording": ".recording",
+    "Side": ".compare",
     "Span": ".timeline",
     "Spans": ".timeline",
     "Stats": ".timeline",

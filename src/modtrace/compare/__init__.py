@@ -6,5 +6,6 @@ from .budget import Budget
 from .changes import Change
 from .compare import diff
 from .diff_result import Diff, suffix_of
+from .side_by_side import Side
 
-__all__ = ["Budget", "Change", "Diff", "diff", "suffix_of"]
+__all__ = ["Budget", "Change", "Diff", "Side", "diff", "suffix_of"]
