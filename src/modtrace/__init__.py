@@ -31,13 +31,17 @@ if TYPE_CHECKING:
     from .recording import Recording as Recording
     from .recording import record as record
     from .timeline import BackwardPass as BackwardPass
+    from .timeline import Collective as Collective
+    from .timeline import Collectives as Collectives
     from .timeline import Columns as Columns
     from .timeline import CounterSeries as CounterSeries
     from .timeline import GpuTotals as GpuTotals
+    from .timeline import Group as Group
     from .timeline import Mark as Mark
     from .timeline import ModuleTimes as ModuleTimes
     from .timeline import Name as Name
     from .timeline import OpenCall as OpenCall
+    from .timeline import OperatorTotals as OperatorTotals
     from .timeline import Overview as Overview
     from .timeline import Process as Process
     from .timeline import Span as Span
@@ -52,14 +56,17 @@ if TYPE_CHECKING:
     from .track.live.trackers import ModuleTracker as ModuleTracker
 
 __all__ = [
-    "Budget",
     "BackwardPass",
+    "Budget",
     "Change",
+    "Collective",
+    "Collectives",
     "Columns",
     "CounterSeries",
     "Diff",
     "EngineError",
     "GpuTotals",
+    "Group",
     "Mark",
     "MergeResult",
     "ModTracker",
@@ -68,6 +75,7 @@ __all__ = [
     "ModuleTracker",
     "Name",
     "OpenCall",
+    "OperatorTotals",
     "Overview",
     "Process",
     "Recording",
@@ -98,6 +106,10 @@ _MODULE_OF = {
     "Budget": ".compare",
     "BackwardPass": ".timeline",
     "Change": ".compare",
+    "Collective": ".timeline",
+    "Collectives": ".timeline",
+    "Group": ".timeline",
+    "OperatorTotals": ".timeline",
     "Columns": ".timeline",
     "CounterSeries": ".timeline",
     "Diff": ".compare",

@@ -26,9 +26,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ._errors import RecordingError
+from ._next_step import next_step_hint
 from ._rank import absolute_path, add_rank
 from .record_options import OPTIONS
-from .write.next_step import next_step_hint
 
 if TYPE_CHECKING:
     from .recording import Recording

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import modtrace
+from modtrace._next_step import next_step_hint
 from modtrace.check import check
 from modtrace.demo import GPT, batches, make_optimizer, train_step
-from modtrace.write.next_step import next_step_hint
 from tests.support.python_process import python_environment, run_python
 from tests.support.trace_processor import TraceProcessor
 

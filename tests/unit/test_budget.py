@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import modtrace
-from modtrace.cli._group import group
+from modtrace.cli.group import group
 from modtrace.compare.run_times import ModuleRun, RunTimes
 from modtrace.compare.typical import Typical
 from modtrace.timeline import FORWARD

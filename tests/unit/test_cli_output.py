@@ -10,10 +10,10 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from modtrace._next_step import next_step_hint
 from modtrace._terminal import printable
 from modtrace.cli.group import group
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
-from modtrace.write.next_step import next_step_hint
 
 HOSTILE = "\x1b[2J[/nope][link=x]\x9b31m\u202egnp\u2066"
 ESCAPED = r"\x1b[2J[/nope][link=x]\x9b31m\u202egnp\u2066"

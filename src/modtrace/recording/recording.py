@@ -14,13 +14,13 @@ from types import TracebackType
 from torch import nn
 
 from .._errors import ModtraceError, RecordingError
+from .._next_step import next_step_hint
 from ..record_options import EngineName, check_capacity, check_engine
 from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import ThreadStack, Timeline, build_timeline, open_stacks
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.sampling import Sampler
-from ..write.next_step import next_step_hint
 from .block_exit import block_exit
 from .capture import Capture
 from .current import change_alone, is_running, running, start_alone, stop_alone

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .build import build_timeline
 from .collectives import Collective, Collectives, Group, launching_spans, without_collectives
 from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .spans import Span, Spans
@@ -28,6 +29,7 @@ __all__ = [
     "ModuleTimes",
     "Name",
     "OpenCall",
+    "OperatorTotals",
     "Overview",
     "Process",
     "Span",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ...write.next_step import next_step_hint
+from ..._next_step import next_step_hint
 from ..output import make_console
 
 __all__ = ["command"]

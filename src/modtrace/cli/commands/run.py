@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..._errors import ModtraceError
+from ..._next_step import next_step_hint
 from ...record_options import OPTIONS, Option
-from ...write.next_step import next_step_hint
 from ..group import ScriptError
 from ..output import echo
 

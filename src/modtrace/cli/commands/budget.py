@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ._comparison import fail_above_option, find_recordings, map_option, show_comparison
-from ._options import TableFormat, format_option, modules_option
-from ._output import echo, show_status
+from ..comparison import fail_above_option, find_recordings, map_option, show_comparison
+from ..options import TableFormat, format_option, modules_option
+from ..output import echo, show_status
 
 __all__ = ["command"]
 
@@ -21,7 +21,7 @@ def command() -> None:
 @click.option("-o", "--output", type=click.Path(), required=True, help="The file to write: budget.json.")
 def save(recordings: tuple[str, ...], output: str) -> None:
     """Make a budget of RECORDINGS: files, folders or quoted patterns; five or more of one program are best."""
-    from ..compare import Budget
+    from ...compare import Budget
 
     files = [file for one in recordings for file in find_recordings(one)]
     with show_status(f"measuring {len(files):,} recordings"):
@@ -54,7 +54,7 @@ def check(
     Only what is slower with its whole interval counts. `--fail-above` is another limit. What differs in the environment
     (torch, CPU, GPU) is said.
     """
-    from ..compare import Budget
+    from ...compare import Budget
 
     files = [file for one in recordings for file in find_recordings(one)]
     allowed = Budget.load(budget)

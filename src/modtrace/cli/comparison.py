@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from .._errors import ModtraceError
-from ._options import TableFormat
-from ._output import echo, make_console
-from ._selection import no_such_module
+from .options import TableFormat
+from .output import echo, make_console
+from .selection import no_such_module
 
 if TYPE_CHECKING:
     from ..compare import Diff
