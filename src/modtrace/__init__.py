@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .recording import record as record
     from .timeline import BackwardPass as BackwardPass
     from .timeline import Collective as Collective
+    from .timeline import CollectiveName as CollectiveName
     from .timeline import Collectives as Collectives
     from .timeline import Columns as Columns
     from .timeline import CounterSeries as CounterSeries
@@ -60,6 +61,7 @@ __all__ = [
     "Budget",
     "Change",
     "Collective",
+    "CollectiveName",
     "Collectives",
     "Columns",
     "CounterSeries",
@@ -107,6 +109,7 @@ _MODULE_OF = {
     "BackwardPass": ".timeline",
     "Change": ".compare",
     "Collective": ".timeline",
+    "CollectiveName": ".timeline",
     "Collectives": ".timeline",
     "Group": ".timeline",
     "OperatorTotals": ".timeline",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .build import build_timeline
-from .collectives import Collective, Collectives, Group, launching_spans, without_collectives
+from .collectives import Collective, CollectiveName, Collectives, Group, launching_spans, without_collectives
 from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
@@ -20,6 +20,7 @@ __all__ = [
     "RECOMPUTE",
     "BackwardPass",
     "Collective",
+    "CollectiveName",
     "Collectives",
     "Columns",
     "CounterSeries",
