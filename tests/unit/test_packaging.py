@@ -88,7 +88,7 @@ def test_the_wheel_holds_every_file_of_the_package(distributions: Path) -> None:
 
     tracked = subprocess.run(["git", "ls-files", "src/modtrace"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {path.removeprefix("src/") for path in tracked.stdout.splitlines()} <= held
-    for needed in ("py.typed", "track/native/module.cpp", "track/native/backward.h", "view/viewer.html"):
+    for needed in ("py.typed", "track/native/cpp/module.cpp", "track/native/cpp/backward.h", "view/viewer.html"):
         assert f"modtrace/{needed}" in held
     assert [name for name in held if not name.startswith(("modtrace/", "modtrace-"))] == []
 
