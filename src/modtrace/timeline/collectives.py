@@ -16,7 +16,7 @@ from .contents import COMMUNICATION, Track
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-__all__ = ["Collective", "Collectives", "Group", "launching_spans", "without_collectives"]
+__all__ = ["Collective", "CollectiveName", "Collectives", "Group", "launching_spans", "without_collectives"]
 
 
 class Group(NamedTuple):
