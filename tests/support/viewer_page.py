@@ -29,6 +29,7 @@ __all__ = [
     "Open",
     "click",
     "color_of",
+    "cut_off",
     "details",
     "one_step",
     "pixels",
@@ -105,6 +106,26 @@ def details(page: Page) -> dict[str, str]:
     return dict(
         zip(page.locator("#details dt").all_inner_texts(), page.locator("#details dd").all_inner_texts(), strict=True)
     )
+
+
+def cut_off(page: Page) -> list[str]:
+    """Controls that reach out of the page, and scrollbars that the page as a whole has."""
+    found: list[str] = page.evaluate(
+        """() => {
+            const controls = ".toolbar button, .toolbar input, .tabs button, .label button, #timeline";
+            const out = [...document.querySelectorAll(controls)]
+                .filter(part => {
+                    const box = part.getBoundingClientRect();
+                    // Rows are scrolled.
+                    const isAbove = !part.closest(".label") && (box.top < 0 || box.bottom > innerHeight + 1);
+                    return box.left < 0 || box.right > innerWidth + 1 || isAbove || box.height < 16;
+                })
+                .map(part => part.outerHTML);
+            const root = document.documentElement;
+            return root.scrollWidth > innerWidth ? [...out, `${root.scrollWidth} wide`] : out;
+        }"""
+    )
+    return found
 
 
 def table(page: Page) -> dict[str, list[str]]:

@@ -171,8 +171,18 @@ export function createStore(trace: Trace) {
     folded.value = next;
   };
 
+  const processKeys = rows.peek().flatMap(({ type, key }) => (type === "process" ? [key] : []));
+  /** Fold all processes; where all are folded, unfold them. */
+  const foldAll = () => {
+    const allFolded = processKeys.every((key) => folded.value.has(key));
+    const others = [...folded.value].filter((key) => !processKeys.includes(key));
+    folded.value = new Set(allFolded ? others : [...others, ...processKeys]);
+  };
+
   return {
     trace,
+    processKeys,
+    foldAll,
     bounds,
     levels,
     steps,

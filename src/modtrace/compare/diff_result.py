@@ -125,7 +125,9 @@ class Diff:
         elif suffix == ".html":
             sides = self._shown(path)
             timeline = side_by_side(sides)
-            write_html(timeline, path, compared(timeline, sides, self.header, self.changes))
+            samples, step, *rest = self.header
+            # What changed as a whole comes first.
+            write_html(timeline, path, compared(timeline, sides, [step, samples, *rest], self.changes))
         else:
             render = {".csv": self.to_csv, ".json": self.to_json, ".md": self.to_markdown}[suffix]
             with atomic_writer(path) as file:

@@ -16,6 +16,7 @@ from tests.support.viewer_page import (
     US,
     Open,
     click,
+    cut_off,
     details,
     one_step,
     position_of,
@@ -24,7 +25,7 @@ from tests.support.viewer_page import (
 )
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 
 def test_theme_switched_by_the_button_is_kept_after_a_reload(open_page: Open) -> None:
@@ -117,25 +118,6 @@ def test_rows_with_text_of_200_percent_are_taller(open_page: Open) -> None:
     )
 
     assert cut_off(page) == []
-
-
-def cut_off(page: Page) -> list[str]:
-    """Controls that reach out of the page, and scrollbars that the page as a whole has."""
-    found: list[str] = page.evaluate(
-        """() => {
-            const controls = ".toolbar button, .toolbar input, .tabs button, .label button, #timeline";
-            const out = [...document.querySelectorAll(controls)]
-                .filter(part => {
-                    const box = part.getBoundingClientRect();
-                    return box.left < 0 || box.right > innerWidth + 1 || box.top < 0 || box.bottom > innerHeight + 1
-                        || box.height < 16;
-                })
-                .map(part => part.outerHTML);
-            const root = document.documentElement;
-            return root.scrollWidth > innerWidth ? [...out, `${root.scrollWidth} wide`] : out;
-        }"""
-    )
-    return found
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -96,3 +96,13 @@ def test_splitter_beside_the_tracks_changes_the_width(open_page: Open) -> None:
     page.mouse.move(1200, 500)
     page.mouse.up()
     assert box(page, ".panel")["width"] == 0.25 * 1600
+
+
+def test_all_processes_fold_and_unfold_at_once(open_page: Open) -> None:
+    page = open_page(gpt_timeline(2, 2, ranks=3)).page
+    page.get_by_role("button", name="fold all processes", exact=True).click()
+    settle(page)
+    assert [page.locator(f"[data-row^='{kind}']").count() for kind in ("process", "track", "counter")] == [3, 0, 0]
+    page.get_by_role("button", name="unfold all processes").click()
+    assert page.locator("[data-row^='track']").count() == 6
+    assert open_page(one_step()).page.get_by_role("button", name="all processes").count() == 0

@@ -7,7 +7,9 @@ export const NARROW = "(max-width: 75rem)";
 
 /** Rows that are higher than this fraction of the page would leave too little room below them. */
 const MAX_ROWS = 0.5;
+/** Of two sides, which are looked at together with their changes. */
+const MAX_COMPARED_ROWS = 0.35;
 
 /** Beside the tracks where there are many rows, so that both are seen; below few rows, which leave that room empty. */
-export const initialDock = (pageHeight: number, rowsHeight: number): Dock =>
-  rowsHeight > pageHeight * MAX_ROWS ? "beside" : "below";
+export const initialDock = (pageHeight: number, rowsHeight: number, isComparison: boolean): Dock =>
+  rowsHeight > pageHeight * (isComparison ? MAX_COMPARED_ROWS : MAX_ROWS) ? "beside" : "below";

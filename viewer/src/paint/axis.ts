@@ -6,7 +6,7 @@ import { durationOf } from "../layout/viewport";
 import type { Store } from "../store";
 import type { CanvasColors } from "../theme";
 import { createFrame, type Frame } from "./frame";
-import { forEachMarkLine, MIN_TICK_PIXELS } from "./guides";
+import { MIN_TICK_PIXELS, paintMarks } from "./guides";
 import { LabelFitter } from "./label-fitter";
 import type { Surface } from "./surface";
 
@@ -41,8 +41,7 @@ function paintTicks({ context, colors, viewport, width, height, x }: Frame): voi
 
 function paintMarkNames(frame: Frame): void {
   const { context, store, colors, nsPerPixel, width, height, x } = frame;
-  context.fillStyle = colors.mark;
-  forEachMarkLine(frame, (left) => context.fillRect(left, height * 0.5, 1, height * 0.5));
+  paintMarks(frame, height * 0.5);
   const fitter = new LabelFitter(context);
   const { marks } = store.trace;
   const stride = nameStride(marks, nsPerPixel, MIN_NAME_PIXELS);

@@ -13,15 +13,15 @@ export interface Frame extends Surface {
   readonly nsPerPixel: number;
   /** CSS pixels of rows above the canvas. */
   readonly scrollTop: number;
-  /** The CSS pixel of a time, on whole device pixels. */
-  readonly x: (time: number) => number;
+  /** The CSS pixel of a time, on whole device pixels: the nearest, or by another rounding. */
+  readonly x: (time: number, round?: (pixels: number) => number) => number;
 }
 
 export function createFrame(store: Store, surface: Surface, scrollTop: number, colors: CanvasColors): Frame {
   const viewport = store.viewport.value;
   const { width, scale } = surface;
   const nsPerPixel = durationOf(viewport) / width;
-  const x = (time: number) => Math.round(((time - viewport.start) / nsPerPixel) * scale) / scale;
+  const x = (time: number, round = Math.round) => round(((time - viewport.start) / nsPerPixel) * scale) / scale;
   return { ...surface, store, colors, viewport, nsPerPixel, scrollTop, x };
 }
 

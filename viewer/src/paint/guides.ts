@@ -15,7 +15,7 @@ export function paintTickLines({ context, colors, viewport, width, height, x }: 
 }
 
 /** Call `draw` with each CSS pixel that has a mark in sight, once. */
-export function forEachMarkLine({ store, width, x }: Frame, draw: (left: number) => void): void {
+function forEachMarkLine({ store, width, x }: Frame, draw: (left: number) => void): void {
   let last = -1;
   for (const { time } of store.trace.marks) {
     const left = x(time);
@@ -25,12 +25,12 @@ export function forEachMarkLine({ store, width, x }: Frame, draw: (left: number)
   }
 }
 
-/** A line for every mark; fainter where they are so dense that they would hide the spans. */
-export function paintMarks(frame: Frame): void {
+/** A line for every mark, from a height down; fainter where they are so dense that they would hide what is below them. */
+export function paintMarks(frame: Frame, from = 0): void {
   const { context, store, colors, nsPerPixel, height } = frame;
   context.fillStyle = colors.mark;
   context.globalAlpha = Math.min(Math.max(pixelsApart(store.trace.marks, nsPerPixel) / FULL_MARK_PIXELS, MIN_ALPHA), 1);
-  forEachMarkLine(frame, (left) => context.fillRect(left, 0, 1, height));
+  forEachMarkLine(frame, (left) => context.fillRect(left, from, 1, height - from));
   context.globalAlpha = 1;
 }
 

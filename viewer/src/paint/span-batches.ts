@@ -55,8 +55,11 @@ export class SpanBatches {
         nsPerPixel,
         highlighted,
         (span, from, to, merged) => {
-          const left = Math.max(x(from), -BLEED);
-          const right = Math.min(Math.max(x(to), x(from) + 1), width + BLEED);
+          // Merged spans take each pixel that they touch: gaps thinner than one would else show as one here and there.
+          const begin = x(from, merged > 1 ? Math.floor : Math.round);
+          const end = x(to, merged > 1 ? Math.ceil : Math.round);
+          const left = Math.max(begin, -BLEED);
+          const right = Math.min(Math.max(end, begin + 1), width + BLEED);
           const full = right - left;
           if (full <= 0) return;
           const drawn = full > MIN_GAP_WIDTH ? full - 1 : full;

@@ -61,9 +61,7 @@ function Page({ session, onPainted }: PageProps) {
 
   // Decided once: a panel that moved when rows are folded would be in the way.
   const preferred = useSignal<Dock>(
-    useMemo(() => {
-      return store.trace.comparison ? "beside" : initialDock(innerHeight, rowsHeight(store.rows.peek()));
-    }, [store]),
+    useMemo(() => initialDock(innerHeight, rowsHeight(store.rows.peek()), store.trace.comparison !== null), [store]),
   );
   const narrow = useSignal(narrowScreen.matches);
   const dock = narrow.value ? "below" : preferred.value;

@@ -19,6 +19,18 @@ interface TimelineProps {
   readonly onPainted: () => void;
 }
 
+/** Folds all processes, where there are several. */
+function FoldAll({ store }: { store: Store }) {
+  const { processKeys, folded } = store;
+  if (processKeys.length < 2) return <span aria-hidden="true">overview</span>;
+  const allFolded = processKeys.every((key) => folded.value.has(key));
+  return (
+    <button type="button" class="link" onClick={store.foldAll}>
+      {allFolded ? "unfold" : "fold"} all processes
+    </button>
+  );
+}
+
 /** How many depth levels of each track are shown. */
 function LevelChoice({ store }: { store: Store }) {
   const deepest = store.levels.reduce((most, depths) => Math.max(most, depths.length), 0);
@@ -73,8 +85,8 @@ export function Timeline({ store, pointer, onPainted }: TimelineProps) {
   return (
     <section class="timeline" aria-label="Timeline">
       <div class="ruler">
-        <div class="corner" aria-hidden="true">
-          overview
+        <div class="corner">
+          <FoldAll store={store} />
         </div>
         <canvas ref={overview} class="overview" aria-hidden="true" />
         <div class="corner">

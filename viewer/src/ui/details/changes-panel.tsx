@@ -29,12 +29,16 @@ const VALUE: Readonly<Record<Exclude<Key, "cost">, (change: Change) => number | 
 };
 
 const formatMs = (ns: number): string => (ns / 1e6).toFixed(3);
-const withSign = (value: number, text: string): string => `${value < 0 ? "−" : value > 0 ? "+" : ""}${text}`;
-const signedMs = (ns: number): string => withSign(ns, formatMs(Math.abs(ns)));
+/** With its sign, unless it is shown as 0. */
+function signed(value: number, digits: number): string {
+  const text = Math.abs(value).toFixed(digits);
+  return `${Number(text) === 0 ? "" : value < 0 ? "−" : "+"}${text}`;
+}
+const signedMs = (ns: number): string => signed(ns / 1e6, 3);
 
 function formatRatio(change: Change): string {
   const ratio = ratioOf(change);
-  return Number.isFinite(ratio) ? withSign(ratio, `${Math.abs(ratio * 100).toFixed(1)} %`) : "–";
+  return Number.isFinite(ratio) ? `${signed(ratio * 100, 1)} %` : "–";
 }
 
 const formatCalls = ({ callsBefore, callsAfter }: Change): string =>
@@ -128,7 +132,7 @@ export function ChangesPanel({ store }: { store: Store }) {
             <ColumnHead column="phase" title="Phase" order={order} />
             <ColumnHead column="before" title={`${titles[0]} ms`} order={order} isNumber />
             <ColumnHead column="after" title={`${titles[1]} ms`} order={order} isNumber />
-            <ColumnHead column="difference" title="Difference ms" order={order} isNumber />
+            <ColumnHead column="difference" title="Difference" order={order} isNumber />
             <ColumnHead column="ratio" title="%" order={order} isNumber />
             {hasInterval && (
               <th scope="col" class="number interval">
@@ -146,6 +150,7 @@ export function ChangesPanel({ store }: { store: Store }) {
             return (
               <tr key={index} class={index === picked ? "picked" : ""}>
                 <th scope="row">
+                  <Swatch verdict={verdict} />
                   <button
                     type="button"
                     class="link"
@@ -165,10 +170,7 @@ export function ChangesPanel({ store }: { store: Store }) {
                   <td class="number interval">{interval && `${signedMs(interval[0])} … ${signedMs(interval[1])}`}</td>
                 )}
                 {hasOtherCalls && <td class="number">{formatCalls(change)}</td>}
-                <td class="verdict">
-                  <Swatch verdict={verdict} />
-                  {verdictTitle(verdict, titles)}
-                </td>
+                <td class="verdict">{verdictTitle(verdict, titles)}</td>
               </tr>
             );
           })}

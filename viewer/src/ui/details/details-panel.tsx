@@ -46,7 +46,7 @@ function shownTab(store: Store): TabBody {
 }
 
 /** Sizes of the panel in percent of the page. */
-const INITIAL_SIZE = { below: 36, beside: 42 } as const;
+const INITIAL_SIZE = { below: 36, beside: 42, besideCompared: 48 } as const;
 const MIN_SIZE = 12;
 const MAX_SIZE = 80;
 const KEY_STEP = 4;
@@ -144,7 +144,10 @@ function TabList({ store, dock, setDock }: DetailsPanelProps) {
  * @param setDock moves it; undefined where the page is too narrow for a choice
  */
 export function DetailsPanel({ store, session, dock, setDock }: DetailsPanelProps) {
-  const sizes = { below: useSignal<number>(INITIAL_SIZE.below), beside: useSignal<number>(INITIAL_SIZE.beside) };
+  const sizes = {
+    below: useSignal<number>(INITIAL_SIZE.below),
+    beside: useSignal<number>(store.trace.comparison ? INITIAL_SIZE.besideCompared : INITIAL_SIZE.beside),
+  };
   const size = sizes[dock];
   const { id: current, body: Panel } = shownTab(store);
   return (

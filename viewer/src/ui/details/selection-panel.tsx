@@ -5,6 +5,7 @@ import { formatCount, formatDuration, formatMoment } from "../../format";
 import type { Store } from "../../store";
 import { sameCall } from "../../trace/neighbours";
 import { PHASES, selfTime } from "../../trace/trace";
+import { CopyButton } from "../copy-button";
 
 /** Links to linked spans that are listed; of more only the number is given. */
 const MAX_LINKS = 12;
@@ -83,7 +84,7 @@ export function SelectionPanel({ store }: { store: Store }) {
       </p>
     );
   }
-  const { label, moduleClass } = trace.names[spans.name[span]];
+  const { label, fqn, moduleClass } = trace.names[spans.name[span]];
   const track = trace.tracks[spans.track[span]];
   const process = trace.processes[track.process];
   return (
@@ -92,6 +93,7 @@ export function SelectionPanel({ store }: { store: Store }) {
         <span class="color-swatch" style={{ background: store.classColors.get(moduleClass || label)?.fill }} />
         {label}
         {!spans.complete[span] && <span class="badge">incomplete</span>}
+        <CopyButton text={() => fqn || label} label="Copy name" />
       </h2>
       <Ancestors store={store} span={span} />
       {!spans.complete[span] && (

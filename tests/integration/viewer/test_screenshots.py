@@ -1,0 +1,171 @@
+"""Pictures of the page, for people to look at: written to the folder `MODTRACE_SCREENSHOTS`, which CI keeps.
+
+Here only what a program can see of them is checked: no control is cut off, and nothing complains.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import modtrace
+from modtrace.read import load
+from modtrace.timeline import BACKWARD, Timeline
+from modtrace.timeline.columns import Columns, in_start_order
+from modtrace.write.html import write_html
+from tests.integration.test_merge import synthetic
+from tests.integration.viewer.test_scrolling import numbered_timeline
+from tests.support.browser import Visit, visit
+from tests.support.gpt_timeline import gpt_timeline
+from tests.support.models import ARCHITECTURES
+from tests.support.viewer_page import FORWARD, click, cut_off, settle
+from tests.unit.test_diff import recording
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+TRACE = Path(__file__).parents[2] / "data/kineto/a100-ddp-rank0.json.gz"
+PHONE = {"viewport": {"width": 390, "height": 800}, "device_scale_factor": 2, "has_touch": True}
+DARK = {"color_scheme": "dark"}
+
+Look = Callable[["Page"], None]
+
+
+def threads(count: int) -> Timeline:
+    """Threads of one process, each with the steps of a GPT, a little later than the one before."""
+    one = gpt_timeline(3, 4)
+    first, parts, tracks = 0, [], []
+    for thread in range(count):
+        columns = one.columns
+        later = {field: getattr(columns, field) + thread * 150_000 for field in ("start", "end")}
+        parent = np.where(columns.parent < 0, -1, columns.parent + first)
+        fields = {field: getattr(columns, field) for field in Columns.__slots__}
+        parts.append(Columns(**(fields | later | {"track": columns.track + np.int32(2 * thread), "parent": parent})))
+        tracks += [track._replace(thread=f"worker {thread}", tid=thread) for track in one.tracks]
+        first += len(columns)
+    columns = Columns(*(np.concatenate([getattr(part, field) for part in parts]) for field in Columns.__slots__))
+    return Timeline(in_start_order(columns), one.names, tracks, one.stats, one.marks)
+
+
+def llama() -> Timeline:
+    """Steps of a checkpointed Llama, recorded here and now."""
+    workload = ARCHITECTURES["Llama, checkpointed"]()
+    with modtrace.record(engine="python") as rec:
+        for _ in range(4):
+            workload.loss().backward()
+            rec.step()
+    return rec.timeline()
+
+
+def merged(folder: Path) -> Timeline:
+    """A trace of torch.profiler of an A100, with modules laid over it."""
+    out = folder / "merged.json"
+    modtrace.merge(TRACE, synthetic(TRACE), out)
+    return load(out)
+
+
+def scroll(page: Page) -> None:
+    page.mouse.move(600, 500)
+    page.mouse.wheel(0, 700)
+
+
+def hover(page: Page) -> None:
+    page.mouse.move(700, 400)
+
+
+def one_of_its_steps(page: Page) -> None:
+    page.keyboard.press("[")
+    click(page, FORWARD, 0, 2_000_000)
+    page.get_by_role("tab", name="Modules").click()
+
+
+def select(page: Page) -> None:
+    page.keyboard.press("]")
+    page.get_by_role("searchbox").fill("phase:recompute")
+    page.keyboard.press("Enter")
+
+
+def two_steps(page: Page) -> None:
+    page.get_by_role("tab", name="Steps").click()
+    settle(page)
+    page.get_by_role("button", name="Compare step").click()
+    page.get_by_role("tab", name="Changes").wait_for()
+
+
+def calls(page: Page) -> None:
+    page.get_by_role("button", name="GPT2LMHeadModel.transformer.h.0.mlp", exact=True).click()
+
+
+def flame(page: Page) -> None:
+    page.get_by_role("tab", name="Flame graph").click()
+
+
+def nothing(page: Page) -> None:
+    """Look at the page as it opens."""
+
+
+PICTURES: dict[str, tuple[Callable[[Path], Timeline], Look, dict[str, Any]]] = {
+    "first-screen": (lambda _: gpt_timeline(6, 6), nothing, {}),
+    "ranks": (lambda _: gpt_timeline(6, 4, ranks=4), scroll, {}),
+    "12-threads-scrolled": (lambda _: threads(12), scroll, {}),
+    "250-levels": (lambda _: numbered_timeline(1, 250).timeline, scroll, {}),
+    "1.1-million-spans": (lambda _: gpt_timeline(4000, 12), hover, {}),
+    "llama-checkpointed": (lambda _: llama(), select, {}),
+    "merged-gpu": (merged, nothing, {}),
+    "calls-of-a-module": (lambda _: gpt_timeline(6, 6), calls, {}),
+    "flame-graph": (lambda _: gpt_timeline(6, 6), flame, {}),
+    "two-steps": (lambda _: noisy(), two_steps, {}),
+    "dark": (lambda _: gpt_timeline(6, 6, ranks=2), nothing, DARK),
+    "dark-two-steps": (lambda _: noisy(), two_steps, DARK),
+    "phone": (lambda _: gpt_timeline(6, 6), nothing, PHONE),
+    "phone-two-steps": (lambda _: noisy(), two_steps, PHONE),
+}
+
+
+def noisy() -> Timeline:
+    """Steps in which every call takes another time, and in one of them backward of a module much longer."""
+    return recording(0, {("Net.h.3", BACKWARD): 1.0}, steps=6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the pictures go."""
+    chosen = os.environ.get("MODTRACE_SCREENSHOTS")
+    path = Path(chosen) if chosen else tmp_path_factory.mktemp("screenshots")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def take(seen: Visit, page_file: Path, look: Look, picture: Path) -> None:
+    page = seen.page
+    page.goto(page_file.as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    settle(page)
+    look(page)
+    settle(page)
+    page.screenshot(path=picture)
+    assert cut_off(page) == []
+    assert seen.problems == []
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_picture_of_the_page_has_nothing_cut_off(browser: Browser, folder: Path, tmp_path: Path, name: str) -> None:
+    make, look, options = PICTURES[name]
+    write_html(make(tmp_path), tmp_path / "t.html")
+    with visit(browser, **options) as seen:
+        take(seen, tmp_path / "t.html", look, folder / f"{name}.png")
+
+
+@pytest.mark.parametrize(("name", "options"), [("diff", {}), ("diff-dark", DARK)])
+def test_picture_of_a_diff_has_nothing_cut_off(
+    browser: Browser, folder: Path, tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    changed = {("Net.h.3", BACKWARD): 1.5, ("Net.h.5", BACKWARD): 0.6}
+    modtrace.diff(recording(0), recording(1, changed, recompute=("Net.h.1",))).save(tmp_path / "d.html")
+    with visit(browser, **options) as seen:
+        take(seen, tmp_path / "d.html", nothing, folder / f"{name}.png")
