@@ -127,7 +127,18 @@ def test_each_span_has_the_change_of_its_module_and_phase() -> None:
     assert comparison["titles"] == ["before", "after"]
     assert comparison["notes"] == found.header
     assert comparison["changes"] == [
-        [c.fqn, c.phase, c.base_ns, c.new_ns, c.low_ns, c.high_ns, c.base_calls, c.new_calls, c.verdict]
+        [
+            c.fqn,
+            c.phase,
+            c.base_ns,
+            c.new_ns,
+            c.difference_ns,
+            c.low_ns,
+            c.high_ns,
+            c.base_calls,
+            c.new_calls,
+            c.verdict,
+        ]
         for c in found.changes
     ]
     of_span = [int(index) for index in values(body, comparison["of_span"])]

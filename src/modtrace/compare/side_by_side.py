@@ -10,10 +10,11 @@ import numpy as np
 
 from ..timeline import PHASES, CounterSeries, Mark, Process, Timeline
 from ..timeline.columns import Columns
+from ..timeline.gpu_tracks import on_gpu
 from ..timeline.summary import find_typical_step
 from ..write.html import Comparison
 from .changes import Change
-from .samples import plain_fqn
+from .samples import SAMPLED_PHASES, plain_fqn
 
 __all__ = ["TITLES", "Side", "compared", "side_by_side", "typical_side"]
 
@@ -90,21 +91,22 @@ def side_by_side(sides: tuple[Side, Side]) -> Timeline:
 def compared(
     timeline: Timeline, sides: tuple[Side, Side], notes: Sequence[str], changes: Sequence[Change]
 ) -> Comparison:
-    """Say for the page how each span of `side_by_side(sides)` changed; work on GPUs was not compared."""
+    """Say for the page how each span of `side_by_side(sides)` changed."""
     known = {(change.fqn, change.phase): index for index, change in enumerate(changes)}
     keys = [plain_fqn(name.fqn, side.renamed) for side in sides for name in side.step.names]
-    of_name = np.array([[known.get((fqn, phase), -1) for phase in PHASES] for fqn in keys], np.int32)
+    of_name = np.array([[known.get((fqn, phase), -1) for phase in SAMPLED_PHASES] for fqn in keys], np.int32)
     columns = timeline.columns
-    of_span = of_name.reshape(-1, len(PHASES))[columns.name, columns.phase]
-    on_gpu = np.array([track.device is not None for track in timeline.tracks] or [False])
+    phase = columns.phase + len(PHASES) * on_gpu(timeline)
+    of_span = of_name.reshape(-1, len(SAMPLED_PHASES))[columns.name, phase]
     rows = [
         (
-            *(change.fqn, change.phase, change.base_ns, change.new_ns, change.low_ns, change.high_ns),
+            *(change.fqn, change.phase, change.base_ns, change.new_ns),
+            *(change.difference_ns, change.low_ns, change.high_ns),
             *(change.base_calls, change.new_calls, change.verdict),
         )
         for change in changes
     ]
-    return Comparison(TITLES, notes, rows, np.where(on_gpu[columns.track], -1, of_span))
+    return Comparison(TITLES, notes, rows, of_span)
 
 
 def _processes(step: Timeline, title: str) -> dict[Process, Process]:

@@ -39,14 +39,14 @@ class Comparison(NamedTuple):
     Attributes:
         titles: what the sides are called.
         notes: sentences about the whole.
-        changes: of each module and phase: fully qualified name, phase, ns before and after, the ends of the interval of
-            the difference, calls before and after, and the verdict.
+        changes: of each module and phase: fully qualified name, phase, ns before and after, the difference and the ends
+            of its interval, calls before and after, and the verdict.
         of_span: int32[n], an index into `changes` for each span; -1 for none.
     """
 
     titles: tuple[str, str]
     notes: Sequence[str]
-    changes: Sequence[tuple[str, str, int, int, int, int, int, int, str]]
+    changes: Sequence[tuple[str, str, int, int, int, int, int, int, int, str]]
     of_span: Int32Array
 
 

@@ -112,10 +112,11 @@ function changesOf(trace: Trace, origins: readonly Origin[], spans: Spans, stepN
   const changes = titles.map(({ fqn, phase }, i): Change => {
     const [[before, after], [callsBefore, callsAfter]] = [times[i], calls[i]];
     const verdict = verdictOf(before, after, calls[i], stepNs);
-    return { fqn, phase, before, after, interval: null, callsBefore, callsAfter, verdict };
+    const difference = after - before;
+    return { fqn, phase, before, after, difference, interval: null, callsBefore, callsAfter, verdict };
   });
   const isSame = (i: number) => (changes[i].verdict === "same" ? 1 : 0);
-  const cost = (i: number) => Math.abs(changes[i].after - changes[i].before);
+  const cost = (i: number) => Math.abs(changes[i].difference);
   const order = [...changes.keys()].sort((a, b) => isSame(a) - isSame(b) || cost(b) - cost(a) || a - b);
   const rank = new Int32Array(order.length);
   order.forEach((i, position) => {

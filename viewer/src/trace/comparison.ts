@@ -11,6 +11,8 @@ export interface Change {
   readonly phase: string;
   readonly before: number;
   readonly after: number;
+  /** What it takes more; of a comparison of many steps, beside what all modules changed alike. */
+  readonly difference: number;
   /** The confidence interval of the difference; null where one step alone stands for each side. */
   readonly interval: readonly [low: number, high: number] | null;
   readonly callsBefore: number;
@@ -30,5 +32,5 @@ export interface Comparison {
 }
 
 /** The difference as a part of what it was before; infinite where that was 0. */
-export const ratioOf = ({ before, after }: Change): number =>
-  before ? (after - before) / before : after ? Infinity : 0;
+export const ratioOf = ({ before, difference }: Change): number =>
+  before ? difference / before : difference ? Infinity : 0;

@@ -41,7 +41,7 @@ function block(change: (header: Header) => void = () => {}): ArrayBuffer {
   let text = JSON.stringify(header);
   while ((4 + new TextEncoder().encode(text).length) % 8) text += " ";
   const json = new TextEncoder().encode(text);
-  const bytes = new Uint8Array(4 + json.length + 48);
+  const bytes = new Uint8Array(4 + json.length + 56);
   const view = new DataView(bytes.buffer);
   view.setUint32(0, json.length, true);
   bytes.set(json, 4);
@@ -154,4 +154,42 @@ test.each<[string, (header: Header) => void, string]>([
 
 test("decode of a block that ends in its header refuses it", () => {
   expect(() => decode(block().slice(0, 100))).toThrow("cut short");
+});
+
+/** A block with a comparison whose one span points to a change by the integer at an offset: 48 has 0, 32 has 3. */
+const compared = (offset: number, verdict = "slower") =>
+  block((header) =>
+    Object.assign(header, {
+      comparison: {
+        titles: ["before", "after"],
+        notes: ["one\u0007note"],
+        changes: [["GPT.h.0", "forward", 100, 150, 40, 30, 60, 1, 2, verdict]],
+        of_span: { type: "i32", offset, length: 1 },
+      },
+    }),
+  );
+
+test("decode of a comparison returns its changes and the change of each span", () => {
+  expect(decode(block()).comparison).toBeNull();
+  const comparison = decode(compared(48)).comparison!;
+  expect([...comparison.ofSpan]).toEqual([0]);
+  expect(comparison.notes).toEqual(["one␇note"]);
+  expect(comparison.changes).toEqual([
+    {
+      fqn: "GPT.h.0",
+      phase: "forward",
+      before: 100,
+      after: 150,
+      difference: 40,
+      interval: [30, 60],
+      callsBefore: 1,
+      callsAfter: 2,
+      verdict: "slower",
+    },
+  ]);
+});
+
+test("decode of a comparison with a change that is not there or an unknown verdict is refused", () => {
+  expect(() => decode(compared(32))).toThrow("a span has a change that is not there");
+  expect(() => decode(compared(48, "worse"))).toThrow("unknown verdict");
 });

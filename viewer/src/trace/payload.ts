@@ -32,8 +32,8 @@ interface Header {
 interface HeaderComparison {
   readonly titles: [string, string];
   readonly notes: string[];
-  /** fqn, phase, ns before and after, ends of the interval, calls before and after, verdict. */
-  readonly changes: [string, string, number, number, number, number, number, number, Verdict][];
+  /** fqn, phase, ns before and after, the difference and the ends of its interval, calls before and after, verdict. */
+  readonly changes: [string, string, number, number, number, number, number, number, number, Verdict][];
   readonly of_span: ArrayRef;
 }
 
@@ -120,11 +120,13 @@ function readComparison(header: HeaderComparison, ofSpan: IntegerArray, spans: S
   return {
     titles: [visibleText(header.titles[0]), visibleText(header.titles[1])],
     notes: header.notes.map(visibleText),
-    changes: header.changes.map(([fqn, phase, before, after, low, high, callsBefore, callsAfter, verdict]) => {
-      if (!VERDICTS.includes(verdict)) throw new PayloadError(`The timeline in this page has an unknown verdict.`);
-      const interval = [low, high] as const;
-      return { fqn: visibleText(fqn), phase, before, after, interval, callsBefore, callsAfter, verdict };
-    }),
+    changes: header.changes.map(
+      ([fqn, phase, before, after, difference, low, high, callsBefore, callsAfter, verdict]) => {
+        if (!VERDICTS.includes(verdict)) throw new PayloadError(`The timeline in this page has an unknown verdict.`);
+        const interval = [low, high] as const;
+        return { fqn: visibleText(fqn), phase, before, after, difference, interval, callsBefore, callsAfter, verdict };
+      },
+    ),
     ofSpan,
   };
 }

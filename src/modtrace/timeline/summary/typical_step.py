@@ -8,6 +8,7 @@ import numpy as np
 
 from ..._errors import ModtraceError
 from ..._typing import Int64Array
+from ..gpu_tracks import without_gpu
 from .step_times import StepTimes, measure_steps
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def find_typical_step(timeline: Timeline) -> StepTimes:
     Raises:
         ModtraceError: no whole step is marked.
     """
-    whole = [step for step in measure_steps(timeline) if step.whole]
+    whole = [step for step in measure_steps(without_gpu(timeline)) if step.whole]
     if not whole:
         raise ModtraceError("a recording without whole steps has no typical one; call rec.step() after each step")
     kept = whole[warm_up_steps(np.array([step.duration_ns for step in whole], np.int64)) :]

@@ -15,14 +15,12 @@ const PAGE_ROWS = 200;
 
 type Key = "cost" | "fqn" | "phase" | "before" | "after" | "difference" | "ratio" | "calls" | "verdict";
 
-const differenceOf = ({ before, after }: Change): number => after - before;
-
 const VALUE: Readonly<Record<Exclude<Key, "cost">, (change: Change) => number | string>> = {
   fqn: ({ fqn }) => fqn,
   phase: ({ phase }) => phase,
   before: ({ before }) => before,
   after: ({ after }) => after,
-  difference: differenceOf,
+  difference: ({ difference }) => difference,
   ratio: ratioOf,
   calls: ({ callsAfter }) => callsAfter,
   verdict: ({ verdict }) => VERDICTS.indexOf(verdict),
@@ -53,7 +51,7 @@ function verdictTitle(verdict: Verdict, [before, after]: readonly [string, strin
 /** The rows as tab-separated text with a line of titles; times in nanoseconds. */
 function toText(changes: readonly Change[], [before, after]: readonly [string, string]): string {
   const lines = changes.map((change) =>
-    [change.fqn, change.phase, change.before, change.after, differenceOf(change)]
+    [change.fqn, change.phase, change.before, change.after, change.difference]
       .concat([change.interval?.[0] ?? "", change.interval?.[1] ?? "", change.callsBefore, change.callsAfter])
       .concat([change.verdict])
       .join("\t"),
@@ -146,7 +144,7 @@ export function ChangesPanel({ store }: { store: Store }) {
         <tbody>
           {shown.value.slice(0, limit.value).map((index) => {
             const change = changes[index];
-            const { fqn, phase, before, after, interval, verdict } = change;
+            const { fqn, phase, before, after, difference, interval, verdict } = change;
             return (
               <tr key={index} class={index === picked ? "picked" : ""}>
                 <th scope="row">
@@ -164,7 +162,7 @@ export function ChangesPanel({ store }: { store: Store }) {
                 <td>{phase}</td>
                 <td class="number">{formatMs(before)}</td>
                 <td class="number">{formatMs(after)}</td>
-                <td class="number">{signedMs(after - before)}</td>
+                <td class="number">{signedMs(difference)}</td>
                 <td class="number">{formatRatio(change)}</td>
                 {hasInterval && (
                   <td class="number interval">{interval && `${signedMs(interval[0])} … ${signedMs(interval[1])}`}</td>
