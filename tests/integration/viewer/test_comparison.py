@@ -94,9 +94,9 @@ def test_two_steps_side_by_side_begin_together_and_show_what_differs(open_page: 
         assert (shown["Process"].split(" · ")[0], shown["Step"]) == (f"step {step}", str(step))
         assert "Unix time" not in shown
 
-    page.wait_for_function("location.hash.includes('compare=0,2')")
+    page.wait_for_function("() => location.hash.includes('compare=0,2')")
     page.get_by_role("button", name="Back to the recording").click()
-    page.wait_for_function("!location.hash.includes('compare')")
+    page.wait_for_function("() => !location.hash.includes('compare')")
     assert headers(page) == ["rank 0 · python"]
     page.go_back()
     page.get_by_role("tab", name="Changes").wait_for()
