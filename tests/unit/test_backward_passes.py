@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import modtrace
 from modtrace.ring.slot_format import NO_NAME
-from modtrace.timeline import BackwardPass, OpenCall, Process, build_timeline, open_stacks
+from modtrace.timeline import BackwardPass, OpenCall, Process, Timeline, build_timeline, open_stacks
+from modtrace.timeline.select import chosen_steps
 from modtrace.track.engine import EngineName
 from tests.support.event_script import WALL, EventScript
 
@@ -82,6 +84,25 @@ def test_a_pass_whose_begin_was_overwritten_is_not_complete() -> None:
     script.pass_end(17)
 
     assert passes(script) == [(2, 17, False)]
+
+
+def test_parts_of_a_timeline_have_the_passes_of_these() -> None:
+    script, net = with_forward()
+    for number in range(3):
+        script.enter(10 * number + 10, net, number + 1)
+        script.exit(10 * number + 11, net, number + 1)
+        script.pass_begin(10 * number + 12, number)
+        script.pass_end(10 * number + 15, number)
+        script.step(10 * number + 16, number)
+    timeline = build_timeline(script.snapshot())
+
+    def edges(part: Timeline) -> list[tuple[int, int, bool]]:
+        return [(run.start_ns - WALL, run.end_ns - WALL, run.complete) for run in part.backward_passes]
+
+    assert edges(timeline.steps(1, 2)) == [(22, 25, True)]
+    assert edges(timeline.window(WALL + 14, WALL + 24)) == [(14, 15, False), (22, 24, False)]
+    assert edges(timeline.window(WALL + 15, WALL + 22)) == []
+    assert edges(chosen_steps(timeline, np.array([0, 2]))) == [(12, 15, True), (32, 35, True)]
 
 
 def test_a_pass_whose_nodes_are_over_waits_behind_the_last_one() -> None:

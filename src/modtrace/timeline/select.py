@@ -40,6 +40,15 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
         marks=[mark for mark in timeline.marks if low <= mark.time_ns < high],
         counters=[_samples(counter, low, high) for counter in timeline.counters],
         collectives=timeline.collectives.in_window(low, high),
+        backward_passes=[
+            run._replace(
+                start_ns=max(run.start_ns, low),
+                end_ns=min(run.end_ns, high),
+                complete=run.complete and low <= run.start_ns and run.end_ns <= high,
+            )
+            for run in timeline.backward_passes
+            if run.start_ns < high and run.end_ns > low
+        ],
     )
 
 
@@ -61,6 +70,7 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
         counters=[_samples(counter, since, until) for counter in timeline.counters],
         collectives=timeline.collectives.take((timeline.collectives.step >= low) & (timeline.collectives.step < high)),
+        backward_passes=[run for run in timeline.backward_passes if since <= run.start_ns < until],
     )
 
 
@@ -78,6 +88,7 @@ def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
     def is_chosen(times: Int64Array) -> BoolArray:
         return np.isin(np.searchsorted(step_ends, times) + first_ended, numbers)
 
+    passes_chosen = is_chosen(np.array([run.start_ns for run in timeline.backward_passes], np.int64))
     marks_chosen = is_chosen(np.array([mark.time_ns for mark in timeline.marks], np.int64))
     return dataclasses.replace(
         _keep(timeline, np.flatnonzero(np.isin(columns.step, numbers))),
@@ -88,6 +99,7 @@ def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
             for chosen in (is_chosen(counter.time),)
         ],
         collectives=timeline.collectives.take(np.isin(timeline.collectives.step, numbers)),
+        backward_passes=[run for run, chosen in zip(timeline.backward_passes, passes_chosen, strict=True) if chosen],
     )
 
 

@@ -129,6 +129,7 @@ def to_trace_time(timeline: Timeline, alignment: Alignment) -> Timeline:
             for mark, time in zip(timeline.marks, alignment.to_trace(times).tolist(), strict=True)
         ],
         counters=[replace(counter, time=alignment.to_trace(counter.time)) for counter in timeline.counters],
+        backward_passes=(),  # written nowhere
     )
 
 
