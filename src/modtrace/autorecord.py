@@ -15,16 +15,13 @@ process inherits the variable only where `%p` tells the files apart.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ._after_import import call_after_import
 from ._errors import RecordingError
 from ._next_step import next_step_hint
 from ._rank import absolute_path, add_rank
@@ -64,7 +61,7 @@ class AutoRecording:
         self._process = os.getpid()
         self.recording: Recording | None = None
         self.error: Exception | None = None
-        _call_after_import("torch", self._start)
+        call_after_import("torch", self._start)
 
     @property
     def in_starting_process(self) -> bool:
@@ -120,7 +117,7 @@ def start_from_variable() -> None:
     if not all("%p" in value for key, value in _split(text) if key in _PATHS):
         # A child that imports modtrace too would replace the parent's files by its own.
         del os.environ[_VARIABLE]
-    _call_after_import("torch", lambda: _start_unless_command(arguments))
+    call_after_import("torch", lambda: _start_unless_command(arguments))
 
 
 def _start_unless_command(arguments: Mapping[str, Any]) -> None:
@@ -163,40 +160,3 @@ def _split(text: str) -> list[tuple[str, str]]:
             key, _, value = part.partition("=")
             pairs.append((key.strip(), value.strip()))
     return pairs
-
-
-def _call_after_import(name: str, function: Callable[[], None]) -> None:
-    """Call `function` once `name` is imported, at once where it already is; what it raises leaves the import."""
-    if name in sys.modules:
-        function()
-    else:
-        sys.meta_path.insert(0, _ImportHook(name, function))
-
-
-class _ImportHook(MetaPathFinder):
-    """Finds one module as all other finders do, and adds a call to the end of its execution; used once."""
-
-    def __init__(self, name: str, function: Callable[[], None]) -> None:
-        self._name = name
-        self._function = function
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002 (the protocol's signature)
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_then_call(module: ModuleType) -> None:
-            execute(module)
-            self._function()
-
-        spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
-        return spec

@@ -48,6 +48,7 @@ class RecordOptions(TypedDict, total=False):
     memory_interval: float | None
     on_signal: int | None
     host_name: bool
+    strip_wrappers: bool
 
 
 @dataclass(frozen=True)
@@ -167,5 +168,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
     Option("on_signal", _signal, "Save whenever this signal comes (SIGUSR1), and go on.", "SIGNAL"),
     Option("host_name", _flag, "Note the host's name instead of a hash of it.", None, False),
+    Option("strip_wrappers", _flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", None, True),
 )
 """All of `RecordOptions`."""

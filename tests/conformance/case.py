@@ -24,6 +24,7 @@ class Case:
         expected: the trees that must be told, worked out by hand.
         not_live: why trackers that tell open names cannot be asked; None where they can.
         wrong: which of ours are wrong, and why.
+        renamed: how names begin here, and how they do for trackers that tell open names, which keep wrappers in them.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Case:
     expected: Trees
     not_live: str | None = None
     wrong: Mapping[str, str] = field(default_factory=dict)
+    renamed: tuple[str, str] | None = None
 
 
 CASES: dict[str, Case] = {}
@@ -44,7 +46,11 @@ def by_hooks(reason: str) -> dict[str, str]:
 
 
 def case(
-    expected: str, *, not_live: str | None = None, wrong: Mapping[str, str] | None = None
+    expected: str,
+    *,
+    not_live: str | None = None,
+    wrong: Mapping[str, str] | None = None,
+    renamed: tuple[str, str] | None = None,
 ) -> Callable[[Callable[[], Step]], Callable[[], Step]]:
     """Make a function a case: its name is the case's, its docstring's first line says what it is about."""
 
@@ -53,7 +59,7 @@ def case(
         assert name not in CASES, f"there are two cases named {name}"
         about = (make.__doc__ or "").strip().splitlines()[0]
         family = make.__module__.rpartition(".")[2]
-        CASES[name] = Case(name, family, about, make, parse(expected), not_live, dict(wrong or {}))
+        CASES[name] = Case(name, family, about, make, parse(expected), not_live, dict(wrong or {}), renamed)
         return make
 
     return add

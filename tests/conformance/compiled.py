@@ -27,9 +27,9 @@ class Two(nn.Module):
 @case(
     """
     forward:
-      OptimizedModule
+      Two
     backward:
-      OptimizedModule
+      Two
     """,
     not_live=_TRACED,
 )
@@ -43,9 +43,9 @@ def a_compiled_model() -> Step:
 @case(
     """
     forward:
-      OptimizedModule
+      Two
     backward:
-      OptimizedModule
+      Two
     """,
     not_live=_TRACED,
 )
@@ -83,14 +83,13 @@ def a_compiled_part() -> Step:
 @case(
     """
     forward:
-      OptimizedModule
-        OptimizedModule._orig_mod.broken
+      Net
+        Net.broken
     backward:
-      OptimizedModule
-        OptimizedModule._orig_mod.broken
+      Net
+        Net.broken
     """,
     not_live=_TRACED,
-    wrong={"portable engine": "dynamo compiles the wrapper of the call"},
 )
 def a_graph_break() -> Step:
     """A module that may not be traced runs by itself between two compiled graphs."""

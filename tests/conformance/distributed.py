@@ -34,23 +34,24 @@ def _one_process() -> None:
     """
     forward:
       DistributedDataParallel
-        DistributedDataParallel.module
-          DistributedDataParallel.module.a
-          DistributedDataParallel.module.b
+        Model
+          Model.a
+          Model.b
       DistributedDataParallel #1
-        DistributedDataParallel.module #1
-          DistributedDataParallel.module.a #1
-          DistributedDataParallel.module.b #1
+        Model #1
+          Model.a #1
+          Model.b #1
     backward:
       DistributedDataParallel
-        DistributedDataParallel.module
-          DistributedDataParallel.module.b
-          DistributedDataParallel.module.a
+        Model
+          Model.b
+          Model.a
       DistributedDataParallel #1
-        DistributedDataParallel.module #1
-          DistributedDataParallel.module.b #1
-          DistributedDataParallel.module.a #1
-    """
+        Model #1
+          Model.b #1
+          Model.a #1
+    """,
+    renamed=("Model", "DistributedDataParallel.module"),
 )
 def distributed_data_parallel() -> Step:
     """DistributedDataParallel: its reducer's hooks lie on the gradients' accumulation."""
@@ -67,19 +68,19 @@ def distributed_data_parallel() -> Step:
 @case(
     """
     forward:
-      FSDPModel
-        FSDPModel.a
-        FSDPModel.b
-      FSDPModel #1
-        FSDPModel.a #1
-        FSDPModel.b #1
+      Model
+        Model.a
+        Model.b
+      Model #1
+        Model.a #1
+        Model.b #1
     backward:
-      FSDPModel
-        FSDPModel.b
-        FSDPModel.a
-      FSDPModel #1
-        FSDPModel.b #1
-        FSDPModel.a #1
+      Model
+        Model.b
+        Model.a
+      Model #1
+        Model.b #1
+        Model.a #1
     """
 )
 def fully_sharded() -> Step:

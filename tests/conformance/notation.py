@@ -24,7 +24,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Node", "Trees", "parse", "project", "render", "variants"]
+__all__ = ["Node", "Trees", "parse", "project", "rename", "render", "variants"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,22 @@ def _variants(nodes: Sequence[Node]) -> list[tuple[Node, ...]]:
             here += inner
         options.append(here)
     return [tuple(itertools.chain.from_iterable(choice)) for choice in itertools.product(*options)]
+
+
+def rename(trees: Trees, before: str, after: str) -> Trees:
+    """Return trees in which the names that begin with the module `before` begin with `after` instead."""
+
+    def renamed(nodes: Sequence[Node]) -> tuple[Node, ...]:
+        return tuple(
+            replace(
+                node,
+                fqn=f"{after}{node.fqn[len(before) :]}" if f"{node.fqn}.".startswith(f"{before}.") else node.fqn,
+                children=renamed(node.children),
+            )
+            for node in nodes
+        )
+
+    return {title: renamed(nodes) for title, nodes in trees.items()}
 
 
 def project(trees: Trees) -> Trees:

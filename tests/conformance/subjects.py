@@ -17,7 +17,7 @@ from modtrace.track.engine import EngineName
 
 from .case import Case
 from .live import trees_told_by
-from .notation import Node, Trees, project, render, variants
+from .notation import Node, Trees, project, rename, render, variants
 
 __all__ = ["OURS", "SUBJECTS", "Answer", "Verdict", "answer"]
 
@@ -60,6 +60,8 @@ def answer(case: Case, subject: str) -> Answer:
             if subject in ENGINES:
                 trees = _recorded(ENGINES[subject], step)
             else:
+                if case.renamed is not None:
+                    expected = [rename(trees, *case.renamed) for trees in expected]
                 expected = [project(trees) for trees in expected]
                 trees = project(_live(LIVE[subject], step))
         except Exception as error:

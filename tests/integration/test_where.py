@@ -212,7 +212,7 @@ def test_a_rank_that_waits_in_backward_is_told_from_one_that_has_not_called_it(
             process.kill()
             process.communicate()
 
-    waits = "backward, waiting after the last node of DistributedDataParallel.module.wte"
+    waits = "backward, waiting after the last node of Net.wte"
     lines = done.stdout.splitlines()
     assert lines[0] == f"rank 0 is in {waits}, rank 1 in no module"
     assert re.fullmatch(rf"rank 0 +running +1 +MainThread +{re.escape(waits)} +[\d.]+ m?s", lines[3])

@@ -3,8 +3,10 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from modtrace.ring import NameTable
 from modtrace.ring.slot_format import NO_NAME
@@ -31,10 +33,10 @@ class Net(nn.Module):
 class Names:
     """`ModuleNames`, asked by the modules that are open."""
 
-    def __init__(self, model: nn.Module | str | None = None) -> None:
+    def __init__(self, model: nn.Module | str | None = None, strip_wrappers: bool = True) -> None:
         self.table = NameTable()
         self.forgotten: list[int] = []
-        self.names = ModuleNames(self.table, model, self.forgotten.append)
+        self.names = ModuleNames(self.table, model, self.forgotten.append, strip_wrappers=strip_wrappers)
 
     def number(self, *path: nn.Module) -> int:
         """Return the number of the last one, called inside those before it (outermost first)."""
@@ -178,3 +180,67 @@ def test_equal_names_have_one_number() -> None:
 
     assert names.number(Net()) == names.number(Net()) == 0
     assert len(names.table.records) == 1
+
+
+def test_what_a_wrapper_that_works_wraps_keeps_its_name() -> None:
+    net = Net()
+    wrapper = nn.DataParallel(net)
+    names = Names()
+
+    assert names(wrapper) == ("DataParallel", "DataParallel", "DataParallel")
+    assert names(wrapper, net) == ("Net", "Net", "Net")
+    assert names(wrapper, net, net.h[1]) == ("h.1: Block", "Net.h.1", "Block")
+    assert names(wrapper, net.h[0]) == ("h.0: Block", "Net.h.0", "Block")
+
+
+def test_a_wrapper_inside_a_model_has_a_name_around_that_of_what_it_wraps() -> None:
+    net = Net()
+    block = net.h[1]
+    assert isinstance(block, Block)
+    wrapper = net.h[1] = nn.DataParallel(block)
+    names = Names()
+
+    assert names(net, wrapper) == ("h.1: DataParallel", "DataParallel(Net.h.1)", "DataParallel")
+    assert names(net, wrapper, block) == ("Block", "Net.h.1", "Block")
+    assert names(net, wrapper, block, block.fc) == ("fc: Linear", "Net.h.1.fc", "Linear")
+
+
+def test_a_wrapper_that_only_passes_on_is_shown_as_what_it_wraps() -> None:
+    net = Net()
+    block = net.h[1]
+    assert isinstance(block, Block)
+    wrapper = net.h[1] = checkpoint_wrapper(block)
+    names = Names()
+
+    number = names.number(net, wrapper)
+    assert names(net, wrapper) == ("h.1: Block", "Net.h.1", "Block")
+    assert names.number(net, wrapper, block) == NO_NAME
+    assert names(net, wrapper, block.fc) == ("fc: Linear", "Net.h.1.fc", "Linear")
+    # Recomputed without its wrapper.
+    assert names.number(block) == number
+
+
+def test_wrappers_around_each_other_are_left_out_together() -> None:
+    net = Net()
+    around = nn.DataParallel(checkpoint_wrapper(net))
+    names = Names()
+
+    assert names(around, around.module)[1] == "Net"
+    assert names(around, net.h[0])[1] == "Net.h.0"
+
+
+def test_wrappers_stay_in_names_where_they_are_to() -> None:
+    net = Net()
+    wrapper = nn.DataParallel(net)
+    names = Names(strip_wrappers=False)
+
+    assert names(wrapper, net) == ("module: Net", "DataParallel.module", "Net")
+    assert names(wrapper, net, net.h[1])[1] == "DataParallel.module.h.1"
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_scripted_module_has_the_class_it_was_scripted_from() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+
+    assert Names()(scripted) == ("Sequential", "Sequential", "Sequential")
+    assert Names(strip_wrappers=False)(scripted)[2] == "RecursiveScriptModule"

@@ -27,6 +27,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "memory_interval": ("0.5", 0.5),
     "on_signal": ("SIGUSR1", signal.SIGUSR1),
     "host_name": ("1", True),
+    "strip_wrappers": ("false", False),
 }
 
 
@@ -44,6 +45,7 @@ def test_every_option_can_be_given_in_the_variable_and_on_the_command_line(name:
     (option,) = (option for option in OPTIONS if option.name == name)
     flag = f"--{name.replace('_', '-')}"
 
+    flag = f"--no-{name.replace('_', '-')}" if option.metavar is None and not value else flag
     context = command.make_context("run", [flag, *([] if option.metavar is None else [text]), "script.py"])
 
     assert context.params[name] == value

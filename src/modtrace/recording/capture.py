@@ -10,6 +10,7 @@ from torch import nn
 
 from ..record_options import EngineName
 from ..ring import Kind, NameTable, Ring
+from ..track.compiled_regions import CompiledRegions
 from ..track.engine import choose_engine, make_engine
 from ..track.job_clocks import JobClocks
 from ..track.recording_metadata import recording_metadata
@@ -30,6 +31,7 @@ class Capture:
         capacity: events kept.
         model: where names start; a weak reference to a module.
         host_name: write the host's name.
+        strip_wrappers: leave wrappers out of names.
         sampler: what is sampled at calls.
 
     Attributes:
@@ -49,14 +51,16 @@ class Capture:
         capacity: int,
         model: weakref.ref[nn.Module] | str | None,
         host_name: bool,
+        strip_wrappers: bool,
         sampler: Sampler,
     ) -> None:
         kind = choose_engine(engine)
         self.ring = Ring(capacity, ring, recording_metadata(kind, capacity, host_name))
         alive = model() if isinstance(model, weakref.ref) else model
-        self.engine = make_engine(kind, self.ring, alive, self._on_error)
+        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers)
         self._sampler = sampler
         self._clocks = JobClocks(self.ring.names)
+        self._regions = CompiledRegions()
         self._failed = False
         self.started = False
 
@@ -66,9 +70,11 @@ class Capture:
         self._sampler.start(self.engine, self.ring.names, self._on_error)
         self.engine.start()
         self._clocks.start()
+        self._regions.start()
 
     def stop(self) -> None:
         """End, and restore what of torch was wrapped; the ring stays readable."""
+        self._regions.stop()
         self.engine.stop()
         self._sampler.stop()
         self._clocks.stop()
@@ -97,6 +103,7 @@ class Capture:
     def after_fork(self) -> None:
         """End in a forked child: the ring and its file are the parent's."""
         self._failed = True
+        self._regions.stop()
         self.engine.after_fork()
         self._sampler.stop()
         self._clocks.after_fork()

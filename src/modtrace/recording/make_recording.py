@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import weakref
+from functools import partial
 
 from torch import nn
 
-from ..record_options import DEFAULT_CAPACITY, EngineName
+from .._errors import RecordingError
+from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_engine
 from ..track.sampling import Sampler
+from .capture import Capture
 from .cycles import Schedule
 from .recording import Recording
 
@@ -27,6 +31,7 @@ def record(
     memory_interval: float | None = None,
     on_signal: int | None = None,
     host_name: bool = False,
+    strip_wrappers: bool = True,
 ) -> Recording:
     """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
 
@@ -52,6 +57,10 @@ def record(
         memory_interval: also sample memory when modules are called, at most once in so many seconds.
         on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
         host_name: write the host's name into the recording instead of a hash of it.
+        strip_wrappers: name modules as if those that wrap others were not there, so that names compare between runs:
+            `GPT.blocks.0`, not `DistributedDataParallel.module.blocks.0`. Wrappers that only pass calls on (of
+            torch.compile, PEFT, Fabric, activation checkpoints) are shown as what they wrap; those that do work of
+            their own (DistributedDataParallel, FSDP) have spans around it.
 
     Raises:
         RecordingError: the arguments make no sense, or `%r` has no value.
@@ -61,15 +70,22 @@ def record(
         >>> with modtrace.record("step.pftrace") as rec:
         ...     train_step()
     """
-    return Recording(
-        path,
+    try:
+        check_engine(engine)
+        check_capacity(capacity)
+    except ValueError as error:
+        raise RecordingError(str(error)) from None
+    if not isinstance(model, nn.Module | str | None):
+        raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
+    make_capture = partial(
+        Capture,
         engine=engine,
         capacity=capacity,
-        ring=ring,
-        model=model,
-        max_steps=max_steps,
-        schedule=schedule,
-        sampler=Sampler(shapes, memory_interval),
-        on_signal=on_signal,
+        model=weakref.ref(model) if isinstance(model, nn.Module) else model,
         host_name=host_name,
+        strip_wrappers=strip_wrappers,
+        sampler=Sampler(shapes, memory_interval),
+    )
+    return Recording(
+        path, ring=ring, make_capture=make_capture, max_steps=max_steps, schedule=schedule, on_signal=on_signal
     )

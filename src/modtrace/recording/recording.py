@@ -6,21 +6,15 @@ import atexit
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
-
-from torch import nn
 
 from .._errors import ModtraceError, RecordingError
 from .._next_step import next_step_hint
-from ..record_options import EngineName, check_capacity, check_engine
 from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import ThreadStack, Timeline, build_timeline, open_stacks
 from ..track.optimizer_steps import OptimizerSteps
-from ..track.sampling import Sampler
 from .block_exit import block_exit
 from .capture import Capture
 from .current import change_alone, is_running, running, start_alone, stop_alone
@@ -58,31 +52,17 @@ class Recording:
         self,
         path: str | os.PathLike[str] | None,
         *,
-        engine: EngineName,
-        capacity: int,
         ring: str | os.PathLike[str] | None,
-        model: nn.Module | str | None,
+        make_capture: Callable[[str | None], Capture],
         max_steps: int | None,
         schedule: Schedule | None,
-        sampler: Sampler,
         on_signal: int | None,
-        host_name: bool,
     ) -> None:
-        try:
-            check_engine(engine)
-            check_capacity(capacity)
-        except ValueError as error:
-            raise RecordingError(str(error)) from None
         if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
             raise RecordingError(f"max_steps is {max_steps!r}; it must be a whole number, 1 or more, or None")
-        if not isinstance(model, nn.Module | str | None):
-            raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
         if on_signal is not None and path is None:
             raise RecordingError("on_signal needs a path to save to")
-        weak_model = weakref.ref(model) if isinstance(model, nn.Module) else model
-        self._make_capture = partial(
-            Capture, engine=engine, capacity=capacity, model=weak_model, host_name=host_name, sampler=sampler
-        )
+        self._make_capture = make_capture
         self._cycles = Cycles(schedule)
         self._outputs = Outputs(path, ring, self._cycles)
         self._max_steps = max_steps
@@ -267,7 +247,6 @@ class Recording:
                 self._stop_and_log("when it stopped")
 
     def _go_on(self, step: int) -> None:
-        """Do what the schedule says for the step that begins."""
         if self._cycles.next(step):
             change_alone(self, self._end_cycle)
             self.save_unsaved()
@@ -276,9 +255,8 @@ class Recording:
         change_alone(self, self._follow_schedule)
 
     def _end_cycle(self) -> None:
-        if self._capture is not None:
-            self._capture.stop()
-            self._capture.close()
+        self._started().stop()
+        self._started().close()
         self._cycle_ended = True
 
     def mark(self, text: str) -> None:

@@ -49,7 +49,11 @@ def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
 
 
 def make_engine(
-    kind: Literal["native", "python"], ring: Ring, model: nn.Module | str | None, on_error: OnError
+    kind: Literal["native", "python"],
+    ring: Ring,
+    model: nn.Module | str | None,
+    on_error: OnError,
+    strip_wrappers: bool = True,
 ) -> Engine:
     """Return an engine that was not started.
 
@@ -58,11 +62,12 @@ def make_engine(
         ring: where events and names go.
         model: where names start, see `ModuleNames`.
         on_error: called with what went wrong inside.
+        strip_wrappers: see `ModuleNames`.
 
     Raises:
         EngineError: the native engine is asked for and cannot be had.
     """
-    return (NativeEngine if kind == "native" else PortableEngine)(ring, model, on_error)
+    return (NativeEngine if kind == "native" else PortableEngine)(ring, model, on_error, strip_wrappers)
 
 
 @cache

@@ -15,6 +15,7 @@ from .._errors import RecordingError
 from ..ring import Kind, NameTable
 from .call_patch import Layer, Patch
 from .event_sink import EventSink, OnError
+from .skip_dynamo import skip_all, skip_frame
 from .tensors import tensors_in
 
 __all__ = ["Sampler"]
@@ -59,6 +60,7 @@ class Sampler:
             _PATCH.uninstall()
             self._events = None
 
+    @skip_all
     def sample(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write what is asked for, at the begin of a call with these arguments."""
         events, names, on_error = self._events, self._names, self._on_error
@@ -103,7 +105,7 @@ def _make_wrapper(layer: Layer) -> Callable[..., Any]:
             sampler.sample(args, kwargs)
         return layer.wrapped(self, *args, **kwargs)
 
-    return __call__
+    return skip_frame(__call__)
 
 
 _PATCH = Patch(_make_wrapper)

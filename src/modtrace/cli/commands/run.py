@@ -37,7 +37,10 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(OPTIONS):
         flag = f"--{option.name.replace('_', '-')}"
         if option.metavar is None:
-            add = click.option(flag, option.name, is_flag=True, help=option.help)
+            negated = f"/--no-{flag[2:]}" if option.default else ""
+            add = click.option(
+                f"{flag}{negated}", option.name, is_flag=True, default=bool(option.default), help=option.help
+            )
         else:
             add = click.option(
                 flag,

@@ -57,7 +57,7 @@ class Follower(BackwardFollower):
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
         super().__init__(follow_graphs_after_exit)
-        self._names = ModuleNames(NameTable(), None, self._forget)
+        self._names = ModuleNames(NameTable(), None, self._forget, strip_wrappers=False)
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NamedModule]] = {}
         self._roots: Any = WeakIdKeyDictionary()  # module → its name

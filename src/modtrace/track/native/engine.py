@@ -29,6 +29,7 @@ class NativeEngine:
         ring: where events and names go.
         model: where names start, see `ModuleNames`.
         on_error: called with what went wrong inside.
+        strip_wrappers: see `ModuleNames`.
 
     Raises:
         EngineError: it is not built for this torch.
@@ -36,12 +37,14 @@ class NativeEngine:
 
     kind = "native"
 
-    def __init__(self, ring: Ring, model: nn.Module | str | None, on_error: OnError) -> None:
+    def __init__(
+        self, ring: Ring, model: nn.Module | str | None, on_error: OnError, strip_wrappers: bool = True
+    ) -> None:
         self._native: ModuleType = load()
         self._ring = ring
         self._on_error = on_error
         self._sync = SyncMarks(self, ring.names)
-        self._module_names = ModuleNames(ring.names, model, self._native.forget_module)
+        self._module_names = ModuleNames(ring.names, model, self._native.forget_module, strip_wrappers=strip_wrappers)
         self._collectives = NativeCollectives(self._native, ring.names)
 
     def start(self) -> None:

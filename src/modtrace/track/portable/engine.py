@@ -36,6 +36,7 @@ from ..call_patch import Layer, Patch
 from ..collectives.portable import PortableCollectives
 from ..event_sink import OnError
 from ..module_names import ModuleNames, OpenCall
+from ..skip_dynamo import is_backward_compiled, skip_all, skip_frame
 from ..sync_marks import SyncMarks
 from ..threads import describe_thread
 from .backward_hooks import SegmentHooks
@@ -76,11 +77,14 @@ class PortableEngine(SegmentHooks):
         ring: where events and names go.
         model: where names start, see `ModuleNames`.
         on_error: called with what went wrong inside.
+        strip_wrappers: see `ModuleNames`.
     """
 
     kind = "python"
 
-    def __init__(self, ring: Ring, model: nn.Module | str | None, on_error: OnError) -> None:
+    def __init__(
+        self, ring: Ring, model: nn.Module | str | None, on_error: OnError, strip_wrappers: bool = True
+    ) -> None:
         self._write = ring.make_writer()
         self._ring = ring
         self._on_error = on_error
@@ -88,7 +92,10 @@ class PortableEngine(SegmentHooks):
         self._names_by_module: dict[int, dict[int, NameCounters]] = {}
         self._counters_by_name: dict[int, NameCounters] = {}
         self._module_names = ModuleNames(
-            ring.names, model, lambda module_id: self._names_by_module.pop(module_id, None)
+            ring.names,
+            model,
+            lambda module_id: self._names_by_module.pop(module_id, None),
+            strip_wrappers=strip_wrappers,
         )
         self._local = threading.local()
         self._graph_tasks = GraphTasks(self._write, self._thread, on_error)
@@ -120,6 +127,7 @@ class PortableEngine(SegmentHooks):
         """Write one event of this thread."""
         self._write(kind << KIND_SHIFT | self._thread().bits | name, value)
 
+    @skip_all
     def begin_pass(self, number: int, outputs: object) -> None:
         """Write that this thread calls what runs a backward pass from `outputs`."""
         if self._active:
@@ -133,6 +141,7 @@ class PortableEngine(SegmentHooks):
             except Exception as error:
                 self._on_error(error)
 
+    @skip_all
     def end_pass(self, number: int) -> None:
         """Write that the pass of this number returned or raised."""
         if self._active:
@@ -141,6 +150,7 @@ class PortableEngine(SegmentHooks):
             except Exception as error:
                 self._on_error(error)
 
+    @skip_all
     def enter(self, module: nn.Module, inputs: object) -> CallFrame | None:
         """Write that `module` is called with `inputs`; None where the call is not recorded."""
         if not self._active:
@@ -155,7 +165,7 @@ class PortableEngine(SegmentHooks):
             if depth == 0 and _profiler_enabled():
                 self._write_sync_mark()
             sequence = _sequence()
-            if sequence != outer.segment_start_seq:
+            if sequence != outer.segment_start_seq and not is_backward_compiled():
                 self.close_segment(thread, outer, inputs, sequence)
             try:
                 name, next_forward, next_recompute = self._names_by_module[id(module)][outer.name]
@@ -195,6 +205,7 @@ class PortableEngine(SegmentHooks):
             return None
         return frame
 
+    @skip_all
     def exit(self, frame: CallFrame, output: object) -> None:
         """Write that the call returned `output`, or None where it raised."""
         if not self._active:
@@ -208,7 +219,7 @@ class PortableEngine(SegmentHooks):
             # that another one interrupted can find its own gone.
             if thread.stack_depth > depth:
                 thread.stack_depth = depth
-            if sequence != frame.entry_seq and output is not None:
+            if sequence != frame.entry_seq and output is not None and not is_backward_compiled():
                 if sequence != frame.segment_start_seq:
                     self.close_segment(thread, frame, output, sequence)
                 if frame.unhooked_segments:
@@ -275,7 +286,7 @@ def _make_wrapper(layer: Layer) -> Callable[..., Any]:
                 engine.exit(frame, None)
             raise
 
-    return __call__
+    return skip_frame(__call__)
 
 
 _PATCH = Patch(_make_wrapper)

@@ -14,6 +14,7 @@ from ...ring import Kind
 from ...ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, CALL_KEY_MASK, KIND_SHIFT, NO_NAME
 from ...ring.slots import WriteSlot
 from ..event_sink import OnError
+from ..skip_dynamo import skip_all
 from .pass_depth import backward_nesting_depth
 from .thread_state import GraphTask, ThreadState
 
@@ -50,6 +51,7 @@ class GraphTasks:
         # Run for every hook, and so a closure: what it looks up on itself is a tenth of its cost.
         write, begin = self._write, self._begin
 
+        @skip_all
         def on_segment_start(call_id: int, _gradient: Tensor) -> None:
             if not self.active:
                 return
@@ -105,6 +107,7 @@ class GraphTasks:
             self._running.discard(graph_task_id)
         thread.graph_tasks.pop()
 
+    @skip_all
     def _end(self, graph_task_id: int) -> None:
         if self.active:
             try:

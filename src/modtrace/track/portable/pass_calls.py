@@ -9,6 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ..call_patch import RUN_BACKWARD, Layer, Patch
+from ..skip_dynamo import skip_frame
 
 __all__ = ["PASS_PATCH"]
 
@@ -40,7 +41,7 @@ def _make_wrapper(layer: Layer) -> Callable[..., Any]:
                 engine.end_pass(number)
             raise
 
-    return _engine_run_backward
+    return skip_frame(_engine_run_backward)
 
 
 PASS_PATCH = Patch(_make_wrapper, RUN_BACKWARD)

@@ -1,0 +1,99 @@
+"""`ModtraceCallback` for the Trainer of Lightning.
+
+Example:
+    >>> from modtrace.integrations.lightning import ModtraceCallback
+    >>> Trainer(callbacks=[ModtraceCallback("trace-%r.pftrace", steps=(100, 103))]).fit(model, batches)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ..track.method_call import MethodCall
+from .training_recorder import TrainingRecorder
+
+if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    from lightning.pytorch import Callback
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..record_options import RecordOptions
+    from ..recording import Recording
+
+__all__ = ["ModtraceCallback"]
+
+
+class ModtraceCallback(Callback):  # type: ignore[misc]
+    """Records a training: `training_step` is a span, a step ends with the batch in which an optimizer stepped.
+
+    Validation and saving are marks. Where a recording runs already, as under `modtrace run`, all this goes into that.
+
+    Args:
+        path: where to save when the training or the range ends, as of `modtrace.record`: `%r` is the rank.
+        steps: the first step to record, from 0, and the one before which it ends; None records all.
+        options: keyword arguments of `modtrace.record`.
+
+    Raises:
+        RecordingError: the range is empty.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        steps: tuple[int, int] | None = None,
+        **options: Unpack[RecordOptions],
+    ) -> None:
+        self._recorder = TrainingRecorder(path, steps, options)
+        self._step = 0
+        self._optimizer_steps = 0
+
+    @property
+    def recording(self) -> Recording | None:
+        """The one that was started, None before."""
+        return self._recorder.recording
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._step = self._optimizer_steps = trainer.global_step
+        pl_module.training_step = MethodCall(pl_module, "training_step").as_function()
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._recorder.begin_step(self._step)
+
+    def on_train_batch_end(
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        # Unchanged while gradients are accumulated.
+        if trainer.global_step != self._optimizer_steps:
+            self._optimizer_steps = trainer.global_step
+            self._recorder.end_step(self._step)
+            self._step += 1
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._recorder.mark("validation begins")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._recorder.mark("validation done")
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self._recorder.mark("checkpoint saved")
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._finish(pl_module)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._finish(pl_module)
+
+    def _finish(self, pl_module: Any) -> None:
+        vars(pl_module).pop("training_step", None)
+        self._recorder.end()

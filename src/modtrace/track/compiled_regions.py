@@ -1,0 +1,137 @@
+"""Compiled regions: what torch.compile makes of a function, seen each time that it runs.
+
+torch.compile leaves what it compiled under a global name of the function's module, `__compiled_fn_…`, and calls it from
+there. While a recording runs, a wrapper lies there instead, whose calls are calls of a module for the engines: so the
+node of the region's backward is made inside a call, and a compiled function outside of all modules has a span.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from .._after_import import call_after_import
+from .skip_dynamo import skip_all
+
+__all__ = ["CompiledRegion", "CompiledRegions", "is_inside_region"]
+
+_PREFIX = "__compiled_fn"
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
+_CALLS_OF_MODULES = {"forward", "__call__", "_call_impl", "_wrapped_call_impl", "inner"}
+
+
+class CompiledRegion(nn.Module):
+    """What was compiled, as a module for the engines. No hooks of modules run around it.
+
+    Args:
+        function: what torch.compile made.
+
+    Attributes:
+        label: name of the function that was compiled; empty before the first call.
+        is_call_of_module: whether that is how a module is called, which then has a span already.
+        is_generated: whether torch made that function: compiled autograd, of a backward pass.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.label = ""
+        self.is_call_of_module = self.is_generated = False
+        # `nn.Module.__call__` calls this instead of the forward and its hooks. It may be a module, but not as a part.
+        object.__setattr__(self, "_compiled_call_impl", function)
+
+    def describe(self, code: CodeType) -> None:
+        """Take name and kind from the code that calls it: the function that was compiled, or a part behind a break."""
+        names: list[str] = getattr(code, "co_qualname", code.co_name).split(".")  # since Python 3.11
+        resumed = _RESUMED.match(names[-1])
+        name = resumed[1] if resumed else names[-1]
+        # What torch.compile itself made, as of a backward pass, is nobody's function.
+        self.is_generated = code.co_filename.startswith("<eval_with_key>")
+        self.is_call_of_module = name in _CALLS_OF_MODULES
+        owner = names[-2:-1] if names[-2:-1] != ["<locals>"] else []
+        self.label = ".".join([*owner, name])
+
+
+class _Inside(threading.local):
+    depth = 0
+
+
+_inside = _Inside()
+
+
+def is_inside_region() -> bool:
+    """Whether this thread runs a compiled region, and so modules that torch.compile made."""
+    return _inside.depth > 0
+
+
+def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    region = CompiledRegion(function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not region.label:
+            region.describe(sys._getframe(1).f_code)
+        _inside.depth += 1
+        try:
+            return region(*args, **kwargs)
+        finally:
+            _inside.depth -= 1
+
+    return skip_all(call)
+
+
+class CompiledRegions:
+    """Wraps all compiled regions there are, and those made later, until it is stopped."""
+
+    def __init__(self) -> None:
+        self._active = False
+        self._original_create: Any = None
+        # Scope and name, what was there, and what is there instead.
+        self._wrapped: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+    def start(self) -> None:
+        """Begin, at once or when torch.compile is first used."""
+        self._active = True
+        call_after_import("torch._dynamo.utils", self._install)
+
+    def stop(self) -> None:
+        """Put back what was there."""
+        self._active = False
+        utils: Any = sys.modules.get("torch._dynamo.utils")
+        if utils is not None and self._original_create is not None:
+            utils.CleanupHook.create = staticmethod(self._original_create)
+            self._original_create = None
+        while self._wrapped:
+            scope, name, function, wrapper = self._wrapped[-1]
+            if scope.get(name) is wrapper:
+                scope[name] = function
+            self._wrapped.pop()
+
+    def _install(self) -> None:
+        utils: Any = sys.modules.get("torch._dynamo.utils")
+        hook, manager = getattr(utils, "CleanupHook", None), getattr(utils, "CleanupManager", None)
+        if not self._active or hook is None or manager is None or not hasattr(hook, "create"):
+            return
+        for hooks in list(manager.instance.values.values()):
+            for known in hooks:
+                self._wrap_in(known.scope, known.name)
+        original = self._original_create = hook.create
+
+        def create(scope: dict[str, Any], name: str, value: Any) -> Any:
+            made = original(scope, name, value)
+            if self._active:
+                self._wrap_in(scope, name)
+            return made
+
+        hook.create = staticmethod(create)
+
+    def _wrap_in(self, scope: dict[str, Any], name: str) -> None:
+        function = scope.get(name)
+        if name.startswith(_PREFIX) and callable(function):
+            wrapper = _wrap(function)
+            self._wrapped.append((scope, name, function, wrapper))
+            scope[name] = wrapper

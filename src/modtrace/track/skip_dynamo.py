@@ -1,0 +1,45 @@
+"""Keeping torch.compile from compiling our own functions where it meets them between the frames of the user."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, TypeVar
+
+from torch._C._dynamo import eval_frame
+
+__all__ = ["is_backward_compiled", "skip_all", "skip_frame"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def skip_frame(function: _Function) -> _Function:
+    """Let a function run as it is; what it calls is compiled as if the caller had called it. Returns it."""
+    return _skip(function, recursive=False)
+
+
+def skip_all(function: _Function) -> _Function:
+    """Let a function, and all that it calls, run as it is. Returns it."""
+    return _skip(function, recursive=True)
+
+
+def _skip(function: _Function, *, recursive: bool) -> _Function:
+    assert isinstance(function, FunctionType)
+    strategy: Any = getattr(eval_frame, "_FrameExecStrategy", None)
+    if strategy is not None:
+        action: Any = eval_frame._FrameAction
+        inner = action.SKIP if recursive else action.DEFAULT
+        eval_frame.set_code_exec_strategy(function.__code__, strategy(action.SKIP, inner))
+    else:  # torch before 2.7
+        name = "skip_code_recursive" if recursive else "skip_code"
+        skip = getattr(eval_frame, name, None) or getattr(eval_frame, "skip_code", None)
+        if skip is not None:
+            skip(function.__code__)
+    return function
+
+
+def is_backward_compiled() -> bool:
+    """Whether compiled autograd traces the backward pass of what runs now: it would trace hooks of ours with it."""
+    compiled_autograd: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    return compiled_autograd is not None and bool(compiled_autograd.compiled_autograd_enabled)

@@ -1,0 +1,100 @@
+"""Modules that wrap another one: which they wrap, and whether they do work of their own.
+
+They are known by the names of their classes, so that none of the libraries they come from is imported.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+from torch import nn
+
+from .module_inspection import attribute, class_name
+
+__all__ = ["Wrapping", "is_inside", "original_class_name", "wrapping_of"]
+
+
+class Wrapping(NamedTuple):
+    """How the modules of a class wrap.
+
+    Attributes:
+        attribute: under which name they hold what they wrap.
+        works: whether they do work of their own, as DistributedDataParallel does; else they only pass calls on.
+    """
+
+    attribute: str
+    works: bool
+
+
+_WRAPPERS = {
+    ("torch._dynamo.eval_frame", "OptimizedModule"): Wrapping("_orig_mod", False),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): Wrapping("module", True),
+    ("torch.nn.parallel.data_parallel", "DataParallel"): Wrapping("module", True),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): Wrapping(
+        "_fsdp_wrapped_module", True
+    ),
+    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper"): Wrapping(
+        "_checkpoint_wrapped_module", False
+    ),
+    ("torch.optim.swa_utils", "AveragedModel"): Wrapping("module", False),
+    ("peft.peft_model", "PeftModel"): Wrapping("base_model", False),
+    ("peft.mixed_model", "PeftMixedModel"): Wrapping("base_model", False),
+    ("peft.tuners.tuners_utils", "BaseTuner"): Wrapping("model", False),
+    ("lightning.fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", False),
+    ("lightning_fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", False),
+}
+"""By module and name of a class, from which others may be derived."""
+
+_PREFIXED = {"FSDPModule", "ReplicateModule"}
+"""Classes of torch.distributed that it puts before a module's own, in a class that it makes for it."""
+
+_known: weakref.WeakKeyDictionary[type, Wrapping | None] = weakref.WeakKeyDictionary()
+
+
+def _wrapping(kind: type) -> Wrapping | None:
+    """Return how modules of a class wrap another one, None where they do not."""
+    if kind not in _known:
+        bases = ((base.__module__, base.__name__) for base in kind.__mro__)
+        _known[kind] = next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), None)
+    return _known[kind]
+
+
+def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
+    """Return the module that `module` wraps, and how; None where it wraps none."""
+    how = _wrapping(type(module))
+    if how is None:
+        return None
+    children = attribute(module, "_modules") or {}
+    inner = children.get(how.attribute)
+    return (inner, how) if isinstance(inner, nn.Module) and inner is not module else None
+
+
+def is_inside(wrapper: nn.Module, module: nn.Module) -> bool:
+    """Whether `wrapper` stands for `module`: it wraps it, over others too, and none of them does work of its own."""
+    found = wrapping_of(wrapper)
+    while found is not None and not found[1].works:
+        if found[0] is module:
+            return True
+        found = wrapping_of(found[0])
+    return False
+
+
+def original_class_name(module: nn.Module) -> str:
+    """Return the class of what `module` stands for: of what it wraps, was scripted or traced from, or shards.
+
+    A wrapper that does work of its own keeps its own.
+    """
+    found = wrapping_of(module)
+    while found is not None and not found[1].works:
+        module = found[0]
+        found = wrapping_of(module)
+    kind = type(module)
+    if kind.__module__.startswith("torch.jit"):
+        original = getattr(module, "original_name", None)
+        if isinstance(original, str) and original:
+            return original
+    bases = kind.__mro__
+    if len(bases) > 2 and bases[1].__name__ in _PREFIXED and bases[1].__module__.startswith("torch.distributed."):
+        return bases[2].__name__
+    return class_name(module)
