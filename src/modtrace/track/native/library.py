@@ -196,9 +196,13 @@ def build(force: bool = False) -> Path:
 
 def _compile(path: Path, environment: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        # Torch takes $CXX for the name of one program.
+        compiler = Path(work) / "c++"
+        compiler.write_text(f'#!/bin/sh\nexec {shlex.join(_compiler())} "$@"\n')
+        compiler.chmod(0o755)
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _BUILD_SCRIPT, LIBRARY_NAME, work, *map(str, _SOURCES)],
-            env=environment,
+            env=environment | {"CXX": str(compiler)},
             capture_output=True,
             text=True,
             check=False,
