@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity, record_function
 
 import modtrace
 from modtrace.profiler.attribute.overlay import overlay
-from modtrace.profiler.trace.event_columns import EventCollector
+from modtrace.profiler.trace.event_collector import EventCollector
 from modtrace.timeline import Timeline
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

@@ -41,7 +41,7 @@ def recording(path: Path) -> None:
     """Save spans over the trace's forward thread: 100 calls of 20 modules each."""
     import numpy as np
 
-    from modtrace.profiler.trace.event_columns import EventCollector
+    from modtrace.profiler.trace.event_collector import EventCollector
     from modtrace.profiler.trace.event_stream import EventStream
     from modtrace.profiler.trace.trace_file import TraceFile
     from modtrace.timeline import Columns, Name, Process, Timeline, Track

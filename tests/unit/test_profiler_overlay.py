@@ -12,7 +12,7 @@ import pytest
 from modtrace import TraceError
 from modtrace.profiler.attribute.gpu_times import NO_MODULE
 from modtrace.profiler.attribute.overlay import Overlay, overlay
-from modtrace.profiler.trace.event_columns import EventCollector
+from modtrace.profiler.trace.event_collector import EventCollector
 from modtrace.timeline import PHASES, Mark, Process, Timeline, Track
 from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording, x
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from modtrace.profiler.attribute.offset_band import OffsetBounds, intersect
 from modtrace.profiler.attribute.overlay import overlay
-from modtrace.profiler.trace.event_columns import EventCollector
+from modtrace.profiler.trace.event_collector import EventCollector
 from modtrace.timeline import Timeline
 from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
 from tests.support.kineto import BASE, TID, Span, recording

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..profiler.attribute.gpu_work import gpu_spans
 from ..profiler.attribute.overlay import overlay
 from ..profiler.result import MERGED
-from ..profiler.trace.event_columns import EventCollector
+from ..profiler.trace.event_collector import EventCollector
 from ..profiler.trace.event_stream import EventStream
 from ..profiler.trace.trace_file import TraceFile, base_time_ns
 from ..timeline import Timeline

@@ -14,7 +14,7 @@ from ...formats.limits import LimitError, check_unpacked
 
 __all__ = ["BLOCK_BYTES", "GZIP_MAGIC", "MAX_TIME_NS", "Progress", "TraceFile", "base_time_ns"]
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 16
 """Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
 
 GZIP_MAGIC = b"\x1f\x8b"

@@ -12,7 +12,9 @@ from ...write.atomic_file import Sink, atomic_writer
 from ..attribute.alignment import Alignment, align_by_sync_marks
 from ..attribute.overlay import for_process, recorded_pid, to_trace_time
 from ..result import MergeResult, refuse_merged, trailer_json
-from ..trace.event_columns import SYNC, EventCollector, ProfilerEvents
+from ..trace.event_collector import EventCollector
+from ..trace.event_columns import ProfilerEvents
+from ..trace.event_kinds import SYNC
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import TraceFile, base_time_ns
 from .double_safe_nesting import time_quantum_ns

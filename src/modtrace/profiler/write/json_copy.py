@@ -12,15 +12,19 @@ import orjson
 from ..._errors import TraceError
 from ...formats.limits import MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError, check_nested_json
 from ..trace.envelope import Head, HeadError, find_head, find_tail
-from ..trace.event_columns import SYNC, EventCollector, ProfilerEvents
+from ..trace.event_collector import EventCollector
+from ..trace.event_columns import ProfilerEvents
+from ..trace.event_kinds import SYNC
 from ..trace.event_repair import BOUNDARY
-from ..trace.trace_file import BLOCK_BYTES, TraceFile
+from ..trace.trace_file import TraceFile
 
 __all__ = ["CopyThread", "EventBounds", "copy_range", "find_event_bounds", "find_syncs"]
 
 _WINDOW_BYTES = 1 << 20
 """How much of the beginning and of the end of a file is parsed at first."""
 _BOUNDARIES_TRIED = 16
+_BLOCK_BYTES = 1 << 20
+"""Bytes that are looked through, or copied, at once."""
 _OVERLAP_BYTES = 4096
 """Bytes of a block that are looked at again with the next, so that nothing is missed between two."""
 
@@ -131,11 +135,11 @@ def find_syncs(source: TraceFile, end: int) -> dict[str, list[tuple[int, int]]]:
     """Look through the file up to `end` for sync marks; return start and end in ns from the base by the mark's name."""
     syncs: dict[str, list[tuple[int, int]]] = {}
     needle = f'"{SYNC}'.encode()
-    buffer = bytearray(_OVERLAP_BYTES + BLOCK_BYTES)
+    buffer = bytearray(_OVERLAP_BYTES + _BLOCK_BYTES)
     view = memoryview(buffer)
     offset, overlap = 0, 0
     while offset < end:
-        count = os.preadv(source.fileno(), [view[overlap : overlap + min(BLOCK_BYTES, end - offset)]], offset)
+        count = os.preadv(source.fileno(), [view[overlap : overlap + min(_BLOCK_BYTES, end - offset)]], offset)
         if count == 0:
             break
         offset += count
@@ -192,7 +196,7 @@ def copy_range(source: int, target: int, begin: int, end: int) -> None:
             if offset != begin:
                 raise
     while offset < end:
-        block = os.pread(source, min(BLOCK_BYTES, end - offset), offset)
+        block = os.pread(source, min(_BLOCK_BYTES, end - offset), offset)
         if not block:
             raise OSError(None, "the trace became shorter while it was copied")
         offset += len(block)

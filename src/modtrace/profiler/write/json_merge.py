@@ -14,7 +14,7 @@ from ...timeline import Timeline
 from ...write.atomic_file import Sink, atomic_writer
 from ..attribute.overlay import Overlay, overlay
 from ..result import MergeResult, Path, refuse_merged, trailer_json
-from ..trace.event_columns import EventCollector
+from ..trace.event_collector import EventCollector
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import Progress, TraceFile
 from .append import append_recording

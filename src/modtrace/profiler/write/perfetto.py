@@ -22,7 +22,8 @@ from ...write.perfetto_descriptors import serialize
 from ..attribute.gpu_times import NO_MODULE
 from ..attribute.overlay import Overlay, overlay
 from ..result import MERGED_PACKET, MergeResult, refuse_merged
-from ..trace.event_columns import EventCollector, ProfilerEvents, TrackKey
+from ..trace.event_collector import EventCollector
+from ..trace.event_columns import ProfilerEvents, TrackKey
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import TraceFile, base_time_ns
 from .json_merge import describe
