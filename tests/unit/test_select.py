@@ -185,3 +185,11 @@ def test_any_choice_of_modules_keeps_the_order_around_it(timeline: Timeline, dep
         assert np.all(columns.track[outer] == columns.track[inner])
         assert np.all((columns.start[outer] <= columns.start[inner]) & (columns.end[inner] <= columns.end[outer]))
         assert np.all(columns.depth[columns.parent < 0] == 0)
+
+
+def test_negative_steps_count_from_the_end() -> None:
+    assert brief(steps(small(), -1)) == brief(steps(small(), 1))
+    assert brief(steps(small(), None, -1)) == brief(steps(small(), 0, 1))
+    assert brief(steps(small(), -5)) == brief(small())
+    assert brief(steps(small(), 1, -1)) == []
+    assert brief(steps(small(), -1, 1)) == []

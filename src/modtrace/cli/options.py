@@ -31,7 +31,7 @@ def current_name(name: str) -> str:
 
 
 def interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Number | None, Number | None]]:
-    """Return a parser of `A:B`; a missing bound is None."""
+    """Return a parser of `A:B`; a missing bound is None. Negative whole numbers count from the end."""
 
     def parse(text: str) -> tuple[Number | None, Number | None]:
         start, colon, end = text.partition(":")
@@ -42,7 +42,9 @@ def interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Num
         if not colon or any(bound is not None and not math.isfinite(bound) for bound in bounds):
             raise click.BadParameter(f"{text!r} is not A:B, two numbers of which one may be missing.")
         first, last = bounds
-        if first is not None and last is not None and last < first:
+        numbers_steps: object = parse_number
+        from_both_ends = numbers_steps is int and first is not None and last is not None and (first < 0) != (last < 0)
+        if first is not None and last is not None and last < first and not from_both_ends:
             raise click.BadParameter(f"{text!r} ends before it starts.")
         return first, last
 
@@ -97,5 +99,5 @@ max_depth_option = click.option(
     help="Take N levels of modules; the time of what lies below counts to the last.",
 )
 steps_option = click.option(
-    "--steps", metavar="A:B", type=interval(int), help="Take steps A to B, without B; the first is 0."
+    "--steps", metavar="A:B", type=interval(int), help="Take steps A to B, without B; 0 is the first, -1 the last."
 )

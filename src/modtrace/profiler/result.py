@@ -12,13 +12,16 @@ import orjson
 from .._errors import TraceError
 from ..timeline import Summary
 
-__all__ = ["MERGED", "MERGED_PACKET", "MergeResult", "Path", "refuse_merged", "trailer_json"]
+__all__ = ["END_PACKET", "MERGED", "MERGED_PACKET", "MergeResult", "Path", "refuse_merged", "trailer_json"]
 
 MERGED = "modtrace"
 """The top-level key under which a merged trace says how it was made."""
 
 MERGED_PACKET = f"{MERGED}_merge"
 """The name of the metadata that says the same in the first packets of a merged `.pftrace`."""
+
+END_PACKET = f"{MERGED}_end"
+"""The name of the metadata in the last packet of a merged `.pftrace`: without it the file was cut off."""
 
 Path = str | os.PathLike[str]
 

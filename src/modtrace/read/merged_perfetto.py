@@ -15,6 +15,7 @@ from .._errors import TraceError
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO
 from ..formats.packet_stream import read_packet_batches
 from ..formats.perfetto_ids import PROFILER_SEQUENCE
+from ..profiler.result import END_PACKET, MERGED_PACKET
 from ..profiler.trace.trace_file import BLOCK_BYTES, TraceFile
 from ..timeline import PHASES, Name, Timeline
 from .saved_perfetto import BATCH_BYTES, load_perfetto
@@ -30,6 +31,7 @@ def load_merged_perfetto(path: Path) -> Timeline:
         TraceError: it cannot be read, is cut off, or is no such trace.
     """
     rows = _StreamRows()
+    has_end: bool | None = None
     # The recording's packets go to a file: how many there are, the trace decides.
     with tempfile.TemporaryFile(prefix="modtrace-") as recording:
         with TraceFile(path) as source:
@@ -37,6 +39,7 @@ def load_merged_perfetto(path: Path) -> Timeline:
                 kept = Trace()
                 for packet in _packets(path, part, offset):
                     if packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
+                        has_end = _read_end(packet, has_end)
                         try:
                             rows.take(packet)
                         except EDITED_FILE_ERRORS as error:
@@ -45,9 +48,21 @@ def load_merged_perfetto(path: Path) -> Timeline:
                     else:
                         kept.packet.append(packet)
                 recording.write(kept.SerializeToString())
+        if has_end is False:
+            raise TraceError(path, "it is cut off: what follows its last packet is missing")
         recording.seek(0)
         timeline = load_perfetto(path, iter(lambda: recording.read(BLOCK_BYTES), b""))
     return add_stream_spans(timeline, rows.spans)
+
+
+def _read_end(packet: TracePacket, has_end: bool | None) -> bool | None:
+    """Return whether the packet that ends a merged trace was there; None while nothing says that there is one."""
+    for entry in packet.chrome_events.metadata:
+        if entry.name == MERGED_PACKET and f'"end":"{END_PACKET}"' in entry.string_value:
+            return False
+        if entry.name == END_PACKET:
+            return True
+    return has_end
 
 
 def _packets(path: Path, part: bytes, offset: int) -> Sequence[TracePacket]:

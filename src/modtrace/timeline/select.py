@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .contents import CounterSeries
     from .timeline import Timeline
 
-__all__ = ["chosen_steps", "first_ended_step", "modules", "steps", "window"]
+__all__ = ["chosen_steps", "first_ended_step", "modules", "steps", "whole_spans", "window"]
 
 
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
@@ -52,13 +52,27 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
     )
 
 
+def whole_spans(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
+    """Return the spans that overlap a range of time, uncut, with the marks and samples in it."""
+    columns = timeline.columns
+    rows = np.flatnonzero((columns.start <= end_ns) & (columns.end >= start_ns))
+    return dataclasses.replace(
+        _keep(timeline, rows),
+        marks=[mark for mark in timeline.marks if start_ns <= mark.time_ns <= end_ns],
+        counters=[_samples(counter, start_ns, end_ns + 1) for counter in timeline.counters],
+    )
+
+
 def steps(timeline: Timeline, first: int | None = None, last: int | None = None) -> Timeline:
     """Return the spans that began in the steps from `first` to before `last`, whole; see `Timeline.steps`."""
-    low = 0 if first is None else first
-    high = np.iinfo(np.int64).max if last is None else last
+    columns = timeline.columns
+    count = int(columns.step.max(initial=-1)) + 1
+    low = 0 if first is None else first if first >= 0 else max(count + first, 0)
+    high = np.iinfo(np.int64).max if last is None else last if last >= 0 else max(count + last, 0)
+    if high < low and min(first or 0, last or 0) < 0:
+        high = max(low, high)  # as in a slice of a list: nothing
     if high < low:
         raise ValueError(f"step {high} is before step {low}")
-    columns = timeline.columns
     part = _keep(timeline, np.flatnonzero((columns.step >= low) & (columns.step < high)))
     step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     # The mark that ends step n is the last in it; what had ended when the recording began has no mark.

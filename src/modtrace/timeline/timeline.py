@@ -100,6 +100,8 @@ class Timeline:
     def steps(self, first: int | None = None, last: int | None = None) -> Timeline:
         """Return the spans that began in the steps from `first` to before `last`, whole; None: from or to the end.
 
+        Negative numbers count from the end, as in a slice of a list: `steps(-1)` is the last step.
+
         A step begins where the one before it ended, so marks and samples are those between these moments.
 
         Raises:

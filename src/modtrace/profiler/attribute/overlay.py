@@ -20,9 +20,10 @@ from .call_lookup import InnermostLookup, runs_module_code, threads_of
 from .gpu_times import compute_module_times
 from .gpu_work import StreamSpans, attribute_gpu_work, build_stream_spans
 from .operator_fit import refine_by_operators
+from .profiled_window import clip_to_profile, profiled_window, with_profiled_steps
 from .reconstruct import reconstruct
 
-__all__ = ["Overlay", "for_process", "overlay", "recorded_pid", "threads_of_trace", "to_trace_time"]
+__all__ = ["Overlay", "for_process", "overlay", "recorded_pid", "refuse_malformed", "threads_of_trace", "to_trace_time"]
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,10 @@ def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str
         path: the trace, for errors.
 
     Raises:
-        TraceError: recording and trace have no moment in common, or the trace does not say from when its times count.
+        TraceError: recording and trace have no moment in common, the trace does not say from when its times count, or
+            it has no events.
     """
+    refuse_malformed(events, path)
     notes: list[str] = []
     alignment = None
     base = base_time_ns(keys, path)
@@ -92,6 +95,8 @@ def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str
         alignment = refine_by_operators(alignment, timeline, events, threads)
         timeline = to_trace_time(timeline, alignment)
         _check_common(timeline, events, path, alignment)
+        timeline = clip_to_profile(timeline, profiled_window(events))
+    timeline = with_profiled_steps(timeline, events)
     if events.zero_times:
         notes.append(f"{events.zero_times} of the profiler's slices lie at time 0 and were left as they are")
     cuts, worst = _straddling_ops(timeline, events, threads)
@@ -115,6 +120,20 @@ def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str
         max_straddle_ns=worst,
         notes=notes,
     )
+
+
+def refuse_malformed(events: ProfilerEvents, path: str) -> None:
+    """Refuse what looks like a trace, but has no event among what stands where events should.
+
+    Raises:
+        TraceError: it is so.
+    """
+    if events.total and events.malformed == events.total:
+        raise TraceError(
+            path,
+            f"none of its {events.total} events can be used: an event of torch.profiler is an object with ph, ts, pid, "
+            "tid and name",
+        )
 
 
 def to_trace_time(timeline: Timeline, alignment: Alignment) -> Timeline:

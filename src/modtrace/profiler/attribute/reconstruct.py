@@ -15,6 +15,7 @@ from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes
 from .call_lookup import CallIndex
 from .interval_spans import nest
+from .profiled_window import steps_of_profile
 
 __all__ = ["reconstruct"]
 
@@ -55,7 +56,6 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
         track[row] = index[key]
     end, parent, depth = nest(track, modules.start, modules.end, np.zeros(len(modules), np.int64))
     names, name = _names(events.module_names, modules.value, parent)
-    steps = np.sort(events.steps.end)
     columns = in_start_order(
         Columns.of(
             start=modules.start,
@@ -66,7 +66,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
             depth=depth,
             parent=parent,
             call=np.zeros(len(modules)),
-            step=np.searchsorted(steps, modules.start, side="right"),
+            step=steps_of_profile(events, modules.start),
             link=np.full(len(modules), -1),
             complete=np.ones(len(modules), np.bool_),
         )

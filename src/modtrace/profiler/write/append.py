@@ -10,7 +10,8 @@ from ..._version import __version__
 from ...timeline import Timeline
 from ...write.atomic_file import Sink, atomic_writer
 from ..attribute.alignment import Alignment, align_by_sync_marks
-from ..attribute.overlay import for_process, recorded_pid, to_trace_time
+from ..attribute.overlay import for_process, recorded_pid, refuse_malformed, to_trace_time
+from ..attribute.profiled_window import clip_to_profile
 from ..result import MergeResult, refuse_merged, trailer_json
 from ..trace.event_collector import EventCollector
 from ..trace.event_columns import ProfilerEvents
@@ -67,7 +68,7 @@ def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeRe
         if file.seekable():
             file.seek(0, os.SEEK_END)
         events = bounds.sample
-        added = _Addition(timeline, events, syncs, base_time_ns(bounds.keys, source.path))
+        added = _Addition(timeline, events, syncs, base_time_ns(bounds.keys, source.path), source.path)
         for text in added.events(unused_tids(events.tids), comma=not bounds.empty):
             sink.write(text)
         tail = b"" if bounds.head.bare else os.pread(source.fileno(), source.size - bounds.end, bounds.end)
@@ -82,7 +83,7 @@ def _append_to_stream(source: TraceFile, timeline: Timeline, out: str, sink: Sin
     sink.write(b'{"traceEvents":[' if stream.bare else stream.head)
     comma = b""
     for chunk in stream.chunks():
-        if not comma or SYNC.encode() in chunk.raw:
+        if not comma or SYNC.encode() in chunk.raw or b'"Trace"' in chunk.raw:
             collector.add(chunk.events)
         else:
             collector.tids.update(_tids_of(chunk.events))
@@ -90,7 +91,7 @@ def _append_to_stream(source: TraceFile, timeline: Timeline, out: str, sink: Sin
         comma = b","
     refuse_merged(stream.keys, source.path)
     events = collector.events()
-    added = _Addition(timeline, events, events.syncs, base_time_ns(stream.keys, source.path))
+    added = _Addition(timeline, events, events.syncs, base_time_ns(stream.keys, source.path), source.path)
     for text in added.events(unused_tids(events.tids), comma=bool(comma)):
         sink.write(text)
     merged = added.result(out, stream.notes)
@@ -110,6 +111,7 @@ class _Addition:
         events: some of the trace's events.
         syncs: start and end of the trace's sync marks, in ns from its base.
         base: Unix ns from which the trace's times count.
+        path: the trace, for errors.
     """
 
     def __init__(
@@ -118,11 +120,14 @@ class _Addition:
         events: ProfilerEvents,
         syncs: Mapping[str, Sequence[tuple[int, int]]],
         base: int,
+        path: str,
     ) -> None:
+        refuse_malformed(events, path)
         self._pid = recorded_pid(events, timeline)
         own, self._notes = for_process(timeline, self._pid)
         self._alignment: Alignment = align_by_sync_marks(own.marks, syncs, base)
-        self._timeline = to_trace_time(own, self._alignment)
+        # Without reading the events only the profiler's own slice of its run tells what was profiled.
+        self._timeline = clip_to_profile(to_trace_time(own, self._alignment), events.window)
 
     def events(self, tids: Iterator[int], *, comma: bool) -> Iterator[bytes]:
         """Yield what is added, some events at a time, with the commas that belong before them."""

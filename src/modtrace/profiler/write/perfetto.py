@@ -21,7 +21,7 @@ from ...write.perfetto import perfetto_packets
 from ...write.perfetto_descriptors import serialize
 from ..attribute.gpu_times import NO_MODULE
 from ..attribute.overlay import Overlay, overlay
-from ..result import MERGED_PACKET, MergeResult, refuse_merged
+from ..result import END_PACKET, MERGED_PACKET, MergeResult, refuse_merged
 from ..trace.event_collector import EventCollector
 from ..trace.event_columns import ProfilerEvents, TrackKey
 from ..trace.event_stream import EventStream
@@ -59,6 +59,7 @@ def write_packets(source: TraceFile, timeline: Timeline | None, out: str) -> Mer
     if slices.skipped:
         overlaid.notes.append(f"{slices.skipped} of the profiler's events are of a kind that .pftrace has no place for")
     merged = describe(overlaid, stream, out)
+    merged.metadata["end"] = END_PACKET
     base = base_time_ns(stream.keys, source.path)
     with atomic_writer(out) as sink:
         _write(sink, slices, events, overlaid, base, merged.metadata)
@@ -86,6 +87,9 @@ def _write(
         beside = functools.partial(_row_beside, key)
         for part in slice_packets(start + base, duration, names, fields, _uuid("modules", key), beside):
             sink.write(part)
+    end = sequence_packet()
+    end.chrome_events.metadata.add(name=END_PACKET, bool_value=True)
+    sink.write(serialize(end))
 
 
 def _sequence_start(base: int, metadata: Mapping[str, Any]) -> Iterator[TracePacket]:
