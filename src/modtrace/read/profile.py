@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ..profiler.attribute.gpu_work import gpu_spans
 from ..profiler.attribute.overlay import overlay
+from ..profiler.attribute.stream_spans import gpu_spans
 from ..profiler.result import MERGED
 from ..profiler.trace.event_collector import EventCollector
 from ..profiler.trace.event_stream import EventStream

@@ -129,14 +129,15 @@ def _report_names(anonymize: bool) -> ReportNames:
 def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
     """Return the table of a merged trace, which has GPU times; None for any other."""
     from ..profiler import read_merged_summary
-    from ..profiler.attribute.gpu_times import NO_MODULE
+    from ..profiler.attribute.gpu_work import Reason, no_module_name
 
     summary = read_merged_summary(path)
     if summary is None:
         return None
+    no_module = {no_module_name(reason) for reason in Reason}
     rows = [
         row
-        if row.fqn == NO_MODULE
+        if row.fqn in no_module
         else row._replace(fqn=names.fqn(row.fqn), module_class=names.module_class(row.module_class))
         for row in summary.rows
     ]

@@ -32,16 +32,23 @@ class Ranges(NamedTuple):
         until: Int64Array = before[index] - over
         return until
 
+    def time_within(self, start: Int64Array, end: Int64Array) -> Int64Array:
+        """Return for each interval how much of it lies in the ranges."""
+        return self.time_until(end) - self.time_until(start)
+
 
 def union_of(start: Int64Array, end: Int64Array) -> Ranges:
     """Return the time that any of the intervals covers.
 
     Args:
-        start: int64[n], ascending.
+        start: int64[n].
         end: int64[n], none before its start.
     """
     if not len(start):
         return Ranges(start, end)
+    if np.any(start[1:] < start[:-1]):
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
     covered_until = np.maximum.accumulate(end)
     first = np.flatnonzero(np.append(True, start[1:] > covered_until[:-1]))
     return Ranges(start[first], covered_until[np.append(first[1:], len(start)) - 1])

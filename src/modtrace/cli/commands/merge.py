@@ -18,7 +18,8 @@ __all__ = ["command"]
     default=True,
     help="Without: no GPU tracks, and backward as recorded, in the time that copying takes.",
 )
-def command(profile: str, recording: str | None, output: str, attribute: bool) -> None:
+@click.option("--capture", type=click.Path(), metavar="TRACE", help="The trace in which CUDA graphs were captured.")
+def command(profile: str, recording: str | None, output: str, attribute: bool, capture: str | None) -> None:
     """Write PROFILE, a trace of torch.profiler, with RECORDING's module tracks in it; PROFILE itself is not changed.
 
     RECORDING is any file that modtrace reads. Without it the module tracks are made from what PROFILE
@@ -27,6 +28,6 @@ def command(profile: str, recording: str | None, output: str, attribute: bool) -
     from ...merging import merge
 
     with show_reading(profile) as progress:
-        merged = merge(profile, recording, output, attribute=attribute, progress=progress)
+        merged = merge(profile, recording, output, attribute=attribute, capture=capture, progress=progress)
     for line in str(merged).splitlines():
         echo(line, err=True)

@@ -93,8 +93,6 @@ def command(
 
 
 def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None) -> Summary:
-    from dataclasses import replace
-
     from ...profiler import read_merged_summary
     from ...read import load, trace_path
 
@@ -109,7 +107,7 @@ def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None)
     summary = timeline.summary("class" if by == "class" else "module")
     if merged is None:
         return summary
-    return replace(summary, rows=merged.rows, modules=merged.modules, gpu=merged.gpu)
+    return summary.with_gpu_of(merged)
 
 
 def _steps_as(summary: Summary, output_format: TableFormat, limit: int | None) -> str:

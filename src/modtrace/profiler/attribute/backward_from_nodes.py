@@ -10,6 +10,7 @@ import numpy as np
 from ..._typing import Int64Array
 from ...timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Process, Timeline, Track
 from ...timeline.columns import in_start_order
+from ...timeline.ranges import union_of
 from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes, find_nodes
 from .call_lookup import CallIndex, InnermostLookup, runs_module_code, threads_of
@@ -177,7 +178,7 @@ class _Builder:
         new_start, new_end = columns.start.copy(), columns.end.copy()
         for track_index in np.unique(track).tolist():
             old = np.flatnonzero((columns.track == track_index) & (columns.phase == BACKWARD))
-            begins, ends = _union(start[track == track_index], end[track == track_index])
+            begins, ends = union_of(start[track == track_index], end[track == track_index])
             run = np.searchsorted(begins, columns.end[old], side="left") - 1
             keep[old] = (run < 0) | (ends[np.maximum(run, 0)] <= columns.start[old])
         recomputes = np.flatnonzero(columns.phase == RECOMPUTE)
@@ -213,13 +214,3 @@ def _beyond(around: tuple[int, ...], path: tuple[int, ...]) -> tuple[int, ...]:
     """Return what of `path` is not in `around` already."""
     known = set(around)
     return tuple(key for key in path if key not in known)
-
-
-def _union(start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return the beginnings and ends of the time that spans cover together."""
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    new = np.ones(len(start), np.bool_)
-    new[1:] = start[1:] > reach[:-1]
-    first = np.flatnonzero(new)
-    return start[first], reach[np.append(first[1:], len(start)) - 1]

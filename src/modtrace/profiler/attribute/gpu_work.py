@@ -2,162 +2,178 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
 from ..._typing import Int8Array, Int64Array
 from ...timeline import Timeline
-from ...timeline.gpu_tracks import GpuSpans
 from ..trace.event_columns import ProfilerEvents
-from .call_lookup import CallIndex, InnermostLookup, threads_of
-from .interval_spans import LabelledInterval, spans_from_intervals
+from ..trace.event_kinds import ApiCall
+from .call_lookup import InnermostLookup, threads_of
+from .graph_replays import CapturedGraph, map_replays
+from .profiled_window import steps_of_profile
 
-__all__ = ["KINDS", "NO_CALL", "StreamSpans", "attribute_gpu_work", "build_stream_spans", "gpu_spans"]
+__all__ = [
+    "KINDS",
+    "NO_MODULE",
+    "Reason",
+    "WorkOwners",
+    "attribute_gpu_work",
+    "no_module_name",
+    "running_calls",
+    "steps_at",
+]
 
 KINDS = ("kernel", "memcpy", "memset")
 """What `ProfilerEvents.work.other` counts."""
 
-NO_CALL = (-1, -1)
-"""The key of what no module asked for."""
+NO_MODULE = "(no module)"
+"""What is called so belongs to no module."""
+
+
+class Reason(IntEnum):
+    """Why a piece of GPU work has no module."""
+
+    KNOWN = 0
+    OUTSIDE = 1
+    NO_LAUNCH = 2
+    GRAPH = 3
+    NO_CORRELATION = 4
+
+    @property
+    def text(self) -> str:
+        """The reason in words."""
+        return _REASON_TEXTS[self]
+
+
+_REASON_TEXTS = (
+    "",
+    "launched outside modules",
+    "launch not in the trace",
+    "graph launch, capture not known",
+    "no correlation id",
+)
+
+
+def no_module_name(reason: int) -> str:
+    """Return what the row of a summary is called that has the work without a module for one reason."""
+    return f"{NO_MODULE[:-1]}: {Reason(reason).text})"
 
 
 @dataclass(frozen=True)
-class StreamSpans:
-    """Slices above the work of the streams, in order of (track, start, depth); arrays of equal length.
+class WorkOwners:
+    """Whose each piece of GPU work is; columns as long as `ProfilerEvents.work`.
 
     Attributes:
-        track: index into `ProfilerEvents.tracks`.
-        start: int64[n], ns from the base.
-        end: int64[n].
-        span: the span of the recording whose work this is, or -1.
-        depth: spans around each.
-        parent: index of the span around each, or -1.
-        work: kernels, memcpys and memsets in each.
+        span: int64[n], the innermost span in which it was launched, or -1.
+        reason: int8[n], a `Reason`: why there is none.
+        collective: int64[n], index into `ProfilerEvents.collective_names`; -1 where it computes.
+        replay: int64[n], the row of the launch that replayed it as part of a graph, or -1.
+        step: int64[n], the step in which it was launched.
     """
 
-    track: Int64Array
-    start: Int64Array
-    end: Int64Array
     span: Int64Array
-    depth: Int64Array
-    parent: Int64Array
-    work: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.start)
+    reason: Int8Array
+    collective: Int64Array
+    replay: Int64Array
+    step: Int64Array
 
 
-def attribute_gpu_work(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Int64Array:
-    """Return for each piece of GPU work the innermost span in which it was launched, or -1.
+def running_calls(timeline: Timeline) -> InnermostLookup:
+    """Return which span, of any phase, ran on a thread at a moment."""
+    columns = timeline.columns
+    everything = np.ones(len(columns), np.bool_)
+    thread = threads_of(columns, (track.tid for track in timeline.tracks))
+    return InnermostLookup(
+        thread, columns.track.astype(np.int64), columns.start, columns.end, columns.parent, everything
+    )
+
+
+def attribute_gpu_work(
+    timeline: Timeline, events: ProfilerEvents, threads: Int64Array, graphs: Sequence[CapturedGraph] = ()
+) -> WorkOwners:
+    """Find for each piece of GPU work the innermost span in which it was launched, or why there is none.
 
     Args:
         timeline: the recording, in the trace's time.
         events: the trace's.
         threads: the OS thread of each of the trace's tracks, or -1.
+        graphs: captured graphs that are known; what they replay belongs to the spans that they were captured in.
     """
     work, launches = events.work, events.launches
+    launch = _launch_of(events)
+    found = np.full(len(work), -1, np.int64)
+    launched = np.flatnonzero(launch >= 0)
+    rows = launch[launched]
+    if len(timeline.columns):
+        running = running_calls(timeline)
+        found[launched] = running.on_threads(threads[launches.track[rows]], launches.start[rows])
+    is_replay = np.zeros(len(work), np.bool_)
+    is_replay[launched] = launches.other[rows] == ApiCall.GRAPH
+    captured = map_replays(events, launch, graphs)
+    found = np.where(captured >= 0, captured, found)
+    time = work.start.copy()
+    time[launched] = launches.start[rows]
+    reason = np.full(len(work), Reason.OUTSIDE, np.int8)
+    reason[is_replay] = Reason.GRAPH
+    reason[launch < 0] = Reason.NO_LAUNCH
+    reason[work.value < 0] = Reason.NO_CORRELATION
+    reason[found >= 0] = Reason.KNOWN
+    return WorkOwners(
+        span=found,
+        reason=reason,
+        collective=_collectives(events, launch),
+        replay=np.where(captured >= 0, launch, -1),
+        step=steps_at(timeline, events, time),
+    )
+
+
+def steps_at(timeline: Timeline, events: ProfilerEvents, time: Int64Array) -> Int64Array:
+    """Return the step in which each moment lies, by the marks of the timeline, else by the profiler's own.
+
+    What comes behind the last step in which a module ran counts to that one.
+    """
+    marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     columns = timeline.columns
-    if not len(work) or not len(launches) or not len(columns):
+    if not len(marks) or not len(columns):
+        return steps_of_profile(events, time)
+    first = int(columns.step[0]) - int(np.searchsorted(marks, columns.start[0], side="right"))
+    last = max(int(columns.step.max()), first + len(marks) - 1, 0)
+    return np.clip(first + np.searchsorted(marks, time, side="right"), 0, last)
+
+
+def _launch_of(events: ProfilerEvents) -> Int64Array:
+    """Return for each piece of work the row of its launch, or -1."""
+    work, launches = events.work, events.launches
+    if not len(launches):
         return np.full(len(work), -1, np.int64)
     order = np.argsort(launches.value, kind="stable")
     known = launches.value[order]
     position = np.minimum(np.searchsorted(known, work.value), len(known) - 1)
-    launch = np.where((known[position] == work.value) & (work.value >= 0), order[position], -1)
-    thread = threads_of(columns, (track.tid for track in timeline.tracks))
-    running = InnermostLookup(
-        thread,
-        columns.track.astype(np.int64),
-        columns.start,
-        columns.end,
-        columns.parent,
-        np.ones(len(columns), np.bool_),
-    )
-    found = np.full(len(work), -1, np.int64)
+    return np.where((known[position] == work.value) & (work.value >= 0), order[position], -1)
+
+
+def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
+    """Return for each piece of work the collective that it is part of, or -1.
+
+    By the name of a kernel; else by the range of a collective in which it was launched, as copies of NCCL are.
+    """
     launched = np.flatnonzero(launch >= 0)
-    launch_row = launch[launched]
-    found[launched] = running.on_threads(threads[launches.track[launch_row]], launches.start[launch_row])
-    return found
-
-
-def build_stream_spans(timeline: Timeline, events: ProfilerEvents, span: Int64Array) -> StreamSpans:
-    """Cut the spans of each device's streams.
-
-    Args:
-        timeline: the recording.
-        events: the trace's.
-        span: for each piece of work the span that it belongs to, or -1.
-    """
-    paths = _Paths(timeline)
-    work = events.work
-    rows: list[tuple[int, int, int, int, int, int, int]] = []
-    for track in np.unique(work.track).tolist():
-        rows_of_track = np.flatnonzero(work.track == track)
-        rows_of_track = rows_of_track[np.argsort(work.start[rows_of_track], kind="stable")]
-        starts = work.start[rows_of_track]
-        intervals = (
-            LabelledInterval(start, end, paths.of(owner))
-            for start, end, owner in zip(
-                starts.tolist(), work.end[rows_of_track].tolist(), span[rows_of_track].tolist(), strict=True
-            )
-        )
-        stack: list[int] = []
-        for piece_span in spans_from_intervals(intervals):
-            del stack[piece_span.depth :]
-            first, last = np.searchsorted(starts, [piece_span.start, piece_span.end])
-            around = stack[-1] if stack else -1
-            stack.append(len(rows))
-            owner = paths.span(piece_span.key)
-            rows.append((track, piece_span.start, piece_span.end, owner, piece_span.depth, around, int(last - first)))
-    return StreamSpans(*np.array(rows, np.int64).reshape(-1, 7).T)
-
-
-def gpu_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamSpans) -> GpuSpans:
-    """Return the spans above the streams as a timeline takes them; work that no module asked for is not in them.
-
-    Args:
-        timeline: the recording that `spans` were built of.
-        events: the trace's.
-        spans: as `build_stream_spans` returns them.
-    """
-    known = np.flatnonzero(spans.span >= 0)
-    used, stream = np.unique(spans.track[known], return_inverse=True)
-    owner = spans.span[known]
-    columns = timeline.columns
-    return GpuSpans(
-        streams=[
-            (pid if isinstance(pid, int) else 0, tid if isinstance(tid, int) else 0)
-            for pid, tid in (events.tracks[track] for track in used.tolist())
-        ],
-        stream=stream.astype(np.int64),
-        start=spans.start[known],
-        end=spans.end[known],
-        name=columns.name[owner].astype(np.int64),
-        phase=columns.phase[owner].astype(np.int64),
-        call=columns.call[owner],
-        step=columns.step[owner],
-        names=timeline.names,
-    )
-
-
-class _Paths:
-    """The chain of calls around a span: keys that all spans of one call and phase share."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self._calls = CallIndex(timeline)
-        self._phase: Int8Array = timeline.columns.phase
-        self._parent = timeline.columns.parent
-        self._known: dict[int, tuple[tuple[int, int], ...]] = {-1: (NO_CALL,)}
-        self._spans: dict[object, int] = {NO_CALL: -1}
-
-    def of(self, span: int) -> tuple[tuple[int, int], ...]:
-        path = self._known.get(span)
-        if path is None:
-            around = int(self._parent[span])
-            key = (self._calls.forward_span_of(span), int(self._phase[span]))
-            self._spans.setdefault(key, span)
-            path = self._known[span] = (*(self.of(around) if around >= 0 else ()), key)
-        return path
-
-    def span(self, key: object) -> int:
-        return self._spans[key]
+    rows = launch[launched]
+    around = np.full(len(launch), -1, np.int64)
+    ranges = events.collectives.take(events.collectives.other == 0)
+    order = np.lexsort((-ranges.duration, ranges.start, ranges.track))
+    ranges = ranges.take(order)
+    for track in np.unique(ranges.track).tolist():
+        of_track = np.flatnonzero(ranges.track == track)
+        here = np.flatnonzero(events.launches.track[rows] == track)
+        time = events.launches.start[rows[here]]
+        # Ranges inside others are of the same collective: the last one begun is the one, or all have ended.
+        index = np.searchsorted(ranges.start[of_track], time, side="right") - 1
+        reached = np.maximum.accumulate(ranges.end[of_track])
+        inside = (index >= 0) & (reached[np.maximum(index, 0)] > time)
+        around[launched[here[inside]]] = ranges.value[of_track[index[inside]]]
+    return np.where(events.work_collective >= 0, events.work_collective, around)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._errors import TraceError
 from ..._typing import Int64Array
-from ...timeline import CounterSeries, Process, Summary, Timeline, without_collectives
+from ...timeline import Columns, CounterSeries, Process, Summary, Timeline, without_collectives
 from ...timeline.gpu_tracks import without_gpu
 from ..trace.event_columns import ProfilerEvents
 from ..trace.trace_file import base_time_ns
 from .alignment import Alignment, align_by_sync_marks
+from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes, cut_to_nodes
 from .call_lookup import InnermostLookup, runs_module_code, threads_of
+from .cpu_collectives import find_cpu_collectives
 from .gpu_times import compute_module_times
-from .gpu_work import StreamSpans, attribute_gpu_work, build_stream_spans
+from .gpu_work import Reason, attribute_gpu_work, running_calls
+from .graph_replays import CapturedGraph, captured_graphs
 from .operator_fit import refine_by_operators
 from .profiled_window import clip_to_profile, profiled_window, with_profiled_steps
 from .reconstruct import reconstruct
+from .stream_spans import StreamSpans, build_stream_spans
 
 __all__ = ["Overlay", "for_process", "overlay", "recorded_pid", "refuse_malformed", "threads_of_trace", "to_trace_time"]
 
@@ -34,12 +38,15 @@ class Overlay:
         timeline: in ns from the trace's base.
         pid: the process it belongs to, as it stands in the trace.
         alignment: None where the timeline was made from the trace itself.
-        devices: spans above the streams.
+        known: the timeline, and behind its spans those that launched what a captured graph holds.
+        devices: spans above the streams, whose calls are spans of `known`.
+        collective_names: of the collectives among them.
         summary: what each module took.
         nodes: autograd nodes of the trace.
         attributed_nodes: of these, how many belong to a call.
         work: kernels, memcpys and memsets.
         attributed_work: of these, how many were launched in a call.
+        unattributed: of the others, how many there are for each reason.
         straddling_ops: forward operations that lie partly in and partly outside a call: what misalignment would cause.
         max_straddle_ns: by how much at most.
         notes: what the user should know.
@@ -48,18 +55,54 @@ class Overlay:
     timeline: Timeline
     pid: int | str
     alignment: Alignment | None
+    known: Timeline
     devices: StreamSpans
+    collective_names: list[str]
     summary: Summary
     nodes: int
     attributed_nodes: int
     work: int
     attributed_work: int
+    unattributed: dict[str, int]
     straddling_ops: int
     max_straddle_ns: int
     notes: list[str]
 
 
-def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> Overlay:
+class Trace(NamedTuple):
+    """A trace that was read.
+
+    Attributes:
+        events: its events.
+        keys: its top-level keys.
+        path: the file, for errors.
+    """
+
+    events: ProfilerEvents
+    keys: Mapping[str, Any]
+    path: str
+
+
+class _Laid(NamedTuple):
+    """A recording over one trace: `timeline` in its time and cut to its nodes, `threads` as its tracks have them."""
+
+    timeline: Timeline
+    pid: int | str
+    threads: Int64Array
+    alignment: Alignment | None
+    nodes: Nodes
+    straddling_ops: int
+    max_straddle_ns: int
+    notes: list[str]
+
+
+def overlay(
+    timeline: Timeline | None,
+    events: ProfilerEvents,
+    keys: Mapping[str, Any],
+    path: str,
+    capture: Trace | None = None,
+) -> Overlay:
     """Align, attribute and cut.
 
     Args:
@@ -67,11 +110,41 @@ def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str
         events: the trace's.
         keys: the trace's top-level keys.
         path: the trace, for errors.
+        capture: a second trace, in which the graphs were captured that this one replays.
 
     Raises:
         TraceError: recording and trace have no moment in common, the trace does not say from when its times count, or
             it has no events.
     """
+    laid = _lay(timeline, events, keys, path)
+    known, threads = laid.timeline, laid.threads
+    graphs = captured_graphs(events, running_calls(known), threads)
+    if capture is not None:
+        known, added = _with_captures(known, timeline, capture)
+        graphs += added
+    owners = attribute_gpu_work(laid.timeline, events, threads, graphs)
+    on_cpu = find_cpu_collectives(laid.timeline, events, threads)
+    reasons = np.bincount(owners.reason, minlength=len(Reason)).tolist()
+    return Overlay(
+        timeline=laid.timeline,
+        pid=laid.pid,
+        alignment=laid.alignment,
+        known=known,
+        devices=build_stream_spans(known, events, owners),
+        collective_names=events.collective_names,
+        summary=compute_module_times(laid.timeline, known, events, owners, on_cpu),
+        nodes=len(laid.nodes),
+        attributed_nodes=int(np.count_nonzero(laid.nodes.call >= 0)),
+        work=len(owners.span),
+        attributed_work=int(np.count_nonzero(owners.span >= 0)),
+        unattributed={reason.text: reasons[reason] for reason in Reason if reason and reasons[reason]},
+        straddling_ops=laid.straddling_ops,
+        max_straddle_ns=laid.max_straddle_ns,
+        notes=laid.notes,
+    )
+
+
+def _lay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> _Laid:
     refuse_malformed(events, path)
     notes: list[str] = []
     alignment = None
@@ -105,20 +178,41 @@ def overlay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str
         tid: events.thread_names.get(events.tracks[index], "") for index, tid in enumerate(threads.tolist()) if tid >= 0
     }
     timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
-    span = attribute_gpu_work(timeline, events, threads)
-    return Overlay(
-        timeline=timeline,
-        pid=pid,
-        alignment=alignment,
-        devices=build_stream_spans(timeline, events, span),
-        summary=compute_module_times(timeline, events, span),
-        nodes=len(nodes),
-        attributed_nodes=int(np.count_nonzero(nodes.call >= 0)),
-        work=len(span),
-        attributed_work=int(np.count_nonzero(span >= 0)),
-        straddling_ops=cuts,
-        max_straddle_ns=worst,
-        notes=notes,
+    return _Laid(timeline, pid, threads, alignment, nodes, cuts, worst, notes)
+
+
+def _with_captures(known: Timeline, timeline: Timeline | None, capture: Trace) -> tuple[Timeline, list[CapturedGraph]]:
+    """Return a timeline with the spans of a second trace behind its own, and the graphs that were captured in them.
+
+    Args:
+        known: whose spans are to be kept at their places.
+        timeline: the recording, in its own time; None, or one of another time, takes the second trace's own modules.
+        capture: the second trace.
+    """
+    try:
+        laid = _lay(timeline, *capture)
+    except TraceError:
+        if timeline is None:
+            raise
+        laid = _lay(None, *capture)
+    graphs = captured_graphs(capture.events, running_calls(laid.timeline), laid.threads)
+    columns, more = known.columns, laid.timeline.columns
+    first = len(columns)
+    more = replace(
+        more,
+        name=more.name + len(known.names),
+        track=more.track + len(known.tracks),
+        parent=np.where(more.parent >= 0, more.parent + first, -1),
+    )
+    joined = Columns(*(np.concatenate([getattr(columns, f), getattr(more, f)]) for f in Columns.__slots__))
+    return (
+        replace(
+            known,
+            columns=joined,
+            names=[*known.names, *laid.timeline.names],
+            tracks=[*known.tracks, *laid.timeline.tracks],
+        ),
+        [graph._replace(spans=np.where(graph.spans >= 0, graph.spans + first, -1)) for graph in graphs],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,21 +16,26 @@ from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes
 from .call_lookup import CallIndex
 from .interval_spans import nest
-from .profiled_window import steps_of_profile
 
 __all__ = ["reconstruct"]
 
 NO_MODULES = (
-    "the trace has no nn.Module slices, so that no module track could be made; "
+    "the trace has neither nn.Module slices nor ranges of record_function, so that no module track could be made; "
     "profile with with_stack=True, or give a recording"
+)
+REGIONS = (
+    "the trace has no nn.Module slices: the tracks are its ranges of record_function; "
+    "profile with with_stack=True, or give a recording, for modules"
 )
 NO_NAMES = (
     "the trace knows modules by class and number, not by attribute: Linear_1 is the second Linear that was called"
 )
+REGION_CLASS = "record_function"
+"""What stands for the class of a range."""
 
 
 def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
-    """Make forward and recompute spans of the `nn.Module:` slices of a trace.
+    """Make forward and recompute spans of the `nn.Module:` slices of a trace, else of its `record_function` ranges.
 
     Args:
         events: the trace's.
@@ -39,44 +45,66 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     Returns:
         A timeline in ns from the trace's base, without backward; and what it cannot know.
     """
-    modules = events.modules.take(threads[events.modules.track] >= 0)
-    if not len(modules):
+    slices, texts, note = events.modules, events.module_names, NO_NAMES
+    slices = slices.take(threads[slices.track] >= 0)
+    has_modules = bool(len(slices))
+    if not has_modules:
+        slices, texts, note = events.regions, events.region_names, REGIONS
+        slices = slices.take(threads[slices.track] >= 0)
+    if not len(slices):
         return Timeline(Columns.empty(), metadata={"reconstructed": True}), [NO_MODULES]
     nodes = Nodes(events.nodes)
-    is_recompute = nodes.innermost.on_threads(modules.track, modules.start) >= 0
+    is_recompute = nodes.innermost.on_threads(slices.track, slices.start) >= 0
+    if not has_modules:
+        # What is only ever run by backward repeats nothing.
+        is_recompute &= np.isin(slices.value, slices.value[~is_recompute])
     tracks: list[Track] = []
     index: dict[tuple[int, bool], int] = {}
-    track = np.empty(len(modules), np.int64)
-    for row, key in enumerate(zip(modules.track.tolist(), is_recompute.tolist(), strict=True)):
+    track = np.empty(len(slices), np.int64)
+    for row, key in enumerate(zip(slices.track.tolist(), is_recompute.tolist(), strict=True)):
         if key not in index:
             index[key] = len(tracks)
             tid = int(threads[key[0]])
             thread = events.thread_names.get(events.tracks[key[0]], f"thread {tid}")
             tracks.append(Track("backward" if key[1] else "forward", thread, tid, process))
         track[row] = index[key]
-    end, parent, depth = nest(track, modules.start, modules.end, np.zeros(len(modules), np.int64))
-    names, name = _names(events.module_names, modules.value, parent)
+    end, parent, depth = nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
+    names, name = _names(texts, slices.value, parent, _module_name if has_modules else _region_name)
     columns = in_start_order(
         Columns.of(
-            start=modules.start,
+            start=slices.start,
             end=end,
             name=name,
             phase=np.where(is_recompute, RECOMPUTE, FORWARD),
             track=track,
             depth=depth,
             parent=parent,
-            call=np.zeros(len(modules)),
-            step=steps_of_profile(events, modules.start),
-            link=np.full(len(modules), -1),
-            complete=np.ones(len(modules), np.bool_),
+            call=np.zeros(len(slices)),
+            step=np.zeros(len(slices)),
+            link=np.full(len(slices), -1),
+            complete=np.ones(len(slices), np.bool_),
         )
     )
     columns = replace(columns, call=_numbers(columns))
     timeline = Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True})
-    return _name_recomputes_after_forward(timeline, events, threads), [NO_NAMES]
+    return _name_recomputes_after_forward(timeline, events, threads), [note]
 
 
-def _names(module_names: list[str], value: Int64Array, parent: Int64Array) -> tuple[list[Name], Int64Array]:
+def _module_name(shown: str, outer: Name | None) -> Name:
+    """Return the name of a module that the trace calls `Linear_0`, called by another one."""
+    module_class = shown.rpartition("_")[0] or shown
+    if outer is None:
+        return Name(module_class, shown, module_class)
+    return Name(f"{shown}: {module_class}", f"{outer.fqn}.{shown}", module_class)
+
+
+def _region_name(text: str, outer: Name | None) -> Name:
+    return Name(text, text if outer is None else f"{outer.fqn}.{text}", REGION_CLASS)
+
+
+def _names(
+    texts: list[str], value: Int64Array, parent: Int64Array, make_name: Callable[[str, Name | None], Name]
+) -> tuple[list[Name], Int64Array]:
     """Return the names, one for each chain of modules, and the name of each span."""
     index_of: dict[tuple[int, int], int] = {}
     names: list[Name] = []
@@ -92,12 +120,7 @@ def _names(module_names: list[str], value: Int64Array, parent: Int64Array) -> tu
         key = (around, int(value[row]))
         if key not in index_of:
             index_of[key] = len(names)
-            shown = module_names[key[1]]
-            module_class = shown.rpartition("_")[0] or shown
-            if around < 0:
-                names.append(Name(module_class, shown, module_class))
-            else:
-                names.append(Name(f"{shown}: {module_class}", f"{names[around].fqn}.{shown}", module_class))
+            names.append(make_name(texts[key[1]], names[around] if around >= 0 else None))
         name_of[row] = index_of[key]
     return names, np.array(name_of, np.int64)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -12,8 +13,9 @@ from ...timeline import PHASES, Name, Timeline
 from ...write.chrome import ChromeTimeline, microseconds, row_metadata_events
 from ...write.chrome_events import span_head
 from ...write.lanes import Lanes
-from ..attribute.gpu_times import NO_MODULE
-from ..attribute.gpu_work import StreamSpans
+from ..attribute.gpu_work import NO_MODULE, Reason
+from ..attribute.overlay import Overlay
+from ..attribute.stream_spans import collective_name
 from .double_safe_nesting import nest_after_rounding, nested_timeline
 from .trace_rows import DeviceRow
 
@@ -43,26 +45,22 @@ def recording_events(timeline: Timeline, pid: int | str, tids: Iterator[int], qu
     return ChromeTimeline(timeline, lanes, base=0, resolution_ns=_ROUNDING_NS)
 
 
-def device_events(
-    timeline: Timeline, slices: StreamSpans, rows: Mapping[int, DeviceRow], quantum: int
-) -> Iterator[bytes]:
+def device_events(overlaid: Overlay, rows: Mapping[int, DeviceRow], quantum: int) -> Iterator[bytes]:
     """Yield the rows above the streams and their spans, several events with commas at a time.
 
-    A span has the args of the call whose kernels ran, and `gpu_work`, how many these are.
+    A span has the args of the call whose kernels ran, and `gpu_work`, how many these are; what belongs to no call has a
+    `reason`.
 
     Args:
-        timeline: the calls.
-        slices: the spans, in ns from the trace's base.
+        overlaid: the spans.
         rows: the row of each of the trace's tracks that has such spans.
         quantum: see `time_quantum_ns`.
     """
     for row in rows.values():
         yield from row_metadata_events(*row)
+    slices, columns, names = overlaid.devices, overlaid.known.columns, overlaid.known.names
     start, duration = nest_after_rounding(slices.track, slices.start, slices.end, slices.parent, slices.depth, quantum)
-    columns = timeline.columns
-    names = [
-        Name(escaped(name.label) or UNNAMED, escaped(name.fqn), escaped(name.module_class)) for name in timeline.names
-    ]
+    head_of = functools.lru_cache(maxsize=1 << 14)(span_head)
     texts: list[bytes] = []
     fields = zip(
         slices.track.tolist(),
@@ -70,17 +68,26 @@ def device_events(
         duration.tolist(),
         slices.span.tolist(),
         slices.work.tolist(),
+        slices.collective.tolist(),
+        slices.step.tolist(),
+        slices.reason.tolist(),
         strict=True,
     )
-    for track, start_ns, duration_ns, span, work in fields:
+    for track, start_ns, duration_ns, span, work, collective, step, reason in fields:
         row = rows[track]
         times = b'"gpu_work":%d},"ts":%b,"dur":%b}' % (work, microseconds(start_ns), microseconds(duration_ns))
-        if span >= 0:
-            head = span_head(row.pid, row.tid, PHASES[columns.phase[span]], names[columns.name[span]])
-            texts.append(head + b'%d,"step":%d,' % (columns.call[span], columns.step[span]) + times)
+        name = names[columns.name[span]] if span >= 0 else None
+        if collective >= 0:
+            name = collective_name(overlaid.collective_names[collective], name)
+        if span >= 0 and name is not None:
+            escaped_name = Name(escaped(name.label) or UNNAMED, escaped(name.fqn), escaped(name.module_class))
+            head = head_of(row.pid, row.tid, PHASES[columns.phase[span]], escaped_name)
+            texts.append(head + b'%d,"step":%d,' % (columns.call[span], step) + times)
         else:
-            event = {"ph": "X", "pid": row.pid, "tid": row.tid, "cat": "gpu", "name": NO_MODULE}
-            texts.append(orjson.dumps(event)[:-1] + b',"args":{' + times)
+            label = NO_MODULE if name is None else name.label
+            event = {"ph": "X", "pid": row.pid, "tid": row.tid, "cat": "gpu", "name": label}
+            said = orjson.dumps(Reason(reason).text)
+            texts.append(orjson.dumps(event)[:-1] + b',"args":{"reason":' + said + b"," + times)
         if len(texts) == _BLOCK:
             yield b",\n".join(texts)
             texts.clear()

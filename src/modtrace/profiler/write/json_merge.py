@@ -12,7 +12,7 @@ from ..._errors import WriteError
 from ..._version import __version__
 from ...timeline import Timeline
 from ...write.atomic_file import Sink, atomic_writer
-from ..attribute.overlay import Overlay, overlay
+from ..attribute.overlay import Overlay, Trace, overlay
 from ..result import MergeResult, Path, refuse_merged, trailer_json
 from ..trace.event_collector import EventCollector
 from ..trace.event_stream import EventStream
@@ -31,6 +31,7 @@ def merge(
     out: Path,
     *,
     attribute: bool = True,
+    capture: Path | None = None,
     progress: Progress | None = None,
 ) -> MergeResult:
     """Do what `modtrace.merge` does, which documents the arguments, for a recording that was read.
@@ -45,6 +46,8 @@ def merge(
         raise WriteError(f"cannot write {name}: a merged trace ends in .json, .json.gz, .pftrace or .pftrace.gz")
     if packets and not attribute:
         raise WriteError(f"cannot write {name}: without attribution a recording can only be added to .json")
+    if capture is not None and not attribute:
+        raise WriteError(f"cannot write {name}: without attribution the capture of graphs tells nothing; leave it out")
     if timeline is None and not attribute:
         raise WriteError(f"cannot write {name}: without a recording and without attribution there is nothing to add")
     with TraceFile(profiler_trace, progress) as source, _no_collection():
@@ -55,12 +58,23 @@ def merge(
         if packets:
             from .perfetto import write_packets  # protobuf takes time to import
 
-            return write_packets(source, timeline, name)
+            return write_packets(source, timeline, name, None if capture is None else _read_trace(capture))
+        captured = None if capture is None else _read_trace(capture)
         with atomic_writer(name) as sink:
-            return _stream(source, timeline, name, sink)
+            return _stream(source, timeline, name, sink, captured)
 
 
-def _stream(source: TraceFile, timeline: Timeline | None, out: str, sink: Sink) -> MergeResult:
+def _read_trace(path: Path) -> Trace:
+    """Read a trace of which only the events count."""
+    collector = EventCollector()
+    with TraceFile(path) as source:
+        stream = EventStream(source)
+        for chunk in stream.chunks():
+            collector.add(chunk.events)
+        return Trace(collector.events(), stream.keys, source.path)
+
+
+def _stream(source: TraceFile, timeline: Timeline | None, out: str, sink: Sink, capture: Trace | None) -> MergeResult:
     stream = EventStream(source)
     collector = EventCollector()
     sink.write(b'{"traceEvents":[' if stream.bare else stream.head)
@@ -72,13 +86,13 @@ def _stream(source: TraceFile, timeline: Timeline | None, out: str, sink: Sink) 
         comma = b","
     refuse_merged(stream.keys, source.path)
     events = collector.events()
-    overlaid = overlay(timeline, events, stream.keys, source.path)
+    overlaid = overlay(timeline, events, stream.keys, source.path, capture)
     tids = unused_tids(events.tids)
     quantum = time_quantum_ns(max(events.last, int(overlaid.timeline.columns.end.max(initial=0))))
     recording = recording_events(overlaid.timeline, overlaid.pid, tids, quantum)
     devices = device_rows(set(overlaid.devices.track.tolist()), events.tracks, events.thread_names, tids)
     added = (text for _, text in recording.events())
-    for text in itertools.chain(added, device_events(overlaid.timeline, overlaid.devices, devices, quantum)):
+    for text in itertools.chain(added, device_events(overlaid, devices, quantum)):
         sink.write(comma + b"\n" + text)
         comma = b","
     merged = describe(overlaid, stream, out)
@@ -97,9 +111,10 @@ def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
             f"{overlaid.nodes - overlaid.attributed_nodes} of {overlaid.nodes} autograd nodes ran outside all modules"
         )
     if overlaid.attributed_work < overlaid.work:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in overlaid.unattributed.items())
         notes.append(
-            f"{overlaid.work - overlaid.attributed_work} of {overlaid.work} kernels, memcpys and memsets were launched "
-            "outside of any known call"
+            f"{overlaid.work - overlaid.attributed_work} of {overlaid.work} kernels, memcpys and memsets have no "
+            f"module: {reasons}"
         )
     if overlaid.straddling_ops and overlaid.alignment is not None:
         notes.append(
@@ -114,6 +129,7 @@ def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
         "attributed_nodes": overlaid.attributed_nodes,
         "gpu_work": overlaid.work,
         "attributed_gpu_work": overlaid.attributed_work,
+        "gpu_work_without_module": overlaid.unattributed,
         "straddling_ops": overlaid.straddling_ops,
         "max_straddle_ns": overlaid.max_straddle_ns,
         "notes": notes,

@@ -19,8 +19,9 @@ from ...timeline import PHASES, Timeline
 from ...write.atomic_file import Sink, atomic_writer
 from ...write.perfetto import perfetto_packets
 from ...write.perfetto_descriptors import serialize
-from ..attribute.gpu_times import NO_MODULE
-from ..attribute.overlay import Overlay, overlay
+from ..attribute.gpu_work import NO_MODULE, Reason
+from ..attribute.overlay import Overlay, Trace, overlay
+from ..attribute.stream_spans import collective_name
 from ..result import END_PACKET, MERGED_PACKET, MergeResult, refuse_merged
 from ..trace.event_collector import EventCollector
 from ..trace.event_columns import ProfilerEvents, TrackKey
@@ -36,13 +37,14 @@ _PIDS = range(-(1 << 31), 1 << 31)
 """What Perfetto takes as the id of a thread and of a process."""
 
 
-def write_packets(source: TraceFile, timeline: Timeline | None, out: str) -> MergeResult:
+def write_packets(source: TraceFile, timeline: Timeline | None, out: str, capture: Trace | None = None) -> MergeResult:
     """Merge into a `.pftrace` or `.pftrace.gz`.
 
     Args:
         source: the profiler's trace.
         timeline: the recording; None makes module tracks from what the trace knows of modules.
         out: the path to write.
+        capture: a second trace, in which graphs were captured.
 
     Raises:
         TraceError: the trace cannot be read, or has no moment in common with the recording.
@@ -55,7 +57,7 @@ def write_packets(source: TraceFile, timeline: Timeline | None, out: str) -> Mer
         slices.add(chunk.events)
     refuse_merged(stream.keys, source.path)
     events = collector.events()
-    overlaid = overlay(timeline, events, stream.keys, source.path)
+    overlaid = overlay(timeline, events, stream.keys, source.path, capture)
     if slices.skipped:
         overlaid.notes.append(f"{slices.skipped} of the profiler's events are of a kind that .pftrace has no place for")
     merged = describe(overlaid, stream, out)
@@ -178,22 +180,27 @@ def _stream_slices(
     overlaid: Overlay, track: int, encoder: EventEncoder
 ) -> tuple[Int64Array, Int64Array, list[int], list[bytes]]:
     """Return start and duration (ns from the base), names and fields of the module spans above a stream."""
-    spans, timeline = overlaid.devices, overlaid.timeline
+    spans, timeline = overlaid.devices, overlaid.known
     columns = timeline.columns
     rows = np.flatnonzero(spans.track == track)
     names, fields = [], []
-    for span, work in zip(spans.span[rows].tolist(), spans.work[rows].tolist(), strict=True):
+    said = (spans.span, spans.work, spans.collective, spans.step, spans.reason)
+    for span, work, collective, step, reason in zip(*(column[rows].tolist() for column in said), strict=True):
         args: dict[str, Any] = {"gpu_work": work}
-        category, label = "gpu", NO_MODULE
-        if span >= 0:
-            name = timeline.names[columns.name[span]]
-            category, label = PHASES[columns.phase[span]], name.label or UNNAMED
+        name = timeline.names[columns.name[span]] if span >= 0 else None
+        if collective >= 0:
+            name = collective_name(overlaid.collective_names[collective], name)
+        category, label = "gpu", NO_MODULE if name is None else name.label or UNNAMED
+        if span >= 0 and name is not None:
+            category = PHASES[columns.phase[span]]
             args |= {
                 "fqn": name.fqn,
                 "module_class": name.module_class,
                 "call": int(columns.call[span]),
-                "step": int(columns.step[span]),
+                "step": step,
             }
+        else:
+            args["reason"] = Reason(reason).text
         names.append(encoder.names[label])
         fields.append(encoder.fields(category, args))
     return spans.start[rows], spans.end[rows] - spans.start[rows], names, fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .groups import GroupBy
 from .module_summary import SORT_KEYS, Summary
-from .module_times import GpuTotals, ModuleTimes
+from .module_times import GpuStepTimes, GpuTotals, ModuleTimes
 from .overview import Overview
 from .step_times import StepTimes, measure_steps
 from .totals import self_times, summarize
@@ -12,6 +12,7 @@ from .typical_step import find_typical_step, warm_up_steps
 
 __all__ = [
     "SORT_KEYS",
+    "GpuStepTimes",
     "GpuTotals",
     "GroupBy",
     "ModuleTimes",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._typing import AnyArray
 from .column_arrays import module_columns, step_columns
-from .module_times import GpuTotals, ModuleTimes
+from .module_times import GpuStepTimes, GpuTotals, ModuleTimes
 from .module_tree import fold_below
 from .overview import Overview
 from .render.as_csv import render_csv, render_steps_csv
@@ -45,6 +45,7 @@ class Summary:
         overview: what was recorded; None where that is not known.
         steps: what each step took; all of the timeline is one step where none was marked.
         by: what the rows stand for, "module" or "class".
+        gpu_steps: what was launched on GPUs in each step; empty where that is not known.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -60,6 +61,7 @@ class Summary:
     overview: Overview | None = None
     steps: Sequence[StepTimes] = ()
     by: str = "module"
+    gpu_steps: Sequence[GpuStepTimes] = ()
 
     def sort_by(self, key: str | None = None, limit: int | None = None) -> Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.
@@ -122,9 +124,16 @@ class Summary:
         missing = ", ".join(text for count, text in counts if count)
         if self.gpu is None:
             return missing
-        times = zip(("kernels", "memcpys", "memsets"), self.gpu, strict=True)
+        times = zip(("kernels", "memcpys", "memsets"), self.gpu[:3], strict=True)
         gpu = "GPU: " + ", ".join(f"{name} {ns / 1e6:.3f} ms" for name, ns in times)
+        if self.gpu.communication_ns:
+            share = 100 * self.gpu.communication_overlap_ns / self.gpu.communication_ns
+            gpu += f"; communication {self.gpu.communication_ns / 1e6:.3f} ms, {share:.1f} % of it while computing"
         return f"{gpu}; {missing}" if missing else gpu
+
+    def with_gpu_of(self, merged: Summary) -> Summary:
+        """Return this summary with the rows and GPU times of another one of the same recording."""
+        return replace(self, rows=merged.rows, modules=merged.modules, gpu=merged.gpu, gpu_steps=merged.gpu_steps)
 
     def columns(self) -> dict[str, AnyArray]:
         """Return a NumPy array per column, times in int64 ns: what `pandas.DataFrame` or `polars.DataFrame` take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CPU_FIELDS", "GpuTotals", "ModuleTimes"]
+__all__ = ["CPU_FIELDS", "GpuStepTimes", "GpuTotals", "ModuleTimes"]
 
 
 class ModuleTimes(NamedTuple):
@@ -14,7 +14,7 @@ class ModuleTimes(NamedTuple):
     the same phase; a call within a call of the same module counts once. The totals of the three phases have no moment
     in common. Recompute counts to the module that runs again and to those that contain it by name, not to the module
     in whose backward it happens to lie. GPU times are sums of the durations of kernels, memcpys and memsets, wherever
-    they overlap; they are 0 in a summary without GPU columns.
+    they overlap, without communication, which is counted apart; they are 0 in a summary without GPU columns.
 
     Attributes:
         fqn: the module's fully qualified name (`GPT.transformer.h.0`); empty in a summary by class.
@@ -38,6 +38,10 @@ class ModuleTimes(NamedTuple):
         kernel_ns: of the GPU self times together, kernels.
         memcpy_ns: of the GPU self times together, memcpys.
         memset_ns: of the GPU self times together, memsets.
+        collectives: operations of communication that the module itself launched: kernels of NCCL or RCCL, what else was
+            launched for a collective, and collectives of gloo, which run on the CPU.
+        communication_ns: durations of these, in all phases together; in no other GPU time.
+        communication_overlap_ns: of this, while the same device computed (for gloo: while any module ran).
     """
 
     fqn: str
@@ -61,6 +65,9 @@ class ModuleTimes(NamedTuple):
     kernel_ns: int = 0
     memcpy_ns: int = 0
     memset_ns: int = 0
+    collectives: int = 0
+    communication_ns: int = 0
+    communication_overlap_ns: int = 0
 
     @property
     def total_ns(self) -> int:
@@ -79,7 +86,7 @@ class ModuleTimes(NamedTuple):
 
     @property
     def gpu_self_ns(self) -> int:
-        """The GPU self times of all phases together, in nanoseconds."""
+        """The GPU self times of all phases together, in nanoseconds; without communication."""
         return self.kernel_ns + self.memcpy_ns + self.memset_ns
 
 
@@ -87,15 +94,35 @@ CPU_FIELDS = ModuleTimes._fields[: ModuleTimes._fields.index("kernels")]
 """The fields of `ModuleTimes` that every summary has; the others are known only where there was a GPU."""
 
 
+class GpuStepTimes(NamedTuple):
+    """What was launched on GPUs in one step; times are integer nanoseconds.
+
+    Attributes:
+        step: its number.
+        gpu_ns: durations of the kernels, memcpys and memsets that compute.
+        communication_ns: durations of what belongs to collectives, those of gloo on the CPU too.
+        communication_overlap_ns: of it, while the same device computed.
+    """
+
+    step: int
+    gpu_ns: int = 0
+    communication_ns: int = 0
+    communication_overlap_ns: int = 0
+
+
 class GpuTotals(NamedTuple):
     """GPU time of a whole trace, in integer nanoseconds; the rows of its summary add up to it.
 
     Attributes:
-        kernel_ns: durations of all kernels.
+        kernel_ns: durations of all kernels that compute.
         memcpy_ns: durations of all memcpys.
         memset_ns: durations of all memsets.
+        communication_ns: durations of all that belongs to collectives, those of gloo on the CPU too.
+        communication_overlap_ns: of it, while the same device computed.
     """
 
     kernel_ns: int
     memcpy_ns: int
     memset_ns: int
+    communication_ns: int = 0
+    communication_overlap_ns: int = 0

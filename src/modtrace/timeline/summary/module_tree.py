@@ -10,11 +10,8 @@ from .module_times import ModuleTimes
 
 __all__ = ["TreeRow", "fold_below", "in_tree_order"]
 
-_SELF_FIELDS = tuple(
-    field
-    for field in ModuleTimes._fields
-    if field.endswith("_self_ns") or field in {"kernels", "kernel_ns", "memcpy_ns", "memset_ns"}
-)
+_COUNTED = frozenset(ModuleTimes._fields[ModuleTimes._fields.index("kernel_ns") :]) | {"kernels"}
+_SELF_FIELDS = tuple(field for field in ModuleTimes._fields if field.endswith("_self_ns") or field in _COUNTED)
 
 
 class TreeRow(NamedTuple):

@@ -68,9 +68,9 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
     recomputes = columns.phase == RECOMPUTE
     is_backward = columns.phase != FORWARD
     all_busy = _union(timeline, is_root)
-    modules = _times_in(all_busy, start, end)
-    backward = _times_in(_union(timeline, is_backward & (is_root | ~is_backward[columns.parent])), start, end)
-    recompute = _times_in(_union(timeline, recomputes & (is_root | ~recomputes[columns.parent])), start, end)
+    modules = all_busy.time_within(start, end)
+    backward = _union(timeline, is_backward & (is_root | ~is_backward[columns.parent])).time_within(start, end)
+    recompute = _union(timeline, recomputes & (is_root | ~recomputes[columns.parent])).time_within(start, end)
     before, after = _edges_outside(all_busy, start, end)
     rows = zip(
         (end - start).tolist(),
@@ -92,10 +92,6 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
 def _union(timeline: Timeline, spans: BoolArray) -> Ranges:
     """Return the time that any of the spans covers."""
     return union_of(timeline.columns.start[spans], timeline.columns.end[spans])
-
-
-def _times_in(busy: Ranges, start: Int64Array, end: Int64Array) -> Int64Array:
-    return busy.time_until(end) - busy.time_until(start)
 
 
 def _edges_outside(busy: Ranges, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..module_times import CPU_FIELDS, GpuTotals, ModuleTimes
+from ..module_times import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes
 
 if TYPE_CHECKING:
     from ..module_summary import Summary
@@ -41,6 +41,7 @@ def to_json_values(summary: Summary, *, sparse: bool) -> dict[str, Any]:
     }
     if summary.gpu is not None:
         values["gpu"] = summary.gpu._asdict()
+        values["gpu_steps"] = [step._asdict() for step in summary.gpu_steps]
     return values
 
 
@@ -58,4 +59,5 @@ def from_json_values(values: Mapping[str, Any]) -> dict[str, Any]:
         "incomplete": values["incomplete"],
         "overwritten": values["overwritten"],
         "gpu": None if gpu is None else GpuTotals(**gpu),
+        "gpu_steps": tuple(GpuStepTimes(**step) for step in values.get("gpu_steps", ())),
     }

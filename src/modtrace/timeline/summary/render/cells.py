@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...._tables import CellKind, Table
-from ..module_times import ModuleTimes
+from ..module_times import GpuStepTimes, ModuleTimes
 from ..step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ _GPU_COLUMNS = (
     _Column("GPU backward ms", "gpu_backward_ns", 1, optional=True),
     _Column("GPU recompute ms", "gpu_recompute_ns", 1, optional=True),
     _Column("GPU self ms", "gpu_self_ns", 0, optional=True),
+    _Column("communication ms", "communication_ns", 0, optional=True),
+    _Column("overlapped", "communication_overlap_ns", 2, optional=True),
 )
 _STEP_COLUMNS = (
     _Column("step", "step"),
@@ -72,6 +74,11 @@ _STEP_COLUMNS = (
     _Column("before", "before_ns"),
     _Column("between", "between_ns"),
     _Column("after", "after_ns"),
+)
+_GPU_STEP_COLUMNS = (
+    _Column("GPU", "gpu_ns", optional=True),
+    _Column("communication", "communication_ns", optional=True),
+    _Column("overlapped", "communication_overlap_ns", optional=True),
 )
 
 
@@ -91,17 +98,26 @@ def step_table(summary: Summary) -> Table:
     table = _table(_STEP_COLUMNS, steps, summary)
     for cells, step in zip(table.rows, steps, strict=True):
         cells[1] += "" if step.whole else "+"
-    return table
+    gpu_of = {gpu.step: gpu for gpu in summary.gpu_steps}
+    beside = _table(_GPU_STEP_COLUMNS, [gpu_of.get(step.step, GpuStepTimes(step.step)) for step in steps], summary)
+    rows = [[*cells, *more] for cells, more in zip(table.rows, beside.rows, strict=True)]
+    return Table(
+        [*table.headings, *beside.headings], rows, [*table.kinds, *beside.kinds], [*table.ranks, *beside.ranks]
+    )
 
 
-def _table(columns: Sequence[_Column], rows: Sequence[ModuleTimes] | Sequence[StepTimes], summary: Summary) -> Table:
+def _table(
+    columns: Sequence[_Column],
+    rows: Sequence[ModuleTimes] | Sequence[StepTimes] | Sequence[GpuStepTimes],
+    summary: Summary,
+) -> Table:
     shown = [column for column in columns if not column.optional or any(getattr(row, column.field) for row in rows)]
     kinds: list[CellKind] = ["name" if column.field in {"fqn", "module_class"} else "number" for column in shown]
     cells = [[_cell(row, column.field, summary) for column in shown] for row in rows]
     return Table([column.heading for column in shown], cells, kinds, [column.rank for column in shown])
 
 
-def _cell(row: ModuleTimes | StepTimes, field: str, summary: Summary) -> str:
+def _cell(row: ModuleTimes | StepTimes | GpuStepTimes, field: str, summary: Summary) -> str:
     if field == "share":
         return f"{100 * row.total_ns / summary.steps_ns:.1f}" if isinstance(row, ModuleTimes) else ""
     value = getattr(row, field)

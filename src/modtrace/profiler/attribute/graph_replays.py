@@ -1,0 +1,113 @@
+"""CUDA graphs: whose work a replay is, told by the capture, in which modules launched what the graph holds.
+
+While a graph is captured nothing runs: its launches have no work. A replay is one launch with all that work. Both have
+the same kinds of operations in the same order, which is what they are known by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._typing import Int64Array
+from ..trace.event_columns import ProfilerEvents
+from ..trace.event_kinds import ApiCall
+from .call_lookup import InnermostLookup
+
+__all__ = ["CapturedGraph", "captured_graphs", "map_replays"]
+
+_KIND_OF_CALL = {ApiCall.KERNEL: 0, ApiCall.MEMCPY: 1, ApiCall.MEMSET: 2}
+
+
+class CapturedGraph(NamedTuple):
+    """What was launched while a graph was captured.
+
+    Attributes:
+        kinds: of each launch, in order, what it launched: 0 a kernel, 1 a memcpy, 2 a memset.
+        spans: int64, of each the innermost span that it was launched in, or -1.
+    """
+
+    kinds: tuple[int, ...]
+    spans: Int64Array
+
+
+def captured_graphs(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> list[CapturedGraph]:
+    """Return the graphs that were captured in a trace, in the order in which their captures ended.
+
+    Args:
+        events: the trace's.
+        running: the spans of the threads.
+        threads: the thread of each of the trace's tracks, as `running` knows it, or -1.
+    """
+    captures, launches = events.captures, events.launches
+    found: list[CapturedGraph] = []
+    is_captured = np.isin(launches.other, list(_KIND_OF_CALL)) & ~np.isin(launches.value, events.work.value)
+    candidates = np.flatnonzero(is_captured)
+    candidates = candidates[np.argsort(launches.start[candidates], kind="stable")]
+    open_since: dict[int, int] = {}
+    order = np.argsort(captures.start, kind="stable").tolist()
+    for row in order:
+        track = int(captures.track[row])
+        if captures.other[row] == ApiCall.CAPTURE_BEGIN:
+            open_since[track] = int(captures.start[row])
+        elif (begin := open_since.pop(track, None)) is not None:
+            # What other threads launch meanwhile, as autograd's, is captured too.
+            first, last = np.searchsorted(launches.start[candidates], (begin, captures.end[row]))
+            rows = candidates[first:last]
+            kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.other[rows].tolist())
+            found.append(CapturedGraph(kinds, running.on_threads(threads[launches.track[rows]], launches.start[rows])))
+    return [graph for graph in found if graph.kinds]
+
+
+def map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[CapturedGraph]) -> Int64Array:
+    """Return for each piece of GPU work the span in which it was captured; -1 where it is no replay that is known.
+
+    Args:
+        events: the trace's.
+        launch: for each piece of work the row of its launch, or -1.
+        graphs: those that are known.
+    """
+    span = np.full(len(launch), -1, np.int64)
+    work = events.work
+    replays = _replays(events, launch)
+    kinds_of = {row: tuple(work.other[pieces].tolist()) for row, pieces in replays.items()}
+    for kinds in set(kinds_of.values()):
+        fitting = [graph for graph in graphs if graph.kinds == kinds]
+        rows = [row for row in replays if kinds_of[row] == kinds]
+        ids = sorted({int(events.work_graph[replays[row][0]]) for row in rows})
+        for row in rows:
+            graph = _choose(fitting, ids, int(events.work_graph[replays[row][0]]))
+            if graph is not None:
+                span[replays[row]] = graph.spans
+    return span
+
+
+def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array]:
+    """Return the pieces of work of each launch of a graph, in the order of its nodes."""
+    pieces = np.flatnonzero(launch >= 0)
+    pieces = pieces[events.launches.other[launch[pieces]] == ApiCall.GRAPH]
+    # Nodes are numbered as they are captured; without their numbers the time tells the order.
+    node = events.work_node[pieces]
+    order = np.lexsort((events.work.start[pieces], np.where(node >= 0, node, 0), launch[pieces]))
+    pieces = pieces[order]
+    if not len(pieces):
+        return {}
+    rows, first = np.unique(launch[pieces], return_index=True)
+    return dict(zip(rows.tolist(), np.split(pieces, first[1:]), strict=True))
+
+
+def _choose(fitting: Sequence[CapturedGraph], ids: Sequence[int], graph_id: int) -> CapturedGraph | None:
+    """Return the graph of which a replay is; None where that cannot be told.
+
+    Args:
+        fitting: those with its operations, in order of their captures.
+        ids: of all graphs replayed that have these operations, in order, which is that of their captures too.
+        graph_id: the replay's; -1 where the trace does not say.
+    """
+    if not fitting:
+        return None
+    if len({graph.spans.tobytes() for graph in fitting}) == 1:
+        return fitting[0]
+    return fitting[ids.index(graph_id)] if graph_id >= 0 and len(ids) == len(fitting) else None
