@@ -26,8 +26,15 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_options_of_a_recording_are_exactly_those_that_its_readme_documents() -> None:
+    section = (ROOT / "src/modtrace/recording/README.md").read_text().split("| --- | --- |\n")[1].split("\n\n")[0]
+    documented = [line.split("`")[1] for line in section.splitlines()]
+
+    assert sorted(documented) == sorted(inspect.signature(modtrace.record).parameters)
+
+
 def test_public_names_are_exactly_those_that_the_readme_documents() -> None:
-    section = (ROOT / "README.md").read_text().split("## Names in Python\n")[1].strip().split("\n\n")[0]
+    section = (ROOT / "src/modtrace/README.md").read_text().split("## Names in Python\n")[1].strip().split("\n\n")[0]
     first_cells = [line.split("|")[1] for line in section.splitlines()]
 
     assert sorted(name for cell in first_cells for name in re.findall(r"`(\w+)", cell)) == modtrace.__all__

@@ -1,0 +1,88 @@
+"""What the commands that read a trace take on a large one: seconds and peak memory, beside `convert` to `.json`.
+
+Each command is a process of its own; rounds are interleaved, and figures are medians. Seconds are of the processor,
+which other processes disturb less than the time on the wall. Exits with 1 where a ratio is above the bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.support.gpt_timeline import gpt_timeline
+
+LAYERS = 12
+MAX_RATIO = 1.5
+BASE = "convert to .json"
+
+
+class Cost(NamedTuple):
+    """What one run took."""
+
+    seconds: float
+    peak_bytes: int
+
+
+def run(*arguments: object) -> Cost:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "modtrace", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    errors = process.stderr.read().decode()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stderr.close()
+    if process.returncode:
+        sys.exit(f"modtrace {arguments[0]}: {errors}")
+    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--spans", type=int, default=1_100_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+
+    per_step = len(gpt_timeline(1, LAYERS).columns)
+    timeline = gpt_timeline(-(-options.spans // per_step), LAYERS)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        for suffix in ("pftrace", "json"):
+            timeline.save(folder / f"trace.{suffix}")
+        print(f"{len(timeline.columns):,} spans")
+        print(f"{'':36}{'seconds':>9}{'peak MB':>9}{'ratio':>7}")
+        worst = 0.0
+        for suffix in ("pftrace", "json"):
+            trace = folder / f"trace.{suffix}"
+            commands: dict[str, tuple[object, ...]] = {
+                BASE: ("convert", trace, folder / "out.json"),
+                "convert to .pftrace": ("convert", trace, folder / "out.pftrace"),
+                "summary": ("summary", trace),
+                "check": ("check", trace),
+                "report": ("report", trace, "-o", folder / "out.zip"),
+            }
+            costs: dict[str, list[Cost]] = {command: [] for command in commands}
+            for _ in range(options.rounds):
+                for command, arguments in commands.items():
+                    costs[command].append(run(*arguments))
+            for command, found in costs.items():
+                seconds = statistics.median(cost.seconds for cost in found)
+                peak = max(cost.peak_bytes for cost in found)
+                pairs = zip(found, costs[BASE], strict=True)
+                ratio = statistics.median(cost.seconds / base.seconds for cost, base in pairs)
+                worst = max(worst, ratio)
+                print(f"{command} of .{suffix}".ljust(36) + f"{seconds:9.2f}{peak / 1e6:9.0f}{ratio:7.2f}")
+        if worst > MAX_RATIO:
+            sys.exit(f"the slowest takes {worst:.2f} times as long as {BASE}; the bound is {MAX_RATIO}")
+
+
+if __name__ == "__main__":
+    main()

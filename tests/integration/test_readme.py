@@ -1,0 +1,144 @@
+"""Each code block of the README, in order, on both engines, in a virtual environment that has what the README installs.
+
+torch and the other dependencies are not downloaded: a `.pth` file of the environment leads to those of the tests. pip
+builds and installs modtrace itself from a copy of the checkout, as the README says, without an index to ask.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from modtrace.track.engine import EngineName
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def code_blocks() -> list[tuple[str, str]]:
+    """The language and the text of each block that a reader can run."""
+    return [(language, text) for language, text in BLOCK.findall((ROOT / "README.md").read_text())]
+
+
+class BareEnvironment:
+    """A virtual environment without modtrace, and a folder with a checkout in which commands run.
+
+    Args:
+        folder: where to make both.
+        cache: where engines are looked for.
+    """
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder = folder / "checkout"
+        venv = folder / "venv"
+        shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(ROOT / name, self.folder)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+        (packages,) = venv.glob("lib/python*/site-packages")
+        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        pip = venv / "bin" / "pip"
+        pip.write_text(f"#!{venv}/bin/python\nfrom pip._internal.cli.main import main\nraise SystemExit(main())\n")
+        pip.chmod(0o755)
+        self.environment = {
+            "PATH": f"{venv}/bin:/usr/bin:/bin",
+            "HOME": str(folder),
+            "MODTRACE_CACHE": str(cache),
+            "PIP_NO_INDEX": "1",
+            "PIP_NO_BUILD_ISOLATION": "0",  # which turns it off: the build backend is one of the dependencies
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }
+
+    def run(self, command: str, **changes: str) -> str:
+        """Run a command of a console; return what it prints."""
+        done = subprocess.run(
+            ["bash", "-euc", command],
+            cwd=self.folder,
+            env=self.environment | changes,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}"
+        return done.stdout
+
+    def view(self, command: str) -> None:
+        """Run `modtrace view`, fetch the page from where it says, and end it by Ctrl-C as the README says."""
+        server = subprocess.Popen(
+            ["bash", "-euc", f"exec {command}"],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert server.stdout is not None
+        with server, server.stdout as lines:
+            said = ""
+            for line in lines:
+                said += line
+                if line.startswith("Serving until"):
+                    break
+            (url,) = re.findall(r"http://127\.0\.0\.1:\d+/\S*", said)
+            with urllib.request.urlopen(url) as page:
+                assert page.status == 200
+                assert b"<html" in page.read()
+            server.send_signal(signal.SIGINT)
+        assert server.returncode in (0, 1, 130), said
+
+
+@pytest.mark.timeout(1800)
+def test_each_line_of_the_readme_runs(
+    engine: EngineName, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    built = Path(os.environ.get("MODTRACE_CACHE") or "~/.cache/modtrace").expanduser()
+    bare = BareEnvironment(tmp_path, built if engine == "native" else tmp_path_factory.mktemp("empty"))
+
+    ran = 0
+    for language, text in code_blocks():
+        if language == "python":
+            name = text.splitlines()[0].removeprefix("# ") if text.startswith("# ") else f"block{ran}.py"
+            (bare.folder / name).write_text(text)
+            bare.run(f"python {name}")
+            ran += 1
+        for command in [line[2:] for line in text.splitlines() if language == "console" and line.startswith("$ ")]:
+            if command.startswith("modtrace view"):
+                bare.view(command)
+            else:
+                # The portable engine records where nothing is built; that a build works is not about it.
+                bare.run(command, **({"MODTRACE_CACHE": str(built)} if command == "modtrace build" else {}))
+            ran += 1
+
+    assert ran > 18
+    assert modtrace.load(bare.folder / "train.pftrace").metadata["engine"] == engine
+    assert modtrace.load(bare.folder / "steps.pftrace").metadata["engine"] == engine
+    installed = bare.run("python -c 'import modtrace; print(modtrace.__file__)'")
+    assert installed.startswith(str(tmp_path / "venv"))
+    (trace,) = (bare.folder / "traces").iterdir()
+    assert "GELU" in {
+        event.get("args", {}).get("module_class") for event in json.loads(trace.read_bytes())["traceEvents"]
+    }
+
+
+def test_the_sample_of_where_has_the_columns_of_the_command() -> None:
+    sample = (ROOT / "README.md").read_text().partition("$ modtrace where run-*.modtrace\n")[2].splitlines()
+
+    assert sample[0] == "rank 3 is in GPT.blocks.3.mlp, the other 3 in GPT.blocks.4.attention"
+    assert sample[2].split() == ["pid", "state", "step", "thread", "in", "for", "usually"]
+
+
+def test_each_file_that_the_readmes_link_to_is_there() -> None:
+    for readme in [ROOT / "README.md", *sorted((ROOT / "src").rglob("README.md"))]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", readme.read_text()):
+            assert target.startswith("https://") or (readme.parent / target).exists(), f"{readme}: {target}"
