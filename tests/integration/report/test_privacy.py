@@ -1,0 +1,169 @@
+"""Nothing private is in any byte of a report, and hostile names are text."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import modtrace
+from modtrace.report import report_file, zip_bytes
+from modtrace.timeline import Mark, Name, Process, Timeline
+from tests.support.gpt_timeline import gpt_timeline
+from tests.support.kineto import GPU_TRACES
+from tests.support.planted_run import PLANTED, environ
+from tests.support.python_process import run_python
+from tests.support.report_bytes import FILES, files_of, found
+
+ALEXNET, DDP, _ = GPU_TRACES
+
+
+@pytest.mark.parametrize("options", [[], ["--anonymize"]], ids=["plain", "anonymized"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("run.ring", "run.json", "run.pftrace", "plain.json", "with.json", "merged.json", "merged.pftrace"),
+        *(path.name for path in GPU_TRACES),
+    ],
+)
+def test_nothing_private_is_in_any_byte(
+    request: pytest.FixtureRequest, run: Path, name: str, options: list[str], tmp_path: Path
+) -> None:
+    if name.endswith(".json.gz"):
+        request.getfixturevalue("gpu_traces")
+    source = (run / name).read_bytes()
+    source = gzip.decompress(source) if name.endswith(".gz") else source
+    assert b"zaphod" in source  # the test can fail
+
+    command = ("-m", "modtrace", "report", name, "-o", tmp_path / "bug.zip", "--show", *options)
+    done = run_python(*command, cwd=run, env=environ(run))
+    data = (tmp_path / "bug.zip").read_bytes()
+
+    expected = ["trace.json.gz" if file.startswith("trace") and name == "merged.json" else file for file in FILES]
+    assert list(files_of(data)) == expected
+    names = ("vogon", "babelfish", "slartibart") if options and name.startswith(("run", "with", "merged")) else ()
+    assert found(data, PLANTED + names) == []
+    assert [word for word in PLANTED if word in done.stdout.lower()] == []
+    own = name.startswith(("run", "with", "merged", "plain"))
+    assert (b"Vogon" in files_of(data)["summary.md"]) is (own and not options)
+
+
+PLANTED_ELSEWHERE = ("hf_qwertyuiop12", "arthur", "betelgeuse", "milliways", "40123", "1791234567")
+"""On a machine that this one knows nothing of: token, user, host, folder of the program, process, start of the run."""
+START_NS = 1_791_234_567_000_000_000
+
+
+def timeline_from_elsewhere() -> Timeline:
+    """A timeline with a token in a mark, user and host in a thread's name, and a path in the program's."""
+    plain = gpt_timeline(2, 1)
+    shift = START_NS - int(plain.columns.start[0])
+    process = Process(40_123, 0, "/srv/milliways/train.py")
+    return replace(
+        plain,
+        columns=replace(plain.columns, start=plain.columns.start + shift, end=plain.columns.end + shift),
+        tracks=[track._replace(tid=40_123, thread="arthur@betelgeuse", process=process) for track in plain.tracks],
+        marks=[Mark(START_NS + 5, "mark", "login with hf_qwertyuiop12"), Mark(START_NS + 9, "step", "step of arthur")],
+        counters=[
+            replace(counter, name="RSS on betelgeuse", process=process, time=counter.time + shift)
+            for counter in plain.counters
+        ],
+        metadata={"torch": "2.13.0", "host": "betelgeuse", "program": "/srv/milliways/train.py", "argv": "arthur"},
+    )
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_nothing_private_of_another_machine_is_in_any_byte(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"elsewhere{suffix}"
+    timeline_from_elsewhere().save(path)
+
+    report = report_file(path)
+
+    data = zip_bytes(report.files)
+    assert [word for word in PLANTED_ELSEWHERE[:4] if word.encode() not in path.read_bytes()] == []  # the test can fail
+    assert found(data, PLANTED_ELSEWHERE) == []
+    assert report.texts["mark"] == ("mark 1", "mark 2")
+    assert report.texts["thread"] == ("thread 1",)
+    assert "GPT2LMHeadModel.transformer.h.0" in report.texts["module"]
+
+
+def test_nothing_private_of_a_profile_from_another_machine_is_in_any_byte(tmp_path: Path) -> None:
+    place = {"pid": 40_123, "tid": 40_123}
+    operation = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 5, **place}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", **place, "args": {"name": "/srv/milliways/train.py"}},
+        {"ph": "M", "name": "thread_name", **place, "args": {"name": "thread 40123 (arthur@betelgeuse)"}},
+        {"ph": "M", "name": "process_sort_index", **place, "args": {"sort_index": 40_123}},
+        {"ph": "X", "cat": "user_annotation", "name": "login with hf_qwertyuiop12", "ts": 1, "dur": 50, **place},
+        {"ph": "X", "cat": "python_function", "name": "nn.Module: Linear_0", "ts": 2, "dur": 20, **place},
+        {**operation, "ts": 3, "args": {"Call stack": "/srv/milliways/train.py(3): arthur"}},
+    ]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"baseTimeNanoseconds": START_NS, "traceEvents": events, "user": "arthur"}))
+
+    report = report_file(path)
+
+    assert found(zip_bytes(report.files), PLANTED_ELSEWHERE) == []
+    assert report.texts["annotation"] == ("annotation 1",)
+    assert report.texts["operation"] == ("aten::mm",)
+
+
+def test_a_recording_saves_a_private_report(run: Path) -> None:
+    data = (run / "run.zip").read_bytes()
+
+    assert list(files_of(data)) == FILES
+    assert found(data, PLANTED) == []
+    assert b"Vogon" in files_of(data)["summary.md"]
+
+
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>",
+    "<!--",
+    "| a | b |",
+    "`code` **bold** [x](javascript:alert(1))",
+    "../../../etc/passwd",
+    "line\nbreak\r\n### heading",
+    "a\u2028b\u202ec\0d",
+    "half \ud800",
+    "$$x$$ @someone #1 https://evil.example",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_text_everywhere(name: str, tmp_path: Path) -> None:
+    plain = gpt_timeline(1, 1)
+    process = Process(1, 0, name)
+    timeline = replace(
+        plain,
+        names=[Name(f"{name}: {name}", f"{name}.{number}", name) for number in range(len(plain.names))],
+        tracks=[track._replace(thread=name, process=process) for track in plain.tracks],
+        marks=[Mark(plain.marks[0].time_ns, "step", name)],
+        counters=[replace(counter, name=name, unit=name, process=process) for counter in plain.counters],
+        metadata={"torch": name, "engine": name, name: name},
+        span_args={0: {"shapes": name}, 1: {name: name}},
+    )
+
+    timeline.save(tmp_path / "bug.zip")
+    files = files_of((tmp_path / "bug.zip").read_bytes())
+
+    assert list(files) == FILES
+    summary = files["summary.md"].decode()
+    assert not re.search(r"<img|<!--|</script|\*\*bold|javascript:|https://evil|@someone", summary)
+    head, table = summary.split("\n\n| module ", 1)
+    assert head.count("\n") == head.count("\n- ") + 1
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    # What looks like a place loses what tells it from the others.
+    assert len(rows) == (1 if "etc/" in name or "https:" in name else len(plain.names))
+    # A sign that Markdown knows would make more cells, or fewer.
+    assert {line.count("|") for line in rows} == {14}
+    assert b"<img" not in files["viewer.html"]
+    assert files["viewer.html"].count(b"</script>") == modtrace_page().count(b"</script>")
+    assert name.encode("utf-8", "replace") not in files["environment.txt"]
+
+
+def modtrace_page() -> bytes:
+    return (Path(modtrace.__file__).parent / "view/viewer.html").read_bytes()

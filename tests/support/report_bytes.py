@@ -1,0 +1,52 @@
+"""Every byte of a report, and which words are among them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+
+from modtrace.report.identity import REPORT_START_NS
+from modtrace.timeline import Span, Timeline
+
+FILES = ["summary.md", "environment.txt", "trace.pftrace.gz", "viewer.html"]
+
+
+def files_of(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as packed:
+        assert packed.testzip() is None
+        return {name: packed.read(name) for name in packed.namelist()}
+
+
+def all_bytes(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Every byte of an archive by place: as it is, unpacked, and what is packed inside."""
+    yield "archive", data
+    for name, content in files_of(data).items():
+        yield name, content
+        if name.endswith(".gz"):
+            yield f"{name} unpacked", gzip.decompress(content)
+        if name.endswith(".html"):
+            packed = re.search(rb'id="modtrace-data">([A-Za-z0-9+/=]+)</script>', content)
+            assert packed is not None
+            yield f"{name} data", gzip.decompress(base64.b64decode(packed[1]))
+
+
+def found(data: bytes, words: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Which words are in an archive, in any case or as hexadecimal digits, and where."""
+    return [
+        (word, place)
+        for place, content in all_bytes(data)
+        for word in words
+        # Three letters are in packed bytes by chance; unpacked, all of it is looked at.
+        if len(word) > 3 or not (place == "archive" or place.endswith(".gz"))
+        if word.encode() in content.lower() or word.encode().hex().encode() in content.lower()
+    ]
+
+
+def moved(timeline: Timeline) -> list[Span]:
+    """A timeline's spans at the time at which every report begins."""
+    shift = REPORT_START_NS - int(timeline.columns.start[0])
+    return [span._replace(start_ns=span.start_ns + shift, end_ns=span.end_ns + shift) for span in timeline.spans]
