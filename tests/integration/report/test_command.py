@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from modtrace.cli._group import group
+from modtrace.cli.group import group
 from modtrace.report import report_file, zip_bytes
 from tests.support.gpt_timeline import gpt_timeline
 
