@@ -115,6 +115,8 @@ def test_doctor_says_in_one_screen_why_the_portable_engine_records(
         f"portable; the native one: it is not built for torch {lines['torch']}; run `modtrace build`"
     )
     assert lines["compiler"].startswith("there is no C++ compiler (no-such-compiler)")
+    assert lines["viewer"].endswith(" bytes")
+    assert lines["modtrace"] == f"{modtrace.__version__} in {Path(modtrace.__file__).parent}"
     assert lines["cache"] == "~/cache, can be written, 0 engines"
     assert str(tmp_path) not in result.output
 

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import click
 
+import modtrace
+
 from ..._version import __version__
 from ..output import echo, show_status
 from ..versions import installed
 
 __all__ = ["command"]
 
+_PACKAGE = Path(modtrace.__file__).parent
 _LIBRARIES = ("numpy", "orjson", "perfetto", "protobuf", "click", "rich")
 _LABEL_WIDTH = 12
 
@@ -37,7 +40,7 @@ def command() -> None:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    yield "modtrace", f"{__version__} in {Path(__file__).parents[1]}"
+    yield "modtrace", f"{__version__} in {_PACKAGE}"
     yield "python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
     yield "torch", installed("torch") or "not installed: nothing can be recorded; pip install torch"
@@ -80,7 +83,7 @@ def _engine() -> Iterator[tuple[str, str]]:
 def _machine() -> Iterator[tuple[str, str]]:
     from ...view.browser import has_browser
 
-    page = Path(__file__).parents[1] / "view" / "viewer.html"
+    page = _PACKAGE / "view" / "viewer.html"
     yield "viewer", f"{page.stat().st_size:,} bytes" if page.is_file() else f"missing: {page}"
     yield "browser", "opens here" if has_browser() else "none here; `modtrace view` says how to open the page elsewhere"
     yield "py-spy", shutil.which("py-spy") or "missing; `modtrace where --stacks` needs it: pip install py-spy"
