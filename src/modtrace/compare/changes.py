@@ -20,7 +20,7 @@ class Change(NamedTuple):
             "step" for the step as a whole.
         base_ns: what it took before.
         new_ns: what it took after.
-        difference_ns: what it takes more beside what all modules changed alike: `new_ns` less `base_ns` times the
+        difference_ns: what it takes more beside what all modules changed alike: about `new_ns` less `base_ns` times the
             `common_ratio` of the comparison.
         low_ns: lower end of the confidence interval of the difference; with as many modules as are compared, all
             intervals hold together with 95 %.

@@ -20,7 +20,7 @@ from .renames import suggest_renames
 from .run_times import RunTimes, measure_run, renamed_run
 from .samples import SAMPLED_PHASES, Key
 from .side_by_side import Side, typical_side
-from .spread import Spread, measure_spread, student_quantile
+from .spread import Spread, measure_spread, student_quantile, trimmed_mean
 
 __all__ = ["Recorded", "compare_runs", "diff", "measure_side"]
 
@@ -118,18 +118,20 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
     speeds = np.zeros(len(runs))
     if len(shared) >= MIN_MODULES:
         speeds = np.median(logs - np.median(logs, axis=1, keepdims=True), axis=0)
-    common_ratio = math.exp(speeds[len(before) :].mean() - speeds[: len(before)].mean())
+    base_speed, new_speed = (float(trimmed_mean(side[None]).mean[0]) for side in np.split(speeds, [len(before)]))
+    common_ratio = math.exp(new_speed - base_speed)
     spread = _spread_of(shared, logs - speeds, runs, len(before)) if shared else None
     enough = min(sum(run.steps for run in side) for side in (before, after)) >= MIN_STEPS
     changes = [_unshared(key, before, after) for key in keys if key not in set(shared)]
     if spread is not None:
-        per_run = math.sqrt(1 / len(before) + 1 / len(after))
-        reach = student_quantile(MODULES_OUTSIDE / len(shared), spread.freedom) * per_run * np.sqrt(spread.variance)
+        reach = student_quantile(MODULES_OUTSIDE / len(shared), spread.freedom) * spread.error
+        base_logs, new_logs = (trimmed_mean(side).mean for side in np.split(logs, [len(before)], axis=1))
         for index, key in enumerate(shared):
-            side_logs = logs[index, : len(before)].mean(), logs[index, len(before) :].mean()
+            times = math.exp(base_logs[index]), math.exp(new_logs[index])
+            interval = spread.difference[index] + np.array([-reach[index], 0, reach[index]])
             counted = enough and min(_steps(side, key) for side in (before, after)) >= MIN_STEPS
             calls = _calls(before, after, key)
-            changes.append(_change(key, side_logs, float(reach[index]), common_ratio, calls, counted))
+            changes.append(_change(key, times, interval, common_ratio, calls, counted))
     return Diff(
         changes=sorted(changes, key=_by_cost),
         step=_step_change(before, after, enough),
@@ -139,7 +141,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         independent=(_independent(before), _independent(after)),
         common_ratio=common_ratio,
         runs=(len(before), len(after)),
-        spread=float(np.median(np.sqrt(spread.variance))) if spread is not None else 0.0,
+        spread=float(np.median(spread.spread)) if spread is not None else 0.0,
         drift=(_most_drift(before), _most_drift(after)),
         environment=_environments(before, after),
         suggested=suggest_renames(before[0], after[0]),
@@ -161,25 +163,29 @@ def _spread_of(keys: Sequence[Key], logs: Float64Array, runs: Sequence[RunTimes]
 
 
 def _change(
-    key: Key, logs: tuple[float, float], reach: float, common_ratio: float, calls: tuple[int, int, bool], counted: bool
+    key: Key,
+    times: tuple[float, float],
+    interval: Float64Array,
+    common_ratio: float,
+    calls: tuple[int, int, bool],
+    counted: bool,
 ) -> Change:
     """Return the change of a module.
 
     Args:
         key: the module and phase.
-        logs: logarithms of its times before and after, means over the recordings.
-        reach: how far the confidence interval of their difference reaches to both sides.
+        times: ns before and after.
+        interval: float64[3], of the difference of their logarithms, beside the common one: low end, estimate, high end.
         common_ratio: by what factor all modules changed alike.
         calls: as `_calls` returns them.
         counted: False where there are too few steps for a verdict.
     """
-    base_ns, new_ns = (round(math.exp(log)) for log in logs)
-    expected_ns = math.exp(logs[0]) * common_ratio
-    change = math.log(math.exp(logs[1]) / expected_ns)
-    low, high = (expected_ns * math.expm1(change + end) for end in (-reach, reach))
-    verdict = _verdict(base_ns, new_ns, (low, high)) if counted else "cannot tell"
-    difference_ns = round(expected_ns * math.expm1(change))
-    return Change(*key, base_ns, new_ns, difference_ns, round(low), round(high), calls[0], calls[1], calls[2], verdict)
+    base_ns, new_ns = map(round, times)
+    low, difference, high = (times[0] * common_ratio * np.expm1(interval)).tolist()
+    verdict = _verdict(base_ns, new_ns, (low, difference, high)) if counted else "cannot tell"
+    return Change(
+        *key, base_ns, new_ns, round(difference), round(low), round(high), calls[0], calls[1], calls[2], verdict
+    )
 
 
 def _unshared(key: Key, before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Change:
@@ -200,19 +206,20 @@ def _step_change(before: Sequence[RunTimes], after: Sequence[RunTimes], enough: 
     Recordings of a side tell how much the machine's speed differs. Where there is one a side, its thirds do: they
     differ at least as much as recordings made one after the other.
     """
-    sides = [np.log([run.step.time_ns for run in side]) for side in (before, after)]
-    per_run = math.sqrt(1 / len(before) + 1 / len(after))
-    freedom = len(before) + len(after) - 2
+    base, new = (trimmed_mean(np.log([[run.step.time_ns for run in side]])) for side in (before, after))
+    freedom = base.kept + new.kept - 2
     if freedom:
-        variance = sum(float(((side - side.mean()) ** 2).sum()) for side in sides) / freedom
+        variance = float(base.squares[0] + new.squares[0]) / freedom
     else:
         parts = [np.log(run.step_parts) for run in (*before, *after) if run.step_parts]
         freedom = sum(len(part) - 1 for part in parts)
         variance = sum(float(((part - part.mean()) ** 2).sum()) for part in parts) / max(freedom, 1)
     least = float(np.mean([run.step.variance for run in (*before, *after)]))
-    reach = student_quantile(STEP_OUTSIDE, max(freedom, 1)) * per_run * math.sqrt(max(variance, least))
-    logs = float(sides[0].mean()), float(sides[1].mean())
-    return _change(("", "step"), logs, reach, 1.0, (0, 0, False), enough)
+    error = math.sqrt(max(variance, least) * (1 / base.kept + 1 / new.kept))
+    reach = student_quantile(STEP_OUTSIDE, max(freedom, 1)) * error
+    interval = float(new.mean[0] - base.mean[0]) + np.array([-reach, 0, reach])
+    times = math.exp(base.mean[0]), math.exp(new.mean[0])
+    return _change(("", "step"), times, interval, 1.0, (0, 0, False), enough)
 
 
 def _steps(side: Sequence[RunTimes], key: Key) -> int:
@@ -232,18 +239,18 @@ def _calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key) -> t
     return base_calls, new_calls, more or fewer
 
 
-def _verdict(base_ns: int, new_ns: int, interval: tuple[float, float]) -> str:
+def _verdict(base_ns: int, new_ns: int, interval: tuple[float, float, float]) -> str:
     """Say what the interval of the difference allows: a change is one that is also larger than what runs differ by.
 
     What only did not follow all other modules, and takes what it took, did not change.
     """
     limit = MIN_CHANGE * base_ns
-    middle = sum(interval) / 2
-    if interval[0] > 0 and min(middle, new_ns - base_ns) > limit:
+    low, difference, high = interval
+    if low > 0 and min(difference, new_ns - base_ns) > limit:
         return "slower"
-    if interval[1] < 0 and max(middle, new_ns - base_ns) < -limit:
+    if high < 0 and max(difference, new_ns - base_ns) < -limit:
         return "faster"
-    return "same" if -limit <= interval[0] and interval[1] <= limit else "cannot tell"
+    return "same" if -limit <= low and high <= limit else "cannot tell"
 
 
 def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
@@ -256,6 +263,8 @@ def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict
     return {key: (old, new) for key, (old, new) in texts.items() if old != new}
 
 
-def _by_cost(change: Change) -> tuple[bool, int, str, int]:
-    settled = change.verdict in {"same", "cannot tell"} and not change.calls_changed
-    return settled, -abs(change.difference_ns), change.fqn, SAMPLED_PHASES.index(change.phase)
+def _by_cost(change: Change) -> tuple[bool, bool, int, str, int]:
+    """What is called differently comes first: that is certain, and often the reason of the rest."""
+    settled = change.verdict in {"same", "cannot tell"}
+    order = SAMPLED_PHASES.index(change.phase)
+    return not change.calls_changed, settled, -abs(change.difference_ns), change.fqn, order

@@ -42,7 +42,8 @@ class Diff:
     """Two sets of recordings, compared.
 
     Attributes:
-        changes: one per module and phase; changed ones first, those that cost most at the top.
+        changes: one per module and phase: first what is called differently, then what is slower or faster, then the
+            rest; of each those that cost most at the top.
         step: the step as a whole.
         base_steps: how many steps before were compared.
         new_steps: how many after.

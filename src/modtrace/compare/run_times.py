@@ -10,10 +10,10 @@ import numpy as np
 from .._errors import ModtraceError
 from .._typing import Int64Array
 from ..timeline import Timeline
-from .samples import Key, renamed_fqn, take_samples
+from .samples import Key, Samples, renamed_fqn, take_samples
 from .typical import Typical, likeness, typical
 
-__all__ = ["ENVIRONMENT", "ModuleRun", "RunTimes", "measure_run", "renamed_run"]
+__all__ = ["ENVIRONMENT", "ModuleRun", "RunTimes", "measure_run", "measure_samples", "renamed_run"]
 
 ENVIRONMENT = (
     "modtrace",
@@ -87,7 +87,17 @@ def measure_run(timeline: Timeline) -> RunTimes:
     Raises:
         ModtraceError: no whole step is marked.
     """
-    samples = take_samples(timeline)
+    environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
+    return measure_samples(take_samples(timeline), environment)
+
+
+def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTimes:
+    """Measure the samples of a recording.
+
+    Args:
+        samples: at least one step of them.
+        environment: see `RunTimes`.
+    """
     alike = likeness(samples.self_ns.values())
     count = len(samples.duration_ns)
     return RunTimes(
@@ -98,7 +108,7 @@ def measure_run(timeline: Timeline) -> RunTimes:
         steps=count,
         warm_up=samples.warm_up,
         independent=count * (1 - alike) / (1 + alike),
-        environment={key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)},
+        environment=environment,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._typing import Float64Array
 
-__all__ = ["Spread", "measure_spread", "student_quantile"]
+__all__ = ["Spread", "measure_spread", "student_quantile", "trimmed_mean"]
 
 SINGLE_FREEDOM = 6.0
 """Degrees of freedom where each side is one recording: how unequally modules differ between recordings cannot be seen
@@ -18,7 +18,9 @@ there; over three architectures on a busy machine it was as of 5 to 12."""
 MAX_SINGLE_SPREAD = 0.05
 """Where each side is one recording, modules differ by this part at most unless their steps tell of more: what is beyond
 are changes of the modules."""
+_CUT = 0.2
 _UNSEEN = 1.645
+"""Standard errors: 95 % on one side."""
 _MANY = 1e6
 _MEDIAN_OF_SQUARE = 0.455
 """Of the square of a normal number with variance 1."""
@@ -27,25 +29,59 @@ _MEDIAN_WEIGHT = 0.37
 
 
 class Spread(NamedTuple):
-    """The noise between recordings, after what all modules changed alike.
+    """Differences between the sides, and the noise between recordings; beside what all modules changed alike.
 
     Attributes:
-        variance: float64[modules], relative variance of what a module takes in one recording.
-        freedom: degrees of freedom.
-        factor: how much larger it is than what the steps of a recording tell of it.
+        difference: float64[modules], of the logarithms of times.
+        error: float64[modules], the standard error of the difference.
+        freedom: degrees of freedom of the error.
+        spread: float64[modules], by what part a module differs from one recording to the next.
+        factor: how many times larger that is than what the steps of a recording tell of it.
     """
 
-    variance: Float64Array
+    difference: Float64Array
+    error: Float64Array
     freedom: float
+    spread: Float64Array
     factor: float
 
 
-def measure_spread(logs: Float64Array, within: Float64Array, freedom: float, base_runs: int) -> Spread:
-    """Estimate the noise of each module from its recordings, and from what all modules have in common.
+class Trimmed(NamedTuple):
+    """The mean over recordings without the extreme ones, in which something else ran all the time.
 
-    Few recordings say little about one module, but all modules together say how much recordings differ. Each module's
-    variance is drawn towards what is expected of it, the more the less modules differ in that (empirical Bayes; Smyth
-    2004). Expected is a multiple of what its steps tell, half of it its own and half that of the middle module.
+    Attributes:
+        mean: float64[modules].
+        squares: float64[modules], the sum of squared deviations with the extreme recordings moved to the nearest kept.
+        kept: how many recordings the mean is of.
+    """
+
+    mean: Float64Array
+    squares: Float64Array
+    kept: int
+
+
+def trimmed_mean(logs: Float64Array) -> Trimmed:
+    """Return the mean over recordings, of five or more without a fifth at each end (Yuen 1974).
+
+    Args:
+        logs: float64[modules, recordings].
+    """
+    runs = logs.shape[1]
+    cut = int(_CUT * runs)
+    ordered = np.sort(logs, axis=1)
+    kept = ordered[:, cut : runs - cut]
+    moved = np.clip(ordered, kept[:, :1], kept[:, -1:])
+    squares = ((moved - moved.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+    return Trimmed(kept.mean(axis=1), squares, kept.shape[1])
+
+
+def measure_spread(logs: Float64Array, within: Float64Array, freedom: float, base_runs: int) -> Spread:
+    """Estimate how each module differs between the sides, and how sure that is.
+
+    Few recordings say little about the noise of one module, but all modules together say how much recordings differ.
+    Each module's variance is drawn towards what is expected of it, the more the less modules differ in that (empirical
+    Bayes; Smyth 2004). Expected is a multiple of what its steps tell, half of it its own and half that of the middle
+    module.
 
     Args:
         logs: float64[modules, recordings], logarithms of times, without what all modules changed alike.
@@ -53,24 +89,25 @@ def measure_spread(logs: Float64Array, within: Float64Array, freedom: float, bas
         freedom: their degrees of freedom.
         base_runs: how many of the recordings are those before.
     """
-    modules, runs = logs.shape
-    base, new = logs[:, :base_runs], logs[:, base_runs:]
+    base, new = trimmed_mean(logs[:, :base_runs]), trimmed_mean(logs[:, base_runs:])
+    difference = new.mean - base.mean
+    per_recording = math.sqrt(1 / base.kept + 1 / new.kept)
     expected = (within + np.median(within)) / 2
-    own_freedom = runs - 2
+    own_freedom = base.kept + new.kept - 2
     if not own_freedom:
-        difference = (new - base)[:, 0]
         factor = float(np.median(difference**2 / (2 * expected))) / _MEDIAN_OF_SQUARE
         limit = max(8.0, MAX_SINGLE_SPREAD**2 / float(np.median(expected)))
         factor = min(max(factor, 1.0), limit)
         beyond_steps = 1 - 1 / factor
-        unsure = 0.25 / max(freedom, 1.0) + beyond_steps**2 / (_MEDIAN_WEIGHT * modules) + 1 / SINGLE_FREEDOM
-        return Spread(factor * expected, 1 / unsure, math.sqrt(factor))
-    residuals = [side - side.mean(axis=1, keepdims=True) for side in (base, new)]
-    own = sum((side**2).sum(axis=1) for side in residuals) / own_freedom
+        unsure = 0.25 / max(freedom, 1.0) + beyond_steps**2 / (_MEDIAN_WEIGHT * len(within)) + 1 / SINGLE_FREEDOM
+        spread = np.sqrt(factor * expected)
+        return Spread(difference, spread * per_recording, 1 / unsure, spread, math.sqrt(factor))
+    own = (base.squares + new.squares) / own_freedom
     factor = float(np.median(own / expected)) / (1 - 2 / (9 * own_freedom)) ** 3
     expected_freedom = _freedom_of_expected(own, factor * expected, own_freedom)
     variance = (expected_freedom * factor * expected + own_freedom * own) / (expected_freedom + own_freedom)
-    return Spread(np.maximum(variance, 1e-12), expected_freedom + own_freedom, math.sqrt(factor))
+    spread = np.sqrt(np.maximum(variance, 1e-12))
+    return Spread(difference, spread * per_recording, expected_freedom + own_freedom, spread, math.sqrt(factor))
 
 
 def _freedom_of_expected(own: Float64Array, expected: Float64Array, own_freedom: int) -> float:

@@ -1,0 +1,270 @@
+"""Whether `modtrace diff` finds changes that were put in, and none where there is none, beside the usual ways.
+
+Recordings of 30 steps of three small models, each process recording the model as it is and with each change in it
+(_recorded_changes.py). A side of a comparison is one recording of each of 1, 5 or 12 processes; those of the two sides
+took turns, and which of two neighbours is before and which after is drawn. Comparisons of one change share recordings.
+
+Then recordings that are made up, of 80 modules and phases, with noise of four kinds; and what a comparison costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from scripts.benches._recorded_changes import PLACES, UNCHANGED, slow_changes
+from scripts.benches._usual_ways import changed, mean_per_name, totals_per_slice
+from tests.support.timelines import gpt2_timeline
+
+import modtrace
+from modtrace.compare.compare import compare_runs
+from modtrace.compare.run_times import RunTimes, measure_run, measure_samples
+from modtrace.compare.samples import Samples
+
+PER_SIDE = (1, 5, 12)
+SLOWER_OR_FASTER = {"slower", "faster"}
+
+
+class Measured(NamedTuple):
+    """One recording, as each way looks at it."""
+
+    run: RunTimes
+    means: Mapping[str, float]
+    totals: Mapping[str, float]
+    label_of: Mapping[str, str]
+
+
+class Verdicts(NamedTuple):
+    """Of each way: 1 where it was right, and where it called anything else changed."""
+
+    right: tuple[bool, bool, bool]
+    wrong: tuple[bool, bool, bool]
+
+
+@cache
+def measured(path: Path) -> Measured:
+    timeline = modtrace.load(path)
+    labels = {name.fqn: name.label for name in timeline.names}
+    return Measured(measure_run(timeline), mean_per_name(timeline), totals_per_slice(timeline), labels)
+
+
+def sides(
+    folder: Path, architecture: str, before: Sequence[str], after: Sequence[str], per_side: int, draw: random.Random
+) -> tuple[list[Measured], list[Measured]]:
+    """Draw the recordings of a comparison: of neighbouring processes one is before and one after."""
+    processes = sorted(int(path.name) for path in (folder / architecture).iterdir() if path.name.isdecimal())
+    first = draw.randrange(len(processes) - 2 * per_side + 1)
+    base, new = [], []
+    for number in range(first, first + 2 * per_side, 2):
+        pair = draw.sample(processes[number : number + 2], 2)
+        base.append(measured(folder / architecture / str(pair[0]) / f"{draw.choice(before)}.pftrace"))
+        new.append(measured(folder / architecture / str(pair[1]) / f"{draw.choice(after)}.pftrace"))
+    return base, new
+
+
+def judge(change: str, architecture: str, base: Sequence[Measured], new: Sequence[Measured]) -> Verdicts:
+    """Compare, and say whether what came first is what was changed, and whether anything else was called changed."""
+    found = compare_runs([one.run for one in base], [one.run for one in new], {})
+    means = changed([one.means for one in base], [one.means for one in new])
+    totals = changed([one.totals for one in base], [one.totals for one in new])
+    different = [row for row in found.changes if row.verdict in SLOWER_OR_FASTER]
+    ours = [f"{row.fqn} {row.phase}" for row in different]
+    places = PLACES[architecture]
+    if change in UNCHANGED:
+        some = bool(different) or (found.step.verdict != "cannot tell" and found.step.verdict != "same")
+        return Verdicts((not some, not means, not totals), (some, bool(means), bool(totals)))
+    if change.startswith("slow"):
+        _, _, phase, path = change.split("_", 3)
+        fqn = f"{architecture}.{path}"
+        label, truth = new[0].label_of[fqn], f"{fqn} {phase}"
+        first = [names[:1] == [right] for names, right in ((ours, truth), (means, truth), (totals, label))]
+        around = {f"{architecture}.{path[:end]}"[:-1] for end in range(len(path)) if end and path[end - 1] == "."}
+        fine = {truth, label, *(f"{outer} {phase}" for outer in (*around, architecture))}
+        return Verdicts(
+            (first[0], first[1], first[2]),
+            (any(name != truth for name in ours), not set(means) <= fine, not set(totals) <= fine),
+        )
+    if change == "swap_b":
+        one, other = (f"{architecture}.{path} forward" for path in places.swap)
+        verdicts = {f"{row.fqn} {row.phase}": row.verdict for row in different}
+        right = verdicts.get(one) == "faster" and verdicts.get(other) == "slower"
+        labels = {new[0].label_of[f"{architecture}.{path}"] for path in places.swap}
+        return Verdicts(
+            (right and set(ours[:2]) == {one, other}, set(means[:2]) == {one, other}, set(totals[:2]) == labels),
+            (len(ours) > 2, len(means) > 2, len(totals) > 2),
+        )
+    return judge_structure(change, architecture, new[0].label_of, (found, different), means, totals)
+
+
+def judge_structure(
+    change: str,
+    architecture: str,
+    label_of: Mapping[str, str],
+    ours: tuple[modtrace.Diff, Sequence[modtrace.Change]],
+    means: Sequence[str],
+    totals: Sequence[str],
+) -> Verdicts:
+    """The same for what is called differently; what changes in the module around it is no error."""
+    places, (found, different) = PLACES[architecture], ours
+    path, around, phase = {
+        "twice": (*places.twice, "forward"),
+        "recompute": (places.recompute, places.recompute.rpartition(".")[0], "recompute"),
+        "rename": (f"{places.rename[0]}.{places.rename[2]}", places.rename[0], "forward"),
+    }[change]
+    fqn, outer, top = f"{architecture}.{path}", f"{architecture}.{around}", found.changes[0]
+    if change == "rename":
+        right = found.suggested == {f"{outer}.{places.rename[1]}": fqn}
+    else:
+        right = top.calls_changed and top.fqn.startswith(fqn) and top.phase == phase
+    return Verdicts(
+        (right, means[:1] == [f"{fqn} {phase}"], totals[:1] == [label_of[fqn]]),
+        (
+            any(not row.fqn.startswith(outer) for row in different),
+            any(not name.startswith(outer) for name in means),
+            len(totals) > 1,
+        ),
+    )
+
+
+def of_recordings(folder: Path, comparisons: int, seed: int) -> None:
+    """Print how often each way is right, and how often it calls something else changed."""
+    draw = random.Random(seed)
+    kinds: dict[str, list[tuple[str, str]]] = {"A/A": [(name, UNCHANGED[0]) for name in PLACES]}
+    for architecture, places in PLACES.items():
+        for slow in slow_changes(places):
+            kinds.setdefault(f"{slow.factor:.0%} slower", []).append((architecture, slow.name))
+        for change in ("twice", "recompute", "rename", "swap_b"):
+            kinds.setdefault(change, []).append((architecture, change))
+    print("| change | a side | comparisons | diff: right | else | means: right | else | totals: right | else |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for kind, changes in kinds.items():
+        for per_side in PER_SIDE:
+            each = max(comparisons // len(changes), 1) + (kind == "A/A")
+            found = []
+            for architecture, change in changes:
+                before = ["swap_a"] if change == "swap_b" else UNCHANGED
+                after = UNCHANGED if kind == "A/A" else [change]
+                for _ in range(each):
+                    base, new = sides(folder, architecture, before, after, per_side, draw)
+                    found.append(judge(change, architecture, base, new))
+            shares = [
+                f"{np.mean([getattr(one, field)[way] for one in found]):.1%}"
+                for way in range(3)
+                for field in ("right", "wrong")
+            ]
+            print(f"| {kind} | {per_side} | {len(found)} | {' | '.join(shares)} |", flush=True)
+
+
+def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> RunTimes:
+    """A recording of 30 steps: 3 % of noise in each module and step, 1 % between recordings, and what `kind` says."""
+    modules, steps = len(typical_ns), 30
+    logs = random_.normal(0, 0.03, (modules, steps)) + random_.normal(0, 0.01, (modules, 1))
+    if kind == "AR(1)":
+        speed = random_.normal(0, 0.05, steps)
+        for step in range(1, steps):
+            speed[step] = 0.9 * speed[step - 1] + (1 - 0.9**2) ** 0.5 * speed[step]
+        logs += speed
+    elif kind == "jumps":
+        logs += random_.normal(0, 0.1) + random_.normal(0, 0.15) * (np.arange(steps) > random_.integers(steps))
+    elif kind == "heavy tails":
+        logs += (random_.random((modules, steps)) < 0.15) * random_.pareto(1.5, (modules, steps))
+    times = np.maximum(np.exp(logs) * typical_ns[:, None], 1).astype(np.int64)
+    keys = [(f"Net.{number // 2}", ("forward", "backward")[number % 2]) for number in range(modules)]
+    calls = np.ones(steps, np.int64)
+    samples = Samples(dict(zip(keys, times, strict=True)), dict.fromkeys(keys, calls), times.sum(axis=0), 0, {})
+    return measure_samples(samples, {})
+
+
+def of_made_up(comparisons: int) -> None:
+    random_ = np.random.default_rng(0)
+    print("\n| noise | a side | A/A: anything changed | 10 % slower: first | else |\n| --- | --- | --- | --- | --- |")
+    for kind in ("quiet", "AR(1)", "jumps", "heavy tails"):
+        for per_side in PER_SIDE:
+            some, first, other = [], [], []
+            for _ in range(comparisons):
+                typical_ns = np.exp(random_.uniform(np.log(2e4), np.log(2e6), 80))
+                slower = typical_ns * np.where(np.arange(80) == 7, 1.1, 1.0)
+                base, same, new = (
+                    [made_up(kind, random_, times) for _ in range(per_side)]
+                    for times in (typical_ns, typical_ns, slower)
+                )
+                equal, found = compare_runs(base, same, {}), compare_runs(base, new, {})
+                some.append(any(row.verdict in SLOWER_OR_FASTER for row in (equal.step, *equal.changes)))
+                names = [(row.fqn, row.phase) for row in found.changes if row.verdict in SLOWER_OR_FASTER]
+                first.append(names[:1] == [("Net.3", "backward")])
+                other.append(any(name != ("Net.3", "backward") for name in names))
+            shares = " | ".join(f"{np.mean(which):.1%}" for which in (some, first, other))
+            print(f"| {kind} | {per_side} | {shares} |", flush=True)
+
+
+def cost(spans: int, folder: Path) -> None:
+    """Print what comparing two files takes, in a process that does nothing else."""
+    paths = [folder / "base.pftrace", folder / "new.pftrace"]
+    for seed, path in enumerate(paths):
+        gpt2_timeline(spans, seed=seed).save(path)
+    done = subprocess.run([sys.executable, __file__, "--cost-of", *map(str, paths)], check=True, capture_output=True)
+    print(f"\n{spans:,} spans a side: {done.stdout.decode().strip()}")
+
+
+def print_cost(paths: Sequence[str]) -> None:
+    begun = time.perf_counter()
+    timelines = [modtrace.load(path) for path in paths]
+    loaded = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    modtrace.diff(*timelines)
+    compared = time.perf_counter()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    columns = sum(timeline.columns.nbytes for timeline in timelines)
+    print(
+        f"reading {loaded - begun:.1f} s, comparing {compared - loaded:.1f} s; columns {columns >> 20} MiB, "
+        f"most memory while reading {before >> 10} MiB, {after - before >> 10} MiB more while comparing"
+    )
+
+
+def record(folder: Path, processes: int) -> None:
+    script = Path(__file__).with_name("_recorded_changes.py")
+    for number, architecture in _turns(processes):
+        target = folder / architecture / str(number)
+        if not target.exists():
+            subprocess.run([sys.executable, str(script), architecture, str(number), str(target)], check=True)
+
+
+def _turns(processes: int) -> Iterator[tuple[int, str]]:
+    return ((number, architecture) for number in range(processes) for architecture in PLACES)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="recordings are kept here, and those that are there are used")
+    parser.add_argument("--processes", type=int, default=24)
+    parser.add_argument("--comparisons", type=int, default=200, help="for each change and number of recordings")
+    parser.add_argument("--spans", type=int, default=1_000_000, help="on each side, for the cost")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cost-of", nargs=2, metavar="TRACE", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.cost_of:
+        print_cost(options.cost_of)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary) / "recordings"
+        record(folder, options.processes)
+        of_recordings(folder, options.comparisons, options.seed)
+        of_made_up(options.comparisons)
+        if options.spans:
+            cost(options.spans, Path(temporary))
+
+
+if __name__ == "__main__":
+    main()
