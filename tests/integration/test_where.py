@@ -215,5 +215,7 @@ def test_a_rank_that_waits_in_backward_is_told_from_one_that_has_not_called_it(
     waits = "backward, waiting after the last node of Net.wte"
     lines = done.stdout.splitlines()
     assert lines[0] == f"rank 0 is in {waits}, rank 1 in no module"
-    assert re.fullmatch(rf"rank 0 +running +1 +MainThread +{re.escape(waits)} +[\d.]+ m?s", lines[3])
-    assert re.fullmatch(r"rank 1 +running +1 +no module +[\d.]+ m?s", lines[4])
+    pids = [process.pid for process in processes]
+    shown = rf"rank 0 +{pids[0]} +running +1 +MainThread +{re.escape(waits)} \(Embedding\) +[\d.]+ m?s"
+    assert re.fullmatch(shown, lines[3].rstrip())
+    assert re.fullmatch(rf"rank 1 +{pids[1]} +running +1 +no module +[\d.]+ m?s", lines[4].rstrip())
