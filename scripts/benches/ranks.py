@@ -1,0 +1,106 @@
+"""What recording adds to a collective, and how well clocks are read over loopback.
+
+Collectives run on torch's fake group, which does nothing, and on gloo with one rank. Blocks of each engine take
+turns; each figure is the difference of the quickest blocks, per collective, to those of a process that has not
+recorded yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import modtrace
+from modtrace.clocks.pings import PingClient, PingServer
+from modtrace.track.native.library import is_built
+
+Call = Callable[[], object]
+
+
+def subjects() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+    found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "python": lambda: modtrace.record(engine="python", capacity=1 << 14),
+        "after a recording": nullcontext,
+    }
+    if is_built():
+        found["native"] = lambda: modtrace.record(engine="native", capacity=1 << 14)
+    return found
+
+
+def quickest(call: Call, count: int, blocks: int) -> float:
+    """Nanoseconds per call in the quickest of some blocks."""
+    best = float("inf")
+    for _ in range(blocks):
+        begin = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        best = min(best, (time.perf_counter_ns() - begin) / count)
+    return best
+
+
+def measure(backend: str, rounds: int) -> None:
+    store = FakeStore() if backend == "fake" else dist.FileStore(tempfile.mkstemp()[1], 1)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=2 if backend == "fake" else 1)
+    tensor = torch.ones(256)
+
+    def call() -> None:
+        dist.all_reduce(tensor)
+
+    untouched = min(quickest(call, 100, 5) for _ in range(rounds))
+    contexts = subjects()
+    best = dict.fromkeys(contexts, float("inf"))
+    for _ in range(rounds):
+        for subject, context in contexts.items():
+            with context():
+                call()
+                best[subject] = min(best[subject], quickest(call, 100, 5))
+    added = ", ".join(f"{subject} {(ns - untouched) / 1e3:+.2f} µs" for subject, ns in best.items())
+    print(f"{backend}, all_reduce: {untouched / 1e3:.2f} µs; {added}")
+    dist.destroy_process_group()
+
+
+def measure_clocks(readings: int) -> None:
+    server = PingServer("127.0.0.1")
+    client = PingClient(server.address, server.token)
+    begin = time.perf_counter_ns()
+    found = [client.read() for _ in range(readings)]
+    took_ms = (time.perf_counter_ns() - begin) / 1e6 / readings
+    client.close()
+    server.close()
+    errors = sorted(abs(reading.offset_ns) for reading in found)
+    bounds = statistics.median(reading.bound_ns for reading in found)
+    print(
+        f"clocks over loopback, {readings} readings of 64 pings: error median {statistics.median(errors):.0f} ns, "
+        f"worst {errors[-1]} ns; bound median {bounds / 1e3:.1f} µs; {took_ms:.1f} ms a reading"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--backend", choices=("fake", "gloo"), help="only the collectives of this one")
+    parser.add_argument("--readings", type=int, default=200)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.backend:
+        measure(options.backend, options.rounds)
+        return
+    for backend in ("fake", "gloo"):
+        # Each in a process of its own, which has not recorded yet.
+        subprocess.run([sys.executable, __file__, "--backend", backend, "--rounds", str(options.rounds)], check=True)
+    measure_clocks(options.readings)
+
+
+if __name__ == "__main__":
+    main()
