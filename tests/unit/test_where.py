@@ -27,9 +27,10 @@ from modtrace.ring.slot_format import (
 )
 from modtrace.timeline import OpenCall, ThreadStack
 from modtrace.where import RankState, group_ranks, headline, read_rank_state
+from modtrace.where.durations import format_durations
 from modtrace.where.process_status import is_alive
 from modtrace.where.rank_groups import format_ranges, format_stack
-from modtrace.where.render import format_durations, render
+from modtrace.where.render import render
 from tests.support.python_process import start_python
 
 SECOND = 1_000_000_000

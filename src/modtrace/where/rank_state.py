@@ -15,6 +15,7 @@ from ..timeline import OpenCall, ThreadStack, open_stacks
 from ..timeline.build import Clock, step_ends
 from ..timeline.usual_durations import usual_durations
 from .process_status import is_alive, is_this_host
+from .rank_collectives import GroupProgress, read_group_progress
 
 __all__ = ["RankState", "read_rank_state"]
 
@@ -39,6 +40,7 @@ class RankState(NamedTuple):
         now_ns: the moment that durations count to, monotonic nanoseconds of the recording's host: now, or its last
             event where it has ended.
         last_unix_ns: its last event, Unix nanoseconds.
+        groups: how far it is with the collectives of each process group.
         usual_ns: what the innermost open calls usually take, by (fqn, phase), as far as the ring knows.
     """
 
@@ -52,6 +54,7 @@ class RankState(NamedTuple):
     now_ns: int
     last_unix_ns: int
     usual_ns: Mapping[tuple[str, str], int] = MappingProxyType({})
+    groups: tuple[GroupProgress, ...] = ()
 
     @property
     def label(self) -> str:
@@ -83,6 +86,7 @@ class RankState(NamedTuple):
             "step": self.step,
             "last_event_ns": self.last_unix_ns,
             "last_event_seconds": (self.now_ns - self.last_ns) / 1e9,
+            "collectives": [self._group_to_json(progress) for progress in self.groups],
             "threads": [
                 {
                     "thread": thread.thread,
@@ -102,6 +106,22 @@ class RankState(NamedTuple):
                 }
                 for thread in self.threads
             ],
+        }
+
+    def _group_to_json(self, progress: GroupProgress) -> dict[str, Any]:
+        blocked = progress.blocked
+        return {
+            "group": progress.group,
+            "description": progress.description,
+            "ranks": list(progress.ranks),
+            "called": progress.last + 1,
+            "waits_in": None
+            if blocked is None
+            else {
+                "operator": blocked.operator,
+                "counter": blocked.counter,
+                "seconds": (self.now_ns - blocked.since_ns) / 1e9,
+            },
         }
 
     def _usual_seconds(self, call: OpenCall) -> float | None:
@@ -138,6 +158,7 @@ def read_rank_state(path: str | os.PathLike[str]) -> RankState:
         threads=threads,
         now_ns=max(now_ns, last_ns),
         last_unix_ns=int(Clock(snapshot.records).to_unix(np.array([last_ns]))[0]),
+        groups=read_group_progress(snapshot),
         usual_ns=usual_durations(snapshot, [thread.calls[-1] for thread in threads if thread.calls]),
     )
 

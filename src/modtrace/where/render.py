@@ -11,17 +11,19 @@ from rich.text import Text
 
 from .._terminal import printable
 from ..timeline import ThreadStack
+from .durations import format_durations
+from .hangs import find_hangs
 from .rank_groups import RankGroup, format_stack, headline
 from .rank_state import RankState
 
-__all__ = ["format_durations", "render"]
+__all__ = ["render"]
 
 _MAX_PIDS = 2
 _COLORS = {"running": "green", "dead": "red", "stopped": "dim", "unknown": "yellow"}
 
 
 def render(groups: Sequence[RankGroup], errors: Iterable[str] = ()) -> RenderableType:
-    """Return a headline where there are several ranks, a line per group and open thread, and what could not be read."""
+    """Return headline and hangs where there are several ranks, a line per group and open thread, and the errors."""
     table = Table(box=None, pad_edge=False)
     for column in ("", "pid", "state", "step", "thread", "in"):
         table.add_column(column, overflow="fold")
@@ -50,7 +52,9 @@ def render(groups: Sequence[RankGroup], errors: Iterable[str] = ()) -> Renderabl
             table.add_row(*head, "", "no module", _lasted([rank.last_ns for rank in group.ranks], group), "")
     lines: list[RenderableType] = [_text(error, "red") for error in errors]
     if sum(len(group.ranks) for group in groups) > 1:
-        lines += [_text(headline(groups), "bold"), ""]
+        lines.append(_text(headline(groups), "bold"))
+        hangs = find_hangs(rank for group in groups for rank in group.ranks)
+        lines += [*(_text(hang.text, "bold red") for hang in hangs), ""]
     if groups:
         lines.append(table)
     return Group(*lines)
@@ -84,21 +88,3 @@ def _lasted(since_ns: Sequence[int], group: RankGroup) -> str:
         durations = [(rank.now_ns - begin_ns) / 1e9 for rank, begin_ns in zip(group.ranks, since_ns, strict=True)]
         return format_durations(durations)
     return f"until {datetime.fromtimestamp(max(rank.last_unix_ns for rank in group.ranks) / 1e9):%F %T}"
-
-
-def format_durations(seconds: Sequence[float]) -> str:
-    """Return seconds for people, of several the shortest and the longest."""
-    shortest, longest = _format_seconds(min(seconds)), _format_seconds(max(seconds))
-    return shortest if shortest == longest else f"{shortest} to {longest}"
-
-
-def _format_seconds(seconds: float) -> str:
-    if seconds < 0.0095:
-        return f"{seconds * 1e3:.1f} ms"
-    if seconds < 1:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    if seconds < 7200:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"

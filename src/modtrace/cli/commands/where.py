@@ -36,6 +36,8 @@ def command(rings: tuple[str, ...], watch: bool, as_json: bool, stacks: bool) ->
     RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring). The process may run, hang
     or be dead. Of several ranks ('run-*.modtrace'), those that agree stand in one line. What a module usually takes is
     the median of its calls that the ring still holds; red is what takes ten times as long, and at least 5 seconds.
+
+    Where ranks wait in a collective of torch.distributed, a sentence says which rank has not called it.
     """
     if watch and (as_json or stacks):
         raise click.UsageError("--watch goes on; leave out --json and --stacks.")
