@@ -383,6 +383,7 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
         "engine": "native",
         "state": "dead",
         "step": None,
+        "collectives": [],
         "last_event_seconds": 0.0,
         "threads": [
             {
