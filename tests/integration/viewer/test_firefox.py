@@ -119,8 +119,20 @@ def test_firefox_at_any_scroll_and_zoom_draws_and_hits_the_span_of_the_data(
     assert running("errors") == []
 
 
-def test_firefox_opens_200_000_spans_in_10_seconds(running: Firefox, tmp_path: Path) -> None:
-    open_in(running, gpt_timeline(725, 12), tmp_path)
-    assert running("evaluate", "document.querySelector('.summary').textContent").startswith("200,100 spans")
+def test_firefox_opens_1_100_000_spans_in_10_seconds_and_selects_and_scrolls(running: Firefox, tmp_path: Path) -> None:
+    open_in(running, gpt_timeline(500, 12, ranks=8), tmp_path)
+    assert running("evaluate", "document.querySelector('.summary').textContent").startswith("1,104,000 spans")
     assert 0 < int(running("evaluate", "document.documentElement.dataset.ready")) < 10_000
+    top = "document.querySelector('[data-row=\"track {}\"]').getBoundingClientRect().top"
+    for rank, pixels in ((1, 0), (6, 1200)):
+        screen = look(running)
+        running("move", screen.x + 50, screen.y + 50)
+        running("wheel", pixels)
+        assert round(look(running).scrolled) == pixels
+        y = running("evaluate", top.format(2 * rank)) + 3 + LEVEL_PX / 2
+        running("click", screen.x + screen.width * 0.3, y)
+        running.settle()
+        fields = running("evaluate", "document.querySelector('#details dl').textContent")
+        assert "GPT2LMHeadModel" in fields
+        assert f"rank {rank} · python" in fields
     assert running("errors") == []

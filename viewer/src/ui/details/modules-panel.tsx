@@ -96,14 +96,14 @@ export function ModulesPanel({ store }: { store: Store }) {
             {byModule && <ColumnHead column="moduleClass" title="Class" order={order} class="module-class" />}
             {columns.map(({ key, title, isShare }) =>
               isShare ? (
-                <th key={title} scope="col" class="number">
+                <th key={title} scope="col" class="number" title="Total as a part of what all rows take">
                   {title}
                 </th>
               ) : (
                 <ColumnHead key={title} column={key} title={title} order={order} isNumber />
               ),
             )}
-            <th scope="col" class="share">
+            <th scope="col" class="share" title="Self as a part of what all rows take">
               % self
             </th>
           </tr>

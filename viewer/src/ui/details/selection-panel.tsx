@@ -89,12 +89,14 @@ export function SelectionPanel({ store }: { store: Store }) {
   const process = trace.processes[track.process];
   return (
     <>
-      <h2 class="selection-title">
-        <span class="color-swatch" style={{ background: store.classColors.get(moduleClass || label)?.fill }} />
-        {label}
-        {!spans.complete[span] && <span class="badge">incomplete</span>}
+      <div class="selection-head">
+        <h2 class="selection-title">
+          <span class="color-swatch" style={{ background: store.classColors.get(moduleClass || label)?.fill }} />
+          {label}
+          {!spans.complete[span] && <span class="badge">incomplete</span>}
+        </h2>
         <CopyButton text={() => fqn || label} label="Copy name" />
-      </h2>
+      </div>
       <Ancestors store={store} span={span} />
       {!spans.complete[span] && (
         <p class="note">
