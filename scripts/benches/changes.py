@@ -138,7 +138,7 @@ def judge_structure(
     )
 
 
-def of_recordings(folder: Path, comparisons: int, seed: int) -> None:
+def of_recordings(folder: Path, comparisons: int, seed: int, only: Sequence[str]) -> None:
     """Print how often each way is right, and how often it calls something else changed."""
     draw = random.Random(seed)
     kinds: dict[str, list[tuple[str, str]]] = {"A/A": [(name, UNCHANGED[0]) for name in PLACES]}
@@ -150,6 +150,8 @@ def of_recordings(folder: Path, comparisons: int, seed: int) -> None:
     print("| change | a side | comparisons | diff: right | else | means: right | else | totals: right | else |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for kind, changes in kinds.items():
+        if only and kind not in only:
+            continue
         for per_side in PER_SIDE:
             each = max(comparisons // len(changes), 1) + (kind == "A/A")
             found = []
@@ -251,6 +253,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=24)
     parser.add_argument("--comparisons", type=int, default=200, help="for each change and number of recordings")
     parser.add_argument("--spans", type=int, default=1_000_000, help="on each side, for the cost")
+    parser.add_argument("--only", nargs="*", default=[], metavar="CHANGE", help="as the table names them; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost-of", nargs=2, metavar="TRACE", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -260,7 +263,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary) / "recordings"
         record(folder, options.processes)
-        of_recordings(folder, options.comparisons, options.seed)
+        of_recordings(folder, options.comparisons, options.seed, options.only)
         of_made_up(options.comparisons)
         if options.spans:
             cost(options.spans, Path(temporary))
