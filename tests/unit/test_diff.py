@@ -16,6 +16,7 @@ from modtrace.compare.changes import Change
 from modtrace.compare.samples import plain_fqn, take_samples
 from modtrace.compare.side_by_side import Side
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
+from modtrace.timeline.gpu_tracks import GpuSpans, add_gpu_tracks
 from modtrace.timeline.summary import warm_up_steps
 
 FQNS = ("Net", *(f"Net.h.{layer}" for layer in range(8)))
@@ -253,3 +254,37 @@ def test_the_command_fails_above_a_budget(tmp_path: Path) -> None:
     forgotten = invoke(base, new, "--fail-above", "5")
     assert (forgotten.exit_code, "would be 500%; write 5% or 0.05" in forgotten.stderr) == (2, True)
     assert invoke(base, new, "--map", "Net.h").exit_code == 2
+
+
+def with_gpu(timeline: Timeline, factor: float) -> Timeline:
+    """The same with a stream on which kernels of each layer's forward take 50 µs; of one layer `factor` times that."""
+    columns = timeline.columns
+    forward = np.flatnonzero((columns.phase == FORWARD) & (columns.parent >= 0))
+    took = np.where(columns.name[forward] == FQNS.index("Net.h.3"), round(50 * US * factor), 50 * US)
+    spans = GpuSpans(
+        streams=[(0, 7)],
+        stream=np.zeros(len(forward), np.int64),
+        start=columns.start[forward],
+        end=columns.start[forward] + took,
+        name=columns.name[forward].astype(np.int64),
+        phase=columns.phase[forward].astype(np.int64),
+        call=columns.call[forward],
+        step=columns.step[forward],
+        names=timeline.names,
+    )
+    return add_gpu_tracks(timeline, spans)
+
+
+def test_times_on_a_gpu_are_compared_for_themselves() -> None:
+    found = modtrace.diff(with_gpu(recording(0), 1.0), with_gpu(recording(1), 1.5))
+
+    assert changed(found) == [("Net.h.3", "GPU forward", "slower")]
+    assert (found.changes[0].base_ns, found.changes[0].new_ns) == (50 * US, 75 * US)
+
+
+def test_work_on_a_gpu_changes_nothing_on_the_cpu() -> None:
+    on_cpu, with_kernels = recording(0), with_gpu(recording(0), 1.0)
+
+    assert take_samples(on_cpu).self_ns["Net.h.3", "forward"].tolist() == (
+        take_samples(with_kernels).self_ns["Net.h.3", "forward"].tolist()
+    )
