@@ -87,15 +87,15 @@ def test_equal_programs_are_told_apart_as_seldom_as_is_said(runs: int) -> None:
 
 
 def test_a_recording_in_which_something_else_ran_is_left_out() -> None:
-    logs = np.array([[0.1, 0.2, 0.3, 0.2, 5.0]])
+    logs = np.array([[0.1, 0.2, 0.3, 0.2, 0.3, 0.2, 0.3, 5.0]])
 
     found = trimmed_mean(logs)
 
-    assert found.mean[0] == pytest.approx((0.2 + 0.2 + 0.3) / 3)
+    assert found.mean[0] == pytest.approx(0.25)
     # 0.1 and 5 are moved to 0.2 and 0.3.
-    assert found.squares[0] == pytest.approx(3 * 0.04**2 + 2 * 0.06**2)
-    assert found.kept == 3
-    assert trimmed_mean(logs[:, :4]).kept == 4
+    assert found.squares[0] == pytest.approx(8 * 0.05**2)
+    assert found.kept == 6
+    assert trimmed_mean(logs[:, :7]).kept == 7
 
 
 def test_one_recording_a_side_is_held_against_what_all_modules_do() -> None:

@@ -18,7 +18,8 @@ there; over three architectures on a busy machine it was as of 5 to 12."""
 MAX_SINGLE_SPREAD = 0.05
 """Where each side is one recording, modules differ by this part at most unless their steps tell of more: what is beyond
 are changes of the modules."""
-_CUT = 0.2
+_CUT = 0.125
+"""Of fewer than eight recordings none can be spared."""
 _UNSEEN = 1.645
 """Standard errors: 95 % on one side."""
 _MANY = 1e6
@@ -61,7 +62,7 @@ class Trimmed(NamedTuple):
 
 
 def trimmed_mean(logs: Float64Array) -> Trimmed:
-    """Return the mean over recordings, of five or more without a fifth at each end (Yuen 1974).
+    """Return the mean over recordings, of eight or more without an eighth at each end (Yuen 1974).
 
     Args:
         logs: float64[modules, recordings].
