@@ -245,6 +245,7 @@ def test_json_has_steps_and_overview() -> None:
         "modules": 3,
         "losses": {},
         "recomputed": {"Block": 1},
+        "communication": {},
     }
 
 
