@@ -26,11 +26,15 @@ def attribute(module: nn.Module, name: str) -> Any:
         return None
 
 
-def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) -> Iterator[tuple[str, nn.Module]]:
     """Yield the path and module of each module below one, as `nn.Module.named_modules` does, each module once.
 
     A class may have its own `named_modules`; where that raises, the modules are as they lie. Names that are no text are
     turned into it.
+
+    Args:
+        module: where paths start.
+        repeated: gets each module that lies in another place too, once for each of those.
     """
     if type(module).named_modules is not nn.Module.named_modules:
         named = _named_by_class(module)
@@ -44,6 +48,8 @@ def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         path, inner = todo.pop()
         if inner is not module:
             if id(inner) in seen:
+                if repeated is not None:
+                    repeated.append(inner)
                 continue
             seen.add(id(inner))
             yield path, inner

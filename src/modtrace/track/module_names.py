@@ -21,7 +21,7 @@ from .compiled_regions import CompiledRegion, is_inside_region
 from .method_call import MethodCall
 from .module_inspection import attribute, class_name, named_modules
 from .other_threads import OutermostModules
-from .wrappers import is_inside, original_class_name, wrapping_of
+from .wrappers import can_wrap, is_inside, original_class_name, wrapping_of
 
 __all__ = ["ModuleNames", "OpenCall"]
 
@@ -61,6 +61,7 @@ class ModuleNames:
         self._death_watches: dict[int, weakref.ref[nn.Module]] = {}
         # By id(parent), checked against the parent itself.
         self._paths: dict[int, tuple[weakref.ref[nn.Module], _Paths]] = {}
+        self._walking = Exclusive()
 
     def resolve(self, module: nn.Module, open_calls: Iterable[OpenCall]) -> int:
         """Return the id of `module`'s name when it is called inside `open_calls` (innermost first).
@@ -140,7 +141,8 @@ class ModuleNames:
         """Return the fully qualified name behind an id."""
         return self._fqns[name_id]
 
-    def _relative_to(self, open_calls: Iterable[OpenCall], module: nn.Module) -> int | None:
+    def _relative_to(self, open_calls: list[OpenCall], module: nn.Module) -> int | None:
+        outermost = open_calls[-1][0] if open_calls else None
         for called, parent_name_id in open_calls:
             parent = called.owner() if type(called) is MethodCall else called
             if parent is None or (parent is module and parent is not called):
@@ -148,7 +150,7 @@ class ModuleNames:
             if parent is module:
                 # A module that calls itself keeps its name.
                 return parent_name_id
-            path = self._path(parent, module)
+            path = self._path_inside(outermost, parent, module) or self._path(parent, module)
             if path is not None:
                 return self._add_below(self._prefixes[parent_name_id], path, module)
         return None
@@ -189,10 +191,17 @@ class ModuleNames:
             wrapped = wrapping_of(module)
         return self._class_name(module)
 
+    def _path_inside(self, outermost: nn.Module | None, parent: nn.Module, module: nn.Module) -> str | None:
+        """Return the path of `module` below `parent` as the outermost module tells it: without a walk of its own."""
+        known = self._paths.get(id(outermost))
+        if outermost is parent or known is None or known[0]() is not outermost:
+            return None
+        return known[1].between(parent, module)
+
     def _path(self, parent: nn.Module, module: nn.Module) -> str | None:
         known = self._paths.get(id(parent))
         if known is None or known[0]() is not parent:
-            known = self._paths[id(parent)] = (weakref.ref(parent), _Paths(self._strip))
+            known = self._paths[id(parent)] = (weakref.ref(parent), _Paths(self._strip, self._walking))
         return known[1].find(parent, module)
 
     def _on_death(self, module_id: int) -> Callable[[Any], None]:
@@ -261,14 +270,17 @@ class _Paths:
 
     Args:
         strip_wrappers: leave out the parts by which wrappers hold what they wrap.
+        walking: entered by a thread that walks through a parent.
     """
 
-    def __init__(self, strip_wrappers: bool) -> None:
+    def __init__(self, strip_wrappers: bool, walking: Exclusive) -> None:
         self._strip = strip_wrappers
+        # Whether what lies below any module inside is what lies below the parent at paths that begin with its own.
+        self._holds_inside = False
         self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         # Modules can be added later; one made anew in every call must not cost a walk in every call.
         self._walks = _Backoff()
-        self._exclusive = Exclusive()
+        self._exclusive = walking
 
     def find(self, parent: nn.Module, module: nn.Module) -> str | None:
         path = self._known(module)
@@ -278,11 +290,25 @@ class _Paths:
             path = self._known(module)
         return path
 
+    def between(self, outer: nn.Module, module: nn.Module) -> str | None:
+        """Return the path of `module` below another one that lies below the parent, where no walk is needed for it."""
+        if not self._holds_inside:
+            return None
+        outer_path, path = self._known(outer), self._known(module)
+        if outer_path is None or path is None or not path.startswith(f"{outer_path}."):
+            return None
+        return path[len(outer_path) + 1 :]
+
     def _walk_if_due(self, parent: nn.Module, module: nn.Module) -> None:
         if self._known(module) is None and self._walks.is_due():
-            named = named_modules(parent)
-            if self._strip:
-                named = _without_wrappers(parent, named)
+            repeated: list[nn.Module] = []
+            named = list(named_modules(parent, repeated))
+            kinds = {type(parent), *(type(inner) for _, inner in named)}
+            wrapped = self._strip and any(map(can_wrap, kinds))
+            if wrapped:
+                named = list(_without_wrappers(parent, named))
+            own = any(kind.named_modules is not nn.Module.named_modules for kind in kinds)
+            self._holds_inside = not (repeated or wrapped or own)
             self._by_id = {id(inner): (weakref.ref(inner), path) for path, inner in named}
 
     def _known(self, module: nn.Module) -> str | None:

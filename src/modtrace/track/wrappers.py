@@ -12,7 +12,7 @@ from torch import nn
 
 from .module_inspection import attribute, class_name
 
-__all__ = ["Wrapping", "is_inside", "original_class_name", "wrapping_of"]
+__all__ = ["Wrapping", "can_wrap", "is_inside", "original_class_name", "wrapping_of"]
 
 
 class Wrapping(NamedTuple):
@@ -49,15 +49,22 @@ _WRAPPERS = {
 _PREFIXED = {"FSDPModule", "ReplicateModule"}
 """Classes of torch.distributed that it puts before a module's own, in a class that it makes for it."""
 
+_UNKNOWN = Wrapping("", False)
 _known: weakref.WeakKeyDictionary[type, Wrapping | None] = weakref.WeakKeyDictionary()
 
 
 def _wrapping(kind: type) -> Wrapping | None:
     """Return how modules of a class wrap another one, None where they do not."""
-    if kind not in _known:
+    how = _known.get(kind, _UNKNOWN)
+    if how is _UNKNOWN:
         bases = ((base.__module__, base.__name__) for base in kind.__mro__)
-        _known[kind] = next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), None)
-    return _known[kind]
+        how = _known[kind] = next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), None)
+    return how
+
+
+def can_wrap(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class wrap others."""
+    return _wrapping(kind) is not None
 
 
 def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
