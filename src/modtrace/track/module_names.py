@@ -116,7 +116,7 @@ class ModuleNames:
     def _is_compiled_graph(self, module: nn.Module, open_calls: list[OpenCall]) -> bool:
         """Whether torch.compile made the module, also of what compiled autograd traced of a backward pass."""
         graph = getattr(module, "_orig_mod", None) if _is_optimized(module) else module
-        if not issubclass(type(graph), GraphModule):
+        if graph is None or not issubclass(type(graph), GraphModule):
             return False
         if class_name(graph).startswith("CompiledAutograd"):
             return True
