@@ -156,9 +156,11 @@ def test_command_groups_hung_ranks_by_open_modules(ranks: list[subprocess.Popen[
     lines = done.stdout.splitlines()
     assert lines[0] == "rank 2 is in Net.mlp, the other 3 in Net.attn"
     rows = [re.sub(" {2,}.*", "", re.sub(".*MainThread +", "", line)) for line in lines[3:]]
-    assert sorted(rows) == ["backward Net › attn", "forward Net › attn", "forward Net › mlp"]
-    together = re.compile(r"ranks 0-1 +running +1 +MainThread +forward Net › attn +[\d.]+ m?s( to [\d.]+ m?s)?")
-    assert len([line for line in lines if together.fullmatch(line)]) == 1
+    assert sorted(rows) == ["backward Net › attn (Layer)", "forward Net › attn (Layer)", "forward Net › mlp (Layer)"]
+    pids = f"{ranks[0].pid}, {ranks[1].pid}"
+    lasted = r"[\d.]+ m?s( to [\d.]+ m?s)?"
+    shown = rf"ranks 0-1 +{pids} +running +1 +MainThread +forward Net › attn \(Layer\) +{lasted} +{lasted}"
+    assert len([line for line in lines if re.fullmatch(shown, line)]) == 1
     states = json.loads(told.stdout)
     assert [(state["rank"], state["state"], state["step"]) for state in states] == [(2, "dead", 1), (3, "running", 1)]
     assert [call["phase"] for call in states[1]["threads"][0]["stack"]] == ["backward", "backward"]
@@ -182,10 +184,10 @@ def test_watch_shows_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path)
             assert part
             shown += re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", part.decode())
 
-    read_until("ranks 0-1  running")
+    read_until(f"ranks 0-1  {ranks[0].pid}, {ranks[1].pid}  running")
     ranks[0].kill()
     ranks[0].wait()
-    read_until("rank 0  dead")
+    read_until(f"rank 0  {ranks[0].pid}  dead")
     watching.send_signal(signal.SIGINT)
 
     assert watching.wait(60) == 0
