@@ -101,10 +101,10 @@ class ChromeTimeline:
         yield from span_events(self.timeline, self.lanes, self._names, self.base, self._resolution_ns)
 
     def _row_events(self) -> Iterator[bytes]:
-        first = self.lanes.sort_index
+        *indexes, of_marks = self.lanes.sort_indexes or (*range(len(self.lanes.lanes)), -1)
         if self.timeline.marks:
-            yield from row_metadata_events(*self.lanes.marks, MARKS_ROW, first - 1)
-        for index, lane in enumerate(self.lanes.lanes, first):
+            yield from row_metadata_events(*self.lanes.marks, MARKS_ROW, of_marks)
+        for index, lane in zip(indexes, self.lanes.lanes, strict=True):
             yield from row_metadata_events(lane.pid, lane.tid, lane.name, index)
 
     def _mark_events(self) -> Iterator[bytes]:

@@ -49,14 +49,15 @@ class Lanes:
         of_span: int32[n], the lane of each span.
         pids: the pid of each process in the file: the real one where it is free.
         marks: pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any.
-        sort_index: where the first lane is sorted to among its process' rows in JSON; marks stand one before.
+        sort_indexes: where each lane is sorted to among its process' rows in JSON, and behind them the row of marks;
+            empty: in their order, marks before them.
     """
 
     lanes: Sequence[Lane]
     of_span: Int32Array
     pids: dict[Process, int | str]
     marks: tuple[int | str, int]
-    sort_index: int = 0
+    sort_indexes: Sequence[int] = ()
 
     @classmethod
     def from_timeline(cls, timeline: Timeline, taken: Collection[int] = ()) -> Lanes:
@@ -90,19 +91,19 @@ class Lanes:
         marks = (next(iter(pids.values())) if pids else ids.take(), ids.take())
         return cls(lanes, lane_of_key[key], pids, marks)
 
-    def above_threads(self, pid: int | str, tids: Iterator[int]) -> Lanes:
-        """Return the lanes as rows above the threads of one process of a trace.
+    def at(self, pid: int | str, places: Sequence[tuple[int, int]]) -> Lanes:
+        """Return the lanes as rows of one process of a trace.
 
         Args:
             pid: of the process in the trace, to which all of the timeline belongs.
-            tids: ids that the trace does not use, see `unused_tids`.
+            places: id and sort index of each lane, and behind them of the row of marks.
         """
         return replace(
             self,
-            lanes=[lane._replace(pid=pid, tid=next(tids)) for lane in self.lanes],
+            lanes=[lane._replace(pid=pid, tid=tid) for lane, (tid, _) in zip(self.lanes, places, strict=False)],
             pids=dict.fromkeys(self.pids, pid),
-            marks=(pid, next(tids)),
-            sort_index=-len(self.lanes),
+            marks=(pid, places[-1][0]),
+            sort_indexes=[index for _, index in places],
         )
 
     @property

@@ -17,7 +17,7 @@ from .columns.packet_columns import message_field_tag, track_event_packets
 from .columns.protobuf_columns import interleave, varint
 from .communication_events import perfetto_communication
 from .lanes import Lanes
-from .perfetto_descriptors import InternTable, TrackDescriptors, sequence_start, serialize
+from .perfetto_descriptors import InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
 from .perfetto_events import CHUNK, SpanPackets
 from .progress import show_progress
 
@@ -38,15 +38,20 @@ def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
             file.write(part)
 
 
-def perfetto_packets(timeline: Timeline) -> Iterator[tuple[int, bytes]]:
-    """Yield the trace in parts: how many spans have ended in each, and whole packets."""
+def perfetto_packets(timeline: Timeline, parents: TrackParents | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield the trace in parts: how many spans have ended in each, and whole packets.
+
+    Args:
+        timeline: what to write.
+        parents: the tracks of threads where the file describes them already.
+    """
     escaped_originals: EscapedOriginals = {}
     names = escaped_names(timeline, escaped_originals)
     escape_late_texts(timeline, escaped_originals)
     lanes = Lanes.from_timeline(timeline)
     interned = InternTable(timeline, names)
     sequences = SequenceIds(len(lanes.lanes))
-    tracks = TrackDescriptors(timeline, lanes, escaped_originals, sequences.metadata)
+    tracks = TrackDescriptors(timeline, lanes, escaped_originals, sequences.metadata, parents)
     yield 0, serialize(interned.description())
     for packet in tracks.packets():
         yield 0, serialize(packet)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -20,7 +20,7 @@ from ..formats.span_args import CALL_FIELDS
 from ..timeline import PHASES, CounterSeries, Name, Process, Timeline
 from .lanes import MARKS_ROW, Lanes
 
-__all__ = ["InternTable", "TrackDescriptors", "sequence_start", "serialize"]
+__all__ = ["InternTable", "TrackDescriptors", "TrackParents", "sequence_start", "serialize"]
 
 _NAMES_PER_PACKET = 10_000
 _MAX_METADATA_NAME = 100
@@ -87,6 +87,18 @@ class InternTable:
         yield packet
 
 
+class TrackParents(NamedTuple):
+    """The uuids of tracks that a file describes elsewhere.
+
+    Attributes:
+        process: of the process to which all of a timeline belongs.
+        threads: of its threads, by OS thread id.
+    """
+
+    process: int
+    threads: Mapping[int, int]
+
+
 class TrackDescriptors:
     """The tree of tracks: process → thread → `modules` → forward and backward, and the process' counters.
 
@@ -94,7 +106,15 @@ class TrackDescriptors:
     process of their own.
     """
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, escaped_originals: EscapedOriginals, sequence: int) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        lanes: Lanes,
+        escaped_originals: EscapedOriginals,
+        sequence: int,
+        parents: TrackParents | None = None,
+    ) -> None:
+        self._parents = parents
         self._timeline = timeline
         self._lanes = lanes
         self._originals = escaped_originals
@@ -117,28 +137,36 @@ class TrackDescriptors:
     def packets(self) -> Iterator[TracePacket]:
         """Yield what describes the trace as a whole, and the tracks, parents first."""
         yield self._metadata()
-        for rank, (process, pid) in enumerate(self._lanes.pids.items()):
+        for rank, (process, pid) in enumerate(self._lanes.pids.items() if self._parents is None else ()):
             yield self._process(process, pid, rank)
         threads: set[object] = set()
         for rank, lane in enumerate(self._lanes.lanes):
             track = self._timeline.tracks[lane.track]
             if track.device is not None:
-                yield self._track("lane", rank, parent=self._uuid(track.process), rank=rank, name=lane.name)
+                yield self._track("lane", rank, parent=self._process_uuid(track.process), rank=rank, name=lane.name)
                 continue
             thread = (track.process, track.thread, track.tid)
             if thread not in threads:
                 threads.add(thread)
-                packet = self._track("thread", *thread, parent=self._uuid(track.process), rank=rank)
-                descriptor = packet.track_descriptor.thread
-                descriptor.pid, descriptor.tid = _int32(lane.pid), _int32(track.tid)
-                descriptor.thread_name = escaped(track.thread) or UNNAMED
-                yield packet
-                yield self._track("modules", *thread, parent=self._uuid("thread", *thread), rank=0, name="modules")
+                if self._parents is None:
+                    packet = self._track("thread", *thread, parent=self._uuid(track.process), rank=rank)
+                    descriptor = packet.track_descriptor.thread
+                    descriptor.pid, descriptor.tid = _int32(lane.pid), _int32(track.tid)
+                    descriptor.thread_name = escaped(track.thread) or UNNAMED
+                    yield packet
+                    parent = self._uuid("thread", *thread)
+                else:
+                    parent = self._parents.threads[track.tid]
+                yield self._track("modules", *thread, parent=parent, rank=0, name="modules")
             yield self._track("lane", rank, parent=self._uuid("modules", *thread), rank=rank, name=lane.name)
         for index, counter in enumerate(self._timeline.counters):
             yield self._counter(index, counter)
         if self._timeline.marks:
-            yield self._track("marks", parent=None, rank=0, name=MARKS_ROW)
+            around = None if self._parents is None else self._parents.process
+            yield self._track("marks", parent=around, rank=0, name=MARKS_ROW)
+
+    def _process_uuid(self, process: Process) -> int:
+        return self._uuid(process) if self._parents is None else self._parents.process
 
     def _uuid(self, *what: object) -> int:
         return int.from_bytes(hashlib.blake2b(f"{self._recording} {what}".encode(), digest_size=8).digest(), "little")
@@ -184,7 +212,7 @@ class TrackDescriptors:
 
     def _counter(self, index: int, counter: CounterSeries) -> TracePacket:
         name = escaped(counter.name)
-        packet = self._track("counter", index, parent=self._uuid(counter.process), rank=index, name=name)
+        packet = self._track("counter", index, parent=self._process_uuid(counter.process), rank=index, name=name)
         packet.track_descriptor.counter.unit_name = escaped(counter.unit)
         return packet
 

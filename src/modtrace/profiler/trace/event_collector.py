@@ -134,6 +134,7 @@ class EventCollector:
         self._tracks: dict[TrackKey, int] = {}
         self._thread_names: dict[TrackKey, str] = {}
         self._process_names: dict[int | str, str] = {}
+        self._sort_indexes: dict[TrackKey, int] = {}
         self._tables = {name: _Table() for name in _TABLES}
         self._work_said: list[tuple[int, int, int]] = []
         self._rest: list[tuple[float, float]] = []
@@ -321,6 +322,8 @@ class EventCollector:
             self._thread_names[event["pid"], event["tid"]] = str(event["args"]["name"])
         elif event["name"] == "process_name":
             self._process_names[event["pid"]] = str(event["args"]["name"])
+        elif event["name"] == "thread_sort_index" and is_int64(index := event["args"]["sort_index"]):
+            self._sort_indexes[event["pid"], event["tid"]] = index
         self.tids.add(int(event["tid"]))
 
     def _flow(self, event: dict[str, Any], phase: str) -> None:
@@ -358,6 +361,7 @@ class EventCollector:
             tracks=list(self._tracks),
             thread_names=self._thread_names,
             process_names=self._process_names,
+            sort_indexes=self._sort_indexes,
             **tables,
             work_collective=collective,
             work_graph=graph,

@@ -79,6 +79,7 @@ class ProfilerEvents:
         tracks: pid and tid of each track that has slices.
         thread_names: names by pid and tid.
         process_names: names by pid.
+        sort_indexes: where a viewer sorts the rows of threads and streams, by pid and tid.
         ops: forward operations with a sequence number (`value`).
         plain_ops: operations without a sequence number: nothing asked for their gradient, or autograd called them.
         nodes: `evaluate_function` slices; `value` the sequence number or -1, `other` the forward thread's id.
@@ -113,6 +114,7 @@ class ProfilerEvents:
     tracks: list[TrackKey]
     thread_names: dict[TrackKey, str]
     process_names: dict[int | str, str]
+    sort_indexes: dict[TrackKey, int]
     ops: SliceColumns
     plain_ops: SliceColumns
     nodes: SliceColumns
@@ -140,3 +142,8 @@ class ProfilerEvents:
     zero_times: int
     malformed: int
     total: int
+
+    @property
+    def int_pids(self) -> frozenset[int]:
+        """The ids of processes and devices that are numbers."""
+        return frozenset(pid for pid, _ in self.tracks if isinstance(pid, int))

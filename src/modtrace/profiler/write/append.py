@@ -21,7 +21,7 @@ from ..trace.trace_file import TraceFile, base_time_ns
 from .double_safe_nesting import time_quantum_ns
 from .json_copy import CopyThread, find_event_bounds, find_syncs
 from .json_events import recording_events
-from .trace_rows import unused_tids
+from .trace_rows import RowPlaces
 
 __all__ = ["append_recording"]
 
@@ -69,7 +69,7 @@ def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeRe
             file.seek(0, os.SEEK_END)
         events = bounds.sample
         added = _Addition(timeline, events, syncs, base_time_ns(bounds.keys, source.path), source.path)
-        for text in added.events(unused_tids(events.tids), comma=not bounds.empty):
+        for text in added.events(RowPlaces(events.tids, events.sort_indexes, all_known=False), comma=not bounds.empty):
             sink.write(text)
         tail = b"" if bounds.head.bare else os.pread(source.fileno(), source.size - bounds.end, bounds.end)
         merged = added.result(out, [])
@@ -92,7 +92,7 @@ def _append_to_stream(source: TraceFile, timeline: Timeline, out: str, sink: Sin
     refuse_merged(stream.keys, source.path)
     events = collector.events()
     added = _Addition(timeline, events, events.syncs, base_time_ns(stream.keys, source.path), source.path)
-    for text in added.events(unused_tids(events.tids), comma=bool(comma)):
+    for text in added.events(RowPlaces(events.tids, events.sort_indexes, all_known=False), comma=bool(comma)):
         sink.write(text)
     merged = added.result(out, stream.notes)
     sink.write(trailer_json(added.metadata(merged), b"" if stream.bare else stream.tail, stream.keys, stream.head))
@@ -129,10 +129,10 @@ class _Addition:
         # Without reading the events only the profiler's own slice of its run tells what was profiled.
         self._timeline = clip_to_profile(to_trace_time(own, self._alignment), events.window)
 
-    def events(self, tids: Iterator[int], *, comma: bool) -> Iterator[bytes]:
+    def events(self, places: RowPlaces, *, comma: bool) -> Iterator[bytes]:
         """Yield what is added, some events at a time, with the commas that belong before them."""
         latest = int(self._timeline.columns.end.max(initial=0))
-        recording = recording_events(self._timeline, self._pid, tids, time_quantum_ns(latest))
+        recording = recording_events(self._timeline, self._pid, places, time_quantum_ns(latest))
         self._header = recording.header()
         for _, text in recording.events():
             yield (b",\n" if comma else b"\n") + text

@@ -17,7 +17,7 @@ from ..attribute.gpu_work import NO_MODULE, Reason
 from ..attribute.overlay import Overlay
 from ..attribute.stream_spans import collective_name
 from .double_safe_nesting import nest_after_rounding, nested_timeline
-from .trace_rows import DeviceRow
+from .trace_rows import DeviceRow, RowPlaces
 
 __all__ = ["device_events", "recording_events"]
 
@@ -28,7 +28,7 @@ _ROUNDING_NS = 2
 """Starts closer than this may be one to the trace processor, which rounds them, see `double_safe_nesting`."""
 
 
-def recording_events(timeline: Timeline, pid: int | str, tids: Iterator[int], quantum: int) -> ChromeTimeline:
+def recording_events(timeline: Timeline, pid: int | str, places: RowPlaces, quantum: int) -> ChromeTimeline:
     """Return a recording as a merged trace has it: above the threads of a process.
 
     Its sync marks are left out: each is a slice of the profiler's already.
@@ -36,12 +36,14 @@ def recording_events(timeline: Timeline, pid: int | str, tids: Iterator[int], qu
     Args:
         timeline: in ns from the trace's base.
         pid: the process it belongs to, as it stands in the trace.
-        tids: ids that the trace does not use.
+        places: where rows go.
         quantum: see `time_quantum_ns`.
     """
     timeline = nested_timeline(timeline, quantum)
     timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
-    lanes = Lanes.from_timeline(timeline).above_threads(pid, tids)
+    lanes = Lanes.from_timeline(timeline)
+    above = [places.above(pid, timeline.tracks[lane.track].tid) for lane in lanes.lanes]
+    lanes = lanes.at(pid, [*above, places.top(pid)])
     return ChromeTimeline(timeline, lanes, base=0, resolution_ns=_ROUNDING_NS)
 
 

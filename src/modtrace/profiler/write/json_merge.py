@@ -20,7 +20,7 @@ from ..trace.trace_file import Progress, TraceFile
 from .append import append_recording
 from .double_safe_nesting import time_quantum_ns
 from .json_events import device_events, recording_events
-from .trace_rows import device_rows, unused_tids
+from .trace_rows import RowPlaces, device_rows
 
 __all__ = ["merge"]
 
@@ -87,10 +87,10 @@ def _stream(source: TraceFile, timeline: Timeline | None, out: str, sink: Sink, 
     refuse_merged(stream.keys, source.path)
     events = collector.events()
     overlaid = overlay(timeline, events, stream.keys, source.path, capture)
-    tids = unused_tids(events.tids)
+    places = RowPlaces(events.tids | events.int_pids, events.sort_indexes)
     quantum = time_quantum_ns(max(events.last, int(overlaid.timeline.columns.end.max(initial=0))))
-    recording = recording_events(overlaid.timeline, overlaid.pid, tids, quantum)
-    devices = device_rows(set(overlaid.devices.track.tolist()), events.tracks, events.thread_names, tids)
+    recording = recording_events(overlaid.timeline, overlaid.pid, places, quantum)
+    devices = device_rows(set(overlaid.devices.track.tolist()), events.tracks, events.thread_names, places)
     added = (text for _, text in recording.events())
     for text in itertools.chain(added, device_events(overlaid, devices, quantum)):
         sink.write(comma + b"\n" + text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from ...formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
 from ...timeline import PHASES, Timeline
 from ...write.atomic_file import Sink, atomic_writer
 from ...write.perfetto import perfetto_packets
-from ...write.perfetto_descriptors import serialize
+from ...write.perfetto_descriptors import TrackParents, serialize
 from ..attribute.gpu_work import NO_MODULE, Reason
 from ..attribute.overlay import Overlay, Trace, overlay
 from ..attribute.stream_spans import collective_name
@@ -76,17 +76,19 @@ def _write(
     base: int,
     metadata: Mapping[str, Any],
 ) -> None:
-    sink.write(serialize(*_sequence_start(base, metadata)))
-    for _, part in perfetto_packets(_in_unix_time(overlaid.timeline, base)):
+    sink.write(serialize(*_sequence_start(base, metadata), *_tracks(slices, events, overlaid)))
+    threads = {track.tid: _uuid("track", (overlaid.pid, track.tid)) for track in overlaid.timeline.tracks}
+    parents = TrackParents(_uuid("process", overlaid.pid), threads)
+    for _, part in perfetto_packets(_in_unix_time(overlaid.timeline, base), parents):
         sink.write(part)
     stream_slices = {track: _stream_slices(overlaid, track, slices.encoder) for track in _tracks_with_modules(overlaid)}
-    sink.write(serialize(*_tracks(slices, events, overlaid), *slices.encoder.interned_packets()))
-    for key in slices.tracks:
-        for part in slices.packets(key, base, _uuid("track", key), functools.partial(_row_beside, key)):
+    sink.write(serialize(*slices.encoder.interned_packets()))
+    for rank, key in enumerate(slices.tracks):
+        for part in slices.packets(key, base, _uuid("track", key), _beside(key, rank, overlaid)):
             sink.write(part)
     for track, (start, duration, names, fields) in stream_slices.items():
         key = events.tracks[track]
-        beside = functools.partial(_row_beside, key)
+        beside = _beside(key, list(slices.tracks).index(key) if key in slices.tracks else 0, overlaid)
         for part in slice_packets(start + base, duration, names, fields, _uuid("modules", key), beside):
             sink.write(part)
     end = sequence_packet()
@@ -128,41 +130,58 @@ def _tracks_with_modules(overlaid: Overlay) -> list[int]:
 
 
 def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -> Iterator[TracePacket]:
-    """Yield descriptors: of processes and devices, their threads and streams, and ours above the streams."""
+    """Yield descriptors: of processes and devices, their threads and streams, and ours above the streams.
+
+    A process is one group, in which the recording's tracks lie too: below each thread, above its operators.
+    """
     with_modules = {events.tracks[track] for track in _tracks_with_modules(overlaid)}
-    for pid in dict.fromkeys(pid for pid, _ in [*slices.tracks, *with_modules]):
+    recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in overlaid.timeline.tracks}
+    keys = list(dict.fromkeys([*slices.tracks, *with_modules, *recorded]))
+    for pid in dict.fromkeys([overlaid.pid, *(pid for pid, _ in keys if isinstance(pid, int))]):
         packet = _descriptor(("process", pid))
         descriptor = packet.track_descriptor
         descriptor.child_ordering = TrackDescriptor.EXPLICIT
-        if pid in events.cpu_pids and isinstance(pid, int) and pid in _PIDS:
+        if _is_process(pid, events, overlaid):
             descriptor.process.pid = pid
             descriptor.process.process_name = escaped(events.process_names.get(pid, "python"))
         else:
             descriptor.name = f"GPU {pid}" if isinstance(pid, int) else escaped(pid) or "profiler"
         yield packet
-    for key in dict.fromkeys([*slices.tracks, *with_modules]):
+    for rank, key in enumerate(keys):
         pid, tid = key
-        packet = _descriptor(("track", key), parent=("process", pid))
+        # What belongs to no process, as the profiler's own spans, is shown with the one that was profiled.
+        packet = _descriptor(("track", key), parent=("process", pid if isinstance(pid, int) else overlaid.pid))
         descriptor = packet.track_descriptor
-        unnamed = f"stream {tid}" if isinstance(pid, int) and pid not in events.cpu_pids else str(tid)
-        name = escaped(events.thread_names.get(key, unnamed)).strip() or "profiler"
-        if pid in events.cpu_pids and isinstance(pid, int) and isinstance(tid, int) and tid in _THREAD_IDS:
-            descriptor.thread.pid, descriptor.thread.tid, descriptor.thread.thread_name = pid, tid, name
+        is_process = _is_process(pid, events, overlaid)
+        unnamed = str(tid) if is_process or not isinstance(pid, int) else f"stream {tid}"
+        name = escaped(events.thread_names.get(key, recorded.get(key, unnamed))).strip() or "profiler"
+        if is_process and isinstance(tid, int) and tid in _THREAD_IDS:
+            descriptor.thread.pid, descriptor.thread.tid, descriptor.thread.thread_name = int(pid), tid, name
         else:
             descriptor.name = name
-            descriptor.sibling_order_rank = 2
+            descriptor.sibling_order_rank = 3 * rank + 1
         yield packet
         if key in with_modules:
             packet = _descriptor(("modules", key), parent=("process", pid))
-            packet.track_descriptor.name, packet.track_descriptor.sibling_order_rank = f"modules · {name}", 1
+            packet.track_descriptor.name, packet.track_descriptor.sibling_order_rank = f"modules · {name}", 3 * rank
             yield packet
 
 
-def _row_beside(key: TrackKey, row: int) -> TracePacket:
+def _is_process(pid: int | str, events: ProfilerEvents, overlaid: Overlay) -> bool:
+    """Whether a pid is a process' and no device's."""
+    return isinstance(pid, int) and pid in _PIDS and (pid in events.cpu_pids or pid == overlaid.pid)
+
+
+def _beside(key: TrackKey, rank: int, overlaid: Overlay) -> Callable[[int], TracePacket]:
+    process = key[0] if isinstance(key[0], int) else overlaid.pid
+    return functools.partial(_row_beside, key, rank, process)
+
+
+def _row_beside(key: TrackKey, rank: int, process: int | str, row: int) -> TracePacket:
     """Return the descriptor of a row for slices of a track that partly overlap others."""
-    packet = _descriptor(("beside", key, row), parent=("process", key[0]))
+    packet = _descriptor(("beside", key, row), parent=("process", process))
     packet.track_descriptor.name = escaped(f"{key[1]} · overlapping slices")
-    packet.track_descriptor.sibling_order_rank = 3
+    packet.track_descriptor.sibling_order_rank = 3 * rank + 2
     return packet
 
 
