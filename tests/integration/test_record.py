@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.check import check
 from modtrace.track.engine import EngineName
-from modtrace.track.module_names import ModuleNames, OpenCall
+from modtrace.track.naming.module_names import ModuleNames, OpenCall
 from tests.support.python_process import run_python
 from tests.support.random_models import Spec, Tree, called, specs, with_gradient
 from tests.support.test_scale import scaled

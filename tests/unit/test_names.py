@@ -10,7 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from modtrace.ring import NameTable
 from modtrace.ring.slot_format import NO_NAME
-from modtrace.track.module_names import ModuleNames
+from modtrace.track.naming.module_names import ModuleNames
 
 
 class Block(nn.Module):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.attribute.offset_band import OffsetBounds, intersect
+from modtrace.profiler.align.offset_band import OffsetBounds, intersect
 from modtrace.profiler.attribute.overlay import overlay
 from modtrace.profiler.trace.event_collector import EventCollector
 from modtrace.timeline import Timeline

@@ -32,7 +32,7 @@ const TIME_UNITS: readonly (readonly [number, string])[] = [
 /** A length of time in ns, to four digits: `12.35 ms`. */
 export function formatDuration(ns: number): string {
   const size = Math.abs(ns);
-  // 999.96 µs rounds to 1000 µs, which is better said as 1 ms.
+  // 999.96 µs rounds to 1000 µs, which reads better as 1 ms.
   const [scale, unit] = TIME_UNITS.find(([unitNs]) => size >= unitNs * 0.99995) ?? TIME_UNITS[3];
   return `${SIGNIFICANT.format(ns / scale)} ${unit}`;
 }

@@ -1,4 +1,4 @@
-"""Change: one module and phase before and after, and what can be said about the difference."""
+"""Change: one module and phase before and after, and what is known of the difference."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
     """Return names before and what they may be called after: same class, place, children and calls per step.
 
     Where several modules of one shape vanished from one place, as many must have appeared there; they are paired in the
-    order in which they are called. Names that pairs have in common are said once: `{"Net.h": "Net.layers"}`.
+    order in which they are called. Names that pairs have in common are listed once: `{"Net.h": "Net.layers"}`.
 
     Args:
         base: a recording before.

@@ -30,7 +30,7 @@ def trace_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises:
         TraceError: the file cannot be read, or is an archive without a trace; what is wrong with the trace inside an
-            archive is said of the archive.
+            archive is told of the archive.
     """
     with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
         inner = extract_trace(path, Path(folder))

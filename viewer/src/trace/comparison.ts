@@ -1,4 +1,4 @@
-/** Two sides on one time axis: what each module took on either, and what is said of the difference. */
+/** Two sides on one time axis: what each module took on either, and the verdict on the difference. */
 import type { IntegerArray } from "./trace";
 
 /** "added" is only on the second side, "removed" only on the first. */

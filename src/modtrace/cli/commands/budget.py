@@ -52,7 +52,7 @@ def check(
     """Compare RECORDINGS with a BUDGET, and exit with 1 where the step or a module is slower by more than 5 %.
 
     Only what is slower with its whole interval counts. `--fail-above` is another limit. What differs in the environment
-    (torch, CPU, GPU) is said.
+    (torch, CPU, GPU) is named.
     """
     from ...compare import Budget
 

@@ -10,11 +10,18 @@ import numpy as np
 
 from ..._typing import Float64Array, Int64Array
 from ...timeline import Timeline
+from ..align.alignment import Alignment, ClockSegment, OperatorFit, sync_bounds
+from ..align.offset_band import OffsetBand, OffsetBounds, intersect
+from ..align.operator_bounds import (
+    REACH_NS,
+    CallEdges,
+    bounds_from_gaps,
+    busy_intervals,
+    distance_to_end,
+    most_likely_shift,
+)
 from ..trace.event_columns import ProfilerEvents
-from .alignment import Alignment, ClockSegment, OperatorFit, sync_bounds
 from .call_lookup import runs_module_code, threads_of
-from .offset_band import OffsetBand, OffsetBounds, intersect
-from .operator_bounds import REACH_NS, CallEdges, bounds_from_gaps, busy_intervals, distance_to_end, most_likely_shift
 
 __all__ = ["refine_by_operators"]
 

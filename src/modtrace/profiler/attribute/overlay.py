@@ -12,9 +12,9 @@ from ..._errors import TraceError
 from ..._typing import Int64Array
 from ...timeline import Columns, CounterSeries, Process, Summary, Timeline, without_collectives
 from ...timeline.gpu_tracks import without_gpu
+from ..align.alignment import Alignment, align_by_sync_marks
 from ..trace.event_columns import ProfilerEvents
 from ..trace.trace_file import base_time_ns
-from .alignment import Alignment, align_by_sync_marks
 from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes, cut_to_nodes
 from .call_lookup import InnermostLookup, runs_module_code, threads_of

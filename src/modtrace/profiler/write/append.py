@@ -9,7 +9,7 @@ from typing import Any
 from ..._version import __version__
 from ...timeline import Timeline
 from ...write.atomic_file import Sink, atomic_writer
-from ..attribute.alignment import Alignment, align_by_sync_marks
+from ..align.alignment import Alignment, align_by_sync_marks
 from ..attribute.overlay import for_process, recorded_pid, refuse_malformed, to_trace_time
 from ..attribute.profiled_window import clip_to_profile
 from ..result import MergeResult, refuse_merged, trailer_json

@@ -93,7 +93,7 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
 
 
 def _losses_line(overview: Overview) -> str:
-    """Say of how many spans what is lost; of a trace without any, nothing can be said."""
+    """Say of how many spans what is lost; of a trace without any, nothing is known."""
     lost = ", ".join(f"{overview.losses[name]:,} {text}" for name, text in _LOSSES.items() if name in overview.losses)
     if not overview.spans and not lost:
         return ""

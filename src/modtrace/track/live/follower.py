@@ -18,8 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Layer, Patch
-from ..module_inspection import named_modules
-from ..module_names import ModuleNames, OpenCall
+from ..naming.module_inspection import named_modules
+from ..naming.module_names import ModuleNames, OpenCall
 from ..portable.graph_tasks import NO_GRAPH_TASK, current_graph_task
 from .backward_follower import BackwardFollower, Hook
 from .input_hooks import InputHooks

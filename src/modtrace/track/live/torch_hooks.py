@@ -14,7 +14,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..module_inspection import class_name, named_modules
+from ..naming.module_inspection import class_name, named_modules
 from ..tensors import tensors_in
 
 if TYPE_CHECKING:

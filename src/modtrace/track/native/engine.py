@@ -14,7 +14,7 @@ from ...ring.slot_format import KIND_SHIFT
 from ..call_patch import RUN_BACKWARD, Layer, Patch
 from ..collectives.native import NativeCollectives
 from ..event_sink import OnError
-from ..module_names import ModuleNames
+from ..naming.module_names import ModuleNames
 from ..sync_marks import SyncMarks
 from ..threads import describe_thread
 from .library import load

@@ -35,7 +35,7 @@ from ...ring.slot_format import (
 from ..call_patch import Layer, Patch
 from ..collectives.portable import PortableCollectives
 from ..event_sink import OnError
-from ..module_names import ModuleNames, OpenCall
+from ..naming.module_names import ModuleNames, OpenCall
 from ..skip_dynamo import is_backward_compiled, skip_all, skip_frame
 from ..sync_marks import SyncMarks
 from ..threads import describe_thread

@@ -8,7 +8,6 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
-#include "collective_state.h"
 #include "ring_writer.h"
 
 namespace modtrace {

@@ -15,7 +15,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "collective_state.h"
 #include "ring_writer.h"
 
 namespace modtrace {

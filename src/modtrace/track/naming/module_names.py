@@ -14,11 +14,11 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from .._exclusive import Exclusive
-from ..ring import NameTable
-from ..ring.slot_format import NO_NAME
-from .compiled_regions import CompiledRegion, is_inside_region
-from .method_call import MethodCall
+from ..._exclusive import Exclusive
+from ...ring import NameTable
+from ...ring.slot_format import NO_NAME
+from ..compiled_regions import CompiledRegion, is_inside_region
+from ..method_call import MethodCall
 from .module_inspection import attribute, class_name, named_modules
 from .other_threads import OutermostModules
 from .wrappers import can_wrap, is_inside, original_class_name, wrapping_of
