@@ -79,7 +79,11 @@ def side_by_side(sides: tuple[Side, Side]) -> Timeline:
             for side, shift, named in zip(sides, shifts, processes, strict=True)
             for counter in _counters(side, shift, named)
         ],
-        metadata={title: dict(side.step.metadata) for side, title in zip(sides, TITLES, strict=True)},
+        metadata={
+            f"{key} {title}": value
+            for side, title in zip(sides, TITLES, strict=True)
+            for key, value in side.step.metadata.items()
+        },
         span_args={
             int(new_index[offset + span]): args
             for side, offset in zip(sides, offsets, strict=True)

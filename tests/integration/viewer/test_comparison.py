@@ -148,4 +148,7 @@ def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, t
                 at = (span.start_ns + span.end_ns) // 2 - found._sides[side].start_ns
                 assert color_of(page, track, 1, at) == color
         assert page.get_by_role("button", name="Back to the recording").count() == 0
+        page.get_by_role("tab", name="Recording").click()
+        assert list(details(page)) == ["processes"], "statistics would be of neither side"
+        assert "Nothing was lost" not in page.locator("#details").inner_text()
         assert (seen.problems, set(seen.requests)) == ([], {(tmp_path / "d.html").as_uri()})

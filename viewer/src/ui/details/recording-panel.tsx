@@ -2,6 +2,7 @@
 
 import { reportLosses } from "../../analysis/loss-report";
 import { formatCount, visibleText } from "../../format";
+import type { Session } from "../../session";
 import type { Store } from "../../store";
 
 const formatMetadata = (value: unknown): string =>
@@ -29,12 +30,17 @@ function selectNextIncomplete({ trace, selected, select }: Store): void {
   }
 }
 
-export function RecordingPanel({ store }: { store: Store }) {
-  const { stats, metadata, base, processes } = store.trace;
+export function RecordingPanel({ store, session }: { store: Store; session: Session }) {
+  const { metadata, base, processes, comparison } = store.trace;
+  // A comparison of recordings has no statistics of its own.
+  const isOfRecordings = comparison !== null && session.compared.value === null;
+  const stats = isOfRecordings ? {} : store.trace.stats;
   const losses = reportLosses(store.trace);
   const fields: [string, string][] = [
     ["processes", processes.map((process) => `${process.name} (pid ${process.pid})`).join(", ")],
-    ["time 0", `${new Date(Number(base / 1_000_000n)).toISOString()} (Unix ${base} ns)`],
+    ...(comparison
+      ? []
+      : [["time 0", `${new Date(Number(base / 1_000_000n)).toISOString()} (Unix ${base} ns)`] as [string, string]]),
     ...Object.entries(metadata).map(([key, value]): [string, string] => [visibleText(key), formatMetadata(value)]),
   ];
   return (
@@ -54,7 +60,7 @@ export function RecordingPanel({ store }: { store: Store }) {
           )}
         </div>
       ) : (
-        <p class="hint">Nothing was lost in this recording.</p>
+        !isOfRecordings && <p class="hint">Nothing was lost in this recording.</p>
       )}
       <dl class="fields">
         {Object.entries(stats).map(([key, value]) => (
