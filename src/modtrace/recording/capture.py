@@ -60,7 +60,7 @@ class Capture:
         self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers)
         self._sampler = sampler
         self._clocks = JobClocks(self.ring.names)
-        self._regions = CompiledRegions()
+        self._regions = CompiledRegions(self.engine)
         self._failed = False
         self.started = False
 

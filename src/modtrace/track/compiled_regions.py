@@ -12,14 +12,17 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from .._after_import import call_after_import
 from .skip_dynamo import skip_all
 
-__all__ = ["CompiledRegion", "CompiledRegions", "is_inside_region"]
+__all__ = ["CompiledBackward", "CompiledRegion", "CompiledRegions", "is_inside_region"]
+
+_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _PREFIX = "__compiled_fn"
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
@@ -57,8 +60,19 @@ class CompiledRegion(nn.Module):
         self.label = ".".join([*owner, name])
 
 
+class CompiledBackward(Protocol):
+    """Takes what compiled autograd runs: the backward pass of the region that this thread ran last, in one piece."""
+
+    def begin_compiled_backward(self, newest_node: int) -> None:
+        """Write that it begins; `newest_node` is the sequence number of the region's newest node, -1 without one."""
+
+    def end_compiled_backward(self, newest_node: int) -> None:
+        """Write that it ended."""
+
+
 class _Inside(threading.local):
     depth = 0
+    newest_node = -1
 
 
 _inside = _Inside()
@@ -69,25 +83,37 @@ def is_inside_region() -> bool:
     return _inside.depth > 0
 
 
-def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(function: Callable[..., Any], backward: CompiledBackward) -> Callable[..., Any]:
     region = CompiledRegion(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not region.label:
             region.describe(sys._getframe(1).f_code)
+        generated, sequence = region.is_generated, _sequence()
+        if generated:
+            backward.begin_compiled_backward(_inside.newest_node)
         _inside.depth += 1
         try:
-            return region(*args, **kwargs)
+            return function(*args, **kwargs) if generated else region(*args, **kwargs)
         finally:
             _inside.depth -= 1
+            if generated:
+                backward.end_compiled_backward(_inside.newest_node)
+            elif _sequence() != sequence:
+                _inside.newest_node = _sequence() - 1
 
     return skip_all(call)
 
 
 class CompiledRegions:
-    """Wraps all compiled regions there are, and those made later, until it is stopped."""
+    """Wraps all compiled regions there are, and those made later, until it is stopped.
 
-    def __init__(self) -> None:
+    Args:
+        backward: told of what compiled autograd runs.
+    """
+
+    def __init__(self, backward: CompiledBackward) -> None:
+        self._backward = backward
         self._active = False
         self._original_create: Any = None
         # Scope and name, what was there, and what is there instead.
@@ -132,6 +158,6 @@ class CompiledRegions:
     def _wrap_in(self, scope: dict[str, Any], name: str) -> None:
         function = scope.get(name)
         if name.startswith(_PREFIX) and callable(function):
-            wrapper = _wrap(function)
+            wrapper = _wrap(function, self._backward)
             self._wrapped.append((scope, name, function, wrapper))
             scope[name] = wrapper

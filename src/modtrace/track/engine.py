@@ -10,6 +10,7 @@ from torch import nn
 
 from ..record_options import EngineName
 from ..ring import Ring
+from .compiled_regions import CompiledBackward
 from .event_sink import EventSink, OnError
 from .native.engine import NativeEngine
 from .native.library import why_unavailable
@@ -18,7 +19,7 @@ from .portable.engine import PortableEngine
 __all__ = ["Engine", "EngineName", "choose_engine", "make_engine"]
 
 
-class Engine(EventSink, Protocol):
+class Engine(EventSink, CompiledBackward, Protocol):
     """Writes into a ring what modules and autograd nodes run.
 
     Attributes:

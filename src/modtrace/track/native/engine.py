@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...ring import Kind, Ring
-from ...ring.slot_format import KIND_SHIFT
+from ...ring.slot_format import FORWARD_THREAD_MASK, FORWARD_THREAD_SHIFT, GRAPH_TASK_MASK, KIND_SHIFT
 from ..call_patch import RUN_BACKWARD, Layer, Patch
 from ..collectives.native import NativeCollectives
 from ..event_sink import OnError
@@ -42,6 +44,7 @@ class NativeEngine:
     ) -> None:
         self._native: ModuleType = load()
         self._ring = ring
+        self._local = threading.local()
         self._on_error = on_error
         self._sync = SyncMarks(self, ring.names)
         self._module_names = ModuleNames(ring.names, model, self._native.forget_module, strip_wrappers=strip_wrappers)
@@ -83,7 +86,23 @@ class NativeEngine:
         """Write one event of this thread."""
         self._native.write_event(kind << KIND_SHIFT | name, value)
 
+    def begin_compiled_backward(self, newest_node: int) -> None:
+        """Write that compiled autograd runs the backward of the call that made this node."""
+        self._write_compiled_backward(Kind.NODE_BEGIN, newest_node)
+
+    def end_compiled_backward(self, newest_node: int) -> None:
+        """Write that it ended."""
+        self._write_compiled_backward(Kind.NODE_END, newest_node)
+
+    def _write_compiled_backward(self, kind: Kind, newest_node: int) -> None:
+        thread = getattr(self._local, "torch_thread_id", None)
+        if newest_node >= 0 and thread is not None:
+            graph_task = torch._C._current_graph_task_id() & GRAPH_TASK_MASK
+            name = (thread & FORWARD_THREAD_MASK) << FORWARD_THREAD_SHIFT | graph_task
+            self.write_event(kind, name, newest_node)
+
     def _add_thread(self, torch_thread_id: int) -> int:
+        self._local.torch_thread_id = torch_thread_id
         return self._ring.names.thread(*describe_thread(), torch_thread_id)
 
 

@@ -135,7 +135,7 @@ class PortableEngine(SegmentHooks):
                 self.write_event(Kind.PASS_BEGIN, NO_NAME, number)
                 thread = self._thread()
                 frame, sequence = thread.frames[thread.stack_depth], _sequence()
-                if sequence != frame.segment_start_seq:
+                if sequence != frame.segment_start_seq and not is_backward_compiled():
                     # What was made since the last call, as the loss: its nodes run first.
                     self.close_segment(thread, frame, outputs, sequence)
             except Exception as error:
@@ -226,10 +226,24 @@ class PortableEngine(SegmentHooks):
                     self.hook_unfound(thread, frame, output)
             if frame.unhooked_segments:
                 frame.unhooked_segments.clear()
+            if depth == 0 and sequence != frame.entry_seq:
+                thread.last_call_id = frame.call_id
             frame.module = None
             thread.frames[depth].segment_start_seq = sequence
         except Exception as error:
             self._on_error(error)
+
+    @skip_all
+    def begin_compiled_backward(self, newest_node: int) -> None:  # noqa: ARG002 (what the other engine goes by)
+        """Write that compiled autograd runs the backward of the outermost call that this thread made last."""
+        if self._active:
+            self._graph_tasks.begin_compiled(self._thread())
+
+    @skip_all
+    def end_compiled_backward(self, newest_node: int) -> None:  # noqa: ARG002
+        """Write that it ended."""
+        if self._active:
+            self._graph_tasks.end_compiled(self._thread())
 
     def _undo_enter(self, frame: CallFrame, meta: int, value: int) -> None:
         """Exit a call that an interrupt kept from being made; its exit is written if its enter was."""

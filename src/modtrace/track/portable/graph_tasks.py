@@ -16,7 +16,7 @@ from ...ring.slots import WriteSlot
 from ..event_sink import OnError
 from ..skip_dynamo import skip_all
 from .pass_depth import backward_nesting_depth
-from .thread_state import GraphTask, ThreadState
+from .thread_state import NO_CALL_ID, GraphTask, ThreadState
 
 __all__ = ["NO_GRAPH_TASK", "GraphTasks", "current_graph_task"]
 
@@ -77,6 +77,20 @@ class GraphTasks:
                 self._on_error(error)
 
         return on_segment_start
+
+    def begin_compiled(self, thread: ThreadState) -> None:
+        """Write that the whole backward of the thread's last outermost call begins: compiled autograd runs it."""
+        call_id = thread.last_call_id
+        if call_id != NO_CALL_ID:
+            self._write(
+                _CALL_BACKWARD | thread.bits | call_id >> CALL_KEY_BITS,
+                current_graph_task() << CALL_KEY_BITS | call_id & CALL_KEY_MASK,
+            )
+
+    def end_compiled(self, thread: ThreadState) -> None:
+        """Write that it is over."""
+        if thread.last_call_id != NO_CALL_ID:
+            self._write(_BACKWARD_OVER | thread.bits | NO_NAME, current_graph_task())
 
     def end_all(self, thread: ThreadState) -> None:
         """Write the ends of a thread's graph tasks; called outside of backward, so they ended by an exception."""

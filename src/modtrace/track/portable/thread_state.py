@@ -63,16 +63,18 @@ class ThreadState:
         frames: its frames, outermost first; the bottom one is around all calls.
         stack_depth: index of the innermost open call's frame.
         graph_tasks: those it runs, outermost first.
+        last_call_id: the outermost call that made nodes last; `NO_CALL_ID` before the first.
         hook_tensor: an empty tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("bits", "frames", "graph_tasks", "hook_tensor", "stack_depth")
+    __slots__ = ("bits", "frames", "graph_tasks", "hook_tensor", "last_call_id", "stack_depth")
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.frames = [CallFrame(self, 0)]
         self.stack_depth = 0
         self.graph_tasks: list[GraphTask] = []
+        self.last_call_id = NO_CALL_ID
         self.hook_tensor = make_hook_tensor()
 
     def open_frames(self) -> list[CallFrame]:
