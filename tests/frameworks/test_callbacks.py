@@ -55,9 +55,11 @@ def test_the_callback_of_transformers_records_a_range_with_its_marks(tmp_path: P
     assert trainer.state.global_step == 4
     timeline = modtrace.load(tmp_path / "trace-0.json")
     roots = [(span.fqn, span.step) for span in timeline.spans if span.phase == "forward" and span.depth == 0]
-    # Two batches each; then the recording ends, before the evaluation behind the second.
-    assert roots == [("LlamaForCausalLM", step) for step in (0, 0, 1, 1)]
-    assert marks(tmp_path / "trace-0.json") == ["step 0", "step 1"]
+    # Two batches each, and between them the batch of the evaluation.
+    assert roots == [("LlamaForCausalLM", step) for step in (0, 0, 1, 1, 1)]
+    assert marks(tmp_path / "trace-0.json") == [
+        *("step 0", "evaluation: first batch done", "evaluation done", "checkpoint saved", "step 1")
+    ]
     assert callback.recording is not None
     assert not callback.recording.running
 
