@@ -6,8 +6,8 @@ Nothing here needs torch: `track.job_clocks` measures while a recording runs, an
 
 from __future__ import annotations
 
+from .clock_identity import clock_id
 from .estimate import Ping, Reading, estimate_offset
-from .identity import clock_id
 from .offsets import ClockOffsets, Offset
 from .records import clock_in, measurement_record, measurements_in
 from .tree import FAN_OUT, ClockTree, Measurement, parent_number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .budget import Budget
+from .budget_file import Budget
 from .changes import Change
 from .compare import diff
 from .diff_result import Diff, suffix_of

@@ -27,7 +27,7 @@ from .._errors import TraceError, WriteError
 from .._version import __version__
 from ..timeline import Name, Process, Stats, Timeline
 from ..timeline.contents import TRACK_KINDS
-from .communication import group_header
+from .communication_args import group_header
 from .escape import UNNAMED, EscapedOriginals, escaped, escaped_json, restore
 
 __all__ = [

@@ -12,7 +12,7 @@ import orjson
 
 from .._errors import TraceError
 from .._typing import Int64Array
-from ..formats.communication import LAUNCH_CATEGORY, CommunicationRow
+from ..formats.communication_args import LAUNCH_CATEGORY, CommunicationRow
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import (
     BIND_ID_OFFSET,

@@ -17,7 +17,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from .._errors import TraceError
-from ..formats.communication import CommunicationRow
+from ..formats.communication_args import CommunicationRow
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import MAX_LINK
 from ..formats.packet_stream import read_packet_batches

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._typing import Int64Array
-from ..formats.communication import CommunicationRow, collectives_from_rows, groups_from_header
+from ..formats.communication_args import CommunicationRow, collectives_from_rows, groups_from_header
 from ..formats.escape import restore
 from ..timeline import PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from ..timeline.columns import in_start_order

@@ -9,7 +9,7 @@ import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._typing import Int32Array, SignedIntArray
-from ..formats.communication import LAUNCH_CATEGORY, LAUNCH_NAME, collective_args, slice_name
+from ..formats.communication_args import LAUNCH_CATEGORY, LAUNCH_NAME, collective_args, slice_name
 from ..formats.limits import MAX_LINK
 from ..timeline import Collective, Timeline, launching_spans
 from ..timeline.contents import COMMUNICATION

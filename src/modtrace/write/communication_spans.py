@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from ..formats.communication import collective_args, slice_name
+from ..formats.communication_args import collective_args, slice_name
 from ..timeline import FORWARD, Columns, Name, Timeline
 from ..timeline.columns import in_start_order
 from ..timeline.nesting import nest_by_time

@@ -5,9 +5,9 @@ from __future__ import annotations
 from .attribution import attribute_nodes
 from .call_tree import Intervals, build_intervals
 from .clock import Clock
-from .communication import is_communication
 from .from_ring import build_timeline
 from .name_lookup import NameLookup
+from .pair_collectives import is_communication
 from .pairing import call_ids, segment_pass
 from .passes import PassColumns, pair_passes
 from .steps import step_ends

@@ -15,8 +15,8 @@ from ..timeline import Timeline
 from .attribution import attribute_nodes
 from .call_tree import build_intervals
 from .clock import Clock
-from .communication import assign_communication_tracks, build_collectives, is_communication
 from .name_lookup import NameLookup
+from .pair_collectives import assign_communication_tracks, build_collectives, is_communication
 from .passes import pair_passes
 from .span_rows import assign_tracks, build_span_rows, find_parents
 from .steps import step_ends
