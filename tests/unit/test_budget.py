@@ -150,6 +150,7 @@ def test_the_commands_save_and_check(tmp_path: Path) -> None:
     assert failed.exit_code == 1
     assert "Net.h.3 forward is slower by 3" in failed.stderr
     assert invoke("check", budget, new, "--fail-above", "50%").exit_code == 0
+    assert invoke("check", budget, new, "-o", tmp_path / "page.html").exit_code == 2
     assert "| `Net.h.3` | forward |" in invoke("check", budget, new, "--format", "markdown").stdout
 
 

@@ -13,7 +13,9 @@ from click.testing import CliRunner, Result
 import modtrace
 from modtrace.cli.group import group
 from modtrace.compare.changes import Change
-from modtrace.compare.samples import plain_fqn, take_samples
+from modtrace.compare.compare import compare_runs
+from modtrace.compare.run_times import measure_samples
+from modtrace.compare.samples import Samples, plain_fqn, take_samples
 from modtrace.compare.side_by_side import Side
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
 from modtrace.timeline.gpu_tracks import GpuSpans, add_gpu_tracks
@@ -288,3 +290,16 @@ def test_work_on_a_gpu_changes_nothing_on_the_cpu() -> None:
     assert take_samples(on_cpu).self_ns["Net.h.3", "forward"].tolist() == (
         take_samples(with_kernels).self_ns["Net.h.3", "forward"].tolist()
     )
+
+
+def test_one_step_that_calls_otherwise_does_not_hide_what_all_others_do() -> None:
+    times, once = np.full(30, 100 * US), np.ones(30, np.int64)
+    twice = np.append(1, np.full(29, 2))
+    before, after = (
+        measure_samples(Samples({("Net", "forward"): times}, {("Net", "forward"): calls}, times, 0, {"Net": "Net"}), {})
+        for calls in (once, twice)
+    )
+
+    (change,) = compare_runs([before], [after], {}).changes
+
+    assert (change.base_calls, change.new_calls, change.calls_changed) == (1, 2, True)

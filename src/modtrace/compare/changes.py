@@ -27,7 +27,7 @@ class Change(NamedTuple):
         high_ns: its upper end.
         base_calls: spans per step before, the median.
         new_calls: spans per step after, the median.
-        calls_changed: True where no step before has as many spans as one after.
+        calls_changed: True where the steps before and after have different numbers of spans, but for one in twenty.
         verdict: one of `VERDICTS`.
     """
 

@@ -41,8 +41,8 @@ class ModuleRun(NamedTuple):
         time: what it typically takes in a step in which it is called.
         steps: how many steps these are.
         calls: the median of its spans in one.
-        fewest_calls: the least.
-        most_calls: the most.
+        fewest_calls: the least, but for one step in twenty.
+        most_calls: the most, but for one in twenty.
     """
 
     time: Typical
@@ -135,7 +135,9 @@ def _measure(self_ns: Int64Array, calls: Int64Array, alike: float) -> ModuleRun:
     in_steps = np.flatnonzero(calls)
     called = calls[in_steps]
     time = typical(self_ns[in_steps], alike)
-    return ModuleRun(time, len(called), max(int(np.median(called)), 1), int(called.min()), int(called.max()))
+    fewest = int(np.quantile(called, 0.05, method="lower"))
+    most = int(np.quantile(called, 0.95, method="higher"))
+    return ModuleRun(time, len(called), max(int(np.median(called)), 1), fewest, most)
 
 
 def _part_times(duration_ns: Int64Array) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ def command() -> None:
     """Keep what the modules of a program take in a small JSON file, and hold later recordings against it."""
 
 
-@command.command("save")
+@command.command("save", short_help="Make a budget of recordings.")
 @click.argument("recordings", type=click.Path(), nargs=-1, required=True)
 @click.option("-o", "--output", type=click.Path(), required=True, help="The file to write: budget.json.")
 def save(recordings: tuple[str, ...], output: str) -> None:
@@ -32,7 +32,7 @@ def save(recordings: tuple[str, ...], output: str) -> None:
     echo(f"Next: modtrace budget check {output} NEW.pftrace")
 
 
-@command.command("check")
+@command.command("check", short_help="Hold recordings against a budget.")
 @click.argument("budget", type=click.Path())
 @click.argument("recordings", type=click.Path(), nargs=-1, required=True)
 @format_option
@@ -54,8 +54,10 @@ def check(
     Only what is slower with its whole interval counts. `--fail-above` is another limit. What differs in the environment
     (torch, CPU, GPU) is named.
     """
-    from ...compare import Budget
+    from ...compare import Budget, suffix_of
 
+    if output is not None and suffix_of(output) not in {".md", ".csv", ".json"}:
+        raise click.UsageError(f"A budget holds no step to show: {output} must end in .md, .csv or .json.")
     files = [file for one in recordings for file in find_recordings(one)]
     allowed = Budget.load(budget)
     with show_status(f"comparing {len(files):,} recordings with {budget}"):
