@@ -71,7 +71,8 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
     """Run SCRIPT with its ARGUMENTS, unchanged, and record its modules.
 
     The script sees what it would see under python: sys.argv, sys.path, __main__, exit code and traceback. In OUT and
-    FILE, %r is the rank and %p the process id; under torchrun, without them, each rank writes OUT.rank3.pftrace.
+    FILE, %r is the rank, %p the process id and %h a hash of the host; under torchrun, without %r and %p, each rank
+    writes OUT.rank3.pftrace.
     """
     from ..._rank import absolute_path, add_rank, expand_path
     from ...autorecord import AutoRecording
