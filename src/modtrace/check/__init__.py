@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -50,7 +51,28 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
             layout.arrange()
             for rule in STRUCTURE_RULES:
                 violations.extend(rule(layout))
-    return violations
+        first = _first_own_event(trace)
+    return [
+        violation._replace(of_profiler=True) if violation.event is not None and violation.event < first else violation
+        for violation in violations
+    ]
+
+
+def _first_own_event(trace: Path) -> float:
+    """Return the position of the first event that torch.profiler did not write; 0 where it wrote none."""
+    from ..profiler import read_merge_metadata
+    from ..read import FileKind, file_kind_by_head
+
+    try:
+        if file_kind_by_head(trace) is not FileKind.PROFILE:
+            return 0
+        metadata = read_merge_metadata(trace)
+    except TraceError:
+        return 0
+    if metadata is None:
+        return math.inf
+    count = metadata.get("profiler_events", 0)
+    return count if isinstance(count, int) else 0
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from ..formats.reader_rounding import read_microseconds
 from .model import FlowEnd, TrackKey, Violation
 from .track_layout import TrackLayout
 
@@ -71,12 +72,12 @@ class ChromeEvents:
         if not (0 <= pid <= _MAX_ID and 0 <= tid <= _MAX_ID and 0 <= time < _MAX_ORDINARY_US):
             return False
         key = (pid, tid or pid)
-        time_ns = time * 1000 if type(time) is int else int(time * 1000 + 0.5)
+        time_ns = time * 1000 if type(time) is int else read_microseconds(time)
         if phase == "X":
             duration = raw.get("dur")
             if not (type(duration) is float or type(duration) is int) or not 0 <= duration < _MAX_ORDINARY_US:
                 return False
-            duration_ns = duration * 1000 if type(duration) is int else int(duration * 1000 + 0.5)
+            duration_ns = duration * 1000 if type(duration) is int else read_microseconds(duration)
             self.layout.track(key).add_slice(time_ns, duration_ns, position, self._names.setdefault(name, name))
         elif phase in _FLOW_PHASES:
             flow_id, category = raw.get("id"), raw.get("cat", "")
@@ -240,7 +241,4 @@ def _to_ns(microseconds: Any) -> int:
     """Convert as Perfetto does: whole microseconds exactly, others as doubles, to the nearest nanosecond."""
     if type(microseconds) is int:
         return microseconds * 1000
-    number = float(microseconds)
-    if number.is_integer():
-        return int(number) * 1000
-    return math.floor(number * 1000 + 0.5)
+    return read_microseconds(float(microseconds))

@@ -20,11 +20,13 @@ class Violation(NamedTuple):
         message: what is wrong, with the values that are.
         event: position of the event in the file, from 0 (of the packet in a Perfetto trace); None where the file as a
             whole is concerned.
+        of_profiler: whether it is a fault of torch.profiler, in an event of its own; modtrace keeps these as they are.
     """
 
     rule: str
     message: str
     event: int | None = None
+    of_profiler: bool = False
 
     def __str__(self) -> str:
         where = "" if self.event is None else f"event {self.event}: "

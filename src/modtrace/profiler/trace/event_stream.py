@@ -47,6 +47,7 @@ class EventStream:
         keys: top-level keys with their values; those after the events are there once `chunks` is exhausted.
         bare: whether the file is an array without an object around it.
         tail: the bytes from the `]` on that closes the events; empty where the file is cut off.
+        count: how many events were yielded.
         repaired: how many events had to be changed to be readable.
         dropped: how many could not be saved.
         notes: what was wrong with the file, each with its byte offset.
@@ -57,6 +58,7 @@ class EventStream:
     """
 
     def __init__(self, source: TraceFile) -> None:
+        self.count = 0
         self.repaired = 0
         self.dropped = 0
         self.notes: list[str] = []
@@ -90,6 +92,7 @@ class EventStream:
         found = False
         for chunk in self._all():
             found = True
+            self.count += len(chunk.events)
             yield chunk
         if not found and (self.dropped or not self.tail):
             raise self._error("no event of it can be read: this is no profiler trace, or it was cut off", self._offset)

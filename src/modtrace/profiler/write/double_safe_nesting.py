@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..._typing import Int64Array, SignedIntArray
+from ...formats.reader_rounding import read_microseconds_array
 from ...timeline import Timeline
 
 __all__ = ["nest_after_rounding", "nested_timeline", "perfetto_rounding", "time_quantum_ns"]
@@ -30,16 +31,10 @@ def time_quantum_ns(latest: int) -> int:
 
 
 def perfetto_rounding(nanoseconds: Int64Array) -> Int64Array:
-    """Return what the trace processor makes of the text of times.
-
-    Whole microseconds stay what they are; of others it takes the nearest nanosecond of the product, halves up.
-    """
+    """Return what the trace processor makes of the text of times."""
     whole = nanoseconds // 1000
     micros = whole + (nanoseconds - whole * 1000) / 1000.0
-    scaled = micros * 1000.0
-    floor = np.floor(scaled)
-    nearest = floor.astype(np.int64) + (scaled - floor >= 0.5)
-    return np.where(micros == np.floor(micros), np.floor(micros).astype(np.int64) * 1000, nearest)
+    return read_microseconds_array(micros)
 
 
 def nested_timeline(timeline: Timeline, quantum: int) -> Timeline:

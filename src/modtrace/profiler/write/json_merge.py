@@ -125,6 +125,7 @@ def describe(overlaid: Overlay, stream: EventStream, out: str) -> MergeResult:
         "version": __version__,
         "recording": "reconstructed from the trace" if overlaid.alignment is None else "recorded",
         "alignment": None if overlaid.alignment is None else overlaid.alignment.metadata(),
+        "profiler_events": stream.count,
         "nodes": overlaid.nodes,
         "attributed_nodes": overlaid.attributed_nodes,
         "gpu_work": overlaid.work,

@@ -1,0 +1,46 @@
+"""Late times are read as viewers read them; faults of the profiler are told apart; a rule has at most 20 lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from modtrace.check import check
+from modtrace.formats.reader_rounding import read_microseconds
+from tests.support.kineto import recording, trace, x
+from tests.support.python_process import run_python
+
+LATE = 4_503_599_627_371_000 // 1000
+"""µs from which on a nanosecond of a product is a whole step of a double, and a half has no room."""
+
+
+@pytest.mark.parametrize("nanoseconds", [1, 999, 1_000_001, LATE * 1000 + 1, LATE * 1000 + 333, 2**53 - 1])
+def test_a_time_of_three_decimals_is_read_as_it_is_written(nanoseconds: int) -> None:
+    microseconds = float(f"{nanoseconds // 1000}.{nanoseconds % 1000:03}")
+    assert abs(read_microseconds(microseconds) - nanoseconds) <= 1
+
+
+def test_an_odd_nanosecond_beyond_two_to_the_52_is_not_rounded_up() -> None:
+    """There a product is a whole number, and adding a half to an odd one makes the next even one of it."""
+    assert read_microseconds(5_000_000_000_000.001) == 5_000_000_000_000_001
+
+
+def test_faults_of_the_profiler_exit_with_0_unless_strict(tmp_path: Path) -> None:
+    overlapping = [x("kernel", f"k{n}", 1000 + 10 * n, 2005 + 10 * n, pid=0, tid=7) for n in range(30)]
+    profile, merged = tmp_path / "profile.json", tmp_path / "merged.json"
+    profile.write_bytes(trace(x("cpu_op", "aten::op", 1000, 5000), *overlapping))
+    modtrace.merge(profile, recording(("Net", 900, 6000, 0)), merged)
+    for path in (profile, merged):
+        found = check(path)
+        assert len(found) == 29
+        assert all(violation.of_profiler for violation in found)
+        done = run_python("-m", "modtrace", "check", path)
+        lines = done.stdout.splitlines()
+        assert sum(line.startswith("partial-overlap: event") for line in lines) == 20
+        assert lines[-2:] == [
+            "partial-overlap: and 9 more, in what torch.profiler wrote",
+            "      29 partial-overlap, in what torch.profiler wrote",
+        ]
+    run_python("-m", "modtrace", "check", "--strict", merged, status=1)
