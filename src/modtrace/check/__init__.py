@@ -61,16 +61,19 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
 def _first_own_event(trace: Path) -> float:
     """Return the position of the first event that torch.profiler did not write; 0 where it wrote none."""
     from ..profiler import read_merge_metadata
+    from ..profiler.trace.trace_file import TraceFile
     from ..read import FileKind, file_kind_by_head
 
     try:
         if file_kind_by_head(trace) is not FileKind.PROFILE:
             return 0
         metadata = read_merge_metadata(trace)
+        with TraceFile(trace) as source:
+            head = next(source.blocks(), b"").partition(b'"traceEvents"')[0]
     except TraceError:
         return 0
     if metadata is None:
-        return math.inf
+        return math.inf if b'"schemaVersion"' in head else 0  # as torch.profiler begins a trace
     count = metadata.get("profiler_events", 0)
     return count if isinstance(count, int) else 0
 
