@@ -31,9 +31,22 @@ class Cost(NamedTuple):
     peak_bytes: int
 
 
+# The system's own peak of a child begins with what its parent held when it forked; this is of the command alone.
+_SCRIPT = """
+import re, sys
+from modtrace.cli import main
+try:
+    main()
+except SystemExit as ended:
+    if ended.code:
+        raise
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
+"""
+
+
 def run(*arguments: object) -> Cost:
     process = subprocess.Popen(
-        [sys.executable, "-m", "modtrace", *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [sys.executable, "-c", _SCRIPT, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     assert process.stderr is not None
     errors = process.stderr.read().decode()
@@ -42,7 +55,7 @@ def run(*arguments: object) -> Cost:
     process.stderr.close()
     if process.returncode:
         sys.exit(f"modtrace {arguments[0]}: {errors}")
-    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+    return Cost(usage.ru_utime + usage.ru_stime, int(errors.split()[-1]) * 1024)
 
 
 def main() -> None:
