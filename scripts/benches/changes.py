@@ -181,7 +181,7 @@ def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> 
     elif kind == "jumps":
         logs += random_.normal(0, 0.1) + random_.normal(0, 0.15) * (np.arange(steps) > random_.integers(steps))
     elif kind == "heavy tails":
-        logs += (random_.random((modules, steps)) < 0.15) * random_.pareto(1.5, (modules, steps))
+        logs += (random_.random((modules, steps)) < 0.15) * np.minimum(random_.pareto(1.5, (modules, steps)), 10)
     times = np.maximum(np.exp(logs) * typical_ns[:, None], 1).astype(np.int64)
     keys = [(f"Net.{number // 2}", ("forward", "backward")[number % 2]) for number in range(modules)]
     calls = np.ones(steps, np.int64)
