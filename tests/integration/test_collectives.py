@@ -112,7 +112,7 @@ def test_modules_launch_collectives(job: Job) -> None:
     launchers = [result["launchers"] for result in job.of("sharded")]
     assert launchers == [["FSDPNet.down", "FSDPNet.up"]] * job.ranks
     if job.engine == "native":
-        expected = ["DistributedDataParallel", "DistributedDataParallel.module.up"]
+        expected = ["DistributedDataParallel", "Net.up"]
         assert [result["launchers"] for result in job.of("data_parallel")] == [expected] * job.ranks
         assert [result["launchers"] for result in job.of("tensor_parallel")] == [["Net.down"]] * job.ranks
 

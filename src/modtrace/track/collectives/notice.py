@@ -14,7 +14,7 @@ _log = logging.getLogger("modtrace")
 def say_inference_mode_unseen() -> None:
     """Log that collectives in inference mode are not recorded; once in a process."""
     _log.warning(
-        "collectives that run in torch.inference_mode are not recorded, only the waits for them; "
+        "this torch keeps collectives in torch.inference_mode from being recorded, but for the waits for them; "
         "under torch.no_grad all are"
     )
 

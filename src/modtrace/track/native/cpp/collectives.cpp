@@ -22,6 +22,11 @@ namespace {
 
 using torch::jit::Stack;
 
+// Below autograd, Python's modes and fake tensors, and above all backends: an operator comes here once, if it runs at
+// all.
+constexpr c10::DispatchKey kTapKey = c10::DispatchKey::BackendSelect;
+const c10::DispatchKeySet kBelowTap(c10::DispatchKeySet::FULL_AFTER, kTapKey);
+
 // Guarded by the interpreter's lock.
 PyObject* name_collective = nullptr;
 torch::Library* taps = nullptr;
@@ -124,7 +129,7 @@ class Tap final : public c10::OperatorKernel {
         has_message_(has_message) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const c10::DispatchKeySet below = keys & c10::after_ADInplaceOrView_keyset;
+    const c10::DispatchKeySet below = keys & kBelowTap;
     std::optional<Entered> entered;
     if (engine.active_session.load(std::memory_order_relaxed) != nullptr && !inside_tap) entered = enter(*stack);
     if (!entered) {
@@ -228,7 +233,7 @@ class Tap final : public c10::OperatorKernel {
 
 // The kernel of `wait_tensor`, by which functional collectives wait.
 void tap_wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const c10::DispatchKeySet below = keys & c10::after_ADInplaceOrView_keyset;
+  const c10::DispatchKeySet below = keys & kBelowTap;
   const at::Tensor* tensor = first_tensor(stack->back());
   if (engine.active_session.load(std::memory_order_relaxed) == nullptr || tensor == nullptr || is_traced(*tensor) ||
       !tensor->has_storage()) {
@@ -250,7 +255,7 @@ bool is_object(const c10::Argument& argument, const char* name) {
 
 // Registers the taps, for good: to take a kernel out while others dispatch is not safe.
 void register_taps() {
-  taps = new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::ADInplaceOrView, __FILE__, __LINE__);
+  taps = new torch::Library(torch::Library::IMPL, "c10d", kTapKey, __FILE__, __LINE__);
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind("c10d::", 0) != 0) continue;
     const auto op = c10::Dispatcher::singleton().findSchema(name);
@@ -270,8 +275,7 @@ void register_taps() {
                    std::make_unique<Tap>(short_name, arguments.size(), group - arguments.begin(), peer_index,
                                          short_name.find("barrier") == std::string::npos)));
   }
-  static torch::Library functional(torch::Library::IMPL, "_c10d_functional", c10::DispatchKey::ADInplaceOrView,
-                                   __FILE__, __LINE__);
+  static torch::Library functional(torch::Library::IMPL, "_c10d_functional", kTapKey, __FILE__, __LINE__);
   functional.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&tap_wait_tensor>());
 }
 

@@ -1,0 +1,95 @@
+"""Collectives of one process under torch's modes, and what a recording leaves behind."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from modtrace.track.engine import EngineName
+from tests.support.python_process import run_python
+
+SCRIPT = """
+import json, logging, sys, torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch._subclasses import FakeTensorMode
+from torch.distributed.tensor.debug import CommDebugMode
+import modtrace
+
+engine = sys.argv[1]
+messages = []
+handler = logging.Handler()
+handler.emit = lambda record: messages.append(record.getMessage())
+logging.getLogger("modtrace").addHandler(handler)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+work, group = torch._C._distributed_c10d.Work, torch._C._distributed_c10d.ProcessGroup
+before = [vars(work)["wait"], vars(group)["allreduce"]]
+
+def recorded(run):
+    with modtrace.record(engine=engine) as recording:
+        run()
+    rows = list(recording.timeline().collectives)
+    return [(row.operator, row.counter) for row in rows if not row.is_wait], sum(row.is_wait for row in rows)
+
+def plain():
+    dist.all_reduce(torch.ones(3))
+    dist.barrier()
+
+def debugged():
+    with CommDebugMode() as mode:
+        functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD).wait()
+        dist.all_reduce(torch.ones(3))
+    assert mode.get_total_counts() == 2, mode.get_total_counts()
+
+def without_gradients():
+    with torch.no_grad():
+        dist.all_reduce(torch.ones(3))
+
+def inference():
+    with torch.inference_mode():
+        for _ in range(2):
+            dist.all_reduce(torch.ones(3))
+
+def fake():
+    with FakeTensorMode():
+        functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+
+found = {run.__name__: recorded(run) for run in (plain, debugged, without_gradients, inference, fake)}
+found["again"] = recorded(plain)
+assert [vars(work)["wait"], vars(group)["allreduce"]] == before
+found["messages"] = messages
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(engine: EngineName) -> dict[str, object]:
+    printed: dict[str, object] = json.loads(run_python("-W", "ignore", "-c", SCRIPT, engine, timeout_s=280).stdout)
+    return printed
+
+
+def test_each_recording_counts_from_0_and_leaves_torch_as_it_was(found: dict[str, object]) -> None:
+    assert found["plain"] == found["again"] == [[["all_reduce", 0], ["barrier", 1]], 2]
+
+
+def test_a_mode_that_sees_operators_again_makes_none_twice(found: dict[str, object], engine: EngineName) -> None:
+    functional = 0 if engine == "python" else 1
+    calls = [["all_reduce", number] for number in range(1 + functional)]
+    assert found["debugged"] == [calls, 1 + functional]
+
+
+def test_collectives_without_gradients_are_seen(found: dict[str, object]) -> None:
+    assert found["without_gradients"] == [[["all_reduce", 0]], 1]
+
+
+def test_collectives_in_inference_mode_are_seen(found: dict[str, object]) -> None:
+    assert found["inference"] == [[["all_reduce", 0], ["all_reduce", 1]], 2]
+
+
+def test_what_the_portable_engine_does_not_see_is_said_once(found: dict[str, object], engine: EngineName) -> None:
+    messages = [str(message) for message in found["messages"]]  # type: ignore[attr-defined]
+    assert ["portable engine records" in message for message in messages] == [True] * (engine == "python")
+
+
+def test_collectives_of_fake_tensors_are_none(found: dict[str, object]) -> None:
+    assert found["fake"] == [[], 0]
