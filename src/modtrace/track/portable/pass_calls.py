@@ -9,13 +9,14 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from ..call_patch import RUN_BACKWARD, Layer, Patch
-from ..skip_dynamo import skip_frame
+from ..skip_dynamo import skip_all, skip_frame
 
 __all__ = ["PASS_PATCH"]
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
+@skip_all
 def _is_tracing() -> bool:
     """Whether torch.compile traces: what it runs then, on fake tensors, is no backward of the user's."""
     return torch._C._get_dispatch_mode(_PROXY) is not None
