@@ -110,7 +110,7 @@ def test_groups_have_their_global_ranks(job: Job) -> None:
 
 def test_modules_launch_collectives(job: Job) -> None:
     launchers = [result["launchers"] for result in job.of("sharded")]
-    assert launchers == [["FSDPNet.down", "FSDPNet.up"]] * job.ranks
+    assert launchers == [["Net.down", "Net.up"]] * job.ranks
     if job.engine == "native":
         expected = ["DistributedDataParallel", "Net.up"]
         assert [result["launchers"] for result in job.of("data_parallel")] == [expected] * job.ranks
