@@ -39,6 +39,7 @@ class OptimizerSteps:
         self._step = 0
         self._stepped: dict[int, weakref.ref[Optimizer]] = {}
         self._usual: set[int] | None = None
+        self._complete = False
         self._hook: Any = None
 
     def start(self) -> None:
@@ -65,11 +66,12 @@ class OptimizerSteps:
             complete = all(id(other) in stepped for other in _others(optimizer))
         else:
             complete = stepped.keys() >= self._usual
+        self._complete = complete
         self._on_step(self._step, complete)
 
     def _is_foreign(self, key: int) -> bool:
         """Whether the step is complete, and this optimizer took no part in the one before."""
-        return self._usual is not None and self._stepped.keys() >= self._usual and key not in self._usual
+        return self._complete and (self._usual is None or key not in self._usual)
 
 
 def _ignore(_step: int, _complete: bool) -> None:
