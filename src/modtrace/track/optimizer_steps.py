@@ -57,8 +57,10 @@ class OptimizerSteps:
         if is_compiling() or _is_nested():
             return
         key, stepped = id(optimizer), self._stepped
-        if key in stepped or any(other() is None for other in stepped.values()) or self._is_foreign(key):
-            self._usual = set(stepped)
+        another = self._is_foreign(key) or any(other() is None for other in stepped.values())
+        if another or key in stepped:
+            # Where others come, nothing is known of which step together.
+            self._usual = None if another else set(stepped)
             self._stepped = stepped = {}
             self._step += 1
         stepped[key] = weakref.ref(optimizer)
