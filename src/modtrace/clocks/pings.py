@@ -136,9 +136,13 @@ class PingClient:
     def __init__(self, address: tuple[str, int], token: str, clock: Clock = time.monotonic_ns) -> None:
         self._clock = clock
         self._socket = socket.create_connection(address, _CONNECT_TIMEOUT_S)
-        self._socket.settimeout(_ANSWER_TIMEOUT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.sendall(token.encode())
+        try:
+            self._socket.settimeout(_ANSWER_TIMEOUT_S)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.sendall(token.encode())
+        except BaseException:
+            self._socket.close()
+            raise
 
     def read(self, pings: int = PINGS) -> Reading:
         """Ask for the other clock some times, and return how far it is ahead.
