@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from .event_kinds import (
     collective_of_operator,
     slice_kind,
 )
+from .slice_table import SliceTable
 
 __all__ = ["EventCollector"]
 
@@ -48,8 +48,6 @@ _MAX_CACHED_NAMES = 1 << 16
 _MAX_PENDING = 1 << 14
 """Events whose rows may be pending."""
 _NO_ARGS: dict[str, Any] = {}
-_Row = tuple[int, float, float, int, int]
-"""Track, start and duration in µs, value and other."""
 
 
 class _IdByText(dict[str, int]):
@@ -58,68 +56,6 @@ class _IdByText(dict[str, int]):
     def __missing__(self, text: str) -> int:
         number = self[text] = len(self)
         return number
-
-
-class _Table:
-    """Slices of one kind; columns of equal length, times in µs.
-
-    Attributes:
-        pending: rows that are not in the columns yet.
-    """
-
-    __slots__ = ("duration", "other", "pending", "start", "track", "value")
-
-    def __init__(self) -> None:
-        self.pending: list[_Row] = []
-        self.track, self.value, self.other = array("q"), array("q"), array("q")
-        self.start, self.duration = array("d"), array("d")
-
-    def take_pending(self) -> tuple[float, float, int, int]:
-        """Move what is pending to the columns; return its first moment and its last, in µs, what was at 0, and broken.
-
-        Rows that are not at a time, or not of numbers, are left out.
-        """
-        rows, self.pending[:] = self.pending[:], []
-        broken = 0
-        try:
-            track, start, duration, value, other = (
-                array(kind, column) for kind, column in zip("qddqq", zip(*rows, strict=True), strict=True)
-            )
-        except (TypeError, OverflowError, ValueError):
-            numbers = [row for row in map(_numbers, rows) if row is not None]
-            broken = len(rows) - len(numbers)
-            if not numbers:
-                return float("inf"), float("-inf"), 0, broken
-            track, start, duration, value, other = (
-                array(kind, column) for kind, column in zip("qddqq", zip(*numbers, strict=True), strict=True)
-            )
-        first, length = np.frombuffer(start, np.float64), np.frombuffer(duration, np.float64)
-        last = first + length
-        valid = (first > 0) & (length >= 0) & (last < MAX_TIME_US)
-        zeros = 0
-        if not valid.all():
-            zeros = int(np.count_nonzero(first == 0))
-            first, last = first[valid], last[valid]
-            kept = np.flatnonzero(valid).tolist()
-            track, start, duration, value, other = (
-                array(column.typecode, [column[row] for row in kept])
-                for column in (track, start, duration, value, other)
-            )
-        self.track += track
-        self.start += start
-        self.duration += duration
-        self.value += value
-        self.other += other
-        return float(first.min(initial=np.inf)), float(last.max(initial=-np.inf)), zeros, broken
-
-    def rows(self) -> SliceColumns:
-        return SliceColumns(
-            np.array(self.track, np.int64),
-            microseconds_to_ns(np.array(self.start, np.float64)),
-            microseconds_to_ns(np.array(self.duration, np.float64)),
-            np.array(self.value, np.int64),
-            np.array(self.other, np.int64),
-        )
 
 
 class EventCollector:
@@ -135,8 +71,8 @@ class EventCollector:
         self._thread_names: dict[TrackKey, str] = {}
         self._process_names: dict[int | str, str] = {}
         self._sort_indexes: dict[TrackKey, int] = {}
-        self._tables = {name: _Table() for name in _TABLES}
-        self._work_said: list[tuple[int, int, int]] = []
+        self._tables = {name: SliceTable() for name in _TABLES}
+        self._work_details: list[tuple[int, int, int]] = []
         self._rest: list[tuple[float, float]] = []
         self._module_names, self._region_names = _IdByText(), _IdByText()
         self._collective_names, self._sync_names = _IdByText(), _IdByText()
@@ -261,14 +197,14 @@ class EventCollector:
         if collective is None:
             found = collective_of_kernel(name)
             collective = self._kernel_collectives[name] = -1 if found is None else self._collective_names[found]
-        if collective >= 0 and isinstance(said := args.get("Collective name"), str):
-            collective = self._collective_names[collective_of_operator(PARAM_COMMS, said) or ""]
+        if collective >= 0 and isinstance(operator := args.get("Collective name"), str):
+            collective = self._collective_names[collective_of_operator(PARAM_COMMS, operator) or ""]
         graph, node = args.get("graph id") or -1, args.get("graph node id") or -1
-        said_of_work = (collective, graph, node) if is_int64(graph) and is_int64(node) else (collective, -1, -1)
-        # Which of these a piece of work has, `other` says beside its kind.
-        number = len(self._work_said) << 2 | kind
+        details = (collective, graph, node) if is_int64(graph) and is_int64(node) else (collective, -1, -1)
+        # The row in these is what `other` holds above the kind.
+        number = len(self._work_details) << 2 | kind
         self._tables["work"].pending.append((track, event["ts"], event["dur"], args.get("correlation", -1), number))
-        self._work_said.append(said_of_work)
+        self._work_details.append(details)
 
     def _add_rare(self, event: dict[str, Any], kind: int, track: int) -> None:
         times = event["ts"], event["dur"]
@@ -354,9 +290,9 @@ class EventCollector:
             syncs[sync_names[name]].append((start, end))
         windows = tables.pop("windows")
         work = tables["work"]
-        said = np.array(self._work_said, np.int64).reshape(-1, 3)[work.other >> 2]
+        details = np.array(self._work_details, np.int64).reshape(-1, 3)[work.other >> 2]
         tables["work"] = SliceColumns(work.track, work.start, work.duration, work.value, work.other & 3)
-        collective, graph, node = said.T
+        collective, graph, node = details.T
         return ProfilerEvents(
             tracks=list(self._tracks),
             thread_names=self._thread_names,
@@ -391,16 +327,6 @@ class EventCollector:
         track, begin = np.array([(track, begin) for track, _, begin in rows], np.int64).reshape(-1, 2).T
         zeros = np.zeros(len(rows), np.int64)
         return SliceColumns(track, start, zeros, begin, zeros)
-
-
-def _numbers(row: tuple[Any, ...]) -> _Row | None:
-    """Return a row with times that are numbers, of text as readers take it; None where there are none."""
-    track, start, duration, value, other = row
-    try:
-        array("q", (value, other))
-        return track, float(start), float(duration), value, other
-    except (TypeError, OverflowError, ValueError):
-        return None
 
 
 def _times(row: tuple[Any, Any]) -> tuple[float, float]:

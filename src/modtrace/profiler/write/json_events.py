@@ -88,8 +88,8 @@ def device_events(overlaid: Overlay, rows: Mapping[int, DeviceRow], quantum: int
         else:
             label = NO_MODULE if name is None else name.label
             event = {"ph": "X", "pid": row.pid, "tid": row.tid, "cat": "gpu", "name": label}
-            said = orjson.dumps(Reason(reason).text)
-            texts.append(orjson.dumps(event)[:-1] + b',"args":{"reason":' + said + b"," + times)
+            reason_text = orjson.dumps(Reason(reason).text)
+            texts.append(orjson.dumps(event)[:-1] + b',"args":{"reason":' + reason_text + b"," + times)
         if len(texts) == _BLOCK:
             yield b",\n".join(texts)
             texts.clear()

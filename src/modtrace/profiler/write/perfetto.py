@@ -203,8 +203,8 @@ def _stream_slices(
     columns = timeline.columns
     rows = np.flatnonzero(spans.track == track)
     names, fields = [], []
-    said = (spans.span, spans.work, spans.collective, spans.step, spans.reason)
-    for span, work, collective, step, reason in zip(*(column[rows].tolist() for column in said), strict=True):
+    links = (spans.span, spans.work, spans.collective, spans.step, spans.reason)
+    for span, work, collective, step, reason in zip(*(column[rows].tolist() for column in links), strict=True):
         args: dict[str, Any] = {"gpu_work": work}
         name = timeline.names[columns.name[span]] if span >= 0 else None
         if collective >= 0:
