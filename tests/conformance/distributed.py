@@ -81,7 +81,8 @@ def distributed_data_parallel() -> Step:
       Model #1
         Model.b #1
         Model.a #1
-    """
+    """,
+    renamed=("Model", "FSDPModel"),
 )
 def fully_sharded() -> Step:
     """fully_shard (FSDP2) of each module: its hooks make nodes and gather parameters around each call."""

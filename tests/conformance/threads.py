@@ -149,17 +149,17 @@ def two_forwards_and_one_backward() -> Step:
       Net
         Net.last
     forward @worker_0:
-      Branch
-        Branch.a
+      Net.branch
+        Net.branch.a
     backward:
       Net
         Net.last
-      Branch
-        Branch.a
+      Net.branch
+        Net.branch.a
     """
 )
 def a_branch_on_a_pool() -> Step:
-    """A module inside another's forward runs on a pool's thread: there it is outermost, also for its backward."""
+    """A module inside another's forward runs on a pool: it is named below the caller's, also for its backward."""
 
     class Branch(nn.Module):
         def __init__(self) -> None:
