@@ -190,7 +190,7 @@ def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
     assert b"https://ui.perfetto.dev/#!/?" in fetched(address[1])
     assert running.poll() is None
     assert fetched(f"{address[1]}trace", "Sec-Fetch-Site: same-origin") == trace.read_bytes()
-    assert running.communicate(timeout=30) == ("", "")
+    assert running.communicate(timeout=30) == ("Serving until the page is closed, or Ctrl-C.\n", "")
     assert running.returncode == 0
 
 
@@ -208,7 +208,9 @@ def test_it_opens_the_users_browser_and_ends_by_itself(trace: Path, tmp_path: Pa
 
     out, err = started(trace, BROWSER=str(script)).communicate(timeout=60)
 
-    assert re.fullmatch(r"Opening http://127\.0\.0\.1:\d+/[\w-]{32}/\n", out)
+    assert re.fullmatch(
+        r"Opening http://127\.0\.0\.1:\d+/[\w-]{32}/\nServing until the page is closed, or Ctrl-C\.\n", out
+    )
     assert err == ""
     assert (tmp_path / "got").read_bytes() == trace.read_bytes()
 
@@ -216,7 +218,8 @@ def test_it_opens_the_users_browser_and_ends_by_itself(trace: Path, tmp_path: Pa
 def test_a_browser_that_cannot_start(trace: Path) -> None:
     running = started(trace, BROWSER="/nonexistent/browser %s")
     assert running.stdout is not None
-    lines = [running.stdout.readline() for _ in range(5)]
+    # The browser is started beside the server, which says in the meantime until when it serves.
+    lines = [line for line in (running.stdout.readline() for _ in range(6)) if not line.startswith("Serving ")]
     running.send_signal(signal.SIGINT)
     running.communicate(timeout=30)
 

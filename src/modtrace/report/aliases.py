@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 from ..timeline import Name
+from ..timeline.contents import REGION_CLASS
 
 __all__ = ["AliasedNames", "ReportNames"]
 
@@ -53,8 +54,16 @@ class ReportNames:
         self.text = functools.lru_cache(1 << 16)(redact)
 
     def name(self, name: Name) -> Name:
-        """Return a module's label, fully qualified name and class."""
+        """Return a module's label, fully qualified name and class; of a range of `record_function` an alias of each."""
+        if name.module_class == REGION_CLASS:
+            return self._region(name)
         return Name(self.text(name.label), self.fqn(name.fqn), self.module_class(name.module_class))
+
+    def module(self, fqn: str, module_class: str) -> tuple[str, str]:
+        """Return a module's fully qualified name and its class."""
+        if module_class == REGION_CLASS:
+            return self._region_fqn(fqn), module_class
+        return self.fqn(fqn), self.module_class(module_class)
 
     def fqn(self, fqn: str) -> str:
         """Return a module's fully qualified name."""
@@ -91,6 +100,14 @@ class ReportNames:
         """Return the name of a kernel."""
         return self._use("kernel", self.text(text))
 
+    def _region(self, name: Name) -> Name:
+        label = self.annotation(name.label)
+        return Name(label, self._region_fqn(name.fqn), REGION_CLASS)
+
+    def _region_fqn(self, fqn: str) -> str:
+        # What lies in others is called after all of them: that is the user's text, however it looks.
+        return self._use("annotation", self._alias("annotation ", fqn))
+
     def _known_operation(self, text: str) -> str | None:
         """Return the name of an operation if torch chose it."""
         optimizer = _OPTIMIZER.fullmatch(text)
@@ -117,6 +134,8 @@ class AliasedNames(ReportNames):
 
     def name(self, name: Name) -> Name:
         """Return aliases of a module's label, fully qualified name and class."""
+        if name.module_class == REGION_CLASS:
+            return self._region(name)
         module_class = self.module_class(name.module_class)
         fqn = self.fqn(name.fqn)
         path = name.label.removesuffix(f": {name.module_class}")

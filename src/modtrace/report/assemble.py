@@ -135,12 +135,12 @@ def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
     if summary is None:
         return None
     no_module = {no_module_name(reason) for reason in Reason}
-    rows = [
-        row
-        if row.fqn in no_module
-        else row._replace(fqn=names.fqn(row.fqn), module_class=names.module_class(row.module_class))
-        for row in summary.rows
-    ]
+    rows = []
+    for row in summary.rows:
+        if row.fqn not in no_module:
+            fqn, module_class = names.module(row.fqn, row.module_class)
+            row = row._replace(fqn=fqn, module_class=module_class)
+        rows.append(row)
     return replace(summary, rows=rows).sort_by(limit=MAX_TABLE_ROWS).to_markdown()
 
 

@@ -148,8 +148,8 @@ class EventFilter:
     def _module_args(self, category: object, args: RawEvent) -> RawEvent:
         if category not in _SPAN_CATEGORIES or "fqn" not in args:
             return {}
-        module_class = self._names.module_class(str(args.get("module_class")))
-        return {"fqn": self._names.fqn(str(args["fqn"])), "module_class": module_class}
+        fqn, module_class = self._names.module(str(args["fqn"]), str(args.get("module_class")))
+        return {"fqn": fqn, "module_class": module_class}
 
     def _metadata(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent | None:
         if name == "process_name":

@@ -11,6 +11,7 @@ from .._typing import Int64Array
 __all__ = [
     "COMMUNICATION",
     "GPU",
+    "REGION_CLASS",
     "TRACK_KINDS",
     "BackwardPass",
     "CounterSeries",
@@ -26,6 +27,10 @@ GPU = "gpu"
 COMMUNICATION = "communication"
 TRACK_KINDS = ("forward", "backward", COMMUNICATION, GPU)
 """What a track can be of, in the order in which they are shown; recompute lies on the backward track of its thread."""
+
+
+REGION_CLASS = "record_function"
+"""The class of what is no module but a range of `record_function`, whose name is a text of the user's."""
 
 
 class Name(NamedTuple):

@@ -167,3 +167,15 @@ def test_hostile_names_are_text_everywhere(name: str, tmp_path: Path) -> None:
 
 def modtrace_page() -> bytes:
     return (Path(modtrace.__file__).parent / "view/viewer.html").read_bytes()
+
+
+def test_ranges_that_stand_for_modules_lose_their_texts(tmp_path: Path) -> None:
+    modtrace.merge(ALEXNET, None, tmp_path / "merged.json")
+    modtrace.merge(ALEXNET, None, tmp_path / "merged.pftrace")
+    assert b"alex_net" in (tmp_path / "merged.json").read_bytes()
+
+    for name in ("merged.json", "merged.pftrace"):
+        for file, content in report_file(tmp_path / name).files.items():
+            plain = gzip.decompress(content) if file.endswith(".gz") else content
+            assert b"alex_net" not in plain, file
+            assert b"[param|" not in plain, file

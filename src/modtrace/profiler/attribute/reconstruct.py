@@ -11,6 +11,7 @@ import numpy as np
 from ..._typing import Int64Array
 from ...timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
 from ...timeline.columns import in_start_order
+from ...timeline.contents import REGION_CLASS
 from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes
@@ -30,8 +31,6 @@ REGIONS = (
 NO_NAMES = (
     "the trace knows modules by class and number, not by attribute: Linear_1 is the second Linear that was called"
 )
-REGION_CLASS = "record_function"
-"""What stands for the class of a range."""
 
 
 def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
