@@ -77,7 +77,10 @@ def collective_args(collective: Collective) -> dict[str, str | int | bool]:
 
 
 def collectives_from_rows(
-    rows: Iterable[CommunicationRow], groups: Sequence[Group], track_names: Sequence[str], originals: EscapedOriginals
+    rows: Iterable[CommunicationRow],
+    groups: Sequence[Group],
+    track_names: Sequence[str],
+    escaped_originals: EscapedOriginals,
 ) -> Collectives:
     """Return the table that slices were written from.
 
@@ -85,7 +88,7 @@ def collectives_from_rows(
         rows: the slices.
         groups: the process groups.
         track_names: the names of the timeline's tracks.
-        originals: what was escaped.
+        escaped_originals: what was escaped.
 
     Raises:
         ValueError: an arg is not as it is written.
@@ -98,7 +101,7 @@ def collectives_from_rows(
         numbers = {name: row.args.get(name, -1) for name in _INTEGERS}
         if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for n in numbers.values()):
             raise ValueError(f"the args of {row.name!r} are {dict(row.args)!r}")
-        operator, group = restore(texts[0], originals), restore(texts[1], originals)
+        operator, group = restore(texts[0], escaped_originals), restore(texts[1], escaped_originals)
         name = -1
         if operator or group:
             name = names.setdefault(CollectiveName(operator, group, numbers["peer"]), len(names))
@@ -113,19 +116,19 @@ def collectives_from_rows(
     return found.take(np.lexsort((-found.end, found.start)))
 
 
-def group_header(groups: Sequence[Group], originals: EscapedOriginals) -> list[dict[str, str]]:
+def group_header(groups: Sequence[Group], escaped_originals: EscapedOriginals) -> list[dict[str, str]]:
     """Return the process groups as a trace's header has them."""
     return [
         {
-            "name": escaped(group.name, originals),
+            "name": escaped(group.name, escaped_originals),
             "ranks": format_ranks(group.ranks),
-            "description": escaped(group.description, originals),
+            "description": escaped(group.description, escaped_originals),
         }
         for group in groups
     ]
 
 
-def groups_from_header(entries: Any, originals: EscapedOriginals) -> list[Group]:
+def groups_from_header(entries: Any, escaped_originals: EscapedOriginals) -> list[Group]:
     """Return the process groups of a header.
 
     Raises:
@@ -137,5 +140,7 @@ def groups_from_header(entries: Any, originals: EscapedOriginals) -> list[Group]
         if not all(isinstance(value, str) for value in values):
             raise ValueError(f"a group is {entry!r}")
         name, ranks, description = values
-        groups.append(Group(restore(name, originals), tuple(parse_ranks(ranks)), restore(description, originals)))
+        groups.append(
+            Group(restore(name, escaped_originals), tuple(parse_ranks(ranks)), restore(description, escaped_originals))
+        )
     return groups

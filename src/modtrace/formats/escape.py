@@ -1,4 +1,4 @@
-"""Replaces the characters that some reader of traces cannot take by look-alikes, and puts the originals back."""
+"""Replaces the characters that some reader of traces cannot take by look-alikes, and puts back what they replaced."""
 
 from __future__ import annotations
 

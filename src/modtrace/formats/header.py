@@ -119,7 +119,7 @@ def escaped_names(timeline: Timeline, escaped_originals: EscapedOriginals) -> li
 
 
 def escape_late_texts(timeline: Timeline, escaped_originals: EscapedOriginals) -> None:
-    """Note the originals of marks' texts and spans' own args, which are written after the header."""
+    """Note what was escaped in marks' texts and spans' own args, which are written after the header."""
     texts = {mark.text for mark in timeline.marks}
     texts.update(text for span_args in timeline.span_args.values() for pair in span_args.items() for text in pair)
     texts.update(text for name in timeline.collectives.names for text in (name.operator, name.group))
