@@ -181,7 +181,7 @@ def trace(tmp_path: Path) -> Path:
 def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
     running = started(trace, SSH_CONNECTION="10.0.0.1 1 10.0.0.2 22", DISPLAY=":10")
     assert running.stdout is not None
-    first, second, third = (running.stdout.readline() for _ in range(3))
+    first, second, third, fourth = (running.stdout.readline() for _ in range(4))
 
     address = re.fullmatch(r"Open (http://127\.0\.0\.1:(\d+)/[\w-]{32}/)\n", first)
     assert address is not None
@@ -190,7 +190,8 @@ def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
     assert b"https://ui.perfetto.dev/#!/?" in fetched(address[1])
     assert running.poll() is None
     assert fetched(f"{address[1]}trace", "Sec-Fetch-Site: same-origin") == trace.read_bytes()
-    assert running.communicate(timeout=30) == ("Serving until the page is closed, or Ctrl-C.\n", "")
+    assert fourth == "Serving until the page is closed, or Ctrl-C.\n"
+    assert running.communicate(timeout=30) == ("", "")
     assert running.returncode == 0
 
 
