@@ -11,7 +11,8 @@ import hypothesis
 import pytest
 
 from modtrace.track.engine import EngineName
-from modtrace.track.native.library import build, missing_compiler
+from modtrace.track.native.cached_build import build
+from modtrace.track.native.compile import missing_compiler
 from tests.support import trace_processor as processor
 from tests.support.kineto import GPU_TRACES
 from tests.support.test_scale import FULL_EFFORT
@@ -26,6 +27,10 @@ hypothesis.settings.load_profile("full" if FULL_EFFORT else "ci" if _IN_CI else 
 
 # A shell starts what it runs in the background with SIGINT ignored, and all that this starts would ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Nothing compiles by itself, which takes long; the fixture `native_engine` does.
+os.environ.setdefault("MODTRACE_BUILD", "0")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ const browser = await puppeteer.launch({
   browser: "firefox",
   executablePath: process.argv[2],
   headless: true,
-  // A turn of the wheel is over when it is answered.
   extraPrefsFirefox: { "general.smoothScroll": false },
 });
 const page = await browser.newPage();
@@ -20,6 +19,18 @@ page.on("console", (message) => {
   if (message.type() === "error") errors.push(message.text());
 });
 
+/** Turns the wheel; resolves once the tracks have scrolled, which Firefox does on a thread of its own. */
+async function wheel(deltaY) {
+  const [before, room] = await page.evaluate((delta) => {
+    const { scrollTop, scrollHeight, clientHeight } = document.querySelector(".scroller");
+    return [scrollTop, delta > 0 ? scrollHeight - clientHeight - scrollTop : delta < 0 ? scrollTop : 0];
+  }, deltaY);
+  await page.mouse.wheel({ deltaY });
+  if (room >= 1) {
+    await page.waitForFunction((top) => document.querySelector(".scroller").scrollTop !== top, {}, before);
+  }
+}
+
 const commands = {
   goto: (url) => page.goto(url).then(() => null),
   evaluate: (expression) => page.evaluate(expression),
@@ -27,7 +38,7 @@ const commands = {
   click: (x, y) => page.mouse.click(x, y),
   press: (key) => page.keyboard.press(key),
   move: (x, y) => page.mouse.move(x, y),
-  wheel: (deltaY) => page.mouse.wheel({ deltaY }),
+  wheel,
   screenshot: () => page.screenshot({ encoding: "base64" }),
   errors: () => errors,
 };

@@ -152,7 +152,14 @@ def __getattr__(name: str) -> object:
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
+    try:
+        value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from ._requirements import TorchMissingError
+
+        raise TorchMissingError from None
     return value
 
 

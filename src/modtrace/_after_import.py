@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -12,12 +13,17 @@ from types import ModuleType
 __all__ = ["call_after_import"]
 
 
-def call_after_import(name: str, function: Callable[[], None]) -> None:
-    """Call `function` once `name` is imported, at once where it already is; what it raises leaves the import."""
+def call_after_import(name: str, function: Callable[[], None]) -> Callable[[], None]:
+    """Call `function` once `name` is imported, at once where it already is; what it raises leaves the import.
+
+    Returns what calls that off where it has not happened yet, and else does nothing.
+    """
+    hook = _ImportHook(name, function)
     if name in sys.modules:
         function()
     else:
-        sys.meta_path.insert(0, _ImportHook(name, function))
+        sys.meta_path.insert(0, hook)
+    return hook.remove
 
 
 class _ImportHook(MetaPathFinder):
@@ -27,6 +33,11 @@ class _ImportHook(MetaPathFinder):
         self._name = name
         self._function = function
 
+    def remove(self) -> None:
+        """Look for the module no longer."""
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)
+
     def find_spec(
         self,
         fullname: str,
@@ -35,7 +46,7 @@ class _ImportHook(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self._name:
             return None
-        sys.meta_path.remove(self)
+        self.remove()
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec

@@ -47,6 +47,10 @@ class TraceError(ModtraceError):
         at = "" if offset is None else f", byte {offset}"
         super().__init__(f"{self.path}{at}: {message}")
 
+    def __reduce__(self) -> tuple[type[TraceError], tuple[str, str, int | None]]:
+        # `Exception` would be made anew of its text alone, as where a process hands it to another.
+        return type(self), (self.path, self.message, self.offset)
+
 
 class WriteError(ModtraceError):
     """An output cannot be written; the message names the path, and an existing file there is intact."""

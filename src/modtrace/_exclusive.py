@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
+
+from ._weak_map import WeakMap
 
 __all__ = ["Exclusive"]
 
@@ -19,7 +20,7 @@ class Exclusive:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        _all.add(self)
+        _all[self] = None
 
     @property
     def entered(self) -> bool:
@@ -50,13 +51,14 @@ class Exclusive:
         self._lock = threading.RLock()
 
 
-_all: weakref.WeakSet[Exclusive] = weakref.WeakSet()
+_all: WeakMap[Exclusive, None] = WeakMap()
 
 
 def _renew_all_in_child() -> None:
     # Another thread of the parent, which the child does not have, may have been inside.
-    for exclusive in list(_all):
+    for exclusive in _all:
         exclusive._renew()
 
 
-os.register_at_fork(after_in_child=_renew_all_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all_in_child)

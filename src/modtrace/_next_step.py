@@ -15,14 +15,12 @@ def next_step_hint(path: str) -> str:
     suffix = Path(path).suffix.lower()
     if suffix == ".html":
         return f"Next: open {path} in a browser; it needs no network"
-    if suffix == ".zip":
-        return f"Next: unpack {path} and open its viewer.html in a browser, or attach it to a bug report"
     if suffix in (".folded", ".json") and path.lower().endswith((".folded", ".speedscope.json")):
         return f"Next: drop {path} onto https://www.speedscope.app"
     view = f"Next: {_command_name()} view {shlex.quote(path)}"
     if path.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz")):
         return f"{view}, or drop {path} onto https://ui.perfetto.dev"
-    return view
+    return f"{view}, or attach it to a bug report" if suffix == ".zip" else view
 
 
 def _command_name() -> str:

@@ -1,8 +1,13 @@
-"""Text of unknown origin made safe to print."""
+"""What people read: text of unknown origin made safe to print, and numbers of things."""
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["counted", "printable"]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 span`, `1,200 spans`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:

@@ -47,6 +47,7 @@ class AutoRecording:
 
     Args:
         arguments: of `modtrace.record`, `path` included.
+        prepare: called before the recording starts, when torch is imported.
         unattended: nobody waits for the recording: log what keeps it from starting, and say on stderr where the file is
             once it is there. False lets such an error leave the script's import of torch.
 
@@ -55,8 +56,11 @@ class AutoRecording:
         error: what kept it from starting.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], *, unattended: bool) -> None:
+    def __init__(
+        self, arguments: Mapping[str, Any], *, unattended: bool, prepare: Callable[[], object] = lambda: None
+    ) -> None:
         self._arguments = arguments
+        self._prepare = prepare
         self._unattended = unattended
         self._process = os.getpid()
         self.recording: Recording | None = None
@@ -85,6 +89,7 @@ class AutoRecording:
         try:
             from .recording import record
 
+            self._prepare()
             recording = record(**self._arguments)
             recording.replaceable = True
             recording.on_saved = _say_where if self._unattended else _say_nothing

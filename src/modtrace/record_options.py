@@ -47,6 +47,7 @@ class RecordOptions(TypedDict, total=False):
     shapes: bool
     memory_interval: float | None
     on_signal: int | None
+    stacks_on_signal: int | None
     host_name: bool
     strip_wrappers: bool
 
@@ -167,6 +168,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("shapes", _flag, "Note shapes and dtypes of each call's input tensors.", None, False),
     Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
     Option("on_signal", _signal, "Save whenever this signal comes (SIGUSR1), and go on.", "SIGNAL"),
+    Option("stacks_on_signal", _signal, "On this signal (SIGUSR2) write Python stacks beside the ring.", "SIGNAL"),
     Option("host_name", _flag, "Note the host's name instead of a hash of it.", None, False),
     Option("strip_wrappers", _flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", None, True),
 )

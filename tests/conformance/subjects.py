@@ -19,7 +19,7 @@ from .case import Case
 from .live import trees_told_by
 from .notation import Node, Trees, project, rename, render, variants
 
-__all__ = ["OURS", "SUBJECTS", "Answer", "Verdict", "answer"]
+__all__ = ["OURS", "SUBJECTS", "Answer", "Verdict", "answer", "count_unattributed"]
 
 Verdict = Literal["right", "wrong", "crash", "n.a."]
 
@@ -69,10 +69,22 @@ def answer(case: Case, subject: str) -> Answer:
     return Answer("right" if trees in expected else "wrong", render(trees))
 
 
+def count_unattributed(case: Case, engine: EngineName) -> int:
+    """Run a case; return how many nodes outside of all modules an engine counts."""
+    torch.manual_seed(0)
+    step = case.make()
+    with _as_it_was():
+        return _record(engine, step).stats.unattributed
+
+
 def _recorded(engine: EngineName, step: Callable[[], object]) -> Trees:
+    return told_by(_record(engine, step))
+
+
+def _record(engine: EngineName, step: Callable[[], object]) -> modtrace.Timeline:
     with modtrace.record(engine=engine, capacity=1 << 14) as recording:
         step()
-    return told_by(recording.timeline())
+    return recording.timeline()
 
 
 def _live(make: Callable[[], Any], step: Callable[[], object]) -> Trees:

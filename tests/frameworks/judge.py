@@ -11,7 +11,7 @@ import struct
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ import modtrace
 from modtrace.check import check
 from modtrace.track.engine import EngineName
 
-__all__ = ["COLUMNS", "Run", "Verdict", "judge"]
+__all__ = ["COLUMNS", "Run", "Verdict", "judge", "train_on"]
 
 COLUMNS = ("loss the same", "no warnings", "calls", "backward", "steps", "check")
 
@@ -59,6 +59,22 @@ class Verdict:
     def cell(self, column: str) -> str:
         """Return what the table shows."""
         return "no" if column in self.faults else "yes"
+
+
+def train_on(
+    run: Run,
+    optimizer: torch.optim.Optimizer,
+    losses: Iterable[Tensor],
+    backward: Callable[[Tensor], object] = Tensor.backward,
+) -> Run:
+    """Step with each loss, in the way of a loop without a framework; return `run` with what came of it."""
+    for loss in losses:
+        backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        run.losses.append(loss.item())
+        run.steps += 1
+    return run
 
 
 class _Calls:

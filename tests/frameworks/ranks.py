@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleavedZeroBubble
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from .judge import Run, judge
+from .judge import Run, judge, train_on
 
 __all__ = ["RANKS", "TRAININGS"]
 
@@ -49,21 +49,18 @@ class Net(nn.Module):
         return x
 
 
-def _train(net: nn.Module, model: nn.Module, accumulate: Callable[[int], Any] | None = None) -> Run:
+def _train(net: nn.Module, model: nn.Module, accumulate: Callable[[], Any] | None = None) -> Run:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    run = Run([net], root="Net")
     generator = torch.Generator().manual_seed(dist.get_rank())
-    for step in range(_STEPS):
-        if accumulate is not None:
-            with accumulate(step):
-                model(torch.randn(2, 4, generator=generator)).square().mean().backward()
-        loss = model(torch.randn(2, 4, generator=generator)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.losses.append(loss.item())
-        run.steps += 1
-    return run
+
+    def losses() -> Iterator[Tensor]:
+        for _ in range(_STEPS):
+            if accumulate is not None:
+                with accumulate():
+                    model(torch.randn(2, 4, generator=generator)).square().mean().backward()
+            yield model(torch.randn(2, 4, generator=generator)).square().mean()
+
+    return train_on(Run([net], root="Net"), optimizer, losses())
 
 
 def ddp() -> Run:
@@ -89,7 +86,20 @@ def ddp_no_sync() -> Run:
     """DDP, no_sync"""
     net = Net()
     model = DistributedDataParallel(net)
-    return _train(net, model, lambda step: model.no_sync())
+    return _train(net, model, model.no_sync)
+
+
+def fsdp1() -> Run:
+    """FSDP1"""
+    net, cpu = Net(), torch.device("cpu")
+    blocks = list(net.blocks)
+    for number, block in enumerate(blocks):
+        net.blocks[number] = FullyShardedDataParallel(block, device_id=cpu)
+    run = _train(net, FullyShardedDataParallel(net, device_id=cpu))
+    # It is judged by the names that it has without the wrappers.
+    for number, block in enumerate(blocks):
+        net.blocks[number] = block
+    return run
 
 
 def fsdp2() -> Run:
@@ -160,6 +170,7 @@ TRAININGS: list[Callable[[], Run]] = [
     ddp_static_graph,
     ddp_unused_parameters,
     ddp_no_sync,
+    fsdp1,
     fsdp2,
     tensor_parallel,
     pipeline_gpipe,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .judge import Run
+from .judge import Run, train_on
 
 __all__ = ["TRAINERS", "Net", "import_torchvision", "make_llama"]
 
@@ -193,22 +193,25 @@ def accelerate_accumulation() -> Run:
     return run
 
 
+def lightning_fabric() -> Run:
+    """Lightning Fabric"""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    net = Net()
+    model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    return train_on(Run([net]), optimizer, (model(batch).square().mean() for batch in _batches()), fabric.backward)
+
+
 def peft_lora() -> Run:
     """PEFT, LoRA"""
     from peft import LoraConfig, get_peft_model
 
     model = get_peft_model(make_llama(), LoraConfig(target_modules=["q_proj", "v_proj"], r=2))
     optimizer = torch.optim.AdamW((each for each in model.parameters() if each.requires_grad), lr=0.1)
-    run = Run([model.base_model.model], outermost=model)
-    for batch in _batches():
-        rows = batch.abs().mul(8).long().clamp(max=31)
-        loss = model(input_ids=rows, labels=rows).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.losses.append(loss.item())
-        run.steps += 1
-    return run
+    rows = (batch.abs().mul(8).long().clamp(max=31) for batch in _batches())
+    losses = (model(input_ids=row, labels=row).loss for row in rows)
+    return train_on(Run([model.base_model.model], outermost=model), optimizer, losses)
 
 
 def import_torchvision() -> None:
@@ -236,15 +239,8 @@ def timm_vit() -> Run:
 
     model = timm.create_model("test_vit", num_classes=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = Run([model])
-    for batch in _batches():
-        loss = model(batch.repeat(1, 3 * 160 * 40).view(_BATCH, 3, 160, 160)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        run.losses.append(loss.item())
-        run.steps += 1
-    return run
+    images = (batch.repeat(1, 3 * 160 * 40).view(_BATCH, 3, 160, 160) for batch in _batches())
+    return train_on(Run([model]), optimizer, (model(image).square().mean() for image in images))
 
 
 TRAINERS: list[Callable[[], Run]] = [
@@ -255,6 +251,7 @@ TRAINERS: list[Callable[[], Run]] = [
     transformers_bf16,
     lightning_automatic,
     lightning_manual,
+    lightning_fabric,
     accelerate_accumulation,
     peft_lora,
     timm_vit,

@@ -1,4 +1,4 @@
-"""Collectives on a timeline are those that were made, counted by torch.profiler; on 2 and 4 ranks of gloo."""
+"""Collectives on a timeline are those that were made, counted by torch.profiler; on 2, 4 and 8 ranks of gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pytest
 from tests.support.collectives_job import SCENARIOS
 from tests.support.python_process import start_python
 
-TIMEOUT_S = 240
+TIMEOUT_S = 540
+"""Eight ranks take turns on a machine with few cores."""
+
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 60)
 
 UNSEEN_BY_PYTHON = {
     "data_parallel": {"all_reduce", "broadcast"},
@@ -53,7 +56,7 @@ class Job:
         return [self._results[scenario, rank] for rank in range(self.ranks)]
 
 
-JOBS = {"native-2": ("native", 2), "native-4": ("native", 4), "python-2": ("python", 2)}
+JOBS = {"native-2": ("native", 2), "native-4": ("native", 4), "native-8": ("native", 8), "python-2": ("python", 2)}
 
 
 @pytest.fixture(scope="module", params=JOBS.values(), ids=[*JOBS])

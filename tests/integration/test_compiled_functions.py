@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
-from tests.support.python_process import run_python
 
 
 class Net(nn.Module):
@@ -118,74 +117,70 @@ def test_a_compiled_part_of_a_module_without_a_name_of_its_own_is_that_modules(e
     assert ("backward", name, 1) in told(recording)
 
 
-GRAPHS = """
-import contextlib, json, sys
-import torch
-from torch import nn
-import modtrace
+class Parts(nn.Module):
+    """Compiled in two graphs."""
 
-what, engine = sys.argv[1:]
-graphs = []
-
-def backend(graph, inputs):
-    graphs.append(len(graph.graph.nodes))
-    return graph
-
-class Block(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, 4)
+        self.nets = nn.ModuleList([Net(), Net()])
 
-    def forward(self, x):
-        hidden: Tensor = self.layer(x).relu()
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.nets[0](x)
+        torch._dynamo.graph_break()
+        hidden: Tensor = self.nets[1](x)
         return hidden
 
-class Broken(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = Block(), torch._dynamo.disable(Block()), Block()
 
-    def forward(self, x):
-        x = self.a(x)
-        torch._dynamo.graph_break()
-        return self.c(self.b(x))
-
-model = torch.compile(Broken(), backend=backend) if what != "step" else Broken()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-def step():
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-if what == "step":
-    step = torch.compile(step, backend=backend)
-with contextlib.nullcontext() if engine == "none" else modtrace.record(engine=engine) as recording:
-    with (
-        torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend))
-        if what == "compiled_autograd"
-        else contextlib.nullcontext()
-    ):
-        for _ in range(3):
-            step()
-breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
-names = [] if engine == "none" else sorted({f"{span.phase} {span.fqn}" for span in recording.timeline().spans})
-print(json.dumps([graphs, breaks, names]))
-"""
+def compiled_modules(timeline: modtrace.Timeline) -> list[tuple[str, str, str | None]]:
+    return [
+        (span.phase, span.fqn, timeline.span_args.get(index, {}).get("compiled_modules"))
+        for index, span in enumerate(timeline.spans)
+    ]
 
 
-@pytest.mark.usefixtures("native_engine")
-@pytest.mark.parametrize("what", ["model", "step", "compiled_autograd"])
-def test_what_is_captured_is_the_same_with_and_without_a_recording(what: str) -> None:
-    graphs = {
-        engine: json.loads(run_python("-c", GRAPHS, what, engine).stdout.splitlines()[-1])
-        for engine in ("none", "native", "python")
-    }
+# Of torch's own at a graph's break, which it means to hide.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_compiled_span_tells_the_modules_inside(engine: Any, tmp_path: Path) -> None:
+    parts = torch.compile(Parts(), backend="aot_eager")
+    sequential = torch.compile(nn.Sequential(nn.Linear(4, 4), Net()), backend="eager")
+    function = torch.compile(compute_loss, backend="aot_eager")
+    eager = Net()
 
-    assert graphs["native"][:2] == graphs["none"][:2]
-    assert graphs["python"][:2] == graphs["none"][:2]
-    assert len(graphs["none"][0]) > 1
-    for engine in ("native", "python"):
-        # No graph of torch.compile's own, and none run again.
-        assert not [name for name in graphs[engine][2] if "Graph" in name or "Autograd" in name or "recompute" in name]
-        assert f"backward {'step' if what == 'step' else 'Broken'}" in graphs[engine][2]
+    def step() -> None:
+        parts(X).sum().backward()
+        sequential(X)
+        function(X).backward()
+        eager(X)
+
+    # What is compiled in one recording is known to the next one.
+    with modtrace.record(engine=engine):
+        step()
+    with modtrace.record(engine=engine) as recording:
+        step()
+
+    timeline = recording.timeline()
+    in_parts = "nets.0: Net, nets.0.layer: Linear, nets.1: Net, nets.1.layer: Linear"
+    expected = [
+        ("forward", "Parts", in_parts),
+        ("backward", "Parts", in_parts),
+        ("forward", "Sequential", "0: Linear, 1: Net, 1.layer: Linear"),
+        ("forward", "compute_loss", "net: Net, net.layer: Linear"),
+        ("backward", "compute_loss", "net: Net, net.layer: Linear"),
+        ("forward", "Net", None),
+        ("forward", "Net.layer", None),
+    ]
+    assert compiled_modules(timeline) == expected
+    for name in ("trace.json", "trace.pftrace"):
+        timeline.save(tmp_path / name)
+        assert compiled_modules(modtrace.load(tmp_path / name)) == expected
+
+
+def test_reading_what_is_captured_ends_with_the_recording(engine: Any) -> None:
+    from torch._dynamo.output_graph import OutputGraph
+
+    before = OutputGraph.call_user_compiler
+    with modtrace.record(engine=engine):
+        inside = OutputGraph.call_user_compiler
+
+    assert OutputGraph.call_user_compiler is before
+    assert inside is not before

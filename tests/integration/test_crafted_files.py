@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.ring.file import _HEADER, MAGIC, SLOTS_OFFSET, VERSION
+from modtrace.ring.file_format import HEADER, MAGIC, SLOTS_OFFSET, VERSION
 from modtrace.ring.slot_format import SLOT_BYTES
 from tests.support.kineto import BASE, recording, trace, x
 from tests.support.python_process import run_python
@@ -133,7 +133,7 @@ def sparse_ring(path: Path) -> Path:
     log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
     with path.with_suffix(".ring").open("wb") as file:
         head = (MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, log_start, len(text), zlib.crc32(text))
-        file.write(_HEADER.pack(*head) + text)
+        file.write(HEADER.pack(*head) + text)
         file.truncate(log_start + (1 << 20))
     return path.with_suffix(".ring")
 
@@ -142,7 +142,7 @@ def sparse_log(path: Path) -> Path:
     text = b'{"pid":1}'
     log_start = SLOTS_OFFSET + 16 * SLOT_BYTES
     with path.with_suffix(".ring").open("wb") as file:
-        file.write(_HEADER.pack(MAGIC, VERSION, 0, 16, SLOTS_OFFSET, log_start, len(text), zlib.crc32(text)) + text)
+        file.write(HEADER.pack(MAGIC, VERSION, 0, 16, SLOTS_OFFSET, log_start, len(text), zlib.crc32(text)) + text)
         file.truncate(20_000_000_000)
     return path.with_suffix(".ring")
 

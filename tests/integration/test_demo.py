@@ -57,7 +57,7 @@ def test_it_prints_a_table_and_how_to_open_the_trace(demo: tuple[Path, str]) -> 
             "Next: modtrace view demo.pftrace.gz, or drop demo.pftrace.gz onto https://ui.perfetto.dev",
         ),
         ("demo.HTML", "Next: open demo.HTML in a browser; it needs no network"),
-        ("demo.zip", "Next: unpack demo.zip and open its viewer.html in a browser, or attach it to a bug report"),
+        ("demo.zip", "Next: modtrace view demo.zip, or attach it to a bug report"),
     ],
 )
 def test_the_next_step_is_true_for_the_format(path: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:

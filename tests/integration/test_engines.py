@@ -481,8 +481,14 @@ def test_calls_by_super_and_by_the_class_are_recorded_once_each(engine: EngineNa
         (lambda model, x: torch.autograd.grad(model(x).sum(), x), 1),
         (lambda model, x: [model(x).sum().backward() for _ in range(3)], 3),
         (lambda model, x: model(x).backward(torch.ones(2)), 0),
+        (lambda model, x: (model(x).sum() + model(x).mean()).backward(), 2),
+        (lambda model, x: [loss.backward() for loss in [model(x).sum(), model(x).sum()]], 2),
+        (lambda model, x: checkpoint(model, x, use_reentrant=True).sum().backward(), 1),
     ],
-    ids=["the loss", "an input and the loss", "between two calls", "a gradient", "three passes", "none"],
+    ids=[
+        *("the loss", "an input and the loss", "between two calls", "a gradient", "three passes", "none"),
+        *("a sum of two losses", "two losses, two passes later", "a reentrant checkpoint"),
+    ],
 )
 def test_both_engines_count_alike_what_belongs_to_no_module(
     engine: EngineName, run: Callable[[nn.Module, Tensor], object], count: int

@@ -9,7 +9,7 @@ import pytest
 
 import modtrace
 from modtrace.track.engine import EngineName
-from tests.support.python_process import run_python
+from tests.support.python_process import python_environment, run_python
 
 HEAD = """
 import logging, os, resource, sys, torch, modtrace
@@ -100,7 +100,9 @@ def on_a_small_disk(code: str, engine: EngineName, kilobytes: int, folder: Path)
     if probe.returncode != 0:
         pytest.skip(f"no small disk can be mounted here: {probe.stderr.decode().strip()}")
     wrapper = ("unshare", "-Urm", "sh", "-c", mount, str(small))
-    return run_python("-c", HEAD + code, engine, small, large, status=None, wrapper=wrapper)
+    # Python would leave cut `.pyc` files behind, where it imports something while the disk is full.
+    environment = python_environment(PYTHONDONTWRITEBYTECODE="1")
+    return run_python("-c", HEAD + code, engine, small, large, status=None, wrapper=wrapper, env=environment)
 
 
 def test_at_the_start_it_is_an_error_and_leaves_nothing(engine: EngineName, tmp_path: Path) -> None:
@@ -135,8 +137,30 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 def test_a_limit_on_file_sizes_is_as_a_full_disk(engine: EngineName, tmp_path: Path) -> None:
     code = HEAD + LIMITED + AT_START.rpartition("with modtrace")[0]
 
-    done = run_python("-c", code, engine, tmp_path, tmp_path)
+    done = run_python("-c", code, engine, tmp_path, tmp_path, env=python_environment(PYTHONDONTWRITEBYTECODE="1"))
 
     assert done.stderr == ""
     assert f"{tmp_path}/run.modtrace: cannot reserve 34,607,104 bytes" in done.stdout
     assert "File too large. Free some space" in done.stdout
+
+
+IMPORTED_AT_THE_END = """
+import sys, torch, modtrace
+
+net = torch.nn.Linear(2, 2)
+for path in sys.argv[1:]:
+    recording = modtrace.record(path, engine="python")
+    recording.start()
+    net(torch.ones(1, 2)).sum().backward()
+    before = set(sys.modules)
+    recording.stop()
+    print(path, sorted(set(sys.modules) - before))
+"""
+
+
+def test_nothing_is_imported_when_a_recording_ends(tmp_path: Path) -> None:
+    paths = [f"out{suffix}" for suffix in (".pftrace", ".json.gz", ".html", ".folded", ".speedscope.json", ".zip")]
+
+    done = run_python("-c", IMPORTED_AT_THE_END, *paths, cwd=tmp_path)
+
+    assert done.stdout.splitlines() == [f"{path} []" for path in paths]

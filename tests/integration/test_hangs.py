@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -10,26 +11,27 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from modtrace import RingError
 from modtrace.cli.group import group as commands
 from modtrace.track.engine import EngineName
-from modtrace.where import Hang, find_hangs, read_rank_state
+from modtrace.where import Hang, ParallelReader, find_all_hangs, read_states
+from tests.support.hang_job import FIRST_STEPS, HANGS, RANKS
 from tests.support.python_process import start_python
 
-RANKS = 4
-TIMEOUT_S = 200
+TIMEOUT_S = 280
+TERMINAL = pytest.mark.parametrize("last", ["other", "dead"])
 
 
 @pytest.fixture
-def job(engine: EngineName, tmp_path: Path) -> Iterator[Path]:
+def job(engine: EngineName, last: str, tmp_path: Path) -> Iterator[Path]:
     """The folder of a job whose ranks record there."""
     processes = [
         start_python(
-            *("-W", "ignore", "-m", "tests.support.hang_job", rank, tmp_path, engine), stderr=subprocess.DEVNULL
+            *("-W", "ignore", "-m", "tests.support.hang_job", rank, tmp_path, engine, last), stderr=subprocess.DEVNULL
         )
         for rank in range(RANKS)
     ]
     yield tmp_path
+    (tmp_path / "end").touch()
     for process in processes:
         process.kill()
         process.communicate()
@@ -37,34 +39,71 @@ def job(engine: EngineName, tmp_path: Path) -> Iterator[Path]:
 
 def wait_for_hang(folder: Path, is_meant: Callable[[Hang], bool]) -> Hang:
     deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline:
-        try:
-            states = [read_rank_state(path) for path in sorted(folder.glob("*.modtrace"))]
-        except RingError:
-            continue
-        for hang in find_hangs(states):
-            if is_meant(hang):
-                return hang
-        time.sleep(0.1)
+    with ParallelReader() as reader:
+        while time.monotonic() < deadline:
+            rings, dumps = ([*map(str, sorted(folder.glob(name)))] for name in ("*.modtrace", "trace_[0-9]"))
+            found = read_states(reader, rings, dumps)
+            for hang in find_all_hangs(found.ranks, found.records):
+                if is_meant(hang):
+                    return hang
+            time.sleep(0.1)
     raise AssertionError("no such hang was told")
 
 
-def test_each_hang_is_told_with_its_collective_and_who_causes_it(job: Path) -> None:
-    not_called = wait_for_hang(job, lambda hang: hang.counter == 3 and len(hang.waiting) == 3)
-    assert (not_called.operator, not_called.waiting, not_called.not_called) == ("all_reduce", (0, 1, 2), (3,))
-    assert "ranks 0-2 wait in all_reduce #3 for " in not_called.text
-    assert "rank 3 has not called it: in no module for " in not_called.text
+def waits_all_but(culprit: int, counter: int) -> Callable[[Hang], bool]:
+    return lambda hang: (
+        (hang.operator, hang.counter, hang.group.description) == ("all_reduce", counter, "default_pg")
+        and hang.waiting == tuple(rank for rank in range(RANKS) if rank != culprit)
+    )
 
-    (job / "release-0").touch()
-    stuck = wait_for_hang(job, lambda hang: hang.counter == 4 and len(hang.waiting) == 3)
-    assert (stuck.operator, stuck.waiting, stuck.not_called) == ("all_reduce", (0, 2, 3), (1,))
-    assert "rank 1 has not called it: in forward Net › slow for " in stuck.text
-    assert "(usually " in stuck.text
 
-    (job / "release-1").touch()
-    other = wait_for_hang(job, lambda hang: hang.counter == 5 and bool(hang.called_other))
-    assert (other.operator, other.called_other, other.not_called) == ("all_reduce", ((2, "broadcast"),), ())
-    assert "rank 2 called broadcast #5 instead" in other.text
+@pytest.mark.timeout(600)
+@TERMINAL
+def test_each_hang_is_told_with_its_collective_and_who_causes_it(job: Path, last: str, engine: EngineName) -> None:
+    for number, (kind, culprit) in enumerate(HANGS):
+        counter = FIRST_STEPS + number
+        if kind in ("not called", "forward", "backward"):
+            hang = wait_for_hang(job, waits_all_but(culprit, counter))
+            place = {
+                "not called": "in no module for ",
+                "forward": "in forward Net › slow for ",
+                "backward": "in backward Net › slow for ",
+            }[kind]
+            assert hang.not_called == (culprit,)
+            assert f"rank {culprit} has not called it: {place}" in hang.text
+            assert ("(usually " in hang.text) == (kind != "not called")
+        elif kind == "not sent":
+            hang = wait_for_hang(job, lambda hang: hang.operator == "recv")
+            assert (hang.waiting, hang.not_called, hang.is_cause) == ((culprit + 1,), (culprit,), True)
+            assert f"rank {culprit + 1} waits in recv #0 from rank {culprit} for " in hang.text
+            assert f"rank {culprit} has not called send: in no module for " in hang.text
+        else:
+            hang = wait_for_hang(job, lambda hang: hang.operator == "barrier")
+            assert (hang.group.description, hang.group.ranks) == ("mesh_tp", (2, 3))
+            assert (hang.waiting, hang.not_called, hang.is_cause) == ((2,), (culprit,), True)
+            # The first two ranks are ahead: they wait for both, of which one waits itself.
+            behind = wait_for_hang(job, lambda hang: hang.waiting == (0, 1))
+            assert (behind.operator, behind.not_called) == ("all_reduce", (2, 3))
+            assert "rank 2 has not called it: it waits in barrier #" in behind.text
+        (job / f"release-{number}").touch()
 
-    printed = CliRunner().invoke(commands, ["where", *map(str, sorted(job.glob("*.modtrace")))]).output
-    assert "called broadcast #5 instead" in " ".join(printed.split())
+    counter = FIRST_STEPS + len(HANGS)
+    if last == "other":
+        hang = wait_for_hang(job, lambda hang: hang.counter == counter and len(hang.waiting) == 3)
+        assert (hang.operator, hang.called_other, hang.not_called) == ("all_reduce", ((2, "broadcast"),), ())
+        said = f"rank 2 called broadcast #{counter} instead"
+    else:
+        hang = wait_for_hang(job, lambda hang: bool(hang.dead) and len(hang.waiting) == 3)
+        assert (hang.operator, hang.counter, hang.dead, hang.not_called) == ("all_reduce", counter, (1,), ())
+        said = "rank 1 died before calling it, in forward Net › slow"
+    assert hang.text.endswith(said)
+
+    # torch's flight recorder counts from 1, from the beginning of the group on, and knows the line.
+    (job / "dump").touch()
+    of_recorder = f"; the flight recorder says all_reduce #{counter + 1}, Float[8], called at hang_job.py:"
+    # Each rank writes its dump when it comes to that; until those that wait have, it is said of whom one is.
+    wait_for_hang(job, lambda hang: hang.counter == counter and of_recorder in hang.text)
+
+    arguments = ["where", *map(str, sorted(job.glob("*.modtrace"))), "--flight-recorder", str(job)]
+    printed = " ".join(CliRunner().invoke(commands, arguments).output.split())
+    assert re.search(rf"all_reduce #{counter} for .*{re.escape(said)}; the flight recorder says", printed)

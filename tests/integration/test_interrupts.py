@@ -15,6 +15,7 @@ import modtrace
 from modtrace.track.engine import EngineName
 from tests.support.interrupts import every, interrupted_at, positions
 from tests.support.python_process import run_python
+from tests.support.small_modules import made_in_place_of
 from tests.support.test_scale import FULL_EFFORT, scaled
 
 
@@ -134,6 +135,44 @@ def test_real_signals_at_random_moments_harm_nothing(engine: EngineName, number:
     done = run_python("-m", "tests.support.interrupted_process", engine, count, number, 1, timeout_s=3600)
 
     assert done.stdout == f"{count} interrupts, 0 bad\n"
+
+
+class Outer(nn.Module):
+    """Calls another one, which is no part of it."""
+
+    def forward(self, inner: nn.Module, x: torch.Tensor) -> Any:
+        return inner(x)
+
+
+@in_a_thread_of_its_own
+def test_an_interrupt_after_a_module_died_is_not_lost_and_a_new_one_at_its_place_has_its_own_name(
+    engine: EngineName,
+) -> None:
+    outer, x, called = Outer(), torch.ones(1), list[nn.Module]()
+
+    def call_one() -> None:
+        called.append(nn.Identity())
+        outer(called[0], x)
+
+    def replace() -> None:
+        outer(made_in_place_of(called, nn.ReLU), x)
+
+    with modtrace.record(engine=engine, capacity=1 << 16) as recording:
+        call_one()
+        count = positions("opcode", replace)
+        for number in range(count):
+            call_one()
+            interrupted_at("opcode", number, replace)
+            recording.mark("interrupted")
+            call_one()
+            replace()
+    timeline = recording.timeline()
+
+    begins = [mark.time_ns for mark in timeline.marks]
+    assert len(begins) == count
+    for begin, end in zip(begins, [*begins[1:], timeline.spans[-1].end_ns + 1], strict=True):
+        names = [span.fqn for span in timeline.spans if begin < span.start_ns < end]
+        assert names[:4] == ["Outer", "Identity", "Outer", "ReLU"]
 
 
 @in_a_thread_of_its_own

@@ -6,6 +6,7 @@ import os
 import tracemalloc
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.track.engine import EngineName
+from modtrace.track.method_call import MethodCall
 from tests.support.models import ARCHITECTURES
+from tests.support.small_modules import made_in_place_of
 
 STEPS = int(os.environ.get("MODTRACE_TEST_STEPS", "400"))
 """Steps of the long runs; 10,000 show what the default cannot."""
@@ -112,6 +115,61 @@ def test_no_module_outlives_its_step(engine: EngineName) -> None:
             model(torch.ones(2, 4)).sum().backward()
             del model
             assert [ref() for ref in alive if ref() is not None] == []
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_new_module_at_the_place_of_a_dead_one_has_its_own_name(engine: EngineName) -> None:
+    x = torch.ones(2, 4, requires_grad=True)
+    with modtrace.record(engine=engine) as recording, ThreadPoolExecutor(1) as pool:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        model(x)
+        dying = [model[1]]
+        model[1] = nn.Identity()
+        model.append(made_in_place_of(dying, nn.ReLU))
+        model(x).sum().backward()
+        # On a thread that has not called it.
+        dying = [model]
+        del model
+        model = made_in_place_of(dying, nn.Sequential, nn.Sigmoid())
+        pool.submit(model, x).result()
+    names = [(span.fqn, span.module_class, span.phase) for span in recording.timeline().spans]
+
+    assert names[:3] == [
+        ("Sequential", "Sequential", "forward"),
+        ("Sequential.0", "Linear", "forward"),
+        ("Sequential.1", "Tanh", "forward"),
+    ]
+    assert names[3:7] == [
+        ("Sequential", "Sequential", "forward"),
+        ("Sequential.0", "Linear", "forward"),
+        ("Sequential.1", "Identity", "forward"),
+        ("Sequential.2", "ReLU", "forward"),
+    ]
+    assert names[7:10] == [
+        ("Sequential", "Sequential", "backward"),
+        ("Sequential.2", "ReLU", "backward"),
+        ("Sequential.0", "Linear", "backward"),
+    ]
+    assert names[10:] == [("Sequential", "Sequential", "forward"), ("Sequential.0", "Sigmoid", "forward")]
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_new_module_at_the_place_of_what_has_no_name_is_recorded(engine: EngineName) -> None:
+    class Helped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            # Directly inside the module's own call it is not shown.
+            calls: list[nn.Module] = [MethodCall(self, "help")]
+            calls[0](x)
+            out: Tensor = made_in_place_of(calls, nn.ReLU)(x)
+            return out
+
+        def help(self, x: Tensor) -> Tensor:
+            return x
+
+    with modtrace.record(engine=engine) as recording:
+        Helped()(torch.ones(1))
+
+    assert [span.fqn for span in recording.timeline().spans] == ["Helped", "ReLU"]
 
 
 @pytest.mark.usefixtures("no_collector")

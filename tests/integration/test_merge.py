@@ -275,6 +275,15 @@ def test_without_attribution_the_recording_is_added_as_it_is(path: Path, tmp_pat
     assert read_merged_summary(tmp_path / "out.json") is None
 
 
+def test_without_attribution_a_recording_outside_what_was_profiled_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    run = x("Trace", "PyTorch Profiler (0)", 100, 3000, pid="Spans", tid="PyTorch Profiler")
+    path.write_bytes(trace(run, x("cpu_op", "op", 100, 101), x("cpu_op", "op", 102, 103)))
+    told = merge(path, recording(("Net", 5000, 6000, 0)), tmp_path / "out.json", attribute=False)
+    assert told.spans == 0
+    assert any(note.startswith("no span of the recording lies in what was profiled") for note in told.notes)
+
+
 def test_sync_marks_are_found_without_reading_the_events(tmp_path: Path) -> None:
     marks = [x("cpu_op", f"modtrace.sync#{n}", 10_000 * n + 700, 10_000 * n + 900) for n in range(1, 5)]
     filler = [x("cpu_op", "op", 100 + n, 101 + n) for n in range(30_000)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.profiler import read_merged_summary
+from modtrace.timeline.rewrite import move_times
 from tests.support.trace_processor import TraceProcessor
 
 CPU = [ProfilerActivity.CPU]
@@ -98,6 +100,29 @@ def test_the_recording_lies_over_the_trace(both: tuple[Path, modtrace.Timeline],
         if s + by < begin < e - by and e + by < end
     ]
     assert told.metadata["attributed_nodes"] == told.metadata["nodes"] - 3  # the sum lies outside of the model
+
+
+@pytest.mark.parametrize("late_ns", [0, 60_000, -4_000_000])
+def test_without_sync_marks_clocks_that_are_apart_are_brought_together(tmp_path: Path, late_ns: int) -> None:
+    with modtrace.record(engine="python") as recording, profile(activities=CPU) as profiler:
+        steps(20)
+    profiler.export_chrome_trace(str(tmp_path / "profile.json"))
+    timeline = recording.timeline()
+    by_marks = modtrace.merge(tmp_path / "profile.json", timeline, tmp_path / "marks.pftrace")
+    moved = replace(move_times(timeline, lambda times: times + late_ns), marks=[])
+    found = modtrace.merge(tmp_path / "profile.json", moved, tmp_path / "found.pftrace")
+    assert by_marks.metadata["alignment"]["method"] == "sync marks"
+    assert "calls and operators tell that the clocks are" in found.alignment
+    starts = [
+        {(span.fqn, span.call): span.start_ns for span in modtrace.load(told.path).spans if span.phase == "forward"}
+        for told in (by_marks, found)
+    ]
+    assert len(starts[0]) == len(starts[1]) == 20 * 5
+    apart = [abs(starts[0][call] - starts[1][call]) for call in starts[0]]
+    # Neither is off by more than its bound.
+    bounds = [told.metadata["alignment"]["operators"] for told in (by_marks, found)]
+    assert max(apart) <= sum(bound["bound_ns"] for bound in bounds)
+    assert sorted(apart)[len(apart) // 2] <= sum(bound["typical_ns"] for bound in bounds)
 
 
 def test_it_imports_with_no_fault_of_ours(

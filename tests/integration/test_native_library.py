@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.track.native.library import missing_compiler, native_path
+from modtrace.track.native.compile import missing_compiler
+from modtrace.track.native.library import native_path
 from tests.support.python_process import python_environment, run_python
 from tests.support.test_scale import FULL_EFFORT
 

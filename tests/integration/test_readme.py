@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 import modtrace
 from modtrace.track.engine import EngineName
+from tests.support.view_process import see_page
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -54,6 +53,7 @@ class BareEnvironment:
             "PATH": f"{venv}/bin:/usr/bin:/bin",
             "HOME": str(folder),
             "MODTRACE_CACHE": str(cache),
+            "MODTRACE_BUILD": "0",
             "PIP_NO_INDEX": "1",
             "PIP_NO_BUILD_ISOLATION": "0",  # which turns it off: the build backend is one of the dependencies
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -82,18 +82,7 @@ class BareEnvironment:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert server.stdout is not None
-        with server, server.stdout as lines:
-            said = ""
-            for line in lines:
-                said += line
-                if line.startswith("Serving until"):
-                    break
-            (url,) = re.findall(r"http://127\.0\.0\.1:\d+/\S*", said)
-            with urllib.request.urlopen(url) as page:
-                assert page.status == 200
-                assert b"<html" in page.read()
-            server.send_signal(signal.SIGINT)
+        said = see_page(server)
         assert server.returncode in (0, 1, 130), said
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -348,7 +348,7 @@ def test_an_error_inside_is_logged_once_and_the_training_goes_on(
 ) -> None:
     resolve = ModuleNames.resolve
 
-    def fail_below(names: ModuleNames, module: nn.Module, open_calls: Iterable[OpenCall]) -> int:
+    def fail_below(names: ModuleNames, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
         if isinstance(module, nn.Linear):
             raise RuntimeError("no parts to see here")
         return resolve(names, module, open_calls)

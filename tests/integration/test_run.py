@@ -182,7 +182,10 @@ def test_a_script_that_records_itself_replaces_the_commands_recording(tmp_path: 
     done = run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
-    assert ours(done.stderr)[-2] == "modtrace: 4 spans of 1 steps are in train.pftrace"
+    assert ours(done.stderr)[-3:-1] == [
+        "modtrace: the script recorded itself, to own.json, which ended this recording",
+        "modtrace: 4 spans of 1 step are in train.pftrace",
+    ]
     assert "Next: " in ours(done.stderr)[-1]
     assert " view train.pftrace, or" in ours(done.stderr)[-1]
     assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4

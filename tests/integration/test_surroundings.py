@@ -207,6 +207,26 @@ def test_what_torch_traces_is_the_same(engine: EngineName) -> None:
     assert recorded == plain
 
 
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_what_is_exported_to_onnx_is_the_same(engine: EngineName, dynamo: bool, tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    if dynamo:
+        pytest.importorskip("onnxscript")
+    exported = model().eval()
+
+    def export() -> bytes:
+        torch.onnx.export(exported, (X,), tmp_path / "model.onnx", dynamo=dynamo, external_data=False)
+        return (tmp_path / "model.onnx").read_bytes()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = export()
+        with modtrace.record(engine=engine):
+            recorded = export()
+
+    assert recorded == plain
+
+
 LOADS = """
 import sys, warnings, torch, modtrace
 from torch import nn

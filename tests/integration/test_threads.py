@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
+from modtrace.ring import Ring
 from modtrace.timeline import Timeline
-from modtrace.track.engine import EngineName
+from modtrace.track.engine import EngineName, choose_engine, make_engine
 from tests.support.profiler_truth import share_nested
 from tests.support.small_modules import Scale
+from tests.support.test_scale import scaled
 
 
 def model() -> nn.Module:
@@ -183,6 +185,72 @@ def test_a_recording_can_stop_while_threads_train(engine: EngineName) -> None:
     together(record, *[train(worker) for worker in range(3)])
 
     assert min(trained) > 0
+
+
+def test_passes_that_are_told_node_by_node_beside_starts_and_stops(engine: EngineName) -> None:
+    """The native engine writes what its observer sees without the interpreter's lock, while recordings come and go."""
+    over, passed = threading.Event(), threading.Semaphore(0)
+
+    def train() -> None:
+        x = torch.ones(8, requires_grad=True)
+        while not over.is_set():
+            power = x
+            for _ in range(30):
+                power = power * x
+            # Which inputs it is for makes a pass one that hooks cannot tell.
+            (gradient,) = torch.autograd.grad(power.sum(), [x])
+            passed.release()
+            assert gradient.tolist() == [31.0] * 8
+
+    def record() -> None:
+        try:
+            for _ in range(40):
+                with modtrace.record(engine=engine, capacity=1 << 10) as recording:
+                    while passed.acquire(blocking=False):
+                        pass
+                    for _ in range(4):
+                        assert passed.acquire(timeout=60)
+                timeline = recording.timeline()
+                assert len(timeline.spans) == 0
+                # An event that a thread was about to write is lost, and told.
+                assert timeline.stats.torn <= 2
+        finally:
+            over.set()
+
+    together(record, train, train)
+
+
+def test_a_pass_that_goes_on_from_one_recording_into_the_next(engine: EngineName) -> None:
+    """Its nodes are noted without the interpreter's lock: what they read is what the next start writes."""
+    over, passed, errors = threading.Event(), threading.Semaphore(0), list[BaseException]()
+
+    def train() -> None:
+        x = torch.ones(1, requires_grad=True)
+        power = x
+        for _ in range(400):
+            power = power * x
+        while not over.is_set():
+            (gradient,) = torch.autograd.grad(power, [x], retain_graph=True)
+            passed.release()
+            assert gradient.item() == 401.0
+
+    def start_and_stop() -> None:
+        # The engine alone, which starts again at once.
+        recorder = make_engine(choose_engine(engine), Ring(1 << 10), None, errors.append)
+        try:
+            for _ in range(scaled(100, 2000)):
+                recorder.start()
+                while passed.acquire(blocking=False):
+                    pass
+                assert passed.acquire(timeout=60)
+                recorder.stop()
+        finally:
+            recorder.stop()
+            over.set()
+
+    together(start_and_stop, train, train)
+
+    assert errors == []
 
 
 def test_another_thread_can_stop_it_inside_a_call(engine: EngineName) -> None:

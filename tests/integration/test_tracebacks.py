@@ -11,6 +11,7 @@ from torch import nn
 
 import modtrace
 from modtrace.track.engine import EngineName
+from tests.support.small_modules import Failing
 
 SOURCE = Path(modtrace.__file__).parent
 
@@ -20,16 +21,6 @@ class Fails(nn.Module):
         raise KeyError("in forward")
 
 
-class FailsInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
-        raise KeyError("in backward")
-
-
 def ours(run: AbstractContextManager[object]) -> list[bool]:
     """Whether each frame of modtrace is hidden in the traceback of an error in a forward and of one in a backward."""
     hidden = []
@@ -37,8 +28,8 @@ def ours(run: AbstractContextManager[object]) -> list[bool]:
     with run:
         with pytest.raises(KeyError, match="in forward") as forward:
             model(torch.ones(1))
-        with pytest.raises(KeyError, match="in backward") as backward:
-            FailsInBackward.apply(nn.Linear(1, 1)(torch.ones(1))).backward()
+        with pytest.raises(ValueError, match="on purpose") as backward:
+            Failing.apply(nn.Linear(1, 1)(torch.ones(1))).backward()
     for caught in (forward, backward):
         for entry in caught.traceback:
             if SOURCE in Path(entry.path).parents:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.track.engine import EngineName
 from tests.support.models import ARCHITECTURES
+from tests.support.python_process import run_python
 
 CALL = nn.Module.__call__
 
@@ -149,6 +150,22 @@ def test_the_call_is_restored_below_what_others_put_around_it(engine: EngineName
         with modtrace.record(engine=engine):
             pass
     assert nn.Module.__call__ is CALL
+
+
+def test_recordings_leave_no_finders_of_modules_behind(engine: EngineName) -> None:
+    code = """
+import sys, torch, modtrace
+with modtrace.record(engine=sys.argv[1], capacity=64):
+    torch.nn.Identity()(torch.ones(1))
+assert "torch._dynamo.utils" not in sys.modules
+before = list(sys.meta_path)
+for _ in range(3):
+    with modtrace.record(engine=sys.argv[1], capacity=64):
+        assert len(sys.meta_path) > len(before)
+print(sys.meta_path == before)
+"""
+
+    assert run_python("-c", code, engine).stdout == "True\n"
 
 
 def test_hooks_of_the_user_run_as_ever(engine: EngineName) -> None:

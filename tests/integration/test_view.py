@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,35 +27,12 @@ from modtrace.view.perfetto_page import handover_page
 from modtrace.view.server import TraceServer
 from modtrace.view.viewable import ensure_viewable
 from tests.support import perfetto_ui
-from tests.support.browser import chromium, missing, require, visit
+from tests.support.browser import visit
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.python_process import python_environment, run_python, start_python
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    require(missing())
-    with chromium() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def ui() -> Iterator[str]:
-    require(perfetto_ui.missing())
-    with perfetto_ui.perfetto_ui() as origin:
-        yield origin
-
-
-def handed_over(page: Page, trace: Path, title: str, origin: str) -> None:
-    """Open a trace the way the command does, with the UI at `origin`, and wait until it has it."""
-    with TraceServer(handover_page("trace", title, origin), trace) as server:
-        page.goto(server.url)
-        assert server.wait(60)
-    page.wait_for_selector('html[data-state="handed"]', state="attached", timeout=60_000)
-    page.frames[1].wait_for_function("() => window.app?.trace !== undefined", timeout=60_000)
 
 
 @pytest.mark.parametrize("suffix", [".pftrace", ".pftrace.gz", ".json", ".json.gz"])
@@ -66,8 +42,7 @@ def test_the_real_ui_receives_the_trace_whole(browser: Browser, ui: str, tmp_pat
     timeline.save(trace)
 
     with visit(browser) as seen:
-        handed_over(seen.page, trace, "</script> gpt", ui)
-        drawn = seen.page.frames[1]
+        drawn = perfetto_ui.hand_over(seen.page, trace, "</script> gpt", ui)
         in_categories = "select count(*) as n from slice where category in ('forward', 'backward', 'recompute')"
         assert perfetto_ui.query_number(drawn, in_categories) == len(timeline.spans)
         assert perfetto_ui.query_number(drawn, "select count(*) as n from flow") == len(timeline.spans) / 2
@@ -112,10 +87,8 @@ def test_a_profiler_trace_is_converted_and_drawn(
 
     assert any("no nn.Module slices" in note for note in notes)
     with visit(browser) as seen:
-        handed_over(seen.page, trace, source.name, ui)
-        kernels = perfetto_ui.query_number(
-            seen.page.frames[1], "select count(*) as n from slice where category = 'kernel'"
-        )
+        drawn = perfetto_ui.hand_over(seen.page, trace, source.name, ui)
+        kernels = perfetto_ui.query_number(drawn, "select count(*) as n from slice where category = 'kernel'")
     assert kernels == gzip.decompress(source.read_bytes()).count(b'"cat": "kernel"')
 
 

@@ -72,6 +72,23 @@ with modtrace.record(engine=engine, ring=ring) as recording:
         recording.step()
 """
 
+STACKS = """
+import os, sys, torch, modtrace
+from torch import nn
+
+pipe, _ = os.pipe()
+
+class Stuck(nn.Module):
+    def forward(self, x):
+        print("hangs", flush=True)
+        os.read(pipe, 1)
+        print("goes on", flush=True)
+        return x
+
+with modtrace.record(engine=sys.argv[1], ring=sys.argv[2], stacks_on_signal=12):
+    Stuck()(torch.ones(1))
+"""
+
 DDP = """
 import os, sys, torch, modtrace
 import torch.distributed as dist
@@ -219,5 +236,83 @@ def test_a_rank_that_waits_in_backward_is_told_from_one_that_has_not_called_it(
     assert lines[0] == f"rank 0 is in {waits}, rank 1 in no module"
     pids = [process.pid for process in processes]
     shown = rf"rank 0 +{pids[0]} +running +1 +MainThread +{re.escape(waits)} \(Embedding\) +[\d.]+ m?s"
-    assert re.fullmatch(shown, lines[3].rstrip())
-    assert re.fullmatch(rf"rank 1 +{pids[1]} +running +1 +no module +[\d.]+ m?s", lines[4].rstrip())
+    # Once rank 0 has waited for a second, the hang stands above the table, and who causes it comes first in that.
+    header = next(number for number, line in enumerate(lines) if line.split()[:2] == ["pid", "state"])
+    rows = sorted(line.rstrip() for line in lines[header + 1 : header + 3])
+    assert re.fullmatch(shown, rows[0])
+    assert re.fullmatch(rf"rank 1 +{pids[1]} +running +1 +no module +[\d.]+ m?s", rows[1])
+
+
+def test_stacks_of_a_hung_process_come_from_its_faulthandler_and_leave_it_as_it_was(
+    engine: EngineName, tmp_path: Path
+) -> None:
+    ring, without_py_spy = tmp_path / "run.modtrace", python_environment(PATH="/nowhere")
+    with start_python("-c", STACKS, engine, ring) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hangs\n"
+        asked = [run_python("-m", "modtrace", "where", "--stacks", ring, env=without_py_spy) for _ in range(2)]
+        state = Path(f"/proc/{process.pid}/wchan").read_text()
+        process.kill()
+        rest = process.stdout.read()
+
+    for done in asked:
+        head, _, stacks = done.stdout.partition("--- run.modtrace\n")
+        assert "forward Stuck" in head
+        functions = re.findall(r'^  File ".*", line \d+ in (.+)$', stacks, re.MULTILINE)
+        assert functions[0] == "forward"
+        assert functions[-1] == "<module>"
+        assert done.stderr == ""
+    assert "pipe" in state, "the read that the signal interrupted goes on"
+    assert rest == ""
+    assert (tmp_path / "run.modtrace.stacks").stat().st_mode & 0o777 == 0o600
+
+
+HANDLES = """
+import os, signal, sys, faulthandler, modtrace
+from modtrace import RecordingError
+
+taken, ring = sys.argv[1:]
+if taken == "python":
+    signal.signal(signal.SIGUSR2, lambda *_: None)
+if taken == "faulthandler":
+    faulthandler.register(signal.SIGUSR2)
+for number in (signal.SIGUSR2, signal.SIGKILL, 1000):
+    try:
+        modtrace.record(ring=ring, stacks_on_signal=number).start()
+    except RecordingError as error:
+        print(error)
+print(os.listdir(os.path.dirname(ring)))
+try:
+    modtrace.record(stacks_on_signal=signal.SIGUSR2)
+except RecordingError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("taken", ["python", "faulthandler"])
+def test_signal_that_the_program_handles_is_not_taken_for_stacks(tmp_path: Path, taken: str) -> None:
+    done = run_python("-c", HANDLES, taken, tmp_path / "run.modtrace")
+
+    assert done.stdout.splitlines() == [
+        "stacks_on_signal: this program handles SIGUSR2 itself; take another signal",
+        "stacks_on_signal: SIGKILL can have no handler: [Errno 22] Invalid argument",
+        "stacks_on_signal is 1000; it must be a signal, as signal.SIGUSR2",
+        "[]",
+        "stacks_on_signal needs a ring: the stacks are written beside its file",
+    ]
+
+
+def test_signal_for_stacks_stays_harmless_when_the_recording_is_over(tmp_path: Path) -> None:
+    twice = """
+import os, signal, sys, modtrace
+for ring in sys.argv[1:]:
+    modtrace.record(ring=ring, stacks_on_signal=signal.SIGUSR2).start().stop()
+    os.kill(os.getpid(), signal.SIGUSR2)
+print("lives")
+"""
+    rings = [tmp_path / "first.modtrace", tmp_path / "second.modtrace"]
+
+    done = run_python("-W", "error::ResourceWarning", "-c", twice, *rings)
+
+    assert (done.stdout, done.stderr) == ("lives\n", "")
+    assert all(Path(f"{ring}.stacks").read_text().count("Current thread") == 1 for ring in rings)

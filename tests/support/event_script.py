@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
 from modtrace.ring import Events, Kind, Ring, RingSnapshot
 from modtrace.ring.slot_format import (
     ABANDONED_BIT,
@@ -25,10 +28,20 @@ class EventScript:
 
     Args:
         capacity: events that the ring keeps.
+        path: a file behind the ring.
+        metadata: in the file's header.
+        clock: what the clock shows when a method's time is this.
     """
 
-    def __init__(self, capacity: int = 64) -> None:
-        self._ring = Ring(capacity)
+    def __init__(
+        self,
+        capacity: int = 64,
+        path: Path | None = None,
+        metadata: Mapping[str, object] | None = None,
+        clock: Callable[[int], int] = lambda time: time,
+    ) -> None:
+        self._ring = Ring(capacity, path, metadata)
+        self._clock = clock
         self._now = 0
         self._write = self._ring.make_writer(lambda: self._now)
         self._thread = self.add_thread("MainThread", tid=1, torch_thread_id=1)
@@ -47,7 +60,7 @@ class EventScript:
 
     def event(self, time: int, kind: Kind, name: int, value: int) -> None:
         """Write any event."""
-        self._now = time
+        self._now = self._clock(time)
         self._write(kind << KIND_SHIFT | self._thread << THREAD_SHIFT | name, value)
 
     def enter(self, time: int, name: int, call_index: int = 0, sequence: int = 0, *, recompute: bool = False) -> None:
@@ -106,6 +119,14 @@ class EventScript:
     def collective(self, time: int, kind: Kind, text: str, value: int) -> None:
         """Write an event of a collective whose name is `text`."""
         self.event(time, kind, self._ring.names.text(text), value)
+
+    def note(self, record: Mapping[str, object]) -> None:
+        """Note any record."""
+        self._ring.names.note(record)
+
+    def close(self) -> None:
+        """End the recording in good order."""
+        self._ring.close()
 
     def events(self) -> Events:
         """What the ring holds."""

@@ -1,8 +1,12 @@
-"""Interrupts at one position of modtrace's own Python code after the other: at each line, or at each bytecode."""
+"""Interrupts at one position of modtrace's own Python code after the other: at each line, or at each bytecode.
+
+What `threading` does for it belongs to it: an interrupt there can leave a lock taken.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -12,9 +16,7 @@ import modtrace
 
 __all__ = ["Interrupt", "every", "interrupted_at", "positions"]
 
-_SOURCE = str(Path(modtrace.__file__).parent)
-_CALLED_BACK = {"on_death"}
-"""What weak references call, where Python itself ignores exceptions."""
+_SOURCES = (str(Path(modtrace.__file__).parent), threading.__file__)
 
 
 class Interrupt(BaseException):
@@ -36,9 +38,7 @@ class _Positions:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
-        code, caller = frame.f_code, frame.f_back
-        called_back = {code.co_name, caller.f_code.co_name if caller is not None else ""} & _CALLED_BACK
-        if not code.co_filename.startswith(_SOURCE) or called_back:
+        if not frame.f_code.co_filename.startswith(_SOURCES):
             return None
         frame.f_trace_opcodes = self._event == "opcode"
         if event == self._event:

@@ -11,10 +11,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Frame
+from modtrace.view.perfetto_page import handover_page
+from modtrace.view.server import TraceServer
 
-__all__ = ["missing", "perfetto_ui", "pinned_tracks", "query_number"]
+if TYPE_CHECKING:
+    from playwright.sync_api import Frame, Page
+
+__all__ = ["hand_over", "missing", "perfetto_ui", "pinned_tracks", "query_number"]
 
 
 def _folder() -> Path | None:
@@ -51,6 +54,17 @@ def perfetto_ui() -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def hand_over(page: Page, trace: Path, title: str, origin: str) -> Frame:
+    """Open a trace the way the command does, with the UI at `origin`, and wait until it has it; return the UI."""
+    with TraceServer(handover_page("trace", title, origin), trace) as server:
+        page.goto(server.url)
+        assert server.wait(60)
+    page.wait_for_selector('html[data-state="handed"]', state="attached", timeout=60_000)
+    drawn = page.frames[1]
+    drawn.wait_for_function("() => window.app?.trace !== undefined", timeout=60_000)
+    return drawn
 
 
 def query_number(frame: Frame, sql: str) -> int:

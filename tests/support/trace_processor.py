@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import perfetto.trace_processor as native
+from google.protobuf.message_factory import GetMessageClass
 from perfetto.trace_processor.platform import PlatformDelegate
 from perfetto.trace_processor.protos import ProtoFactory
 
@@ -179,7 +180,10 @@ class WasmEngine:
 
     def __init__(self, folder: Path) -> None:
         self._protos = ProtoFactory(PlatformDelegate())
-        self._rpc = self._protos.TraceProcessorRpc
+        # Perfetto 0.14 describes them without making attributes of them.
+        pool = self._protos.descriptor_pool
+        self._rpc: Any = GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpc"))
+        self._rpc_stream: Any = GetMessageClass(pool.FindMessageTypeByName("perfetto.protos.TraceProcessorRpcStream"))
         server = Path(__file__).with_name("trace_processor.cjs")
         self._node = subprocess.Popen(
             ["node", "--max-old-space-size=4096", str(server), str(folder)],
@@ -231,7 +235,7 @@ class WasmEngine:
                     yield chunk
 
     def _ask(self, request: int, **fields: Any) -> Any:
-        stream = self._protos.TraceProcessorRpcStream()
+        stream = self._rpc_stream()
         stream.msg.add(request=request, **fields)
         frame = stream.SerializeToString()
         assert self._node.stdin is not None
@@ -240,7 +244,7 @@ class WasmEngine:
             self._node.stdin.flush()
         except BrokenPipeError as error:
             raise self._dead() from error
-        replies = self._protos.TraceProcessorRpcStream()
+        replies = self._rpc_stream()
         replies.ParseFromString(self._answer())
         for reply in replies.msg:
             self._check(reply.fatal_error)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import modtrace
+from modtrace.check import check
+from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import BackwardPass, OpenCall, Process, Timeline, build_timeline, open_stacks
 from modtrace.timeline.select import chosen_steps
 from modtrace.track.engine import EngineName
+from modtrace.write.rows.as_spans import with_row_spans
 from tests.support.event_script import WALL, EventScript
+from tests.support.small_modules import Failing
 
 PROCESS = Process(0)
 
@@ -86,6 +93,54 @@ def test_a_pass_whose_begin_was_overwritten_is_not_complete() -> None:
     assert passes(script) == [(2, 17, False)]
 
 
+def test_passes_whose_begins_were_overwritten_lie_in_each_other() -> None:
+    script = EventScript(capacity=16)
+    script.pass_begin(1, 1)
+    script.pass_begin(2, 2)
+    for time in range(3, 17):
+        script.mark(time, "overwrites")
+    script.pass_end(17, 2)
+    script.pass_end(18, 1)
+
+    # The outer one is the one that ends later.
+    assert passes(script) == [(3, 18, False), (3, 17, False)]
+
+
+def test_a_pass_that_lost_its_end_does_not_outlast_the_one_around_it(tmp_path: Path) -> None:
+    script, _ = with_forward()
+    script.pass_begin(3, 1)
+    script.pass_begin(4, 2)
+    script.pass_end(9, 1)
+    script.pass_begin(11, 3)
+    script.pass_end(12, 3)
+    script.on_thread(script.add_thread("worker", tid=2))
+    script.mark(20, "last")
+
+    assert passes(script) == [(3, 9, True), (4, 9, False), (11, 12, True)]
+    saved = build_timeline(script.snapshot())
+    for suffix in (".json", ".pftrace"):
+        saved.save(tmp_path / f"t{suffix}")
+        assert check(tmp_path / f"t{suffix}") == []
+        assert modtrace.load(tmp_path / f"t{suffix}").backward_passes == saved.backward_passes
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace", ".html"])
+def test_passes_and_collectives_without_any_module_are_saved(suffix: str, tmp_path: Path) -> None:
+    script = EventScript()
+    script.pass_begin(1)
+    script.collective(2, Kind.COLLECTIVE_ENTER, '["all_reduce", "0"]', 0)
+    script.collective(3, Kind.COLLECTIVE_EXIT, '["all_reduce", "0"]', 8)
+    script.pass_end(4)
+    saved = build_timeline(script.snapshot())
+
+    saved.save(tmp_path / f"t{suffix}")
+
+    if suffix != ".html":
+        loaded = modtrace.load(tmp_path / f"t{suffix}")
+        assert loaded.backward_passes == saved.backward_passes
+        assert list(loaded.collectives) == list(saved.collectives)
+
+
 def test_parts_of_a_timeline_have_the_passes_of_these() -> None:
     script, net = with_forward()
     for number in range(3):
@@ -103,6 +158,111 @@ def test_parts_of_a_timeline_have_the_passes_of_these() -> None:
     assert edges(timeline.window(WALL + 14, WALL + 24)) == [(14, 15, False), (22, 24, False)]
     assert edges(timeline.window(WALL + 15, WALL + 22)) == []
     assert edges(chosen_steps(timeline, np.array([0, 2]))) == [(12, 15, True), (32, 35, True)]
+
+
+def two_threads() -> Timeline:
+    """A pass with one in it; one whose end is lost on another thread; a step that ends between."""
+    script, net = with_forward()
+    script.pass_begin(3, 1)
+    script.call_backward(4, net)
+    script.pass_begin(5, 2)
+    script.pass_end(6, 2)
+    script.backward_over(7)
+    script.pass_end(9, 1)
+    script.step(10, 0)
+    script.on_thread(script.add_thread("worker", tid=2))
+    script.pass_begin(11, 3)
+    script.enter(12, net, 1)
+    script.exit(13, net, 1)
+    return build_timeline(script.snapshot())
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace", ".pftrace.gz"])
+def test_passes_are_saved_on_rows_of_their_own_and_loaded_again(suffix: str, tmp_path: Path) -> None:
+    saved = two_threads()
+    assert [(run.start_ns - WALL, run.end_ns - WALL, run.tid, run.complete) for run in saved.backward_passes] == [
+        *((3, 9, 1, True), (5, 6, 1, True), (11, 13, 2, False))
+    ]
+
+    saved.save(tmp_path / f"t{suffix}")
+    loaded = modtrace.load(tmp_path / f"t{suffix}")
+
+    assert loaded.backward_passes == saved.backward_passes
+    assert list(loaded.spans) == list(saved.spans)
+    assert loaded.tracks == saved.tracks
+    assert loaded.summary().steps == saved.summary().steps
+    assert check(tmp_path / f"t{suffix}") == []
+
+
+def test_a_pass_is_a_slice_between_backward_and_communication(tmp_path: Path) -> None:
+    two_threads().save(tmp_path / "t.json")
+
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    slices = [
+        (rows[event["tid"]], event["name"], event["ts"], event["dur"], event["args"])
+        for event in events
+        if event.get("cat") == "backward pass"
+    ]
+    assert slices == [
+        ("backward pass · MainThread", "backward", 0.002, 0.006, {}),
+        ("backward pass · MainThread", "backward", 0.004, 0.001, {}),
+        ("backward pass · worker", "backward", 0.010, 0.002, {"complete": False}),
+    ]
+    order = [name for name in rows.values() if "MainThread" in name]
+    assert order == ["forward · MainThread", "backward · MainThread", "backward pass · MainThread"]
+
+
+def test_the_page_has_a_row_of_passes() -> None:
+    shown = with_row_spans(two_threads())
+
+    own = [index for index, track in enumerate(shown.tracks) if track.kind == "backward pass"]
+    rows = [
+        (span.name, span.start_ns - WALL, span.end_ns - WALL, span.depth, span.step, span.complete)
+        for span, track in zip(shown.spans, shown.columns.track.tolist(), strict=True)
+        if track in own
+    ]
+    assert rows == [
+        ("backward", 3, 9, 0, 0, True),
+        ("backward", 5, 6, 1, 0, True),
+        ("backward", 11, 13, 0, 1, False),
+    ]
+
+
+def test_a_step_knows_how_long_whole_passes_took() -> None:
+    first, second = two_threads().summary().steps
+
+    assert (first.duration_ns, first.forward_ns, first.backward_ns, first.backward_pass_ns) == (9, 1, 3, 6)
+    assert (second.backward_pass_ns, second.whole) == (2, False)
+    # A whole pass is no part of the sum.
+    assert first.forward_ns + first.backward_ns + first.before_ns + first.between_ns + first.after_ns == 9
+
+
+def test_the_table_of_steps_explains_the_column_of_whole_passes() -> None:
+    lines = two_threads().summary().steps_text().splitlines()
+
+    assert lines[0].split()[-1] == "backward()"
+    assert "backward(): from its call to its return" in lines
+
+    without, _ = with_forward()
+    without.step(10, 0)
+    assert "backward()" not in build_timeline(without.snapshot()).summary().steps_text()
+
+
+def test_where_ranks_communicate_whole_passes_are_said_to_hold_waiting_for_others() -> None:
+    script, net = with_forward()
+    script.pass_begin(3)
+    script.call_backward(4, net)
+    script.collective(5, Kind.COLLECTIVE_ENTER, '["all_reduce", "0"]', 0)
+    script.collective(6, Kind.COLLECTIVE_EXIT, '["all_reduce", "0"]', 8)
+    script.backward_over(7)
+    script.pass_end(9)
+    script.step(10, 0)
+
+    lines = build_timeline(script.snapshot()).summary().steps_text().splitlines()
+
+    assert "backward(): from its call to its return, with waiting for other ranks" in lines
 
 
 def test_a_pass_whose_nodes_are_over_waits_behind_the_last_one() -> None:
@@ -172,23 +332,13 @@ def test_a_pass_that_lost_its_end_inside_another_that_is_over_is_not_open() -> N
     assert calls(script) == [[]]
 
 
-class Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
-        raise KeyError("in backward")
-
-
 def test_recorded_passes_are_complete_also_those_that_fail(engine: EngineName) -> None:
     model, x = nn.Linear(2, 2), torch.ones(1, 2)
     with modtrace.record(engine=engine) as recording:
         model(x).sum().backward()
         torch.autograd.grad(model(x).sum(), model.weight)
-        with pytest.raises(KeyError, match="in backward"):
-            Fails.apply(model(x)).sum().backward()
+        with pytest.raises(ValueError, match="on purpose"):
+            Failing.apply(model(x)).sum().backward()
     timeline = recording.timeline()
 
     assert [found.complete for found in timeline.backward_passes] == [True] * 3

@@ -21,22 +21,30 @@ from tests.unit.test_diff import recording
 
 # Numbers of six digits, as they are written.
 numbers = st.floats(1, 1e12).map(lambda number: float(f"{number:.6g}"))
-typicals = st.builds(Typical, numbers, numbers, numbers)
+variances = st.floats(0, 1e6).map(lambda number: float(f"{number:.6g}"))
+typicals = st.builds(Typical, numbers, variances, numbers)
 counts = st.integers(1, 10_000)
 phases = st.sampled_from(["forward", "backward", "recompute", "GPU forward"])
+
+
+@st.composite
+def module_runs(draw: st.DrawFn) -> ModuleRun:
+    fewest, calls, most = sorted(draw(st.tuples(counts, counts, counts)))
+    return ModuleRun(draw(typicals), draw(counts), calls, fewest, most)
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> RunTimes:
     classes = draw(st.dictionaries(Plain, Plain, max_size=5))
     modules = {
-        (fqn, phase): draw(st.builds(ModuleRun, typicals, counts, counts, counts, counts))
+        (fqn, phase): draw(module_runs())
         for fqn in classes
         for phase in draw(st.lists(phases, unique=True, max_size=3))
     }
     parts = draw(st.lists(numbers, max_size=3).map(tuple))
     environment = draw(st.dictionaries(Plain, Plain, max_size=3))
-    return RunTimes(modules, classes, draw(typicals), parts, draw(counts), draw(counts), draw(numbers), environment)
+    steps = max([draw(counts), *(module.steps for module in modules.values())])
+    return RunTimes(modules, classes, draw(typicals), parts, steps, draw(counts), draw(numbers), environment)
 
 
 @given(st.lists(runs(), min_size=1, max_size=3))
@@ -79,10 +87,19 @@ def written(tmp_path: Path, **changed: object) -> Path:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"steps": -1}, "-1 is no count"),
+        ({"steps": -1}, "steps: -1 is no count"),
+        ({"steps": 0}, "steps: 0 is no count"),
         ({"steps": True}, "True is no count"),
-        ({"step": [0, 0.1, 3]}, "0 is no number of at least 1"),
-        ({"step": [5, float("nan"), 3]}, "nan is no number of at least 0"),
+        ({"step": [0, 0.1, 3]}, "step time_ns: 0 is no number of at least 1"),
+        ({"step": [10**400, 0.1, 3]}, "is no number of at most 9.22337e+18"),
+        ({"step": [5, float("nan"), 3]}, "step variance: nan is no number of at least 0"),
+        ({"step": [5, 1e12, 3]}, "step variance: 1000000000000.0 is no number of at most 1e+06"),
+        ({"step": [5, 1e308, 3]}, "step variance: 1e+308 is no number of at most 1e+06"),
+        ({"step": [5, 0.1, 1e308]}, "step freedom: 1e+308 is no number of at most 9.0072e+15"),
+        ({"independent": 1e308}, "independent: 1e+308 is no number of at most 9.0072e+15"),
+        ({"modules": [["Net", "Net", {}], ["Net", "Net", {}]]}, "modules: Net is there twice"),
+        ({"modules": [["Net", "Net", {"forward": [1, 1, 1, 1, 3, 9, 2]}]]}, "Net forward fewest_calls: 9 are more"),
+        ({"modules": [["Net", "Net", {"forward": [1, 1, 1, 31, 1, 1, 1]}]]}, "Net forward steps: 31 are more"),
         ({"step": [5, 0.1]}, "not enough values"),
         ({"environment": {"torch": 2}}, "2 is no text"),
         ({"modules": [["Net", "Net", {"sideways": [1, 1, 1, 1, 1, 1, 1]}]]}, "there is no phase 'sideways'"),
@@ -108,6 +125,7 @@ def test_a_budget_with_wrong_values_is_refused(tmp_path: Path, changed: dict[str
         ("[" * 100_000, "no budget"),
         ('{"traceEvents": []}', "'format'"),
         ('{"format": "modtrace budget", "version": 2, "recordings": []}', "its version is 2, this modtrace reads 1"),
+        ('{"format": "modtrace budget", "version": true, "recordings": []}', "its version is True"),
         ('{"format": "modtrace budget", "version": 1, "recordings": []}', "it holds no recording"),
     ],
 )
@@ -118,6 +136,22 @@ def test_another_file_is_no_budget(tmp_path: Path, text: str, message: str) -> N
     with pytest.raises(modtrace.ModtraceError, match=r"other\.json: no budget") as found:
         modtrace.Budget.load(path)
     assert message in str(found.value)
+
+
+def test_the_largest_variance_is_compared_in_finite_numbers(tmp_path: Path) -> None:
+    path = written(tmp_path, step=[9e18, 1e6, 0])
+    values = json.loads(path.read_text())
+    for _, _, phases in values["recordings"][0]["modules"]:
+        for numbers in phases.values():
+            numbers[:3] = [9e18, 1e6, 0]
+    path.write_text(json.dumps(values))
+
+    found = modtrace.Budget.load(path).check(recording(1))
+
+    outside: list[str] = []
+    json.loads(found.to_json(), parse_constant=outside.append)
+    assert outside == []
+    assert found.above(0.05) == []
 
 
 def test_a_budget_that_is_not_there_names_the_path() -> None:

@@ -97,11 +97,12 @@ def test_spans_count_the_steps_that_had_ended() -> None:
     assert [(span.call, span.step) for span in timeline.spans] == [(0, 4), (1, 5), (2, 6)]
 
 
-def test_nodes_of_no_module_are_counted_and_not_shown() -> None:
+def test_runs_of_nodes_of_no_module_are_counted_and_not_shown() -> None:
     script = EventScript()
     two_calls(script)
     script.node(40, 41, 3)
     script.node(50, 51, 4)
+    script.node(60, 61, 4, graph_task=1)
 
     timeline = build_timeline(script.snapshot())
 

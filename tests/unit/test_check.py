@@ -371,7 +371,8 @@ def test_a_stream_is_checked_as_the_whole_file_is(
 
     assert whole is not None
     assert streamed == whole[0]
-    assert [*layout.flows] == [*whole[1].flows]
+    assert [*layout.flows.keys] == [*whole[1].flows.keys]
+    assert layout.flows.position == whole[1].flows.position
 
 
 @pytest.mark.parametrize(

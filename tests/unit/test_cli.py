@@ -23,9 +23,11 @@ COMMANDS = [
     "diff",
     "doctor",
     "merge",
+    "ranks",
     "report",
     "run",
     "summary",
+    "top",
     "view",
     "where",
 ]
@@ -98,9 +100,13 @@ def test_the_version_tells_the_engine_in_the_cache(tmp_path: Path, monkeypatch: 
     assert one == "native engine: built for this torch; `modtrace doctor` says whether it loads"
 
 
+@pytest.mark.parametrize("is_loaded", [False, True])
 def test_doctor_says_in_one_screen_why_the_portable_engine_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if is_loaded:
+        # As where this process has loaded a library that was removed since.
+        monkeypatch.setattr("modtrace.track.native.library.why_unavailable", lambda: None)
     monkeypatch.setenv("MODTRACE_CACHE", str(tmp_path / "home" / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -175,6 +181,34 @@ def test_check_prints_a_line_for_each_fault_and_a_count_by_rule() -> None:
         "id-out-of-range: event 0: tid 4294967296 is not within 0 to 4294967295",
         "id-out-of-range: event 2: tid 1.5 is not within 0 to 4294967295",
         "       2 id-out-of-range",
+    ]
+
+
+def test_check_names_the_file_that_is_no_trace(tmp_path: Path) -> None:
+    other, good = tmp_path / "notes.txt", str(DATA / "good.json")
+    other.write_text("42\n")
+    said = f"{other}: not-a-trace: neither Chrome JSON nor a Perfetto trace: it starts with b'42\\n'"
+
+    alone = CliRunner().invoke(group, ["check", str(other)])
+    beside = CliRunner().invoke(group, ["check", str(other), good])
+
+    assert (alone.exit_code, alone.stdout.splitlines()) == (1, [said, "       1 not-a-trace"])
+    assert (beside.exit_code, beside.stdout.splitlines()) == (
+        1,
+        [said, "       1 not-a-trace", f"{good}: no faults"],
+    )
+
+
+def test_check_names_the_file_of_each_fault_where_there_are_several() -> None:
+    faulty, good = str(DATA / "tid-out-of-range.json"), str(DATA / "good.json")
+
+    result = CliRunner().invoke(group, ["check", faulty, good])
+
+    assert result.stdout.splitlines() == [
+        f"{faulty}: id-out-of-range: event 0: tid 4294967296 is not within 0 to 4294967295",
+        f"{faulty}: id-out-of-range: event 2: tid 1.5 is not within 0 to 4294967295",
+        "       2 id-out-of-range",
+        f"{good}: no faults",
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,8 +108,26 @@ def test_a_mistyped_command_is_answered_with_a_similar_one(typed: str, said: str
 def test_wrong_usage_has_the_style_of_all_errors() -> None:
     assert invoke("view", "--ofline", "x").stderr.splitlines() == [
         "Usage: modtrace view [OPTIONS] TRACE; help: modtrace view -h",
-        "modtrace: No such option '--ofline'. Did you mean '--offline'?",
+        "modtrace: There is no option '--ofline'. Did you mean --offline?",
     ]
+
+
+def test_a_mistyped_option_is_answered_with_similar_ones_only() -> None:
+    assert invoke("demo", "--steps", "5").stderr.splitlines()[-1] == "modtrace: There is no option '--steps'."
+    assert invoke("summary", "--forma", "x").stderr.splitlines()[-1] == (
+        "modtrace: There is no option '--forma'. Did you mean --format?"
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file here is always full")
+@pytest.mark.parametrize("arguments", [("--help",), ("summary", "a.json")])
+def test_output_to_a_full_disk_is_one_line_of_error(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    timeline("Net").save(tmp_path / "a.json")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "modtrace", *arguments], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "modtrace: the output cannot be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -65,7 +66,7 @@ def converted(trace: Path, *options: str) -> list[tuple[str, str, float, float]]
     result = invoke("convert", trace, out, *options)
     assert result.exit_code == 0, result.output
     spans = modtrace.load(out).spans
-    assert result.stderr == f"{len(spans)} spans are in {out}\n"
+    assert result.stderr == f"{'1 span is' if len(spans) == 1 else f'{len(spans)} spans are'} in {out}\n"
     return [(s.fqn, s.phase, (s.start_ns - START) / MS, (s.end_ns - START) / MS) for s in spans]
 
 
@@ -113,6 +114,30 @@ def test_convert_of_a_selection_that_leaves_nothing_says_so_and_writes_nothing(t
         "Net\n"
     )
     assert not out.exists()
+
+
+@pytest.mark.parametrize(("spans", "said"), [(1, "1 span is"), (2, "2 spans are"), (1_200, "1,200 spans are")])
+def test_convert_says_how_many_spans_it_wrote(spans: int, said: str, tmp_path: Path) -> None:
+    ones, starts = np.ones(spans, np.int64), START + MS * np.arange(spans)
+    columns = Columns.of(
+        start=starts,
+        end=starts + 1,
+        name=0 * ones,
+        phase=0 * ones,
+        track=0 * ones,
+        depth=0 * ones,
+        parent=-ones,
+        call=np.arange(spans),
+        step=0 * ones,
+        link=-ones,
+        complete=ones,
+    )
+    source, target = tmp_path / "in.json", tmp_path / "out.pftrace"
+    Timeline(columns, [Name("Net", "Net", "Net")], [Track("forward", "MainThread", 7, Process(7))]).save(source)
+
+    result = invoke("convert", source, target)
+
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"{said} in {target}\n")
 
 
 def test_convert_refuses_to_write_over_what_it_reads(trace: Path) -> None:
@@ -178,9 +203,9 @@ def test_summary_as_csv_is_exact(trace: Path) -> None:
 
 def test_summary_of_steps_as_csv_is_exact(trace: Path) -> None:
     assert invoke("summary", trace, "--by", "step", "--format", "csv").stdout == (
-        "step,duration_ns,forward_ns,backward_ns,recompute_ns,before_ns,between_ns,after_ns,whole\n"
-        "0,8000000,4000000,2000000,0,0,1000000,1000000,True\n"
-        "1,10000000,4000000,2000000,0,2000000,1000000,1000000,True\n"
+        "step,duration_ns,forward_ns,backward_ns,recompute_ns,before_ns,between_ns,after_ns,backward_pass_ns,whole\n"
+        "0,8000000,4000000,2000000,0,0,1000000,1000000,0,True\n"
+        "1,10000000,4000000,2000000,0,2000000,1000000,1000000,0,True\n"
     )
 
 
@@ -229,7 +254,7 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
 
     assert table == [
         "Net · python",
-        "2 whole steps, median 8.000 ms, p95 10.000 ms, slowest 10.000 ms (step 1)",
+        "2 whole steps, median 9.000 ms, p95 10.000 ms, slowest 10.000 ms (step 1)",
         "6 spans of 2 modules; nothing was lost",
         "",
         "module  class   calls  % step  total ms    self   mean  step p50  step p95  "
@@ -265,3 +290,18 @@ def test_an_absent_trace_is_named(command: list[str]) -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith("modtrace: absent: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_check_of_an_empty_name_says_that_there_is_no_such_file() -> None:
+    result = invoke("check", "")
+
+    assert result.exit_code == 1
+    assert result.output == "modtrace: : cannot be read: No such file or directory\n"
+
+
+def test_a_column_that_is_misspelt_gets_a_suggestion(trace: Path) -> None:
+    result = invoke("summary", trace, "--sort", "slef")
+
+    assert result.exit_code == 2
+    assert "'slef' is not one of" in result.output
+    assert "Did you mean self?" in result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -26,6 +27,7 @@ from modtrace.clocks import (
 from modtrace.clocks.pings import PingClient, PingServer
 from modtrace.ring import NameTable
 from modtrace.track.job_clocks import JobClocks
+from tests.support.interrupts import interrupted_at, positions
 
 WINDOWS = 1_000
 HOUR_NS = 3_600 * 10**9
@@ -134,6 +136,23 @@ def test_offsets_of_days_lose_no_nanosecond() -> None:
     ]
 
 
+def test_the_largest_bound_of_a_range_is_that_of_all_times_in_it() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(200):
+        count = int(random.integers(1, 6))
+        readings = [
+            Reading(int(time), int(random.integers(-99, 99)), int(bound), 0)
+            for time, bound in zip(random.choice(3_000_000, count), random.integers(1, 50, count), strict=True)
+        ]
+        offsets = ClockOffsets(readings)
+        first, last = np.sort(random.integers(-500_000, 3_500_000, 2)).tolist()
+        inside = np.unique([first, last, *(r.time_ns for r in readings), *np.linspace(first, last, 2_001, dtype=int)])
+        inside = inside[(first <= inside) & (inside <= last)]
+        largest = int(offsets.at(inside).bound_ns.max())
+        # Of the samples none is farther from the halfway than 1,000 ns, in which a bound grows by 2 at most.
+        assert largest <= offsets.largest_bound(first, last) <= largest + 2
+
+
 def test_a_tree_adds_offsets_and_bounds_up_to_the_root() -> None:
     tree = ClockTree(
         [
@@ -147,8 +166,10 @@ def test_a_tree_adds_offsets_and_bounds_up_to_the_root() -> None:
     # 7 + 1 in c; its 0 is b's −300, so that b extrapolates by 300 ns, which adds less than 1 to 5.
     assert (found.offset_ns.tolist(), found.bound_ns.tolist()) == ([700], [8 + 7])
     assert tree.to_root("a", [5]).offset_ns.tolist() == [0]
-    assert tree.comparable("c", "a")
-    assert not tree.comparable("c", "elsewhere")
+    assert tree.largest_bound("c", 0, 0) == 8 + 7
+    # Half a second from all readings: 8 and 7, and twice 1 ppm of it.
+    assert tree.largest_bound("c", 0, 10**9) == 8 + 6 + 2 * 500
+    assert [tree.root_of(clock) for clock in ("c", "elsewhere")] == ["a", "elsewhere"]
 
 
 def test_clocks_that_are_each_others_parents_end_somewhere() -> None:
@@ -183,6 +204,36 @@ def test_over_loopback_the_error_is_within_the_bound() -> None:
     server.close()
     errors = [abs(r.offset_ns - AHEAD_NS - r.time_ns * 37 // 10**6) for r in readings]
     assert all(error <= reading.bound_ns for error, reading in zip(errors, readings, strict=True))
+
+
+def pass_on(source: socket.socket, target: socket.socket, delay_s: float) -> None:
+    """Send what one connection says into another one, later."""
+    with contextlib.suppress(OSError):
+        while said := source.recv(64):
+            time.sleep(delay_s)
+            target.sendall(said)
+
+
+def test_on_a_real_way_that_is_slow_back_only_the_error_is_within_the_bound() -> None:
+    delay_ns = 3_000_000
+    server = PingServer("127.0.0.1", drifting)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = PingClient(listener.getsockname()[:2], server.token)
+        near, far = listener.accept()[0], socket.create_connection(server.address)
+    for source, target, delay_s in ((near, far, 0), (far, near, delay_ns / 1e9)):
+        threading.Thread(target=pass_on, args=(source, target, delay_s), daemon=True).start()
+    try:
+        readings = [client.read(16) for _ in range(10)]
+    finally:
+        client.close()
+        near.close()
+        far.close()
+        server.close()
+    for reading in readings:
+        # In the middle of such a ping, the other clock was read half of the delay ago.
+        error = AHEAD_NS + reading.time_ns * 37 // 10**6 - reading.offset_ns
+        assert reading.bound_ns >= abs(error)
+        assert reading.bound_ns >= delay_ns // 2
 
 
 def test_after_close_nothing_listens() -> None:
@@ -251,6 +302,13 @@ def test_a_clock_without_children_never_listens() -> None:
     clock.stop()
     clock.measure(store, "job", 0)
     assert not store.check(["job/0/address"])
+
+
+def test_a_stop_that_was_interrupted_can_be_repeated() -> None:
+    for number in range(positions("opcode", JobClocks(NameTable(), "alone").stop)):
+        clock = JobClocks(NameTable(), "alone")
+        interrupted_at("opcode", number, clock.stop)
+        clock.stop()
 
 
 def test_threads_of_a_process_read_one_clock() -> None:

@@ -80,6 +80,8 @@ def test_a_module_that_became_slower_is_the_only_change_found(factor: float, pha
 
         assert changed(found) == [("Net.h.3", ("forward", "backward")[phase], "slower")]
         change = found.changes[0]
+        assert change.low_ns is not None
+        assert change.high_ns is not None
         assert change.low_ns <= (factor - 1) * (100, 200)[phase] * US <= change.high_ns
 
 
@@ -96,11 +98,49 @@ def test_of_two_recordings_of_the_same_program_hardly_any_differ() -> None:
 
 
 def test_a_machine_that_runs_slower_changes_no_module() -> None:
-    found = modtrace.diff(recording(0), recording(1, speed=1.2))
+    sides = [[recording(side * 5 + number, speed=1 + 0.2 * side) for number in range(5)] for side in (0, 1)]
+    found = modtrace.diff(*sides)
 
     assert changed(found) == []
     assert found.common_ratio == pytest.approx(1.2, abs=0.01)
     assert found.step.verdict == "slower"
+    # Of one a side nobody knows whether the machine was slower that time only.
+    single = modtrace.diff(sides[0][0], sides[1][0])
+    assert (changed(single), single.step.verdict) == ([], "cannot tell")
+    assert modtrace.diff(recording(0), recording(1, speed=2)).step.verdict == "slower"
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0, 3.0])
+def test_a_change_is_as_large_however_fast_the_machine_is(speed: float) -> None:
+    base = [recording(seed) for seed in range(5)]
+    new = [recording(seed, {("Net.h.3", FORWARD): 1.2}, speed=speed) for seed in range(5, 10)]
+    found = modtrace.diff(base, new)
+
+    assert changed(found) == [("Net.h.3", "forward", "slower")]
+    change = found.changes[0]
+    assert change.ratio == pytest.approx(0.2, abs=0.015)
+    assert change.low_ns is not None
+    assert change.high_ns is not None
+    assert 0.15 < change.low_ns / change.base_ns < change.ratio < change.high_ns / change.base_ns < 0.25
+    assert change in found.above(0.15)
+    assert change not in found.above(0.2)
+    others = [one for one in found.changes[1:] if one.fqn != "Net"]
+    assert max(abs(one.ratio) for one in others) < 0.02
+
+
+def test_what_takes_what_it_took_did_not_change_where_the_machine_did() -> None:
+    base = [recording(seed) for seed in range(5)]
+    new = [recording(seed, {("Net.h.3", FORWARD): 0.5}, speed=2.0) for seed in range(5, 10)]
+
+    assert ("Net.h.3", "forward") not in [name[:2] for name in changed(modtrace.diff(base, new))]
+
+
+def test_of_single_recordings_on_a_machine_whose_speed_jumps_hardly_any_differ() -> None:
+    speeds = np.exp(np.random.default_rng(0).normal(0, 0.1, 120)).tolist()
+    recordings = [recording(seed, speed=speed) for seed, speed in enumerate(speeds)]
+    found = [modtrace.diff(*pair) for pair in zip(recordings[::2], recordings[1::2], strict=True)]
+
+    assert sum(bool(changed(one)) or one.step.verdict in ("slower", "faster") for one in found) <= 3
 
 
 def test_recompute_that_appears_or_vanishes_is_a_change() -> None:
@@ -190,16 +230,19 @@ def test_samples_are_self_times_of_whole_steps() -> None:
 NO_STEP = Side(Timeline(Columns.empty()), 0, 0, {})
 FOUND = modtrace.Diff(
     changes=[
-        Change("Net.h|0", "forward", 1_000_000, 1_200_000, 200_000, 150_000, 250_000, 1, 2, True, "slower"),
-        Change("Net.x", "recompute", 0, 90_000, 90_000, 90_000, 90_000, 0, 1, True, "added"),
+        Change("Net.h|0", "forward", 1_000_000, 1_200_000, 200_000, 150_000, 250_000, 1, 2, True, "slower", 1, 1),
+        Change("Net.x", "recompute", 0, 90_000, 90_000, None, None, 0, 1, True, "added", 0, 1),
     ],
-    step=Change("", "step", 10_000_000, 10_300_000, 300_000, 100_000, 500_000, 0, 0, False, "slower"),
+    step=Change("", "step", 10_000_000, 10_300_000, 300_000, 100_000, 500_000, 0, 0, False, "slower", 1, 1),
     base_steps=30,
     new_steps=28,
     warm_up=2,
     independent=(30.0, 21.5),
     common_ratio=1.01,
+    compared=12,
     runs=(1, 1),
+    copies=(0, 0),
+    on_both_sides=0,
     _sides=(NO_STEP, NO_STEP),
     spread=0.015,
     drift=(-0.02, 0.004),
@@ -220,12 +263,12 @@ def test_forms_of_a_diff() -> None:
         "torch: 2.12.0 before, 2.13.0 after",
         "Net.old may be called Net.new now: --map Net.old=Net.new compares them",
         "",
-        "module   phase      before ms  after ms  difference      %      interval ms  calls  verdict",
-        "Net.h|0  forward        1.000     1.200      +0.200  +20.0  +0.150 … +0.250  1 → 2  slower",
-        "Net.x    recompute      0.000     0.090      +0.090         +0.090 … +0.090  0 → 1  added",
+        "module   phase      before self ms  after self ms  difference      %      interval ms  calls  verdict",
+        "Net.h|0  forward             1.000          1.200      +0.200  +20.0  +0.150 … +0.250  1 → 2  slower",
+        "Net.x    recompute           0.000          0.090      +0.090                          0 → 1  added",
     ]
     assert FOUND.to_markdown().splitlines()[-2].startswith("| Net&#46;h&#124;0 | forward | 1.000 | 1.200 | +0.200 |")
-    assert FOUND.to_csv().splitlines()[1] == "Net.h|0,forward,1000000,1200000,200000,150000,250000,1,2,True,slower"
+    assert FOUND.to_csv().splitlines()[1] == "Net.h|0,forward,1000000,1200000,200000,150000,250000,1,2,True,slower,1,1"
     assert json.loads(FOUND.to_json())["changes"][1]["verdict"] == "added"
     assert '<td style="text-align: left">Net.h|0</td>' in FOUND._repr_html_()
     assert FOUND.matching("*.x").changes == FOUND.changes[1:]
@@ -235,6 +278,11 @@ def test_above_needs_the_whole_interval() -> None:
     assert FOUND.above(0.10) == [FOUND.changes[0]]
     assert FOUND.above(0.15) == []
     assert FOUND.above(0.005) == [FOUND.step, FOUND.changes[0]]
+
+
+def test_where_modules_are_selected_the_step_does_not_count() -> None:
+    assert FOUND.matching("*").above(0.005) == [FOUND.changes[0]]
+    assert FOUND.matching("Net.x").above(0.005) == []
 
 
 def invoke(*arguments: str | Path) -> Result:
@@ -249,8 +297,13 @@ def test_the_command_fails_above_a_budget(tmp_path: Path) -> None:
     assert invoke(base, new).exit_code == 0
     failed = invoke(base, new, "--fail-above", "5%", "--only", "Net.h.*")
     assert failed.exit_code == 1
-    assert "modtrace: Net.h.3 forward is slower by 29.6%, more than 5.0%" in failed.stderr
+    assert "modtrace: Net.h.3 forward is slower by 29.5%, more than 5.0%" in failed.stderr
     assert invoke(base, new, "--fail-above", "0.5").exit_code == 0
+    slow = tmp_path / "slow.pftrace"
+    recording(2, speed=3.0).save(slow)
+    whole = invoke(base, slow, "--fail-above", "5%")
+    assert (whole.exit_code, "modtrace: the step is slower by" in whole.stderr) == (1, True)
+    assert invoke(base, slow, "--fail-above", "5%", "--only", "Net.h.*").exit_code == 0
     assert invoke(base, new, "--format", "csv").stdout.splitlines()[1].startswith("Net.h.3,forward,")
     assert invoke(base, new, "--fail-above", "much").exit_code == 2
     forgotten = invoke(base, new, "--fail-above", "5")

@@ -48,6 +48,15 @@ def test_a_model_of_another_class_with_the_same_modules() -> None:
     assert suggest_renames(run(BASE), run(renamed)) == {"Net": "Model"}
 
 
+def test_a_module_that_moved_into_a_container_that_is_never_called() -> None:
+    moved = {fqn.replace("Net.head", "Net.heads.head"): of for fqn, of in BASE.items()}
+
+    assert suggest_renames(run(BASE), run(moved)) == {"Net.head": "Net.heads.head"}
+    # The model itself is not called: nothing but its name says that it stayed.
+    flat, inside = ({fqn: of for fqn, of in classes.items() if fqn != "Net"} for classes in (BASE, moved))
+    assert suggest_renames(run(flat), run(inside)) == {"Net.head": "Net.heads.head"}
+
+
 def test_nothing_is_suggested_for_another_class_place_or_number_of_calls() -> None:
     out = {fqn.replace("Net.head", "Net.out"): of for fqn, of in BASE.items()}
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from modtrace.ring import Kind
-from modtrace.timeline import OpenCall, ThreadStack
+from modtrace.timeline import Group, OpenCall, ThreadStack
 from modtrace.where import RankState, find_hangs
-from modtrace.where.rank_collectives import Blocked, GroupProgress, read_group_progress
+from modtrace.where.blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
+from modtrace.where.rank_progress import RankProgress, read_rank_progress
 from tests.support.event_script import EventScript
 
 SECOND = 10**9
@@ -21,14 +22,27 @@ def called(*operators: str, waits_s: float | None = None, group: str = "0", rank
     """Progress after these collectives, the last of which has been waited in for so many seconds."""
     last = len(operators) - 1
     blocked = None if waits_s is None else Blocked(operators[-1], last, NOW - int(waits_s * SECOND), 7)
-    return GroupProgress(group, tuple(range(ranks)), "default_pg", dict(enumerate(operators)), blocked)
+    known = Group(group, tuple(range(ranks)), "default_pg")
+    return GroupProgress(known, last, operators, blocked)
 
 
-def state(rank: int, *groups: GroupProgress, stack: tuple[OpenCall, ...] = (), **fields: Any) -> RankState:
-    thread = ThreadStack("MainThread", 7, stack, NOW - 25 * SECOND)
-    known = {"state": "running", "usual_ns": {}} | fields
+def state(rank: int, *progress: GroupProgress | PeerProgress, **fields: Any) -> RankState:
+    known = {"state": "running", "usual_ns": {}, "stack": (), "first_ns": None} | fields
+    thread = ThreadStack("MainThread", 7, known["stack"], NOW - 25 * SECOND)
+    groups = tuple(found for found in progress if isinstance(found, GroupProgress))
+    peers = tuple(found for found in progress if isinstance(found, PeerProgress))
     return RankState(
-        f"{rank}.modtrace", rank, 100 + rank, "native", known["state"], 3, (thread,), NOW, 0, known["usual_ns"], groups
+        path=f"{rank}.modtrace",
+        rank=rank,
+        pid=100 + rank,
+        engine="native",
+        state=known["state"],
+        step=3,
+        threads=(thread,),
+        now_ns=NOW,
+        last_unix_ns=0,
+        usual_ns=known["usual_ns"],
+        progress=RankProgress(groups, peers, known["first_ns"]),
     )
 
 
@@ -94,12 +108,139 @@ def test_a_wait_of_less_than_a_second_is_no_hang() -> None:
 
 
 def test_subgroups_are_told_by_what_they_are_for() -> None:
-    (hang,) = find_hangs([state(0, called("barrier", waits_s=2, group="3", ranks=2)._replace(description="mesh_dp"))])
+    progress = called("barrier", waits_s=2, group="3", ranks=2)
+    (hang,) = find_hangs([state(0, progress._replace(group=Group("3", (0, 1), "mesh_dp")))])
     assert hang.text.startswith("rank 0 waits in barrier #0 of group mesh_dp for 2.0 s")
 
 
+def test_a_rank_that_waits_elsewhere_is_no_cause_and_comes_behind() -> None:
+    pair = Group("7", (1, 2), "mesh_tp")
+    behind = [state(rank, called("all_reduce", waits_s=20, ranks=3)) for rank in (0,)]
+    waits = GroupProgress(pair, 0, ("all_gather",), Blocked("all_gather", 0, NOW - 10 * SECOND, 7))
+    stuck = state(2, stack=calls("GPT.h.6"))
+    first, second = find_hangs([*behind, state(1, waits), stuck])
+    assert (first.group, first.not_called, first.is_cause) == (pair, (2,), True)
+    assert (second.waiting, second.not_called, second.is_cause) == ((0,), (1, 2), True)
+    assert second.text == (
+        "rank 0 waits in all_reduce #0 for 20.0 s; "
+        "rank 1 has not called it: it waits in all_gather #0 of group mesh_tp; "
+        "rank 2 has not called it: in forward GPT.h.6 for 25.0 s"
+    )
+
+
+def test_what_follows_from_another_hang_is_told_as_that() -> None:
+    pair = Group("7", (1, 2), "mesh_tp")
+    waits = GroupProgress(pair, 0, ("all_gather",), Blocked("all_gather", 0, NOW - 10 * SECOND, 7))
+    hangs = find_hangs([state(0, called("barrier", waits_s=20, ranks=2)), state(1, waits), state(2)])
+    assert [(hang.operator, hang.is_cause) for hang in hangs] == [("all_gather", True), ("barrier", False)]
+
+
+def test_groups_of_one_name_that_share_no_rank_are_told_apart() -> None:
+    def row(*ranks: int, waits: bool) -> GroupProgress:
+        blocked = Blocked("barrier", 5, NOW - 3 * SECOND, 7) if waits else None
+        return GroupProgress(Group("1", ranks, "mesh_tp"), 5 if waits else 4, ("barrier",), blocked)
+
+    states = [state(rank, row(0, 1, waits=rank == 0)) for rank in (0, 1)]
+    states += [state(rank, row(2, 3, waits=True)) for rank in (2, 3)]
+    blamed = {hang.waiting: hang.not_called for hang in find_hangs(states)}
+    assert blamed == {(0,): (1,), (2, 3): ()}
+
+
+def test_a_ring_that_does_not_go_back_that_far_is_said_to() -> None:
+    waiting = state(0, called("barrier", waits_s=30, ranks=2))
+    assert text(waiting, state(1, first_ns=NOW - 29 * SECOND)).endswith(
+        "rank 1 has not called it, as far as its ring goes back: in no module for 25.0 s"
+    )
+    assert "as far as" not in text(waiting, state(1, first_ns=NOW - 31 * SECOND))
+
+
+def test_a_recording_that_was_stopped_is_not_blamed() -> None:
+    waiting = state(0, called("barrier", waits_s=30, ranks=2))
+    assert text(waiting, state(1, state="stopped")) == (
+        "rank 0 waits in barrier #0 for 30.0 s; the recording of rank 1 had been stopped"
+    )
+
+
+def test_of_a_job_that_was_killed_what_ranks_waited_in_is_told() -> None:
+    waiting = [
+        state(rank, called("barrier", waits_s=0, ranks=3), state="dead", stack=calls("GPT.h.7")) for rank in (0, 1)
+    ]
+    assert text(*waiting, state(2, state="dead", stack=calls("GPT.h.6"))) == (
+        "ranks 0-1 died waiting in barrier #0, in forward GPT.h.7; rank 2 died before calling it, in forward GPT.h.6"
+    )
+    (hang,) = find_hangs([state(1, pair("recv", 0, last=4, waits_s=0), state="dead"), state(0, state="dead")])
+    assert hang.text == "rank 1 died waiting in recv #4 from rank 0; rank 0 died before calling send"
+
+
+def pair(operator: str, peer: int, last: int, waits_s: float | None = None, group: Group | None = None) -> PeerProgress:
+    """Progress with one peer after the call of number `last`, which has been waited in for so many seconds."""
+    blocked = None if waits_s is None else Blocked(operator, last, NOW - int(waits_s * SECOND), 7)
+    return PeerProgress(group or Group("0", tuple(range(4)), "default_pg"), operator, peer, last, blocked)
+
+
+def test_a_receive_whose_send_was_not_called_names_the_sender_and_its_module() -> None:
+    receiver = state(2, pair("recv", 1, last=5, waits_s=12), stack=calls("Stage2"))
+    sender = state(1, pair("send", 2, last=4), stack=calls("Stage1", "Stage1.slow"))
+    (hang,) = find_hangs([receiver, sender])
+    assert (hang.waiting, hang.not_called) == ((2,), (1,))
+    assert hang.text == (
+        "rank 2 waits in recv #5 from rank 1 for 12.0 s, in forward Stage2; "
+        "rank 1 has not called send: in forward Stage1 › slow for 25.0 s"
+    )
+
+
+def test_a_send_whose_receive_was_not_called_names_the_receiver() -> None:
+    (hang,) = find_hangs([state(0, pair("send", 3, last=0, waits_s=2)), state(3, state="dead", stack=calls("Stage3"))])
+    assert hang.dead == (3,)
+    assert hang.text == (
+        "rank 0 waits in send #0 to rank 3 for 2.0 s; rank 3 died before calling recv, in forward Stage3"
+    )
+
+
+def test_peers_are_ranks_of_their_group() -> None:
+    even = Group("5", (0, 2, 4), "even")
+    receiver = state(4, pair("recv", 1, last=0, waits_s=2, group=even))
+    assert find_hangs([receiver, state(2)])[0].text == (
+        "rank 4 waits in recv #0 of group even from rank 2 for 2.0 s; "
+        "rank 2 has not called send: in no module for 25.0 s"
+    )
+    sent = state(2, pair("send", 2, last=0, group=even))
+    assert find_hangs([receiver, sent])[0].text == (
+        "rank 4 waits in recv #0 of group even from rank 2 for 2.0 s; rank 2 has called send, so it does not complete"
+    )
+
+
+def test_a_chain_of_receives_begins_with_the_rank_that_waits_for_nobody() -> None:
+    states = [
+        state(0, stack=calls("Stage0")),
+        state(1, pair("recv", 0, last=3, waits_s=9)),
+        state(2, pair("recv", 1, last=3, waits_s=11)),
+    ]
+    first, second = find_hangs(states)
+    assert (first.waiting, first.not_called, first.is_cause) == ((1,), (0,), True)
+    assert (second.waiting, second.not_called, second.is_cause) == ((2,), (1,), False)
+    assert second.text.endswith("rank 1 has not called send: it waits in recv #3 from rank 0")
+
+
+def test_ranks_that_wait_for_each_other_are_causes() -> None:
+    states = [state(0, pair("recv", 1, last=0, waits_s=3)), state(1, pair("recv", 0, last=0, waits_s=2))]
+    assert [(hang.waiting, hang.not_called, hang.is_cause) for hang in find_hangs(states)] == [
+        ((0,), (1,), True),
+        ((1,), (0,), True),
+    ]
+
+
+def test_a_receive_from_any_rank_may_be_the_other_end() -> None:
+    any_receive = pair("recv", ANY_PEER, last=0, waits_s=4)
+    hangs = find_hangs([state(0, pair("send", 1, last=0, waits_s=3)), state(1, any_receive)])
+    assert [hang.text for hang in hangs] == [
+        "rank 1 waits in recv #0 from any rank for 4.0 s",
+        "rank 0 waits in send #0 to rank 1 for 3.0 s; rank 1 has called recv, so it does not complete",
+    ]
+
+
 def progress(script: EventScript) -> GroupProgress:
-    (found,) = read_group_progress(script.snapshot())
+    (found,) = read_rank_progress(script.snapshot()).groups
     return found
 
 
@@ -109,14 +250,22 @@ def test_a_wait_that_has_not_ended_blocks() -> None:
     script.collective(10, Kind.COLLECTIVE_ENTER, ALL_REDUCE, 0)
     script.collective(20, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 8)
     script.collective(30, Kind.WAIT_ENTER, ALL_REDUCE, 0)
-    assert progress(script) == GroupProgress(
-        "0", (0, 1), "default_pg", {0: "all_reduce"}, Blocked("all_reduce", 0, 30, 1)
-    )
+    group = Group("0", (0, 1), "default_pg")
+    assert progress(script) == GroupProgress(group, 0, ("all_reduce",), Blocked("all_reduce", 0, 30, 1))
 
 
 def test_a_call_that_has_not_returned_blocks() -> None:
     script = EventScript()
     script.collective(10, Kind.COLLECTIVE_ENTER, BARRIER, 4)
+    assert progress(script).blocked == Blocked("barrier", 4, 10, 1)
+
+
+def test_a_call_that_has_not_returned_blocks_whatever_another_thread_calls() -> None:
+    script = EventScript()
+    script.collective(10, Kind.COLLECTIVE_ENTER, BARRIER, 4)
+    script.on_thread(script.add_thread("worker", tid=2))
+    script.collective(20, Kind.COLLECTIVE_ENTER, ALL_REDUCE, 5)
+    script.collective(30, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 8)
     assert progress(script).blocked == Blocked("barrier", 4, 10, 1)
 
 
@@ -138,3 +287,30 @@ def test_what_is_complete_blocks_nothing() -> None:
     script.collective(30, Kind.WAIT_ENTER, ALL_REDUCE, 0)
     script.collective(40, Kind.WAIT_EXIT, ALL_REDUCE, 0)
     assert (progress(script).blocked, progress(script).last) == (None, 0)
+
+
+@pytest.mark.parametrize("text", ['["scatter", "0", 3]', '["", "", 1]'])
+def test_a_message_of_a_forged_ring_that_is_no_send_or_receive_is_left_out(text: str) -> None:
+    script = EventScript()
+    script.collective(10, Kind.COLLECTIVE_ENTER, text, 0)
+    found = read_rank_progress(script.snapshot())
+    assert (found.peers, [group.last for group in found.groups if group.last >= 0]) == ((), [])
+
+
+def test_sends_and_receives_are_told_by_peer() -> None:
+    script = EventScript()
+    script.note_group("0", "0-3", "default_pg")
+    script.collective(10, Kind.COLLECTIVE_ENTER, '["send", "0", 3]', 0)
+    script.collective(20, Kind.COLLECTIVE_EXIT, '["send", "0", 3]', 8)
+    script.collective(30, Kind.WAIT_ENTER, '["send", "0", 3]', 0)
+    script.collective(35, Kind.WAIT_EXIT, '["send", "0", 3]', 0)
+    script.collective(40, Kind.COLLECTIVE_ENTER, '["recv", "0", 1]', 0)
+    script.collective(50, Kind.COLLECTIVE_EXIT, '["recv", "0", 1]', 8)
+    script.collective(60, Kind.WAIT_ENTER, '["recv", "0", 1]', 0)
+    script.collective(70, Kind.COLLECTIVE_ENTER, '["recv_any_source", "0"]', 0)
+    group = Group("0", (0, 1, 2, 3), "default_pg")
+    assert read_rank_progress(script.snapshot()).peers == (
+        PeerProgress(group, "send", 3, 0, None),
+        PeerProgress(group, "recv", 1, 0, Blocked("recv", 0, 60, 1)),
+        PeerProgress(group, "recv", ANY_PEER, 0, Blocked("recv_any_source", 0, 70, 1)),
+    )

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace import ModTracker, ModuleTracker
+from tests.support.small_modules import made_in_place_of
 
 Tracker = ModuleTracker | ModTracker
 
@@ -476,3 +477,18 @@ def test_known_names() -> None:
     # It was never called, but lies below what was.
     assert tracker.get_known_fqn(other) == "Sequential.2"
     assert tracker.get_known_fqn(nn.ReLU()) is None
+
+
+def test_a_new_module_at_the_place_of_a_dead_one_has_its_own_name(tracker: Tracker) -> None:
+    x = torch.ones(2)
+    with tracker:
+        dying: list[nn.Module] = [nn.Identity()]
+        outer = nn.Sequential(dying[0])
+        outer(x)
+        outer[0] = nn.Identity()
+        new = made_in_place_of(dying, Look, lambda: tracker.parents)
+        if isinstance(tracker, ModTracker):
+            assert tracker.get_known_fqn(new) is None
+        outer.append(new)
+        outer(x).sum().backward()
+        assert new.forward_saw == new.backward_saw == [{"Global", "Sequential", "Sequential.1"}]

@@ -10,7 +10,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from modtrace.ring import NameTable
 from modtrace.ring.slot_format import NO_NAME
+from modtrace.track.method_call import MethodCall
 from modtrace.track.naming.module_names import ModuleNames
+from tests.support.small_modules import made_in_place_of
 
 
 class Block(nn.Module):
@@ -149,8 +151,65 @@ def test_a_dead_module_is_forgotten_and_its_names_are_known_still() -> None:
     gc.collect()
 
     assert alive() is None
+    assert [ref.module_id for ref in names.names.dead] == [identity]
+    names.names.forget_dead()
+    assert names.names.dead == []
     assert names.forgotten == [identity]
     assert names.names.fqn(number) == "Net"
+
+
+def test_what_dies_while_the_dead_are_forgotten_is_forgotten_next() -> None:
+    # As where a signal's handler or a finalizer calls modules, in the midst of it.
+    forgotten: list[int] = []
+    first, second = Block(), Block()
+    first_id, second_id = id(first), id(second)
+
+    def forget(module_id: int) -> None:
+        nonlocal second
+        forgotten.append(module_id)
+        if len(forgotten) == 1:
+            del second
+            assert names.resolve(third, []) == 1
+
+    names = ModuleNames(NameTable(), None, forget, strip_wrappers=True)
+    third = nn.ReLU()
+    assert [names.resolve(module, []) for module in (first, second)] == [0, 0]
+    del first
+
+    names.forget_dead()
+
+    # The first again, by the one that was called in the midst; that cannot tell how far the other one got.
+    assert forgotten == [first_id, first_id, second_id]
+    assert [ref.module_id for ref in names.dead] == [second_id]
+    names.forget_dead()
+    assert names.dead == []
+    assert forgotten[3:] == [second_id]
+    assert names.last(third) == "ReLU"
+
+
+def test_a_module_with_the_id_of_a_dead_one_has_nothing_of_it() -> None:
+    names = Names()
+    dying: list[nn.Module] = [Block()]
+    names(*dying)
+    identity = id(dying[0])
+
+    module = made_in_place_of(dying, nn.ReLU)
+
+    assert names.names.last(module) is None
+    assert names(module) == ("ReLU", "ReLU", "ReLU")
+    del module
+    assert [ref.module_id for ref in names.names.dead] == [identity]
+
+
+def test_what_has_no_name_is_forgotten_too() -> None:
+    net, names = Net(), Names()
+    call = MethodCall(net, "extra_repr")
+    identity = id(call)
+    assert names.number(net, call) == NO_NAME
+
+    del call
+
+    assert [ref.module_id for ref in names.names.dead] == [identity]
 
 
 def test_names_keep_nothing_alive() -> None:
@@ -220,6 +279,32 @@ def test_a_wrapper_that_only_passes_on_is_shown_as_what_it_wraps() -> None:
     assert names.number(block) == number
 
 
+def test_a_part_that_is_wrapped_after_the_first_call_is_named_as_one_that_was_before() -> None:
+    net = Net()
+    names = Names()
+    assert names(net, net.h[0])[1] == "Net.h.0"
+    block = net.h[1]
+    assert isinstance(block, Block)
+    assert names(net, block, block.fc)[1] == "Net.h.1.fc"
+
+    wrapper = net.h[1] = nn.DataParallel(block)
+
+    assert names(net, wrapper) == ("h.1: DataParallel", "DataParallel(Net.h.1)", "DataParallel")
+    assert names(net, wrapper, block) == ("Block", "Net.h.1", "Block")
+    assert names(net, wrapper, block, block.fc) == ("fc: Linear", "Net.h.1.fc", "Linear")
+
+
+def test_a_class_without_a_name_and_a_part_without_one() -> None:
+    nameless, part = type("", (nn.Module,), {})(), nn.ReLU()
+    nameless._modules[""] = part
+    nameless._modules["é"] = other = nn.Identity()
+    names = Names()
+
+    assert names(nameless) == ("", "", "")
+    assert names(nameless, part) == ("ReLU", "ReLU", "ReLU")
+    assert names(nameless, other) == ("é: Identity", "é", "Identity")
+
+
 def test_wrappers_around_each_other_are_left_out_together() -> None:
     net = Net()
     around = nn.DataParallel(checkpoint_wrapper(net))
@@ -244,3 +329,22 @@ def test_a_scripted_module_has_the_class_it_was_scripted_from() -> None:
 
     assert Names()(scripted) == ("Sequential", "Sequential", "Sequential")
     assert Names(strip_wrappers=False)(scripted)[2] == "RecursiveScriptModule"
+
+
+def test_a_name_is_three_objects_at_most_for_the_garbage_collector_to_count() -> None:
+    # It runs after so many new ones, and a full run takes longer than all else that a recording adds to a first step.
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(1, 1), nn.ReLU()) for _ in range(100)))
+    modules = list(model.modules())
+    resolve = Names().names.resolve
+    gc.collect()
+    gc.disable()
+    try:
+        before = gc.get_count()[0]
+        around = [(model, resolve(model, []))]
+        for module in modules[1:]:
+            resolve(module, around)
+        count = gc.get_count()[0] - before
+    finally:
+        gc.enable()
+
+    assert count <= 3 * len(modules)

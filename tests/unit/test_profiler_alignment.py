@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.align.alignment import Alignment, align_by_sync_marks, align_by_wall_clock
+from modtrace.profiler.align.alignment import Alignment, OperatorFit, align_by_sync_marks, align_by_wall_clock
 from modtrace.timeline import Mark
 from tests.support.kineto import BASE
 
@@ -90,3 +92,12 @@ def test_without_common_marks_the_wall_clock_counts_and_says_how_sure_it_is(mark
     assert moved(found, 0, 12345) == [0, 12345]
     assert found.metadata()["method"] == "wall clock"
     assert "usually agree within 10 µs" in str(found)
+
+
+def test_offsets_that_contradict_each_other_prove_nothing() -> None:
+    fit = OperatorFit([], operators=12, left_out=0, contradicted=0, typical_ns=200, bound_ns=1500, is_certain=True)
+    assert str(fit) == "aligned within ±1.5 µs, typically ±0.2 µs (proven by 12 operators)"
+    assert str(replace(fit, contradicted=3, is_certain=False)) == (
+        "aligned to about ±1.5 µs, typically ±0.2 µs, by 12 operators; this is not proven, as 3 edges of calls suit no "
+        "offset"
+    )

@@ -26,6 +26,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "shapes": ("true", True),
     "memory_interval": ("0.5", 0.5),
     "on_signal": ("SIGUSR1", signal.SIGUSR1),
+    "stacks_on_signal": ("SIGUSR2", signal.SIGUSR2),
     "host_name": ("1", True),
     "strip_wrappers": ("false", False),
 }
@@ -96,3 +97,10 @@ def test_a_schedule_given_as_text_is_that_of_torch(numbers: tuple[int, int, int,
     schedule = parse_variable("schedule=" + ",".join(map(str, numbers)), {})["schedule"]
 
     assert [schedule(step) for step in range(40)] == [torchs(step) for step in range(40)]
+
+
+def test_a_free_threaded_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else None)
+
+    with pytest.raises(modtrace.RecordingError, match=r"this is a free-threaded build of CPython .*, which"):
+        modtrace.record()

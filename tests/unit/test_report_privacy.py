@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,20 @@ from modtrace.report.event_filter import EventFilter
 from modtrace.report.identity import REPORT_START_NS, IdNumbers, without_identity
 from modtrace.report.redact import Redactor
 from modtrace.report.system_info import clean_metadata, environment_text
-from modtrace.timeline import Columns, CounterSeries, Mark, Name, Process, Timeline, Track
+from modtrace.ring import Kind
+from modtrace.timeline import (
+    BackwardPass,
+    Columns,
+    CounterSeries,
+    Group,
+    Mark,
+    Name,
+    Process,
+    Timeline,
+    Track,
+    build_timeline,
+)
+from tests.support.event_script import EventScript
 
 ENVIRON = {
     "HOME": "/home/Jane Doe",
@@ -58,6 +74,10 @@ def redact() -> Redactor:
         ("janed@gpu-box", "<user>@<host>"),
         ("xhf_abcdefghx", "x<secret>x"),
         ("short en_US.UTF-8", "short en_US.UTF-8"),
+        ("Net.hf_qWeRtYuIoPaSdFgHjKlZxC", "Net.<secret>"),
+        ("ghp_0123456789abcdefghijABCD, sk-proj-0123456789_abcdefghij", "<secret>, <secret>"),
+        ("key AKIAIOSFODNN7EXAMPLE", "key <secret>"),
+        ("hf_model.task-hf_bert_for_causal_lm_head", "hf_model.task-hf_bert_for_causal_lm_head"),
     ],
 )
 def test_names_of_persons_and_machines_are_replaced(redact: Redactor, text: str, expected: str) -> None:
@@ -164,8 +184,9 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
         },
         span_args={
             0: {"shapes": "float32[2, 8], mask=bool[], …", "doc": "secret"},
-            1: {"shapes": "float32[2] # secret", "own": "secret"},
+            1: {"shapes": "float32[2] # secret", "own": "secret", "compiled_modules": "janed: Head"},
         },
+        backward_passes=[BackwardPass(5, 8, "loader of janed", 8, process, complete=False)],
     )  # fmt: skip
 
     clean = clean_timeline(timeline, ReportNames(redact))
@@ -177,6 +198,7 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
     assert [(c.name, c.unit, c.process) for c in clean.counters] == [("counter 1", "bytes", Process(7, 3))]
     assert clean.metadata == {"torch": "2.13.0+cpu", "engine": "native", "capacity": 64}
     assert clean.span_args == {0: {"shapes": "float32[2, 8], bool[], …"}}
+    assert clean.backward_passes == [BackwardPass(5, 8, "thread 1", 8, Process(7, 3), complete=False)]
 
 
 # Events of the profiler.
@@ -235,6 +257,7 @@ KEPT: list[tuple[Event, Event]] = [
     ),
     (slice_("user_annotation", "of janed", {}), slice_("user_annotation", "annotation 1", {})),
     (slice_("user_annotation", "ProfilerStep#3", {}), slice_("user_annotation", "ProfilerStep#3", {})),
+    (slice_("user_annotation", "aten::of_janed", {}), slice_("user_annotation", "annotation 1", {})),
     (slice_("cpu_op", "load of x", {}), slice_("cpu_op", "operation 1", {})),
     (slice_("mark", "epoch of janed", {}), slice_("mark", "mark 1", {})),
     (slice_("cuda_runtime", "my secret", {}), slice_("cuda_runtime", "runtime call", {})),
@@ -401,3 +424,30 @@ def test_metadata_that_is_not_as_expected_is_left_out(key: str, value: object) -
 
 def test_a_trace_that_says_nothing_of_its_origin() -> None:
     assert environment_text({}).splitlines()[0] == "The trace does not say where it was recorded."
+
+
+def test_collectives_stay_without_the_names_that_a_user_gave_to_groups(tmp_path: Path) -> None:
+    script = EventScript()
+    net = script.name("Net")
+    script.note_group("0", "0-3", "default_pg")
+    script.note_group("17ab", "0,2", "Acme secret")
+    script.enter(5, net)
+    for start, text in ((10, '["all_reduce", "0"]'), (20, '["jane_reduce", "17ab"]'), (30, '["send", "17ab", 1]')):
+        script.collective(start, Kind.COLLECTIVE_ENTER, text, 0)
+        script.collective(start + 4, Kind.COLLECTIVE_EXIT, text, 8)
+    script.collective(38, Kind.COLLECTIVE_DONE, '["all_reduce", "0"]', 0)
+    script.exit(40, net)
+    path = tmp_path / "report.zip"
+    build_timeline(script.snapshot()).save(path)
+    collectives = modtrace.load(path).collectives
+    begin = REPORT_START_NS - 5
+    assert [(row.operator, row.group, row.start_ns - begin, row.done_ns, row.peer) for row in collectives] == [
+        ("all_reduce", "0", 10, begin + 38, None),
+        ("collective 1", "group 1", 20, None, None),
+        ("send", "group 1", 30, None, 1),
+    ]
+    assert collectives.groups == [Group("0", (0, 1, 2, 3), "default_pg"), Group("group 1", (0, 2), "group 2")]
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    content["trace"] = gzip.decompress(content["trace.pftrace.gz"])
+    assert not [name for name, data in content.items() if b"Acme" in data or b"jane_reduce" in data or b"17ab" in data]

@@ -14,8 +14,8 @@ import pytest
 
 import modtrace
 from modtrace import RingError
-from modtrace.ring import Kind, Ring, read_ring
-from modtrace.ring.file import SLOTS_OFFSET
+from modtrace.ring import Kind, Ring, read_ring, read_ring_records
+from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.slot_format import KIND_SHIFT, SEQUENCE_BITS, SLOT_BYTES, THREAD_SHIFT
 
 ENTER, EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
@@ -226,6 +226,7 @@ def test_a_capacity_beyond_all_memory_reads_what_is_there(tmp_path: Path) -> Non
     make(path).close()
     huge = 1 << 58
     patch(path, 16, struct.pack("<QQQ", huge, SLOTS_OFFSET, SLOTS_OFFSET + huge * SLOT_BYTES))
+    assert read_ring_records(path) == []
 
     snapshot = read_ring(path)
 

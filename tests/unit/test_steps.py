@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,65 @@ def test_two_that_take_turns_share_a_step() -> None:
     assert steps == [(0, False), (0, True), (1, False), (1, True), (2, False), (2, True)]
 
 
+@pytest.mark.parametrize(("count", "walks"), [(1, 1), (8, 2)])
+def test_the_walk_over_all_objects_is_for_the_first_step_alone(
+    count: int, walks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizers = [make_optimizer() for _ in range(count)]
+    walked: list[object] = []
+    get_referrers = gc.get_referrers
+
+    def walk(*kinds: object) -> list[object]:
+        walked.append(kinds)
+        return get_referrers(*kinds)
+
+    monkeypatch.setattr(gc, "get_referrers", walk)
+
+    steps = told(lambda: [optimizer.step() for _ in range(5) for optimizer in optimizers])
+
+    assert steps == [(step, number == count - 1) for step in range(5) for number in range(count)]
+    assert len(walked) == walks
+
+
+def test_one_that_is_made_later_begins_a_step() -> None:
+    def train() -> None:
+        first = make_optimizer()
+        for _ in range(2):
+            first.step()
+        second = make_optimizer()
+        for _ in range(2):
+            second.step()
+            first.step()
+
+    assert told(train) == [(0, True), (1, True), (2, False), (2, True), (3, False), (3, True)]
+
+
+def test_an_optimizer_that_goes_is_not_waited_for() -> None:
+    first, second, third = (make_optimizer() for _ in range(3))
+    awaited = [second, third]
+    del second, third
+
+    def train() -> None:
+        first.step()
+        del awaited[:]
+        first.step()
+
+    assert told(train) == [(0, False), (1, True)]
+
+
+def test_an_optimizer_made_while_another_is_awaited_is_found() -> None:
+    first, second = make_optimizer(), make_optimizer()
+    made: list[torch.optim.SGD] = []
+
+    def train() -> None:
+        first.step()
+        made.append(make_optimizer())
+        second.step()
+        made[0].step()
+
+    assert told(train) == [(0, False), (0, False), (0, True)]
+
+
 def test_one_that_steps_more_often_makes_the_steps() -> None:
     critic, generator = make_optimizer(), make_optimizer()
 
@@ -75,6 +135,155 @@ def test_a_second_training_begins_steps_of_its_own() -> None:
     assert [step for step, _ in told(train)] == [0, 1, 2, 3, 4]
 
 
+def compute(net: nn.Module) -> None:
+    net(torch.ones(1, 2)).sum().backward()
+
+
+def test_of_a_gan_whose_second_optimizer_comes_later_both_share_each_step_after_the_first() -> None:
+    critic, generator = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def train() -> None:
+        optimizers = [torch.optim.SGD(critic.parameters(), lr=0.1)]
+        for iteration in range(103):
+            if iteration == 100:
+                optimizers.append(torch.optim.SGD(generator.parameters(), lr=0.1))
+            for net, optimizer in zip((critic, generator), optimizers, strict=False):
+                compute(net)
+                optimizer.step()
+
+    steps = told(train)
+
+    assert steps[:100] == [(step, True) for step in range(100)]
+    # Where the second one comes it might be another training, so its first step is one of its own.
+    assert steps[100:] == [(100, True), (101, False), (102, False), (102, True), (103, False), (103, True)]
+
+
+def test_of_one_loss_a_second_optimizer_that_comes_later_shares_each_step_also_where_it_steps_first() -> None:
+    net = nn.Linear(2, 2)
+
+    def train() -> None:
+        first = torch.optim.SGD([net.weight], lr=0.1)
+        for _ in range(2):
+            compute(net)
+            first.step()
+        second = torch.optim.SGD([net.bias], lr=0.1)
+        for _ in range(2):
+            compute(net)
+            second.step()
+            first.step()
+
+    assert told(train) == [(0, True), (1, True), (2, False), (2, True), (3, False), (3, True)]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_an_optimizer_that_replaces_another_one_goes_on_counting(keep: bool) -> None:
+    net = nn.Linear(2, 2)
+    kept: list[torch.optim.Optimizer] = []
+
+    def train() -> None:
+        for _ in range(2):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            if keep:
+                kept.append(optimizer)
+            for _ in range(3):
+                compute(net)
+                optimizer.step()
+
+    assert told(train) == [(step, True) for step in range(6)]
+
+
+def test_of_two_models_trained_one_after_the_other_no_step_is_shared() -> None:
+    nets = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+
+    def train() -> None:
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            for _ in range(3):
+                compute(net)
+                optimizer.step()
+
+    assert [step for step, _ in told(train)] == list(range(6))
+
+
+class Gan:
+    """A critic and its generator, each with an optimizer."""
+
+    def __init__(self) -> None:
+        self.critic, self.generator = nn.Linear(2, 1), nn.Linear(2, 2)
+        self.critic_optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.1)
+        self.generator_optimizer = torch.optim.SGD(self.generator.parameters(), lr=0.1)
+
+    def train(self, *, cycles: int, critic_steps: int, frozen: bool = False, zero_after: bool = False) -> None:
+        """Train both, the critic `critic_steps` times in a cycle; it may be frozen while the generator is trained."""
+        for _ in range(cycles):
+            for _ in range(critic_steps):
+                fake = self.generator(torch.ones(1, 2)).detach()
+                self._step(self.critic_optimizer, self.critic(fake).sum(), zero_after)
+            self.critic.requires_grad_(not frozen)
+            self._step(self.generator_optimizer, -self.critic(self.generator(torch.ones(1, 2))).sum(), zero_after)
+            self.critic.requires_grad_(True)
+
+    def _step(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor, zero_after: bool) -> None:
+        if not zero_after:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if zero_after:
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("zero_after", [False, True])
+@pytest.mark.parametrize(
+    ("critic_steps", "frozen", "steps"),
+    [
+        (1, False, [0, 0, 1, 1, 2, 2]),
+        (1, True, [0, 0, 1, 1, 2, 2]),
+        (3, False, [0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8]),
+        # The first time, nothing says that it is no other training.
+        (3, True, [0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9]),
+    ],
+)
+def test_a_step_of_a_generator_belongs_to_the_critics_step_before_it(
+    critic_steps: int, frozen: bool, steps: list[int], zero_after: bool
+) -> None:
+    gan = Gan()
+
+    found = told(lambda: gan.train(cycles=3, critic_steps=critic_steps, frozen=frozen, zero_after=zero_after))
+
+    assert [step for step, _ in found] == steps
+
+
+@pytest.mark.parametrize("starts_with_both", [True, False])
+def test_of_one_loss_an_optimizer_that_seldom_steps_first_begins_each_of_its_steps(starts_with_both: bool) -> None:
+    net = nn.Linear(2, 2)
+    always, seldom = torch.optim.SGD([net.weight], lr=0.1), torch.optim.SGD([net.bias], lr=0.1)
+
+    def train() -> None:
+        for batch in range(7):
+            compute(net)
+            if batch % 3 == (0 if starts_with_both else 2):
+                seldom.step()
+            always.step()
+
+    # Where it is not among the first, its first step is taken for that of a generator.
+    expected = [0, 0, 1, 2, 3, 3, 4, 5, 6, 6] if starts_with_both else [0, 1, 1, 2, 3, 4, 5, 5, 6]
+    assert [step for step, _ in told(train)] == expected
+
+
+def test_of_one_loss_an_optimizer_that_seldom_steps_last_belongs_to_the_step_before_it() -> None:
+    net = nn.Linear(2, 2)
+    always, seldom = torch.optim.SGD([net.weight], lr=0.1), torch.optim.SGD([net.bias], lr=0.1)
+
+    def train() -> None:
+        for batch in range(6):
+            compute(net)
+            always.step()
+            if batch % 3 == 2:
+                seldom.step()
+
+    assert [step for step, _ in told(train)] == [0, 1, 2, 2, 3, 4, 5, 5]
+
+
 def spans(recording: modtrace.Recording, fqn: str = "Linear") -> list[tuple[str, int]]:
     return [(span.phase, span.step) for span in recording.timeline().spans if span.fqn == fqn]
 
@@ -92,6 +301,18 @@ class TestRecording:
         assert recording.steps == 2
         assert spans(recording) == [(phase, step) for step in (0, 0, 1, 1) for phase in ("forward", "backward")]
         assert [mark.text for mark in recording.timeline().marks] == ["step 0", "step 1"]
+
+    def test_a_generator_that_steps_after_three_of_its_critic_shares_the_last_ones_step(self, engine: Any) -> None:
+        gan = Gan()
+        with modtrace.record(engine=engine) as recording:
+            gan.train(cycles=4, critic_steps=3)
+        assert recording.steps == 12
+        timeline = recording.timeline()
+        assert [mark.text for mark in timeline.marks] == [f"step {step}" for step in range(12)]
+        assert [(step.step, step.whole) for step in timeline.summary().steps] == [(step, True) for step in range(12)]
+        forward = [span.step for span in timeline.spans if span.phase == "forward"]
+        # Both run for the critic's loss and both for the generator's.
+        assert forward == [step for step in range(12) for _ in range(4 if step % 3 == 2 else 2)]
 
     @pytest.mark.parametrize("marked_first", [True, False])
     def test_steps_that_are_marked_are_the_only_ones(self, engine: Any, marked_first: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections import defaultdict
 from dataclasses import replace
 
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given
 
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, StepTimes, Timeline, Track
-from modtrace.timeline.summary import ModuleTimes, Summary
-from modtrace.timeline.summary.percentiles import nearest_rank
+from modtrace.timeline.columns import join_columns, sort_by_start
+from modtrace.timeline.summary import ModuleTimes, Summary, find_typical_step
+from modtrace.timeline.summary.percentiles import median, nearest_rank
 from tests.support.timelines import gpt2_timeline, timelines
 
 MAIN = Process(1, 0)
@@ -66,7 +68,7 @@ def training(marks: tuple[int, ...] = (100, 300)) -> Timeline:
 
 
 def in_ms(step: StepTimes) -> list[int]:
-    return [ns // MS for ns in step[1:-1]]
+    return [ns // MS for ns in step[1:-2]]
 
 
 def test_steps_reach_from_mark_to_mark_and_their_parts_add_up() -> None:
@@ -75,7 +77,7 @@ def test_steps_reach_from_mark_to_mark_and_their_parts_add_up() -> None:
     # The first step begins with its first span: where it began is not known.
     assert in_ms(first) == [90, 30, 30, 10, 0, 10, 10]
     assert in_ms(second) == [200, 10, 0, 0, 10, 0, 180]
-    assert [step.duration_ns for step in (first, second)] == [sum(step[2:-1]) for step in (first, second)]
+    assert [step.duration_ns for step in (first, second)] == [sum(step[2:-2]) for step in (first, second)]
     assert (first.step, second.step, first.whole, second.whole) == (0, 1, True, True)
 
 
@@ -91,7 +93,7 @@ def test_recompute_counts_to_the_module_that_runs_again_and_not_where_it_lies() 
 def test_percentiles_are_over_the_steps_in_which_a_module_ran() -> None:
     net, block, _ = training().summary().rows
 
-    assert (net.step_p50_ns // MS, net.step_p95_ns // MS) == (10, 70)
+    assert (net.step_p50_ns // MS, net.step_p95_ns // MS) == (40, 70)
     assert (block.step_p50_ns // MS, block.step_p95_ns // MS) == (50, 50)
 
 
@@ -100,7 +102,7 @@ def test_a_step_without_its_mark_counts_for_no_percentile() -> None:
 
     assert [(step.duration_ns // MS, step.whole) for step in summary.steps] == [(90, True), (20, False)]
     assert (summary.rows[0].step_p50_ns // MS, summary.rows[0].step_p95_ns // MS) == (70, 70)
-    assert "1,20000000,10000000,0,0,10000000,0,0,False" in summary.steps_csv().splitlines()
+    assert "1,20000000,10000000,0,0,10000000,0,0,0,False" in summary.steps_csv().splitlines()
 
 
 def test_the_first_step_is_not_whole_where_its_beginning_was_overwritten() -> None:
@@ -154,10 +156,27 @@ def test_text_has_the_share_of_all_steps() -> None:
     assert [" ".join(line.split()) for line in training().summary().to_text().splitlines()[5:]] == [
         "module class calls % step total ms self mean step p50 step p95 "
         "forward forward self backward backward self recompute recompute self",
-        "Net Net 2 27.6 80.000 30.000 40.000 10.000 70.000 40.000 20.000 30.000 10.000 10.000 0.000",
+        "Net Net 2 27.6 80.000 30.000 40.000 40.000 70.000 40.000 20.000 30.000 10.000 10.000 0.000",
         "Net.b Block 1 17.2 50.000 26.000 50.000 50.000 50.000 20.000 10.000 20.000 10.000 10.000 6.000",
         "Net.b.fc Block 1 8.3 24.000 24.000 24.000 24.000 24.000 10.000 10.000 10.000 10.000 4.000 4.000",
     ]
+
+
+def test_text_says_why_a_share_is_above_100() -> None:
+    note = "% step above 100: threads ran at once, and each counts"
+    columns = replace(training().columns.take(np.array([0, 8])), track=np.array([0, 1], np.int32))
+    threads = [Track("forward", name, tid, MAIN) for tid, name in enumerate(("a", "b"))]
+
+    def text(end: int, width: int | None = None) -> list[str]:
+        """Of two threads in `Net` from 0 on, one until `end`, the other until 30, where the step ends."""
+        both = replace(columns, start=np.zeros(2, np.int64), end=np.array([end, 30]) * MS)
+        timeline = Timeline(both, NAMES, threads, marks=[Mark(30 * MS, "step", "step 0")])
+        return timeline.summary().to_text(width).splitlines()
+
+    assert text(15)[-2].split()[:5] == ["Net", "Net", "2", "150.0", "45.000"]
+    assert text(15)[-1] == note
+    assert note in " ".join(text(15, 60))
+    assert text(0)[-1].split()[:5] == ["Net", "Net", "2", "100.0", "30.000"]
 
 
 def test_steps_text_is_slowest_first() -> None:
@@ -246,6 +265,7 @@ def test_json_has_steps_and_overview() -> None:
         "losses": {},
         "recomputed": {"Block": 1},
         "communication": {},
+        "steps_of": "",
     }
 
 
@@ -265,6 +285,110 @@ def test_nearest_rank(values: list[int], fraction: float, found: int) -> None:
     assert nearest_rank(values, fraction) == found
 
 
+@pytest.mark.parametrize(("values", "found"), [([], 0), ([7], 7), ([3, 1, 2], 2), ([4, 1, 9, 2], 3), ([1, 2], 1)])
+def test_median(values: list[int], found: int) -> None:
+    assert median(values) == found
+
+
+def test_the_median_of_two_steps_is_their_mean() -> None:
+    assert str(training().summary()).splitlines()[1] == (
+        "2 whole steps, median 145.000 ms, p95 200.000 ms, slowest 200.000 ms (step 1)"
+    )
+
+
+def test_a_step_in_which_no_call_begins_is_none() -> None:
+    summary = training(marks=(5, 6, 100, 100, 101, 300)).summary()
+
+    # The first span is of step 0: the two marks before it end steps of before.
+    assert [(step.step, step.duration_ns // MS) for step in summary.steps] == [(0, 94), (3, 199)]
+    assert "2 whole steps, median 146.500 ms" in str(summary)
+    assert [line.split(",")[0] for line in summary.steps_csv().splitlines()[1:]] == ["0", "3"]
+
+
+def two_ranks(*, ranks: tuple[int | None, int | None] = (0, 1)) -> Timeline:
+    """`training()` as of rank 0, and beside it rank 1, which is behind and in `Net` from 60 to 95 and 210 to 350."""
+    timeline = training()
+    first, second = (Process(1 + index, rank) for index, rank in enumerate(ranks))
+    added = Columns.of(
+        start=np.array([60, 210, 310]) * MS,
+        end=np.array([95, 250, 350]) * MS,
+        name=[NET] * 3,
+        phase=[FORWARD] * 3,
+        track=[2] * 3,
+        depth=[0] * 3,
+        parent=[-1] * 3,
+        call=[0, 1, 2],
+        step=[0, 1, 2],
+        link=[-1] * 3,
+        complete=[True] * 3,
+    )
+    columns, _ = sort_by_start(join_columns([timeline.columns, added]))
+    tracks = [*(track._replace(process=first) for track in timeline.tracks), Track("forward", "MainThread", 2, second)]
+    return replace(timeline, columns=columns, tracks=tracks)
+
+
+def test_of_several_ranks_steps_and_percentiles_are_of_the_first_and_totals_of_all() -> None:
+    alone, summary = training().summary(), two_ranks().summary()
+
+    assert summary.steps == alone.steps
+    assert [row[9:11] for row in summary.rows] == [row[9:11] for row in alone.rows]
+    assert [row.total_ns // MS for row in summary.rows] == [80 + 115, 50, 24]
+    assert str(summary).splitlines()[1].startswith("2 whole steps of rank 0, median 145.000 ms")
+    note = "steps of rank 0; modtrace ranks slow compares ranks"
+    assert note in summary.steps_text().splitlines()
+    assert note in summary.steps_markdown()
+    assert note in summary.to_markdown()
+    assert note in summary.to_html()
+    assert summary.steps_csv() == alone.steps_csv()
+    assert json.loads(summary.to_json())["overview"]["steps_of"] == "rank 0"
+    assert find_typical_step(two_ranks()) == alone.steps[0]
+
+
+def test_of_several_processes_without_ranks_the_first_is_named_by_its_program() -> None:
+    assert "steps of python" in two_ranks(ranks=(None, None)).summary().steps_text().splitlines()
+
+
+def test_of_several_ranks_steps_are_chosen_by_the_marks_of_the_first() -> None:
+    timeline = two_ranks()
+    # The first span is another rank's, which is a step behind.
+    columns = replace(timeline.columns, start=timeline.columns.start.copy(), step=timeline.columns.step.copy())
+    late = int(np.flatnonzero(columns.track == 2)[0])
+    columns.start[late], columns.step[late] = 1 * MS, 4
+    columns, _ = sort_by_start(columns)
+
+    chosen = replace(timeline, columns=columns).steps(1, 2)
+    assert [mark.text for mark in chosen.marks] == ["step 1"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 75])
+def test_the_table_of_steps_fits_a_narrow_terminal(width: int) -> None:
+    text = training().summary().steps_text(width=width)
+
+    assert max(map(len, text.splitlines())) <= width
+    assert text.splitlines()[0].split()[:4] == ["step", "duration", "ms", "forward"]
+    if width == 40:
+        assert text.splitlines() == [
+            "step  duration ms  forward  backward",
+            "   1      200.000   10.000     0.000",
+            "   0       90.000   30.000    30.000",
+            "left out for want of room: recompute,",
+            "after, between, before; a wider terminal",
+            "or a pipe has them",
+        ]
+
+
+def test_a_tree_leaves_out_numbers_where_a_terminal_is_narrow() -> None:
+    assert training().summary().sort_by("total").to_tree(32).splitlines()[-7:] == [
+        "% step  total ms  module",
+        "  27.6    80.000  Net",
+        "  17.2    50.000  └─ b: Block",
+        "   8.3    24.000     └─ …: Block",
+        "left out for want of room: self;",
+        "a wider terminal or a pipe has",
+        "them",
+    ]
+
+
 def added_up(timeline: Timeline) -> dict[str, tuple[int, ...]]:
     """Per module calls, total and self time of each phase, p50 and p95: another way, span by span."""
     whole = {step.step for step in timeline.summary().steps if step.whole}
@@ -274,6 +398,7 @@ def added_up(timeline: Timeline) -> dict[str, tuple[int, ...]]:
     per_step: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     around: list[list[int]] = []
     known = {name.fqn for name in timeline.names}
+    is_first = [timeline.tracks[track].process == timeline.tracks[0].process for track in timeline.columns.track]
     for index, (span, track) in enumerate(zip(spans, timeline.columns.track.tolist(), strict=True)):
         stack = open_on[track]
         del stack[span.depth :]
@@ -296,19 +421,18 @@ def added_up(timeline: Timeline) -> dict[str, tuple[int, ...]]:
         times[span.fqn, span.phase, "self"] += self_ns[index]
         for fqn, step in step_of.items():
             times[fqn, span.phase, "total"] += self_ns[index]
-            if not whole or step in whole:
+            if (not whole or step in whole) and is_first[index]:
                 per_step[fqn][step] += self_ns[index]
 
-    def percentile(fqn: str, fraction: float) -> int:
+    def percentiles(fqn: str) -> tuple[int, int]:
         values = sorted(per_step[fqn].values())
-        return values[math.ceil(len(values) * fraction) - 1] if values else 0
+        return (math.floor(statistics.median(values)), values[math.ceil(len(values) * 0.95) - 1]) if values else (0, 0)
 
     return {
         fqn: (
             counts[fqn],
             *(times[fqn, phase, kind] for phase in ("forward", "backward", "recompute") for kind in ("total", "self")),
-            percentile(fqn, 0.5),
-            percentile(fqn, 0.95),
+            *percentiles(fqn),
         )
         for fqn in dict.fromkeys([span.fqn for span in spans])
     }

@@ -1,8 +1,8 @@
+"""Where a process is, by its ring file."""
+
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import socket
 import subprocess
@@ -11,57 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from rich.console import Console
 
-from modtrace import RingError
-from modtrace.cli.group import group as commands
-from modtrace.ring import Kind, Ring
+from modtrace import ModtraceError
+from modtrace._system.processor_count import processor_count
+from modtrace.ring import Kind
 from modtrace.ring.slot_format import (
     CALL_KEY_BITS,
     FORWARD_THREAD_SHIFT,
-    KIND_SHIFT,
     NO_NAME,
-    SEQUENCE_BITS,
-    THREAD_SHIFT,
 )
-from modtrace.timeline import OpenCall, ThreadStack
-from modtrace.where import RankState, group_ranks, headline, read_rank_state
-from modtrace.where.durations import format_durations
+from modtrace.where import ParallelReader, RankState, group_ranks, headline, read_rank_state
 from modtrace.where.process_status import is_alive
-from modtrace.where.rank_groups import format_ranges, format_stack
+from modtrace.where.rank_groups import format_stack
 from modtrace.where.render import render
 from tests.support.python_process import start_python
-
-SECOND = 1_000_000_000
-
-
-class Writer:
-    """A ring file of a process that is where the test says; each method takes seconds since the recording's start."""
-
-    def __init__(self, file: Path, rank: int | None = None, **metadata: object) -> None:
-        host = hashlib.sha256(f"modtrace {socket.gethostname()}".encode()).hexdigest()[:12]
-        known = {"pid": os.getpid(), "engine": "native", "host": host, "rank": rank}
-        self.ring = Ring(64, file, {key: value for key, value in (known | metadata).items() if value is not None})
-        self.start = self.ring.names.records[0]["monotonic"]
-        self.now = 0
-        self.write = self.ring.make_writer(lambda: self.start + self.now)
-        self.thread = self.ring.names.thread("MainThread", 7, 1)
-
-    def event(self, at: float, kind: Kind, name: int, value: int) -> None:
-        self.now = int(at * SECOND)
-        self.write(kind << KIND_SHIFT | self.thread << THREAD_SHIFT | name, value)
-
-    def call(self, at: float, kind: Kind, fqn: str, number: int = 0, sequence: int = 0) -> None:
-        self.event(at, kind, self.ring.names.name(fqn, fqn, "M"), number << SEQUENCE_BITS | sequence)
-
-    def enter(self, at: float, *fqns: str) -> None:
-        for fqn in fqns:
-            self.call(at, Kind.FORWARD_ENTER, fqn)
-
-    def leave(self, at: float, *fqns: str) -> None:
-        for fqn in fqns:
-            self.call(at, Kind.FORWARD_EXIT, fqn)
+from tests.support.where_rings import SECOND, Writer, state
 
 
 def seen(state: RankState) -> list[tuple[str, str, float]]:
@@ -182,73 +147,41 @@ def test_a_number_that_was_given_again_is_another_process() -> None:
     assert not is_alive(os.getpid(), time.time_ns() - 3600 * SECOND * 24 * 365)
 
 
-def state(rank: int | None, *stack: tuple[str, str], step: int | None = 5, **fields: Any) -> RankState:
-    calls = tuple(OpenCall(fqn, phase, 100 * SECOND) for fqn, phase in stack)
-    threads = (ThreadStack("MainThread", 1, calls, 101 * SECOND), ThreadStack("other", 2, (), 0))
-    known: dict[str, Any] = {"path": f"run-{rank}.modtrace", "pid": 1, "engine": "native", "state": "running"}
-    return RankState(
-        **(known | {"now_ns": 112 * SECOND, "last_unix_ns": 0} | fields), rank=rank, step=step, threads=threads
-    )
+def test_on_windows_no_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What asks a process elsewhere interrupts it there.
+    monkeypatch.setattr("os.kill", None)
+    with monkeypatch.context() as windows:
+        windows.setattr("os.name", "nt")
+        found = is_alive(os.getpid(), time.time_ns())
+
+    assert found
 
 
-def test_ranks_that_agree_are_one_group_and_the_odd_one_comes_first() -> None:
-    ahead = (("GPT", "forward"), ("GPT.h.8", "forward"), ("GPT.h.8.attn", "forward"))
-    behind = (("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward"))
+def test_waiting_in_a_backward_pass_is_told_by_the_last_node_before_it() -> None:
+    behind = (("GPT", "forward"), ("GPT.wte", "after backward"))
+    waits = "backward, waiting after the last node of GPT.wte"
+    first = "backward, before the first node of a module"
 
-    groups = group_ranks(state(rank, *(behind if rank == 3 else ahead)) for rank in reversed(range(64)))
-
-    assert [one.label for one in groups] == ["rank 3", "ranks 0-2, 4-63"]
-    assert headline(groups) == "rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn"
-
-
-def test_ranks_differ_by_step_state_and_phase() -> None:
-    groups = group_ranks(
-        [
-            state(0, ("GPT", "forward")),
-            state(1, ("GPT", "backward")),
-            state(2, ("GPT", "forward"), step=6),
-            state(3, ("GPT", "forward"), state="dead"),
-            state(4, ("GPT", "forward")),
-        ]
-    )
-
-    assert [one.label for one in groups] == ["rank 1", "rank 2", "rank 3", "ranks 0, 4"]
-    assert headline(groups) == "ranks 0-4 are in GPT"
+    assert format_stack(behind) == f"forward GPT · {waits}"
+    assert format_stack([("", "after backward")]) == first
+    groups = group_ranks([state(0, *behind), state(1, ("", "after backward")), state(2), state(3)])
+    assert [group.innermost for group in groups] == [waits, first, ""]
+    assert headline(groups) == f"rank 0 is in {waits}, rank 1 in {first}, the other 2 in no module"
+    out = io.StringIO()
+    Console(file=out, width=200, markup=False, highlight=False).print(render(groups))
+    rows = [line.split() for line in out.getvalue().splitlines()[-3:]]
+    assert rows == [
+        [*("rank", "0", "1", "running", "5", "MainThread", "forward", "GPT", "·", *waits.split(), "12.0", "s")],
+        [*("rank", "1", "1", "running", "5", "MainThread", *first.split(), "12.0", "s")],
+        [*("ranks", "2-3", "1,", "1", "running", "5", "no", "module", "11.0", "s")],
+    ]
 
 
-def test_headline_of_three_groups_names_each_module() -> None:
-    groups = group_ranks(
-        [state(0, ("A", "forward")), *[state(rank, ("B", "forward")) for rank in (1, 2)]]
-        + [state(rank) for rank in (3, 4, 5)]
-    )
+@pytest.mark.parametrize(("number", "known"), [(12, 12), (0, None), (-3, None), (1 << 40, None), (True, None)])
+def test_what_is_no_signal_is_not_believed(number: int, known: int | None, tmp_path: Path) -> None:
+    Writer(tmp_path / "run.modtrace", stacks_signal=number)
 
-    assert headline(groups) == "rank 0 is in A, ranks 1-2 in B, the other 3 in no module"
-
-
-def test_files_without_a_rank_are_called_by_their_name() -> None:
-    groups = group_ranks(
-        [state(None, ("A", "forward"), path="/runs/a.modtrace"), state(None, ("A", "forward"), path="b")]
-    )
-
-    assert [one.label for one in groups] == ["a.modtrace, b"]
-
-
-def test_of_many_files_without_a_rank_the_first_are_named() -> None:
-    groups = group_ranks(state(None, ("A", "forward"), path=f"{number}.modtrace") for number in range(9))
-
-    assert [one.label for one in groups] == ["0.modtrace, 1.modtrace, 7 more files"]
-    assert [one.label for one in group_ranks(groups[0].ranks[:3])] == ["0.modtrace, 1.modtrace, 2.modtrace"]
-
-
-def test_format_stack_shortens_inner_names_and_names_each_phase() -> None:
-    assert format_stack([]) == ""
-    assert (
-        format_stack([("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward")])
-        == "forward GPT › h.7 › mlp"
-    )
-    assert format_stack(
-        [("GPT", "backward"), ("GPT.h.7", "backward"), ("GPT.h.7", "recompute"), ("Other", "recompute")]
-    ) == ("backward GPT › h.7 · recompute GPT.h.7 › Other")
+    assert read_rank_state(tmp_path / "run.modtrace").stacks_signal == known
 
 
 def test_usual_duration_is_the_median_of_ended_calls_of_that_phase(tmp_path: Path) -> None:
@@ -278,151 +211,15 @@ def test_usual_duration_of_a_native_backward_is_that_of_a_node(tmp_path: Path) -
     assert read_rank_state(tmp_path / "run.modtrace").usual_ns == {("Net", "backward"): 4 * SECOND}
 
 
-@pytest.mark.parametrize(
-    ("usual_s", "lasts_s", "state_name", "hung"),
-    [
-        (1, 10.1, "running", True),
-        (1, 9.9, "running", False),
-        (0.01, 5.1, "running", True),
-        (0.01, 4.9, "running", False),
-        (None, 60.1, "running", True),
-        (None, 59.9, "running", False),
-        (1, 1000, "dead", False),
-    ],
-)
-def test_a_call_that_takes_ten_times_as_long_seems_hung(
-    usual_s: float | None, lasts_s: float, state_name: str, hung: bool
-) -> None:
-    usual = {} if usual_s is None else {("Net", "forward"): int(usual_s * SECOND)}
-    now_ns = 100 * SECOND + int(lasts_s * SECOND)
-    found = state(0, ("Net", "forward"), usual_ns=usual, now_ns=now_ns, state=state_name)
-
-    assert found.seems_hung(found.threads[0]) is hung
-    assert not found.seems_hung(found.threads[1])
-    colors = render(group_ranks([found]))
-    console = Console(force_terminal=True, color_system="standard", width=120, file=io.StringIO())
-    console.print(colors)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert ("\x1b[1;31mforward Net" in text) is hung
+def test_a_killed_process_of_those_that_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modtrace.where.parallel_reader._MIN_FILES_IN_PROCESSES", 1)
+    kill: Any = os._exit
+    statuses: Any = [1, 1]
+    with ParallelReader() as reader, pytest.raises(ModtraceError, match="a process that read files was killed"):
+        reader.read(kill, statuses)
 
 
-def test_stacks_come_from_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "py-spy").write_text('#!/bin/sh\necho "Process $3: $1 $2"\n')
-    (tmp_path / "py-spy").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    Writer(tmp_path / "run.modtrace", rank=4).enter(0, "Net")
-    Writer(tmp_path / "dead.modtrace", rank=5, pid=1 << 30).enter(0, "Net")
-
-    done = where("--stacks", tmp_path / "run.modtrace", tmp_path / "dead.modtrace")
-
-    assert done.stdout.splitlines()[-5:] == [
-        "--- rank 4",
-        f"Process {os.getpid()}: dump --pid",
-        "",
-        "--- rank 5",
-        f"pid {1 << 30}: no stacks, as it does not run on this machine",
-    ]
-
-
-def test_stacks_without_py_spy_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    Writer(tmp_path / "run.modtrace", rank=4).enter(0, "Net")
-
-    assert "pip install py-spy" in where("--stacks", tmp_path / "run.modtrace").stderr
-
-
-def test_format_ranges_and_durations_are_short() -> None:
-    assert format_ranges([5, 0, 1, 2, 2, 9, 8]) == "0-2, 5, 8-9"
-    assert format_durations([0.0123]) == "12 ms"
-    assert format_durations([0.00042]) == "0.4 ms"
-    assert format_durations([12.34, 12.3]) == "12.3 s"
-    assert format_durations([0.5, 119.0]) == "500 ms to 119.0 s"
-    assert format_durations([125.0]) == "2 min 5 s"
-    assert format_durations([7200 + 61.0]) == "2 h 1 min"
-
-
-def where(*arguments: object) -> Result:
-    return CliRunner().invoke(commands, ["where", *map(str, arguments)])
-
-
-def test_the_command_prints_a_line_per_group(tmp_path: Path) -> None:
-    for rank in range(3):
-        writer = Writer(tmp_path / f"run-{rank}.modtrace", rank=rank, pid=1 << 30)
-        writer.event(0, Kind.STEP, NO_NAME, 7)
-        writer.enter(0, "Net", "Net.b" if rank == 1 else "Net.a")
-
-    done = where(tmp_path / "run-*.modtrace", tmp_path / "run-0.modtrace")
-
-    lines = done.stdout.splitlines()
-    assert done.exit_code == 0
-    assert lines[0] == "rank 1 is in Net.b, the other 2 in Net.a"
-    assert lines[2].split() == ["pid", "state", "step", "thread", "in", "for", "usually"]
-    pid = str(1 << 30)
-    assert lines[3].split()[:11] == ["rank", "1", pid, "dead", "7", "MainThread", "forward", "Net", "›", "b", "(M)"]
-    assert lines[4].split()[:11] == ["ranks", "0,", "2", f"{pid},", pid, "dead", "7", *lines[3].split()[5:9]]
-    assert len(lines) == 5
-
-
-def test_the_command_prints_json(tmp_path: Path) -> None:
-    writer = Writer(tmp_path / "run.modtrace", rank=2, pid=1 << 30)
-    for number, (begin, end) in enumerate(((0.125, 0.25), (0.25, 0.5), (0.5, 1))):
-        writer.call(begin, Kind.FORWARD_ENTER, "Net.a", number)
-        writer.call(end, Kind.FORWARD_EXIT, "Net.a", number)
-    writer.enter(1, "Net")
-    writer.call(3, Kind.FORWARD_ENTER, "Net.a", 3)
-
-    done = where("--json", tmp_path / "run.modtrace")
-
-    (found,) = json.loads(done.stdout)
-    wall = found.pop("last_event_ns")
-    assert abs(wall - time.time_ns() - 3 * SECOND) < 60 * SECOND
-    assert found == {
-        "file": str(tmp_path / "run.modtrace"),
-        "rank": 2,
-        "pid": 1 << 30,
-        "engine": "native",
-        "state": "dead",
-        "step": None,
-        "collectives": [],
-        "last_event_seconds": 0.0,
-        "threads": [
-            {
-                "thread": "MainThread",
-                "tid": 7,
-                "last_event_seconds": 0.0,
-                "seems_hung": False,
-                "stack": [
-                    {"fqn": "Net", "class": "M", "phase": "forward", "seconds": 2.0, "usual_seconds": None},
-                    {"fqn": "Net.a", "class": "M", "phase": "forward", "seconds": 0.0, "usual_seconds": 0.25},
-                ],
-            }
-        ],
-    }
-
-
-def test_command_with_an_unreadable_ring_reports_it_and_shows_the_rest(tmp_path: Path) -> None:
-    Writer(tmp_path / "a.modtrace", rank=0, pid=1 << 30).enter(0, "Net")
-    (tmp_path / "b.modtrace").write_text("something else")
-
-    done = where(tmp_path / "*.modtrace", tmp_path / "absent")
-
-    assert done.exit_code == 1
-    assert f"{tmp_path}/b.modtrace: not a ring file" in done.stdout
-    assert f"{tmp_path}/absent: cannot be read: No such file or directory" in done.stdout
-    assert "rank 0" in done.stdout
-    with pytest.raises(RingError):
-        read_rank_state(tmp_path / "b.modtrace")
-
-
-def test_command_for_a_recording_without_events_shows_no_module(tmp_path: Path) -> None:
-    Writer(tmp_path / "run.modtrace")
-
-    done = where(tmp_path / "run.modtrace")
-
-    assert done.exit_code == 0
-    assert "no module" in done.stdout
-
-
-def test_command_with_wrong_usage_exits_with_2() -> None:
-    assert where().exit_code == 2
-    assert where("--watch", "--json", "run.modtrace").exit_code == 2
+def test_processors_are_those_of_this_process_where_the_system_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert processor_count() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert processor_count() == os.cpu_count()

@@ -1,6 +1,14 @@
 import { expect, test } from "vitest";
 
-import { formatDuration, formatMoment, formatQuantity, plural, visibleText } from "./format";
+import {
+  compareValues,
+  formatDuration,
+  formatMoment,
+  formatQuantity,
+  plural,
+  shortenFromLeft,
+  visibleText,
+} from "./format";
 
 test.each([
   [0, "0 ns"],
@@ -35,6 +43,18 @@ test("visibleText of hidden characters shows each of them", () => {
   expect(visibleText('</script><img onerror="x">')).toBe('</script><img onerror="x">');
 });
 
+test("compareValues puts texts in the order of the numbers in them", () => {
+  const names = ["GPT.h.10", "GPT.h.2.mlp", "GPT.h.2", "GPT", "gpt"];
+  expect([...names].sort(compareValues)).toEqual(["gpt", "GPT", "GPT.h.2", "GPT.h.2.mlp", "GPT.h.10"]);
+  expect([3, 20, 1].sort(compareValues)).toEqual([1, 3, 20]);
+});
+
 test("plural of one and many adds an s to many", () => {
   expect([plural(1, "span"), plural(2000, "span")]).toEqual(["1 span", "2,000 spans"]);
+  expect(plural(2, "backward pass", "backward passes")).toBe("2 backward passes");
+});
+
+test("shortenFromLeft of a text keeps its end, and no half of a character", () => {
+  expect([shortenFromLeft("GPT.h.0", 7), shortenFromLeft("GPT.h.0", 6)]).toEqual(["GPT.h.0", "…T.h.0"]);
+  expect(shortenFromLeft("ab😀c", 3)).toBe("…c");
 });

@@ -16,6 +16,18 @@ export function visibleText(text: string): string {
   return text.toWellFormed().replace(HIDDEN, visibleCharacter);
 }
 
+/** The text, without its beginning where it has more than `limit` UTF-16 units: the end of a name tells most. */
+export const shortenFromLeft = (text: string, limit: number): string =>
+  text.length > limit ? `…${text.slice(1 - limit).replace(/^[\udc00-\udfff]/, "")}` : text;
+
+const NATURAL = new Intl.Collator("en", { numeric: true });
+
+/** The order of two values of a column: numbers by size, texts by their words and the numbers in them: `h.2`, `h.10`. */
+export function compareValues(a: string | number, b: string | number): number {
+  if (typeof a === "string" && typeof b === "string") return NATURAL.compare(a, b) || (a < b ? -1 : a > b ? 1 : 0);
+  return a < b ? -1 : a > b ? 1 : 0;
+}
+
 const SIGNIFICANT = new Intl.NumberFormat("en", { maximumSignificantDigits: 4, useGrouping: false });
 const GROUPED = new Intl.NumberFormat("en");
 
@@ -57,5 +69,6 @@ export function formatQuantity(value: number, unit: string): string {
   return `${SIGNIFICANT.format(value)} ${BYTE_UNITS[power]}`;
 }
 
-/** `one span`, `2 spans`. */
-export const plural = (count: number, noun: string): string => `${formatCount(count)} ${noun}${count === 1 ? "" : "s"}`;
+/** `1 span`, `2 spans`. */
+export const plural = (count: number, noun: string, nouns = `${noun}s`): string =>
+  `${formatCount(count)} ${count === 1 ? noun : nouns}`;

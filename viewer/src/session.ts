@@ -14,7 +14,7 @@ export interface Session {
   readonly compared: ReadonlySignal<StepPair | null>;
   /** What is shown. */
   readonly store: ReadonlySignal<Store>;
-  /** Show two steps side by side; null: the recording. Steps that do not exist are refused. */
+  /** Show two steps side by side; null, and what are no two steps of the recording: the recording. */
   readonly compare: (pair: StepPair | null) => void;
 }
 
@@ -27,8 +27,8 @@ export function createSession(trace: Trace): Session {
     return untracked(() => createStore(compareSteps(trace, [whole.steps[first], whole.steps[second]])));
   });
   const compare = (pair: StepPair | null) => {
-    if (pair?.some((step) => !whole.steps[step])) return;
-    if (String(pair) !== String(compared.value)) compared.value = pair;
+    const next = pair && pair[0] !== pair[1] && pair.every((step) => whole.steps[step]) ? pair : null;
+    if (String(next) !== String(compared.value)) compared.value = next;
   };
   return { whole, compared, store, compare };
 }

@@ -1,11 +1,13 @@
 /** The page's state: the trace, and the signals that its parts share. */
 import { batch, computed, signal } from "@preact/signals";
+import { countBars } from "./analysis/bar-counts";
 import { matchSpans, parseQuery, QueryError } from "./analysis/query";
 import { flaggedSpans, nextMatch } from "./analysis/search";
-import { type Device, type Grouping, groupsOf } from "./analysis/totals";
+import type { Device } from "./analysis/spans-in-range";
+import { type Grouping, groupsOf } from "./analysis/totals";
 import { assignColors, type Color, VERDICT_COLORS } from "./color";
 import { layoutRows, metricsFor } from "./layout/rows";
-import { clamp, reveal, withMargin } from "./layout/viewport";
+import { clamp, overlapOf, reveal, withMargin } from "./layout/viewport";
 import { VERDICTS } from "./trace/comparison";
 import { buildDepthLevels } from "./trace/depth-levels";
 import { shownStep, stepBeside, stepsOf } from "./trace/steps";
@@ -38,7 +40,12 @@ export function createStore(trace: Trace) {
   /** Keys of folded rows. */
   const folded = signal<ReadonlySet<string>>(new Set());
   const { comparison } = trace;
-  const tab = signal<Tab>(comparison ? "changes" : "modules");
+  /** Totals are of a recording, and not of two sides together. */
+  const tabs: readonly Tab[] = comparison
+    ? ["changes", "selection", "recording"]
+    : ["selection", "modules", ...(steps.length > 1 ? (["steps"] as const) : []), "flame", "recording"];
+  const firstTab: Tab = comparison ? "changes" : "modules";
+  const tab = signal<Tab>(firstTab);
   const colorBy = signal<ColorBy>(comparison ? "change" : "class");
   /** The change whose spans are highlighted; null for none. An index into the comparison's. */
   const pickedChange = signal<number | null>(null);
@@ -57,6 +64,8 @@ export function createStore(trace: Trace) {
 
   const metrics = computed(() => metricsFor(rem.value));
   const depthCounts = levels.map((depths) => depths.length);
+  /** Depth levels of the deepest track. */
+  const deepest = depthCounts.reduce((most, count) => Math.max(most, count), 0);
   const rows = computed(() => {
     const depths = depthCounts.map((count) => Math.min(count, maxLevels.value));
     return layoutRows(trace, depths, folded.value, metrics.value);
@@ -97,6 +106,7 @@ export function createStore(trace: Trace) {
     return { colors: [...classColors.values()], ofSpan: (span) => ofName[trace.spans.name[span]] };
   });
   const matches = computed(() => flaggedSpans(highlighted.value));
+  const matchCounts = computed(() => countBars(trace, (bar) => highlighted.value?.[bar] === 1));
   /** Index of the one step in sight, and of those that the keys lead to; -1 for none. */
   const step = computed(() => shownStep(steps, viewport.value));
   const previousStep = computed(() => stepBeside(steps, viewport.value, -1));
@@ -148,10 +158,11 @@ export function createStore(trace: Trace) {
     if (steps[index]) show(steps[index]);
   };
 
+  /** Choose the range of time that totals are of; of what lies outside the recording, nothing. */
   const setRange = (next: TimeRange | null) =>
     batch(() => {
-      range.value = next;
-      if (next && tab.value !== "flame") tab.value = "modules";
+      range.value = next && overlapOf(next, bounds);
+      if (range.value && tabs.includes("modules") && tab.value !== "flame") tab.value = "modules";
     });
 
   const groupBy = (by: Grouping) =>
@@ -184,6 +195,7 @@ export function createStore(trace: Trace) {
     processKeys,
     foldAll,
     bounds,
+    spanCount: countBars(trace, () => true).spans,
     levels,
     steps,
     classColors,
@@ -194,6 +206,8 @@ export function createStore(trace: Trace) {
       pickedChange.value = change === pickedChange.value ? null : change;
     },
     home,
+    deepest,
+    hasGpu: trace.tracks.some(({ kind }) => kind === "gpu"),
     viewport,
     maxLevels,
     jumps,
@@ -201,6 +215,8 @@ export function createStore(trace: Trace) {
     range,
     query,
     folded,
+    tabs,
+    firstTab,
     tab,
     grouping,
     device,
@@ -214,6 +230,7 @@ export function createStore(trace: Trace) {
     pickGroup,
     groupBy,
     matches,
+    matchCounts,
     groups,
     step,
     previousStep,

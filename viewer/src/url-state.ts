@@ -1,6 +1,6 @@
 /** The view in the page's address: what a link, a reload, back and forward bring back. */
 import { batch, effect } from "@preact/signals";
-
+import { overlapOf } from "./layout/viewport";
 import type { Session, StepPair } from "./session";
 import type { ColorBy, Store, Tab } from "./store";
 import type { TimeRange } from "./trace/trace";
@@ -116,28 +116,50 @@ function readView({ compared, store: { value: store } }: Session): ViewState {
   };
 }
 
+/** Show a view, but for what fits nothing that there is to show. */
 function applyView(session: Session, view: ViewState): void {
   session.compare(view.compare ?? null);
+  // Places are those of the steps that it compares: where these are none, there are no such places.
+  const places = Boolean(view.compare) === Boolean(session.compared.value) ? view : {};
   const store: Store = session.store.value;
-  const { comparison } = store.trace;
+  const { trace, bounds } = store;
+  const { comparison } = trace;
+  const rowCounts: Readonly<Record<string, number>> = {
+    process: trace.processes.length,
+    track: trace.tracks.length,
+    counter: trace.counters.length,
+  };
+  const isRow = (key: string) => {
+    const [type, index] = key.split(" ");
+    return Number(index) < rowCounts[type];
+  };
+  const below = (index: number | undefined, count: number) => (index !== undefined && index < count ? index : null);
   batch(() => {
-    if (view.viewport) store.moveTo(view.viewport);
+    if (places.viewport && overlapOf(places.viewport, bounds)) store.moveTo(places.viewport);
     else store.viewport.value = store.home;
-    store.range.value = view.range ?? null;
-    store.selected.value = (view.selected ?? -1) < store.trace.spans.count ? (view.selected ?? -1) : -1;
-    store.tab.value = view.tab ?? store.tab.value;
+    store.range.value = (places.range && overlapOf(places.range, bounds)) ?? null;
+    store.selected.value = below(places.selected, trace.spans.count) ?? -1;
+    store.tab.value = view.tab && store.tabs.includes(view.tab) ? view.tab : store.firstTab;
     store.query.value = view.query ?? "";
     store.groupBy(view.by ?? "module");
-    const groupCount = store.groups.value.groups.length;
-    store.pickedGroup.value = view.group !== undefined && view.group < groupCount ? view.group : null;
-    const changeCount = comparison?.changes.length ?? 0;
-    store.pickedChange.value = view.change !== undefined && view.change < changeCount ? view.change : null;
+    store.pickedGroup.value = below(places.group, store.groups.value.groups.length);
+    store.pickedChange.value = below(places.change, comparison?.changes.length ?? 0);
     store.colorBy.value = comparison ? (view.color ?? "change") : "class";
-    store.device.value = view.on ?? "cpu";
-    store.maxLevels.value = view.levels || Infinity;
-    store.folded.value = new Set(view.folded);
+    store.device.value = view.on && store.hasGpu ? view.on : "cpu";
+    store.maxLevels.value = below(view.levels || undefined, store.deepest) ?? Infinity;
+    store.folded.value = new Set(places.folded?.filter(isRow));
     if (store.selected.value >= 0) store.scrollRequests.value++;
   });
+}
+
+/** Say the view in the address: in a new entry of the history, or in the current one. */
+function setAddress(view: string, isNewEntry: boolean): void {
+  try {
+    if (isNewEntry) history.pushState(null, "", `#${view}`);
+    else history.replaceState(null, "", `#${view}`);
+  } catch {
+    // A frame without an address of its own has none to keep; and browsers refuse too many changes at once.
+  }
 }
 
 /**
@@ -155,12 +177,13 @@ export function syncWithAddress(session: Session): () => void {
   const rest = (view: ViewState) => encodeView({ ...view, viewport: undefined });
   const restore = () => {
     clearTimeout(timer);
-    const view = decodeView(location.hash);
+    const { hash } = location;
     // A link to an element of the page is none to a view.
-    if (location.hash.length > 1 && !Object.keys(view).length) return;
-    applyView(session, view);
+    if (hash.length > 1 && !hash.includes("=")) return;
+    applyView(session, decodeView(hash));
     const applied = readView(session);
     [written, writtenRest, writtenJumps] = [encodeView(applied), rest(applied), jumps()];
+    if (hash.length > 1 && hash !== `#${written}`) setAddress(written, false);
   };
   const write = () => {
     const view = readView(session);
@@ -168,12 +191,7 @@ export function syncWithAddress(session: Session): () => void {
     if (next === written) return;
     const isNewEntry = rest(view) !== writtenRest || jumps() !== writtenJumps;
     [written, writtenRest, writtenJumps] = [next, rest(view), jumps()];
-    try {
-      if (isNewEntry) history.pushState(null, "", `#${next}`);
-      else history.replaceState(null, "", `#${next}`);
-    } catch {
-      // A frame without an address of its own has none to keep; and browsers refuse too many changes at once.
-    }
+    setAddress(next, isNewEntry);
   };
   if (location.hash.length > 1) restore();
   else {

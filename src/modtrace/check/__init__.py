@@ -97,6 +97,8 @@ def _trace_of(path: str | os.PathLike[str], folder: Path) -> Path:
     try:
         trace = extract_trace(path, folder)
     except TraceError:
+        if not os.fspath(path):
+            raise  # as a Path, the empty name is that of a folder
         return Path(path)  # its bytes are judged as they are
     if file_kind_by_head(trace) is FileKind.RING:
         made = folder / "ring.pftrace"

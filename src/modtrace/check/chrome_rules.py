@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from ..formats.reader_rounding import read_microseconds
-from .model import FlowEnd, TrackKey, Violation
+from .model import FlowKey, TrackKey, Violation
 from .track_layout import TrackLayout
 
 __all__ = ["ChromeEvents"]
@@ -39,7 +39,6 @@ class ChromeEvents:
         self.layout = TrackLayout()
         self._total = total
         self._position = 0
-        self._names: dict[str, str] = {}
         self._null_time_seen = False
         self._metadata_args: dict[tuple[str, str], object] = {}
         self._metadata_violations: list[Violation] = []
@@ -71,22 +70,21 @@ class ChromeEvents:
             return False
         if not (0 <= pid <= _MAX_ID and 0 <= tid <= _MAX_ID and 0 <= time < _MAX_ORDINARY_US):
             return False
-        key = (pid, tid or pid)
+        key, layout = (pid, tid or pid), self.layout
         time_ns = time * 1000 if type(time) is int else read_microseconds(time)
         if phase == "X":
             duration = raw.get("dur")
             if not (type(duration) is float or type(duration) is int) or not 0 <= duration < _MAX_ORDINARY_US:
                 return False
             duration_ns = duration * 1000 if type(duration) is int else read_microseconds(duration)
-            self.layout.track(key).add_slice(time_ns, duration_ns, position, self._names.setdefault(name, name))
+            layout.track(key).add_slice(time_ns, duration_ns, position, layout.names[name])
         elif phase in _FLOW_PHASES:
             flow_id, category = raw.get("id"), raw.get("cat", "")
             if not (type(flow_id) is int or type(flow_id) is str) or type(category) is not str:
                 return False
-            binding: Literal["around", "next"] = "next" if phase == "f" and raw.get("bp") != "e" else "around"
-            self.layout.add_flow_end(FlowEnd(position, phase, key, time_ns, (flow_id, category, name), binding))
+            self._add_flow_end(position, phase, key, time_ns, (flow_id, category, name), raw.get("bp"))
         else:
-            self.layout.track(key).add_half(phase == "B", time_ns, position, name)
+            layout.track(key).add_half(phase == "B", time_ns, position, layout.names[name])
         return True
 
     def _add_any(self, position: int, raw: object) -> None:
@@ -113,20 +111,31 @@ class ChromeEvents:
         time = _to_ns(raw["ts"])
         if phase in _FLOW_PHASES:
             flow = (raw["id"], str(raw.get("cat", "")), name)
-            binding: Literal["around", "next"] = "next" if phase == "f" and raw.get("bp") != "e" else "around"
-            self.layout.add_flow_end(FlowEnd(position, phase, key, time, flow, binding))
+            self._add_flow_end(position, phase, key, time, flow, raw.get("bp"))
             return
         track = self.layout.track(key)
         if phase == "X":
-            track.add_slice(time, _to_ns(raw["dur"]), position, name)
+            track.add_slice(time, _to_ns(raw["dur"]), position, self.layout.names[name])
         else:
-            track.add_half(phase == "B", time, position, name)
+            track.add_half(phase == "B", time, position, self.layout.names[name])
         bind_id = _parse_bind_id(raw.get(_BIND_ID))
         outgoing, incoming = (raw.get(field) is True for field in _BIND_DIRECTIONS)
         if phase in _BINDABLE_PHASES and bind_id is not None and (outgoing or incoming):
             # A flow end that the slice carries itself lies where the slice begins.
             flow_phase = "t" if outgoing and incoming else "s" if outgoing else "f"
-            self.layout.add_flow_end(FlowEnd(position, flow_phase, key, time, (bind_id, _BIND_ID)))
+            self._add_flow_end(position, flow_phase, key, time, (bind_id, _BIND_ID), "e")
+
+    def _add_flow_end(self, position: int, phase: str, key: TrackKey, time: int, flow: FlowKey, bind: object) -> None:
+        """Add an end of a flow; its `bp` says whether an f belongs to the slice around it."""
+        flows = self.layout.flows
+        flows.add(
+            position,
+            ord(phase),
+            self.layout.track(key).index,
+            time,
+            flows.index_of(flow),
+            binds_next=phase == "f" and bind != "e",
+        )
 
     def _with_lost_events(self, problem: Violation, position: int) -> Violation:
         if problem.rule != "null-time" or self._total is None:
@@ -208,12 +217,13 @@ def _parse_bind_id(value: object) -> int | None:
 
 def _clashing_bind_ids(layout: TrackLayout) -> Iterator[Violation]:
     """Find bind_ids that clash with flows that have events of their own: Perfetto numbers those from 0."""
-    bound = {flow: ends[0] for flow, ends in layout.flows.items() if len(flow) == 2}
-    numbered_flows = len(layout.flows) - len(bound)
-    for (bind_id, _), end in bound.items():
+    bound = {flow: index for flow, index in layout.flows.keys.items() if len(flow) == 2}
+    numbered_flows = len(layout.flows.keys) - len(bound)
+    for (bind_id, _), index in bound.items():
         if bind_id in range(numbered_flows):
             message = f"{_BIND_ID} {bind_id} is a number that Perfetto gives to one of the {numbered_flows} flows"
-            yield Violation("duplicate-flow", f"{message} with an id", end.position)
+            position = layout.flows.position[layout.flows.flow.index(index)]
+            yield Violation("duplicate-flow", f"{message} with an id", position)
 
 
 def _parse_number(value: object) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 __all__ = ["FlowEnd", "FlowKey", "TrackKey", "UnpairedEvent", "Violation"]
 
@@ -42,7 +42,6 @@ class FlowEnd(NamedTuple):
         track: the track it lies on.
         time: ns.
         flow: the flow it belongs to.
-        binding: whether it belongs to the slice around it or to the next slice that begins.
     """
 
     position: int
@@ -50,7 +49,6 @@ class FlowEnd(NamedTuple):
     track: TrackKey
     time: int
     flow: FlowKey
-    binding: Literal["around", "next"] = "around"
 
 
 class UnpairedEvent(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,14 +85,14 @@ class PacketSequence:
         default_clock_id: for packets that name no clock; 0 is the trace's own.
         default_track: uuid of the track for events that name none.
         clocks: the clocks of the sequence itself, by id.
-        interned: the interned values by (field of InternedData, iid).
+        interned: the interned values of each field of InternedData, by iid.
     """
 
     has_state: bool = False
     default_clock_id: int = 0
     default_track: int = 0
     clocks: dict[int, _SequenceClock] = field(default_factory=dict)
-    interned: dict[tuple[str, int], str] = field(default_factory=dict)
+    interned: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
 
     def update(self, packet: Any) -> None:
         """Apply what a packet sets for those after it."""
@@ -106,9 +107,10 @@ class PacketSequence:
             self._define_clocks(packet.clock_snapshot.clocks)
         if packet.HasField("interned_data"):
             for descriptor, entries in packet.interned_data.ListFields():
+                values = self.interned[descriptor.name]
                 for entry in entries:
                     value = getattr(entry, "name", None) or getattr(entry, "str", "")
-                    self.interned[descriptor.name, entry.iid] = value if isinstance(value, str) else repr(value)
+                    values[entry.iid] = value if isinstance(value, str) else repr(value)
 
     def time_ns(self, packet: Any) -> int | None:
         """Return the packet's time on the built-in clock; None where its clock has never been defined.

@@ -8,7 +8,8 @@ from typing import Any
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
-from .model import FlowEnd, TrackKey, Violation
+from .flow_ends import END, ONWARD
+from .model import Violation
 from .packet_sequences import PacketSequence
 from .track_layout import TrackLayout
 
@@ -37,8 +38,6 @@ class PerfettoPackets:
         self._position = 0
         self._sequences: dict[int, PacketSequence] = defaultdict(PacketSequence)
         self._described_tracks: set[int] = {0}
-        self._first_events: dict[int, int] = {}
-        self._flow_ends: list[tuple[int, int, TrackKey, int, bool]] = []
         self._violations: list[Violation] = []
 
     def add(self, packets: list[Any]) -> None:
@@ -46,69 +45,55 @@ class PerfettoPackets:
         for position, packet in enumerate(packets, self._position):
             sequence = self._sequences[packet.trusted_packet_sequence_id]
             sequence.update(packet)
-            if not packet.HasField("track_event"):
-                if packet.HasField("track_descriptor"):
-                    self._described_tracks.add(packet.track_descriptor.uuid)
-                continue
-            event = packet.track_event
-            time = sequence.time_ns(packet)
-            if event.ByteSize() == _BYTES_OF_TYPE and event.type == _END and _is_ordinary(packet, sequence, time):
-                # As nearly half of all packets: the end of a slice, and nothing else.
-                uuid = sequence.default_track
-                self._first_events.setdefault(uuid, position)
-                self.layout.track((uuid,)).add_half(False, time or 0, position, "")
-            else:
-                self._add_event(position, packet, event, sequence, time)
+            if packet.HasField("track_event"):
+                self._add_event(position, packet, packet.track_event, sequence, sequence.time_ns(packet))
+            elif packet.HasField("track_descriptor"):
+                self._described_tracks.add(packet.track_descriptor.uuid)
         self._position += len(packets)
 
     def violations(self) -> list[Violation]:
         """Return what is wrong with the packets, in file order, then the tracks without a descriptor."""
-        self._sort_flow_ends()
         undescribed = [
-            Violation("undefined", f"track {uuid} has no descriptor", position)
-            for uuid, position in self._first_events.items()
+            Violation("undefined", f"track {uuid} has no descriptor", events.first_position())
+            for (uuid,), events in self.layout.tracks.items()
             if uuid not in self._described_tracks
         ]
         return [*self._violations, *undescribed]
 
     def _add_event(self, position: int, packet: Any, event: Any, sequence: PacketSequence, time: int | None) -> None:
-        problems = (
-            [] if _is_ordinary(packet, sequence, time) else list(_packet_violations(position, packet, sequence, time))
-        )
-        problems += _undefined_references(position, event, sequence)
-        if problems or time is None:
-            self._violations.extend(problems)
-            return
         event_type = event.type
-        if event_type not in (_BEGIN, _END, _INSTANT):
+        # Half of all packets are the end of a slice, and most of these nothing else.
+        is_plain_end = event_type == _END and event.ByteSize() == _BYTES_OF_TYPE
+        if not _is_ordinary(packet, sequence, time) or not (is_plain_end or _has_plain_references(event, sequence)):
+            problems = [
+                *_packet_violations(position, packet, sequence, time),
+                *_undefined_references(position, event, sequence),
+            ]
+            self._violations.extend(problems)
+            if problems:
+                return
+        if time is None or event_type not in (_BEGIN, _END, _INSTANT):
             return
-        uuid = event.track_uuid if event.HasField("track_uuid") else sequence.default_track
-        self._first_events.setdefault(uuid, position)
-        key = (uuid,)
-        track = self.layout.track(key)
+        uuid = event.track_uuid if not is_plain_end and event.HasField("track_uuid") else sequence.default_track
+        track = self.layout.track((uuid,))
         if event_type == _END:
-            track.add_half(False, time, position, "")
+            track.add_half(False, time, position, 0)
+            if is_plain_end:
+                return
         else:
-            name = event.name or sequence.interned.get(("event_names", event.name_iid), "")
+            name = self.layout.names[event.name or sequence.interned["event_names"].get(event.name_iid, "")]
             if event_type == _BEGIN:
                 track.add_half(True, time, position, name)
             else:
                 track.add_slice(time, 0, position, name)
         for flows in (event.flow_ids, event.flow_ids_old):
             if flows:  # far cheaper than to iterate over none
-                self._flow_ends.extend((time, position, key, flow, False) for flow in flows)
+                for flow in flows:
+                    self.layout.flows.add(position, ONWARD, track.index, time, flow)
         for flows in (event.terminating_flow_ids, event.terminating_flow_ids_old):
             if flows:
-                self._flow_ends.extend((time, position, key, flow, True) for flow in flows)
-
-    def _sort_flow_ends(self) -> None:
-        """Turn flow ids on events into starts, steps and ends: a Perfetto flow starts where its id first appears."""
-        started: set[int] = set()
-        for time, position, key, flow, terminating in sorted(self._flow_ends, key=lambda end: end[0]):
-            phase = "f" if terminating else "t" if flow in started else "s"
-            if not terminating:
-                started.add(flow)
-            self.layout.add_flow_end(FlowEnd(position, phase, key, time, (flow,)))
+                for flow in flows:
+                    self.layout.flows.add(position, END, track.index, time, flow)
 
 
 def _is_ordinary(packet: Any, sequence: PacketSequence, time: int | None) -> bool:
@@ -137,21 +122,30 @@ def _packet_violations(position: int, packet: Any, sequence: PacketSequence, tim
         yield Violation("time-out-of-range", f"{time} ns is negative or beyond 2^63 ns", position)
 
 
+def _has_plain_references(event: Any, sequence: PacketSequence) -> bool:
+    """Return whether a track event obviously refers to nothing undefined: it has a name and one category that are."""
+    interned, categories = sequence.interned, event.category_iids
+    return (
+        len(categories) == 1
+        and categories[0] in interned["event_categories"]
+        and event.name_iid in interned["event_names"]
+        and not event.debug_annotations
+    )
+
+
 def _undefined_references(position: int, event: Any, sequence: PacketSequence) -> Iterator[Violation]:
     """Find interned values that a track event refers to and its sequence has not defined."""
     interned = sequence.interned
-    if event.name_iid and ("event_names", event.name_iid) not in interned:
+    if event.name_iid and event.name_iid not in interned["event_names"]:
         yield _not_interned("event_names", event.name_iid, position)
-    categories = event.category_iids
-    for iid in (categories[0],) if len(categories) == 1 else categories:  # iterating over a field is slow
-        if ("event_categories", iid) not in interned:
+    for iid in event.category_iids:
+        if iid not in interned["event_categories"]:
             yield _not_interned("event_categories", iid, position)
-    annotations = event.debug_annotations
-    for annotation in annotations if len(annotations) else ():
-        if annotation.name_iid and ("debug_annotation_names", annotation.name_iid) not in interned:
+    for annotation in event.debug_annotations:
+        if annotation.name_iid and annotation.name_iid not in interned["debug_annotation_names"]:
             yield _not_interned("debug_annotation_names", annotation.name_iid, position)
         value = annotation.string_value_iid
-        if value and ("debug_annotation_string_values", value) not in interned:
+        if value and value not in interned["debug_annotation_string_values"]:
             yield _not_interned("debug_annotation_string_values", value, position)
 
 

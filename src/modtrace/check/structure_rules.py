@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -33,9 +32,9 @@ def begin_without_end(layout: TrackLayout) -> Iterator[Violation]:
 def partial_overlap(layout: TrackLayout) -> Iterator[Violation]:
     """Find slices that begin inside another and end after it; viewers drop them or draw them wrongly."""
     for track, slices in layout.slices.items():
-        if slices.is_paired:
+        if slices.is_paired or slices.max_depth is not None:
             continue  # pairs of B and E nest as they are paired
-        ends = slices.end.tolist()
+        ends, names = slices.end.tolist(), list(layout.names)
         stack: list[int] = []
         for index, start in enumerate(slices.start.tolist()):
             end = ends[index]
@@ -46,7 +45,8 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Violation]:
             if stack and ends[stack[-1]] < end:
                 outer = stack[-1]
                 message = (
-                    f"{slices.name[index]!r} begins in {slices.name[outer]!r} (event {slices.position[outer]})"
+                    f"{names[slices.name[index]]!r} begins in {names[slices.name[outer]]!r}"
+                    f" (event {slices.position[outer]})"
                     f" on {_track_text(track)} and ends {end - ends[outer]} ns after it"
                 )
                 yield Violation("partial-overlap", message, int(slices.position[index]))
@@ -57,7 +57,8 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Violation]:
 def too_deep(layout: TrackLayout) -> Iterator[Violation]:
     """Find the first slice of each track that lies deeper than viewers draw."""
     for track, slices in layout.slices.items():
-        if len(slices.name) <= MAX_DRAWN_DEPTH:
+        most = len(slices.start) if slices.max_depth is None else slices.max_depth
+        if most <= MAX_DRAWN_DEPTH:
             continue
         open_ends: list[int] = []
         for index, (start, end) in enumerate(zip(slices.start.tolist(), slices.end.tolist(), strict=True)):
@@ -65,7 +66,8 @@ def too_deep(layout: TrackLayout) -> Iterator[Violation]:
                 open_ends.pop()
             open_ends.append(end)
             if len(open_ends) > MAX_DRAWN_DEPTH:
-                message = f"{slices.name[index]!r} lies {len(open_ends)} deep on {_track_text(track)}"
+                name = list(layout.names)[slices.name[index]]
+                message = f"{name!r} lies {len(open_ends)} deep on {_track_text(track)}"
                 message += f"; viewers draw {MAX_DRAWN_DEPTH}"
                 yield Violation("too-deep", message, int(slices.position[index]))
                 break
@@ -73,7 +75,7 @@ def too_deep(layout: TrackLayout) -> Iterator[Violation]:
 
 def flow_without_end(layout: TrackLayout) -> Iterator[Violation]:
     """Find flows that start and never end."""
-    for ends in _irregular_flows(layout):
+    for ends in layout.flows.irregular(list(layout.slices)):
         from_start = list(itertools.dropwhile(lambda end: end.phase != "s", ends))
         if from_start and all(end.phase == "s" for end in from_start):
             message = f"{_flow_text(from_start[0])} starts and never ends"
@@ -82,14 +84,14 @@ def flow_without_end(layout: TrackLayout) -> Iterator[Violation]:
 
 def flow_without_start(layout: TrackLayout) -> Iterator[Violation]:
     """Find ends of flows with no start before them."""
-    for ends in _irregular_flows(layout):
+    for ends in layout.flows.irregular(list(layout.slices)):
         for end in itertools.takewhile(lambda end: end.phase != "s", ends):
             yield Violation("flow-without-start", f"{_flow_text(end)} ends and has not started", end.position)
 
 
 def duplicate_flow(layout: TrackLayout) -> Iterator[Violation]:
     """Find second starts of a flow: flows cannot fork, and the second one is not drawn."""
-    for ends in _irregular_flows(layout):
+    for ends in layout.flows.irregular(list(layout.slices)):
         starts = [end for end in ends if end.phase == "s"]
         for restart in starts[1:]:
             message = f"{_flow_text(restart)} has already started at event {starts[0].position}"
@@ -98,35 +100,27 @@ def duplicate_flow(layout: TrackLayout) -> Iterator[Violation]:
 
 def flow_outside_slice(layout: TrackLayout) -> Iterator[Violation]:
     """Find ends of flows where there is no slice to bind them to."""
-    all_ends = list(itertools.chain.from_iterable(layout.flows.values()))
-    by_track: dict[TrackKey, list[int]] = defaultdict(list)
-    for index, end in enumerate(all_ends):
-        by_track[end.track].append(index)
-    unbound: list[int] = []
-    for track, indexes in by_track.items():
-        slices = layout.slices.get(track)
-        if slices is None or not len(slices.start):
-            unbound += indexes
+    flows, tracks = layout.flows, list(layout.slices)
+    in_order = flows.ordered()
+    if not len(in_order):
+        return
+    is_unbound = np.zeros(len(flows), np.bool_)
+    of_track, all_times = np.frombuffer(flows.track, np.dtype("l")), np.frombuffer(flows.time, np.int64)
+    binds_next = np.frombuffer(flows.binds_next, np.bool_)
+    by_track = np.argsort(of_track, kind="stable")
+    for rows in np.split(by_track, np.flatnonzero(np.diff(of_track[by_track])) + 1):
+        slices, times = layout.slices[tracks[of_track[rows[0]]]], all_times[rows]
+        if not len(slices.start):
+            is_unbound[rows] = True
             continue
-        times = np.array([all_ends[index].time for index in indexes], np.int64)
-        binds_next = np.array([all_ends[index].binding == "next" for index in indexes])
         begun = np.searchsorted(slices.start, times, side="right")
         # The latest end of all slices begun by then says whether one of them is still open.
         latest_end = np.maximum.accumulate(slices.end)
         is_around = (begun > 0) & (latest_end[np.maximum(begun, 1) - 1] >= times)
-        is_bound = np.where(binds_next, slices.start[-1] >= times, is_around)
-        unbound += np.array(indexes)[~is_bound].tolist()
-    for index in sorted(unbound):
-        end = all_ends[index]
+        is_unbound[rows] = ~np.where(binds_next[rows], slices.start[-1] >= times, is_around)
+    for end in flows.ends(in_order[is_unbound[in_order]], tracks):
         message = f"the {end.phase} of {_flow_text(end)} touches no slice on {_track_text(end.track)}"
         yield Violation("flow-outside-slice", message, end.position)
-
-
-def _irregular_flows(layout: TrackLayout) -> Iterator[list[FlowEnd]]:
-    """Yield the ends of all flows except those of two ends, a start and something else: these break no rule."""
-    for ends in layout.flows.values():
-        if len(ends) != 2 or ends[0].phase != "s" or ends[1].phase == "s":
-            yield ends
 
 
 def _flow_text(end: FlowEnd) -> str:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .._typing import Int64Array
-from .model import FlowEnd, FlowKey, TrackKey, UnpairedEvent
+from .._typing import Int32Array, Int64Array
+from .flow_ends import FlowEnds
+from .model import TrackKey, UnpairedEvent
 
-__all__ = ["NEVER_NS", "SliceColumns", "TrackEvents", "TrackLayout"]
+__all__ = ["NEVER_NS", "NameTable", "SliceColumns", "TrackEvents", "TrackLayout"]
 
 NEVER_NS = 2**63 - 1
 """The end of a slice whose end never came."""
+
+
+class NameTable(dict[str, int]):
+    """Numbers names from 0 as they are asked for; 0 is "", no name."""
+
+    def __init__(self) -> None:
+        super().__init__({"": 0})
+
+    def __missing__(self, name: str) -> int:
+        index = self[name] = len(self)
+        return index
 
 
 @dataclass(slots=True)
@@ -22,38 +33,44 @@ class TrackEvents:
     """The slices of one track as a reader finds them, in columns: a trace has millions.
 
     Attributes:
+        index: of the track among all.
         start: ns, of each X.
         end: ns, of each X.
         position: in the file, of each X.
-        name: of each X.
+        name: of each X, in the layout's `names`.
         half_time: ns, of each B and E.
         half_position: in the file, of each B and E.
-        half_name: of each B and E; "" for an E that closes whatever is open.
+        half_name: of each B and E; 0 for an E that closes whatever is open.
         is_begin: 1 for each B, 0 for each E.
     """
 
+    index: int
     start: array[int] = field(default_factory=lambda: array("q"))
     end: array[int] = field(default_factory=lambda: array("q"))
     position: array[int] = field(default_factory=lambda: array("q"))
-    name: list[str] = field(default_factory=list)
+    name: array[int] = field(default_factory=lambda: array("i"))
     half_time: array[int] = field(default_factory=lambda: array("q"))
     half_position: array[int] = field(default_factory=lambda: array("q"))
-    half_name: list[str] = field(default_factory=list)
+    half_name: array[int] = field(default_factory=lambda: array("i"))
     is_begin: bytearray = field(default_factory=bytearray)
 
-    def add_slice(self, start: int, duration: int, position: int, name: str) -> None:
+    def add_slice(self, start: int, duration: int, position: int, name: int) -> None:
         """Add an X; times in ns."""
         self.start.append(start)
         self.end.append(min(start + duration, NEVER_NS - 1))
         self.position.append(position)
         self.name.append(name)
 
-    def add_half(self, is_begin: bool, time: int, position: int, name: str) -> None:
+    def add_half(self, is_begin: bool, time: int, position: int, name: int) -> None:
         """Add a B or an E; time in ns."""
         self.half_time.append(time)
         self.half_position.append(position)
         self.half_name.append(name)
         self.is_begin.append(is_begin)
+
+    def first_position(self) -> int:
+        """Return the position in the file of the first event."""
+        return min(positions[0] for positions in (self.position, self.half_position) if positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +81,17 @@ class SliceColumns:
         start: int64[n], ns.
         end: int64[n], ns; `NEVER_NS` where the end never came.
         position: int64[n], of the event that begins it, in the file.
-        name: the slices' names.
+        name: int32[n], in the layout's `names`.
         is_paired: whether all of them are pairs of B and E.
+        max_depth: how many lie in one another at most; None where some partly overlap, or never end.
     """
 
     start: Int64Array
     end: Int64Array
     position: Int64Array
-    name: list[str]
+    name: Int32Array
     is_paired: bool
+    max_depth: int | None
 
 
 @dataclass(slots=True)
@@ -80,15 +99,17 @@ class TrackLayout:
     """All events of a trace, by what they are.
 
     Attributes:
+        names: of slices, with their indexes.
         tracks: the slices of each track, as found.
-        flows: the ends of each flow; in time order once `arrange` was called.
+        flows: the ends of flows.
         slices: the slices of each track, arranged.
         unended: begins without an end.
         unbegun: ends without a begin.
     """
 
+    names: NameTable = field(default_factory=NameTable)
     tracks: dict[TrackKey, TrackEvents] = field(default_factory=dict)
-    flows: dict[FlowKey, list[FlowEnd]] = field(default_factory=dict)
+    flows: FlowEnds = field(default_factory=FlowEnds)
     slices: dict[TrackKey, SliceColumns] = field(default_factory=dict)
     unended: list[UnpairedEvent] = field(default_factory=list)
     unbegun: list[UnpairedEvent] = field(default_factory=list)
@@ -97,65 +118,112 @@ class TrackLayout:
         """Return the events of a track, to be added to."""
         events = self.tracks.get(key)
         if events is None:
-            events = self.tracks[key] = TrackEvents()
+            events = self.tracks[key] = TrackEvents(len(self.tracks))
         return events
-
-    def add_flow_end(self, end: FlowEnd) -> None:
-        """Add the start, a step or the end of a flow."""
-        self.flows.setdefault(end.flow, []).append(end)
 
     def arrange(self) -> None:
         """Pair begins with ends, and sort slices and flow ends, once everything was added."""
+        names = list(self.names)
         for key in list(self.tracks):
             events = self.tracks.pop(key)  # so that both forms are in memory for one track only
             is_paired = not events.start
-            self._pair(events)
+            if events.half_time and not _pair_nested(events):
+                self._pair(events, names)
             self.slices[key] = _sort(events, is_paired)
-        for ends in self.flows.values():
-            if len(ends) > 1:
-                ends.sort(key=lambda end: end.time)
+        self.flows.arrange()
 
-    def _pair(self, events: TrackEvents) -> None:
+    def _pair(self, events: TrackEvents, names: list[str]) -> None:
         """Pair B with E as viewers do: an E closes the innermost open B (of its name, if it has one) and all inside."""
-        times, positions, names, is_begin = events.half_time, events.half_position, events.half_name, events.is_begin
+        times, positions, is_begin = events.half_time, events.half_position, events.is_begin
+        half_name = events.half_name
         stack: list[int] = []
-        for index in _time_order(times):
+        for index in _time_order(times).tolist():
             if is_begin[index]:
                 stack.append(index)
                 continue
-            name = names[index]
+            name = half_name[index]
             match = len(stack) - 1
-            while match >= 0 and name and names[stack[match]] != name:
+            while match >= 0 and name and half_name[stack[match]] != name:
                 match -= 1
             if match < 0:
-                self.unbegun.append(UnpairedEvent(positions[index], name))
+                self.unbegun.append(UnpairedEvent(positions[index], names[name]))
                 continue
-            self.unended.extend(UnpairedEvent(positions[begin], names[begin]) for begin in stack[match + 1 :])
+            self.unended.extend(
+                UnpairedEvent(positions[begin], names[half_name[begin]]) for begin in stack[match + 1 :]
+            )
             for begin in stack[match:]:
-                events.add_slice(times[begin], times[index] - times[begin], positions[begin], names[begin])
+                events.add_slice(times[begin], times[index] - times[begin], positions[begin], half_name[begin])
             del stack[match:]
         for begin in stack:
-            self.unended.append(UnpairedEvent(positions[begin], names[begin]))
-            events.add_slice(times[begin], 0, positions[begin], names[begin])
+            self.unended.append(UnpairedEvent(positions[begin], names[half_name[begin]]))
+            events.add_slice(times[begin], 0, positions[begin], half_name[begin])
             events.end[-1] = NEVER_NS
 
 
-def _time_order(times: array[int]) -> Sequence[int]:
+def _pair_nested(events: TrackEvents) -> bool:
+    """Pair B with E where each has its partner, as in nearly all tracks; return whether it is so."""
+    order = _time_order(events.half_time)
+    is_begin = np.frombuffer(events.is_begin, np.bool_)[order]
+    level = np.cumsum(np.where(is_begin, 1, -1))
+    if level[-1] != 0 or level.min() < 0:
+        return False
+    # At each level a B is followed by its E.
+    by_level = order[np.argsort(level + ~is_begin, kind="stable")]
+    begin, end = by_level[::2], by_level[1::2]
+    name = np.frombuffer(events.half_name, np.int32)
+    if np.any((name[end] != 0) & (name[end] != name[begin])):
+        return False
+    time, position = np.frombuffer(events.half_time, np.int64), np.frombuffer(events.half_position, np.int64)
+    for column, values in (
+        (events.start, time[begin]),
+        (events.end, np.minimum(time[end], NEVER_NS - 1)),
+        (events.position, position[begin]),
+        (events.name, name[begin]),
+    ):
+        column.frombytes(values.tobytes())
+    return True
+
+
+def _time_order(times: array[int]) -> Int64Array:
     """Return the indexes in time order; events of the same time stay in file order."""
-    column = np.frombuffer(times, np.int64) if times else np.empty(0, np.int64)
+    column = np.frombuffer(times, np.int64)
     if np.all(column[1:] >= column[:-1]):
-        return range(len(column))
-    order: list[int] = np.argsort(column, kind="stable").tolist()
-    return order
+        return np.arange(len(column))
+    return np.argsort(column, kind="stable")
 
 
 def _sort(events: TrackEvents, is_paired: bool) -> SliceColumns:
     if not events.start:
         empty = np.empty(0, np.int64)
-        return SliceColumns(empty, empty, empty, [], True)
+        return SliceColumns(empty, empty, empty, empty.astype(np.int32), True, 0)
     start, end, position = (np.frombuffer(part, np.int64) for part in (events.start, events.end, events.position))
     order = np.lexsort((position, -end, start))
-    names = events.name
-    return SliceColumns(
-        start[order], end[order], position[order], [names[index] for index in order.tolist()], is_paired
-    )
+    start, end = start[order], end[order]
+    name = np.frombuffer(events.name, np.int32)[order]
+    return SliceColumns(start, end, position[order], name, is_paired, _max_depth(start, end))
+
+
+def _max_depth(start: Int64Array, end: Int64Array) -> int | None:
+    """Return how many slices lie in one another at most; None where some partly overlap, or never end.
+
+    Args:
+        start: int64[n], ns, in order; of several with the same start the longest first.
+        end: int64[n].
+    """
+    if end.max() == NEVER_NS:
+        return None
+    long = end > start
+    if not long.any():
+        return 1
+    begins, ends = start[long], end[long]
+    count = len(begins)
+    # Ends stand before the begins of their moment.
+    order = np.argsort(np.concatenate([ends, begins]), kind="stable")
+    is_begin = order >= count
+    level = np.cumsum(np.where(is_begin, 1, -1))
+    by_level = order[np.argsort(level + ~is_begin, kind="stable")]
+    opened, closed = by_level[::2] - count, by_level[1::2]
+    if not np.array_equal(ends[opened], ends[closed]):
+        return None
+    # One without an extent lies in those that are open, and may lie in one more.
+    return int(level.max()) + (not long.all())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import glob
-import os
+import math
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from .._errors import ModtraceError
 from .options import TableFormat
 from .output import echo, make_console
 from .selection import no_such_module
@@ -17,10 +15,9 @@ from .selection import no_such_module
 if TYPE_CHECKING:
     from ..compare import Diff
 
-__all__ = ["fail_above_option", "find_recordings", "map_option", "show_comparison"]
+__all__ = ["fail_above_option", "map_option", "show_comparison"]
 
 LIMIT = 30
-_SUFFIXES = (".pftrace", ".pftrace.gz", ".json", ".json.gz", ".modtrace", ".zip")
 
 
 def _part(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
@@ -57,28 +54,9 @@ fail_above_option = click.option(
     "--fail-above",
     metavar="SHARE",
     callback=_part,
-    help="Exit with 1 where the step or a module is slower by more, with its whole interval: 5% or 0.05.",
+    help="Exit with 1 where the step or a module is slower by more, with its whole interval: 5% or 0.05. With --only, "
+    "modules alone count.",
 )
-
-
-def find_recordings(path: str) -> list[str]:
-    """Return the recordings that an argument stands for: a file, those in a folder, or those that match a pattern.
-
-    Raises:
-        ModtraceError: the folder holds none, or nothing matches.
-    """
-    if os.path.isdir(path):
-        names = sorted(os.listdir(path))
-        found = [os.path.join(path, name) for name in names if name.lower().endswith(_SUFFIXES)]
-        if not found:
-            raise ModtraceError(f"{path}: no recording in this folder; they end in {', '.join(_SUFFIXES)}")
-        return found
-    if os.path.exists(path) or not glob.has_magic(path):
-        return [path]
-    found = sorted(glob.glob(path))
-    if not found:
-        raise ModtraceError(f"{path}: no file matches")
-    return found
 
 
 def show_comparison(
@@ -118,6 +96,7 @@ def show_comparison(
     above = [] if fail_above is None else found.above(fail_above)
     for change in above:
         what = f"{change.fqn} {change.phase}" if change.fqn else "the step"
-        echo(f"modtrace: {what} is slower by {change.ratio:.1%}, more than {fail_above:.1%}", err=True)
+        by = f"{change.ratio:.1%}" if math.isfinite(change.ratio) else f"{change.difference_ns / 1e6:.3f} ms"
+        echo(f"modtrace: {what} is slower by {by}, more than {fail_above:.1%}", err=True)
     if above:
         sys.exit(1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import io
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn
@@ -13,7 +14,7 @@ import click
 from .._errors import ModtraceError
 from .._version import __version__
 from . import commands
-from .options import current_name
+from .options import current_name, did_you_mean
 from .output import echo
 
 __all__ = ["ScriptError", "group"]
@@ -74,9 +75,10 @@ class LazyGroup(click.Group):
         """Find the subcommand; where there is none of that name, say which are similar."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not ctx.resilient_parsing:
-            similar = difflib.get_close_matches(name, known)
-            hint = f"Did you mean {' or '.join(similar)}?" if similar else f"There are {', '.join(known)}."
-            raise click.UsageError(f"There is no command {name!r}. {hint}", ctx)
+            hint = did_you_mean(name, known) or f" There are {', '.join(known)}."
+            raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
+        if name != "run":  # whose script prints to the same stream
+            _print_all_characters()
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -96,10 +98,30 @@ class LazyGroup(click.Group):
             _raise_in_our_style(error)
 
 
+def _print_all_characters() -> None:
+    """Print `?` for what the output cannot encode, as Windows' pipes cannot encode what trees are drawn with."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def _raise_in_our_style(error: click.UsageError) -> NoReturn:
     if isinstance(error, CliUsageError | click.exceptions.NoArgsIsHelpError):
         raise error
-    raise CliUsageError(error.format_message(), error.ctx) from error
+    raise CliUsageError(_message_of(error), error.ctx) from error
+
+
+def _message_of(error: click.UsageError) -> str:
+    """Return what is wrong; of an unknown name with those that are like it, whatever click finds like it."""
+    if error.ctx is None:
+        return error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        options = [name for parameter in error.ctx.command.get_params(error.ctx) for name in parameter.opts]
+        return f"There is no option {error.option_name!r}.{did_you_mean(error.option_name, options)}"
+    command_name = getattr(error, "command_name", None)  # of click 8.4's NoSuchCommand
+    if command_name is not None and isinstance(error.ctx.command, click.Group):
+        known = error.ctx.command.list_commands(error.ctx)
+        return f"There is no command {command_name!r}.{did_you_mean(command_name, known)}"
+    return error.format_message()
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

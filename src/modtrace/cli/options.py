@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 import click
@@ -12,6 +13,7 @@ __all__ = [
     "LazyChoice",
     "TableFormat",
     "current_name",
+    "did_you_mean",
     "format_option",
     "interval",
     "max_depth_option",
@@ -28,6 +30,13 @@ Number = TypeVar("Number", int, float)
 def current_name(name: str) -> str:
     """Return what an option is called now: its former name goes on working."""
     return _FORMER_NAMES.get(name, name)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a sentence, after a space, with the names that are like one; empty where none is."""
+    bare = {candidate.lstrip("-"): candidate for candidate in known}
+    similar = difflib.get_close_matches(name.lstrip("-"), bare)
+    return f" Did you mean {' or '.join(bare[match] for match in similar)}?" if similar else ""
 
 
 def interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Number | None, Number | None]]:
@@ -63,13 +72,13 @@ class LazyChoice(click.ParamType):  # type: ignore[type-arg]  # generic since cl
     def __init__(self, values: Callable[[], Sequence[str]]) -> None:
         self._values = values
 
-    def get_metavar(self, *arguments: Any, **options: Any) -> str | None:
-        """Return the values, as the help shows them."""
-        return click.Choice(self._values()).get_metavar(*arguments, **options)
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the value, where it is one of them."""
-        return click.Choice(self._values()).convert(value, param, ctx)
+        known = self._values()
+        try:
+            return click.Choice(known).convert(value, param, ctx)
+        except click.BadParameter as error:
+            self.fail(f"{error.message}{did_you_mean(str(value), known)}", param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

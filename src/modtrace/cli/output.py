@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..profiler.trace.trace_file import Progress
+    from ..record_options import EngineName
 
-__all__ = ["echo", "make_console", "show_reading", "show_status"]
+__all__ = ["build_engine", "echo", "make_console", "show_count", "show_reading", "show_status"]
 
 _UNFOLDED_WIDTH = 10_000
 
@@ -37,6 +38,13 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
+def build_engine(wanted: EngineName) -> None:
+    """Build the native engine where it is wanted, was not built yet, and can be; torch is imported for that."""
+    from ..track.native.cached_build import build_if_missing
+
+    build_if_missing(wanted, lambda line: echo(f"modtrace: {line}", err=True))
+
+
 @contextmanager
 def show_status(text: str) -> Iterator[None]:
     """Show on a terminal what is being done, while the block runs."""
@@ -47,6 +55,20 @@ def show_status(text: str) -> Iterator[None]:
 
     with make_console(stderr=True).status(Text(printable(text))):
         yield
+
+
+@contextmanager
+def show_count(what: str, total: int) -> Iterator[Callable[[int], object] | None]:
+    """Show on a terminal how many things have been done, while the block runs; None where there is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.update(task, advance=count)
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 from .._errors import EngineError
 
 __all__ = ["engine_line", "installed"]
@@ -11,6 +9,8 @@ __all__ = ["engine_line", "installed"]
 
 def installed(distribution: str) -> str | None:
     """Return the installed version of a distribution, None where it is not installed."""
+    from importlib import metadata  # which is a tenth of what --help imports, and is not needed there
+
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -19,13 +19,13 @@ def installed(distribution: str) -> str | None:
 
 def engine_line() -> str:
     """Say whether the cache has a native engine for the installed torch, without importing torch to load it."""
-    from ..track.native.cache_folder import cached_engines
+    from ..track.native.cache_folder import engines_for
 
     torch = installed("torch")
     if torch is None:
         return "native engine: none"
     try:
-        is_there = bool(cached_engines(torch))
+        is_there = bool(engines_for(torch))
     except EngineError as error:
         return f"native engine: none, as {error}"
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 from pathlib import Path
 
 __all__ = ["clock_id"]
@@ -19,7 +20,8 @@ def clock_id() -> str:
     both, the clock is the process's own.
     """
     try:
-        text = f"{_BOOT_ID.read_text().strip()} {os.readlink(_TIME_NAMESPACE)}"
+        boot = _BOOT_ID.read_text("utf-8").strip()
+        text = f"{boot} {os.readlink(_TIME_NAMESPACE)}"
     except OSError:
-        text = f"{os.uname()} {os.getpid()}"
+        text = f"{platform.uname()} {os.getpid()}"
     return hashlib.sha256(f"modtrace clock {text}".encode()).hexdigest()[:16]

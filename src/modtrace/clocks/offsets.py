@@ -87,3 +87,10 @@ class ClockOffsets:
         outside_growth = distance * np.minimum(self._rate_bound[interval] + self._rate_change, MAX_RATE + np.abs(rate))
         bound = np.where(inside, between + growth, reading_bound + outside_growth)
         return Offset(offset, np.ceil(bound).astype(np.int64) + 1)
+
+    def largest_bound(self, first_ns: int, last_ns: int) -> int:
+        """Return how far the offset is off at most in a range of own monotonic nanoseconds."""
+        # Between two readings the bound is largest halfway, and outside of all at the end that is farther away.
+        halfway = (self._time[1:] + self._time[:-1]) // 2
+        inside = halfway[(first_ns < halfway) & (halfway < last_ns)]
+        return int(self.at(np.concatenate([[first_ns, last_ns], inside])).bound_ns.max())

@@ -61,10 +61,6 @@ class ClockTree:
         """Return the clock at the end of a clock's chain of parents; itself where it was not measured."""
         return self._chain(clock)[-1]
 
-    def comparable(self, clock: str, other: str) -> bool:
-        """Tell whether the times of two clocks can be compared: they lead to one root."""
-        return self.root_of(clock) == self.root_of(other)
-
     def to_root(self, clock: str, time_ns: npt.ArrayLike) -> Offset:
         """Return what to add to times of a clock to get the root's, and how far that is off at most.
 
@@ -78,6 +74,15 @@ class ClockTree:
             found = self._offsets[step][1].at(time + offset)
             offset, bound = offset + found.offset_ns, bound + found.bound_ns
         return Offset(offset, bound)
+
+    def largest_bound(self, clock: str, first_ns: int, last_ns: int) -> int:
+        """Return how far what `to_root` returns is off at most in a range of a clock's monotonic nanoseconds."""
+        bound, ends = 0, np.array([first_ns, last_ns], np.int64)
+        for step in self._chain(clock)[:-1]:
+            offsets = self._offsets[step][1]
+            bound += offsets.largest_bound(*ends.tolist())
+            ends = ends + offsets.at(ends).offset_ns
+        return bound
 
     def _chain(self, clock: str) -> list[str]:
         chain = [clock]

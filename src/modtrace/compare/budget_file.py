@@ -15,8 +15,8 @@ the degrees of freedom of that; `step_parts` is the same mean of each third of t
 from __future__ import annotations
 
 import json
-import math
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,10 @@ __all__ = ["Budget"]
 
 _FORMAT, _VERSION = "modtrace budget", 1
 _MAX_BYTES = 1 << 28
+# What any recording may have: least and most.
+_TIME = (1.0, 2.0**63)
+_VARIANCE = (0.0, 1e6)
+_FREEDOM = (0.0, 2.0**53)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +145,9 @@ def _digits(number: float) -> float:
 def _runs_from(values: Any) -> list[RunTimes]:
     if values["format"] != _FORMAT:
         raise ValueError("its format is another one")
-    if values["version"] != _VERSION:
-        raise ValueError(f"its version is {values['version']}, this modtrace reads {_VERSION}")
+    version = values["version"]
+    if version != _VERSION or isinstance(version, bool):
+        raise ValueError(f"its version is {_shown(version)}, this modtrace reads {_VERSION}")
     runs = [_run_from(run) for run in values["recordings"]]
     if not runs:
         raise ValueError("it holds no recording")
@@ -150,47 +155,73 @@ def _runs_from(values: Any) -> list[RunTimes]:
 
 
 def _run_from(values: Mapping[str, Any]) -> RunTimes:
+    steps = _count("steps", values["steps"], 1)
     modules: dict[Key, ModuleRun] = {}
     classes: dict[str, str] = {}
     for fqn, module_class, phases in values["modules"]:
-        classes[_text(fqn)] = _text(module_class)
+        if _text("modules", fqn) in classes:
+            raise ValueError(f"modules: {fqn} is there twice")
+        classes[fqn] = _text(fqn, module_class)
         for phase, numbers in phases.items():
             if phase not in SAMPLED_PHASES:
-                raise ValueError(f"there is no phase {phase!r}")
-            counts = [_count(number) for number in numbers[3:]]
-            if min(counts) < 1:
-                raise ValueError(f"{fqn} {phase} was never called")
-            modules[fqn, phase] = ModuleRun(_typical(numbers[:3]), *counts)
+                raise ValueError(f"{fqn}: there is no phase {phase!r}")
+            modules[fqn, phase] = _module_run(f"{fqn} {phase}", numbers, steps)
     return RunTimes(
         modules=modules,
         classes=classes,
-        step=_typical(values["step"]),
-        step_parts=tuple(_number(part, 1.0) for part in values["step_parts"]),
-        steps=_count(values["steps"]),
-        warm_up=_count(values["warm_up"]),
-        independent=_number(values["independent"], 0.0),
-        environment={_text(key): _text(text) for key, text in values["environment"].items()},
+        step=_typical("step", values["step"]),
+        step_parts=tuple(_number("step_parts", part, *_TIME) for part in values["step_parts"]),
+        steps=steps,
+        warm_up=_count("warm_up", values["warm_up"], 0),
+        independent=_number("independent", values["independent"], *_FREEDOM),
+        environment={
+            _text("environment", key): _text("environment", text) for key, text in values["environment"].items()
+        },
     )
 
 
-def _typical(values: Sequence[Any]) -> Typical:
+def _module_run(field: str, numbers: Sequence[Any], run_steps: int) -> ModuleRun:
+    steps, calls, fewest, most = (
+        _count(f"{field} {name}", number, 0)
+        for name, number in zip(("steps", "calls", "fewest_calls", "most_calls"), numbers[3:], strict=True)
+    )
+    if min(steps, calls, fewest, most) < 1:
+        raise ValueError(f"{field} was never called")
+    if steps > run_steps:
+        raise ValueError(f"{field} steps: {steps} are more than the recording has, {run_steps}")
+    if fewest > most:
+        raise ValueError(f"{field} fewest_calls: {fewest} are more than the most, {most}")
+    return ModuleRun(_typical(field, numbers[:3]), steps, calls, fewest, most)
+
+
+def _typical(field: str, values: Sequence[Any]) -> Typical:
     time_ns, variance, freedom = values
-    return Typical(_number(time_ns, 1.0), _number(variance, 0.0), _number(freedom, 0.0))
+    return Typical(
+        _number(f"{field} time_ns", time_ns, *_TIME),
+        _number(f"{field} variance", variance, *_VARIANCE),
+        _number(f"{field} freedom", freedom, *_FREEDOM),
+    )
 
 
-def _number(value: object, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
-        raise ValueError(f"{value!r} is no number of at least {least:g}")
+def _number(field: str, value: object, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+        raise ValueError(f"{field}: {_shown(value)} is no number of at least {least:g}")
+    if value > most:
+        raise ValueError(f"{field}: {_shown(value)} is no number of at most {most:g}")
     return float(value)
 
 
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
-        raise ValueError(f"{value!r} is no count")
+def _count(field: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 53:
+        raise ValueError(f"{field}: {_shown(value)} is no count")
     return value
 
 
-def _text(value: object) -> str:
+def _text(field: str, value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{field}: {_shown(value)} is no text")
     return value
+
+
+def _shown(value: object) -> str:
+    return reprlib.repr(value)

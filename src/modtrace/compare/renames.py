@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from .run_times import RunTimes
+from .samples import is_inside, renamed_fqn
 
 __all__ = ["suggest_renames"]
 
@@ -59,11 +60,17 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
     after = _Modules(new, new.classes.keys() - base.classes.keys())
     vanished, appeared = (_by_place(side) for side in (before, after))
     pairs: dict[str, str] = {}
+    stayed = base.classes.keys() & new.classes.keys()
     for place, old in vanished.items():
         found = appeared.get(place, [])
         if len(old) == len(found) and (place[1][0] or place[1][2:]):
-            pairs.update(_shortest(*pair) for pair in zip(old, found, strict=True))
-    return pairs
+            pairs.update(_shortest(*pair, stayed) for pair in zip(old, found, strict=True))
+    return {old: to for old, to in pairs.items() if _matches(base, new, {old: to}) > len(stayed)}
+
+
+def _matches(base: RunTimes, new: RunTimes, renamed: Mapping[str, str]) -> int:
+    """Return how many modules have the same name on both sides once they are renamed."""
+    return len({renamed_fqn(fqn, renamed) for fqn in base.classes} & new.classes.keys())
 
 
 def _by_place(side: _Modules) -> Mapping[tuple[str, _Shape], list[str]]:
@@ -73,8 +80,10 @@ def _by_place(side: _Modules) -> Mapping[tuple[str, _Shape], list[str]]:
     return places
 
 
-def _shortest(old: str, new: str) -> tuple[str, str]:
-    """Return both without the parts at their ends in which they agree."""
-    while old.count(".") and new.count(".") and old.rpartition(".")[2] == new.rpartition(".")[2]:
-        old, new = old.rpartition(".")[0], new.rpartition(".")[0]
-    return old, new
+def _shortest(old: str, new: str, stayed: Collection[str]) -> tuple[str, str]:
+    """Return both without the parts at their ends in which they agree, as far as all inside has moved."""
+    while True:
+        (old_outer, _, old_end), (new_outer, _, new_end) = old.rpartition("."), new.rpartition(".")
+        if not (old_outer and new_outer) or old_end != new_end or any(is_inside(fqn, old_outer) for fqn in stayed):
+            return old, new
+        old, new = old_outer, new_outer

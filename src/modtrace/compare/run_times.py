@@ -76,9 +76,9 @@ class RunTimes(NamedTuple):
     environment: Mapping[str, str]
 
     @property
-    def drift(self) -> float:
-        """By what part the last third of the steps is slower than the first; 0 where that is not known."""
-        return self.step_parts[-1] / self.step_parts[0] - 1 if self.step_parts else 0.0
+    def drift(self) -> float | None:
+        """By what part the last third of the steps is slower than the first; None where there are too few steps."""
+        return self.step_parts[-1] / self.step_parts[0] - 1 if self.step_parts else None
 
 
 def measure_run(timeline: Timeline) -> RunTimes:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..timeline import PHASES, CounterSeries, Mark, Process, Timeline
-from ..timeline.columns import Columns
+from ..timeline.columns import Columns, join_columns, sort_by_start
 from ..timeline.gpu_tracks import on_gpu
 from ..timeline.summary import find_typical_step
 from ..write.html import Comparison
@@ -62,15 +62,10 @@ def side_by_side(sides: tuple[Side, Side]) -> Timeline:
     ]
     tracks.sort(key=lambda row: row[:3])
     position = {(side, index): row for row, (_, side, index, _) in enumerate(tracks)}
-    joined = _joined(sides, shifts, position)
-    by_start = np.lexsort((joined.depth, joined.start))
-    new_index = np.empty(len(by_start) + 1, np.int64)
-    new_index[by_start] = np.arange(len(by_start))
-    new_index[-1] = -1
-    ordered = joined.take(by_start)
+    ordered, new_index = sort_by_start(_joined(sides, shifts, position))
     offsets = [0, len(sides[0].step.columns)]
     return Timeline(
-        replace(ordered, parent=new_index[ordered.parent]),
+        ordered,
         [name for side in sides for name in side.step.names],
         [track for *_, track in tracks],
         marks=_marks(sides, shifts),
@@ -127,7 +122,7 @@ def _process_order(processes: Sequence[Mapping[Process, Process]]) -> list[Proce
 
 def _joined(sides: tuple[Side, Side], shifts: Sequence[int], position: Mapping[tuple[int, int], int]) -> Columns:
     parts = []
-    first, first_name = 0, 0
+    first_name = 0
     for number, (side, shift) in enumerate(zip(sides, shifts, strict=True)):
         columns = side.step.columns
         track_of = np.array([position[number, index] for index in range(len(side.step.tracks))] or [0], np.int32)
@@ -138,14 +133,12 @@ def _joined(sides: tuple[Side, Side], shifts: Sequence[int], position: Mapping[t
                 end=columns.end + shift,
                 name=columns.name + np.int32(first_name),
                 track=track_of[columns.track],
-                parent=np.where(columns.parent < 0, -1, columns.parent + first),
                 # Calls of the two sides are never joined.
                 link=np.where(columns.link < 0, -1, _numbered(columns.link) * 2 + number),
             )
         )
-        first += len(columns)
         first_name += len(side.step.names)
-    return Columns(*(np.concatenate([getattr(part, field) for part in parts]) for field in Columns.__slots__))
+    return join_columns(parts)
 
 
 def _numbered(link: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:

@@ -5,23 +5,26 @@ The same in both formats: the slice's name is the operator, or `wait: ` and what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..ring.collective_text import CollectiveName, format_ranks, parse_ranks
 from ..timeline import Collective, Collectives, Group
 from .escape import EscapedOriginals, escaped, restore
+from .limits import MAX_TIME_NS
+from .slice_row import SliceRow
 
 __all__ = [
+    "CALLS_NAME",
     "LAUNCH_CATEGORY",
     "LAUNCH_NAME",
-    "CommunicationRow",
     "collective_args",
     "collectives_from_rows",
     "group_header",
     "groups_from_header",
+    "is_collective",
     "slice_name",
 ]
 
@@ -29,26 +32,12 @@ LAUNCH_CATEGORY = "launch"
 LAUNCH_NAME = "collective"
 """Category and name of the flow events in JSON, from the span that launched a collective to it."""
 
+CALLS_NAME = "calls"
+"""The name of the flow events in JSON between the ranks' calls of one collective; their category is the slices'."""
+
 _WAIT_PREFIX = "wait"
+_TEXTS = ("operator", "group")
 _INTEGERS = ("counter", "bytes", "done_ns", "peer", "step")
-
-
-class CommunicationRow(NamedTuple):
-    """A slice of a collective or a wait, as it was read.
-
-    Attributes:
-        track: index of its track.
-        start: Unix nanoseconds.
-        end: Unix nanoseconds.
-        name: of the slice.
-        args: its args.
-    """
-
-    track: int
-    start: int
-    end: int
-    name: str
-    args: Mapping[str, Any]
 
 
 def slice_name(collective: Collective) -> str:
@@ -76,8 +65,17 @@ def collective_args(collective: Collective) -> dict[str, str | int | bool]:
     return args
 
 
+def is_collective(row: SliceRow) -> bool:
+    """Tell whether a slice says what one of a collective or a wait does."""
+    texts = [row.args.get(name) for name in _TEXTS]
+    numbers = [row.args.get(name, -1) for name in _INTEGERS]
+    return all(isinstance(text, str) for text in (*texts, row.name)) and all(
+        type(number) is int and abs(number) < MAX_TIME_NS for number in numbers
+    )
+
+
 def collectives_from_rows(
-    rows: Iterable[CommunicationRow],
+    rows: Iterable[SliceRow],
     groups: Sequence[Group],
     track_names: Sequence[str],
     escaped_originals: EscapedOriginals,
@@ -91,17 +89,15 @@ def collectives_from_rows(
         escaped_originals: what was escaped.
 
     Raises:
-        ValueError: an arg is not as it is written.
-        KeyError: an arg is missing.
+        ValueError: an arg is not as it is written, or missing.
     """
     names: dict[CollectiveName, int] = {}
     table: list[tuple[int | bool, ...]] = []
     for row in rows:
-        texts = (row.args["operator"], row.args["group"], row.name)
+        if not is_collective(row):
+            raise ValueError(f"the args of {row.name!r} are {row.args!r}")
         numbers = {name: row.args.get(name, -1) for name in _INTEGERS}
-        if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for n in numbers.values()):
-            raise ValueError(f"the args of {row.name!r} are {dict(row.args)!r}")
-        operator, group = restore(texts[0], escaped_originals), restore(texts[1], escaped_originals)
+        operator, group = (restore(row.args[name], escaped_originals) for name in _TEXTS)
         name = -1
         if operator or group:
             name = names.setdefault(CollectiveName(operator, group, numbers["peer"]), len(names))

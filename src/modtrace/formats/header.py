@@ -27,7 +27,7 @@ from .._errors import TraceError, WriteError
 from .._version import __version__
 from ..timeline import Name, Process, Stats, Timeline
 from ..timeline.contents import TRACK_KINDS
-from .communication_args import group_header
+from .communication_args import group_header, groups_from_header
 from .escape import UNNAMED, EscapedOriginals, escaped, escaped_json, restore
 
 __all__ = [
@@ -162,7 +162,7 @@ def is_int64(value: object) -> bool:
 
 
 def is_tid(value: object) -> bool:
-    """Tell whether a value can be a thread's id, which has 32 bits, with or without a sign."""
+    """Tell whether a value fits where ids of threads have 32 bits, with or without a sign; some systems' are longer."""
     return type(value) is int and -(2**31) <= value < 2**32
 
 
@@ -188,7 +188,7 @@ def _is_track_kind(value: object) -> bool:
 # Per list of the header what each of its entries holds; where that is the name of a list, it is an index into it.
 _LISTS: Mapping[str, Mapping[str, Callable[[object], bool] | str]] = {
     "processes": {"pid": is_int64, "rank": _is_int64_or_none, "program": _is_text, "trace_pid": is_int64},
-    "tracks": {"kind": _is_track_kind, "thread": _is_text, "tid": is_tid, "process": "processes"},
+    "tracks": {"kind": _is_track_kind, "thread": _is_text, "tid": is_int64, "process": "processes"},
     "counters": {"name": _is_text, "unit": _is_text, "process": "processes"},
     "lanes": {"track": "tracks", "pid": is_int64, "tid": is_int64},
 }
@@ -208,6 +208,10 @@ def _faults(header: dict[str, Any], merged: bool) -> Iterator[str]:
             return
         for index, entry in enumerate(header[name]):
             yield from _entry_faults(f"{name}[{index}]", entry, kinds, header, merged)
+    try:
+        groups_from_header(header.get("groups", []), {})
+    except EDITED_FILE_ERRORS:
+        yield _describe_value("groups", header)
     known = {field.name for field in fields(Stats)}
     for name, value in header["stats"].items():
         if name not in known or not is_int64(value):

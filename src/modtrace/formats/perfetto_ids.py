@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["INCREMENTAL_CLOCK", "PROFILER_SEQUENCE", "REALTIME_CLOCK", "SequenceIds"]
+from .limits import MAX_LINK
+
+__all__ = ["INCREMENTAL_CLOCK", "PROFILER_FLOW", "PROFILER_SEQUENCE", "REALTIME_CLOCK", "SequenceIds"]
 
 REALTIME_CLOCK = 1
 """Perfetto's BUILTIN_CLOCK_REALTIME, Unix time: the clock of our traces."""
@@ -12,6 +14,9 @@ INCREMENTAL_CLOCK = 64
 
 PROFILER_SEQUENCE = 1 << 24
 """The packet sequence of the profiler's events in a merged trace; a recording's have small ids."""
+
+PROFILER_FLOW = MAX_LINK + (1 << 61)
+"""From here on ids of flows are the profiler's in a merged trace; below are a recording's links and collectives."""
 
 
 class SequenceIds:

@@ -7,56 +7,30 @@ Example:
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..track.method_call import MethodCall
-from .training_recorder import TrainingRecorder
+from .training_recorder import RecordingCallback
 
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
     from pytorch_lightning import Callback
 else:
     from lightning.pytorch import Callback
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from ..record_options import RecordOptions
-    from ..recording import Recording
-
 __all__ = ["ModtraceCallback"]
 
 
-class ModtraceCallback(Callback):  # type: ignore[misc]
+class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
     """Records a training: `training_step` is a span, a step ends with the batch in which an optimizer stepped.
 
     Validation and saving are marks. Where a recording runs already, as under `modtrace run`, all this goes into that.
 
     Args:
-        path: where to save when the training or the range ends, as of `modtrace.record`: `%r` is the rank.
-        steps: the first step to record, from 0, and the one before which it ends; None records all.
-        options: keyword arguments of `modtrace.record`.
-
-    Raises:
-        RecordingError: the range is empty.
+        path, steps, options: as of `RecordingCallback`.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        steps: tuple[int, int] | None = None,
-        **options: Unpack[RecordOptions],
-    ) -> None:
-        self._recorder = TrainingRecorder(path, steps, options)
-        self._step = 0
-        self._optimizer_steps = 0
-
-    @property
-    def recording(self) -> Recording | None:
-        """The one that was started, None before."""
-        return self._recorder.recording
+    _step = _optimizer_steps = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._step = self._optimizer_steps = trainer.global_step

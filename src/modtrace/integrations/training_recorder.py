@@ -9,9 +9,11 @@ from .._errors import RecordingError
 from ..recording import Recording, current, record
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..record_options import RecordOptions
 
-__all__ = ["TrainingRecorder"]
+__all__ = ["RecordingCallback", "TrainingRecorder"]
 
 
 class TrainingRecorder:
@@ -67,3 +69,31 @@ class TrainingRecorder:
         """
         if self.recording is not None:
             self.recording.stop()
+
+
+class RecordingCallback:
+    """What the callbacks of all trainers take and hold.
+
+    Args:
+        path: where to save when the training or the range ends, as of `modtrace.record`: `%r` is the rank.
+        steps: the first step to record, counted over the whole training from 0, and the one before which it ends; None
+            records all.
+        options: keyword arguments of `modtrace.record`.
+
+    Raises:
+        RecordingError: the range is empty.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        steps: tuple[int, int] | None = None,
+        **options: Unpack[RecordOptions],
+    ) -> None:
+        self._recorder = TrainingRecorder(path, steps, options)
+
+    @property
+    def recording(self) -> Recording | None:
+        """The one that was started, None before."""
+        return self._recorder.recording

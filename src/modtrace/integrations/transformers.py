@@ -7,53 +7,27 @@ Example:
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback
 
-from .training_recorder import TrainingRecorder
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from ..record_options import RecordOptions
-    from ..recording import Recording
+from .training_recorder import RecordingCallback
 
 __all__ = ["ModtraceCallback"]
 
 
-class ModtraceCallback(TrainerCallback):  # type: ignore[misc]
+class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc]
     """Records a training: its steps are the Trainer's, and evaluation and saving are marks.
 
-    Where a recording runs already, as under `modtrace run`, it only marks these in that.
+    Where a recording runs already, as under `modtrace run`, it only marks these in that. The outermost span of a batch
+    is the model's call, which as a rule computes the loss itself. `Trainer.compute_loss` is no method of a module: a
+    span of it would only put another name before all others.
 
     Args:
-        path: where to save when the training or the range ends, as of `modtrace.record`: `%r` is the rank.
-        steps: the first global step to record, from 0, and the one before which it ends; None records all.
-        options: keyword arguments of `modtrace.record`.
-
-    Attributes:
-        recording: the one that was started, None before.
-
-    Raises:
-        RecordingError: the range is empty.
+        path, steps, options: as of `RecordingCallback`.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        steps: tuple[int, int] | None = None,
-        **options: Unpack[RecordOptions],
-    ) -> None:
-        self._recorder = TrainingRecorder(path, steps, options)
-        self._evaluates = False
-
-    @property
-    def recording(self) -> Recording | None:
-        """The one that was started, None before."""
-        return self._recorder.recording
+    _evaluates = False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._recorder.begin_step(state.global_step)

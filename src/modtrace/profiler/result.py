@@ -10,9 +10,19 @@ from typing import Any
 import orjson
 
 from .._errors import TraceError
+from ..formats.escape import escaped_json
 from ..timeline import Summary
 
-__all__ = ["END_PACKET", "MERGED", "MERGED_PACKET", "MergeResult", "Path", "refuse_merged", "trailer_json"]
+__all__ = [
+    "END_PACKET",
+    "MERGED",
+    "MERGED_PACKET",
+    "MergeResult",
+    "Path",
+    "metadata_json",
+    "refuse_merged",
+    "trailer_json",
+]
 
 MERGED = "modtrace"
 """The top-level key under which a merged trace says how it was made."""
@@ -66,6 +76,14 @@ def refuse_merged(keys: Mapping[str, Any], path: str) -> None:
         )
 
 
+def metadata_json(metadata: Mapping[str, Any]) -> bytes:
+    """Return the metadata of a merge as JSON; names that no JSON can hold, by halves of characters, as look-alikes."""
+    try:
+        return orjson.dumps(metadata)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(escaped_json(dict(metadata), {}))
+
+
 def trailer_json(metadata: Mapping[str, Any], tail: bytes, keys: Mapping[str, Any], head: bytes) -> bytes:
     """Return what follows the events.
 
@@ -75,7 +93,7 @@ def trailer_json(metadata: Mapping[str, Any], tail: bytes, keys: Mapping[str, An
         keys: the profiler's top-level keys.
         head: its bytes before the events.
     """
-    trailer = b'\n],\n"%b":%b' % (MERGED.encode(), orjson.dumps(metadata))
+    trailer = b'\n],\n"%b":%b' % (MERGED.encode(), metadata_json(metadata))
     if tail:
         return trailer + tail[1:]
     base = keys.get("baseTimeNanoseconds")

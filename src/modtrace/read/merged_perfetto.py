@@ -39,8 +39,8 @@ def load_merged_perfetto(path: Path) -> Timeline:
                 kept = Trace()
                 for packet in _packets(path, part, offset):
                     if packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
-                        has_end = _read_end(packet, has_end)
                         try:
+                            has_end = _read_end(packet, has_end)
                             rows.take(packet)
                         except EDITED_FILE_ERRORS as error:
                             message = f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}"

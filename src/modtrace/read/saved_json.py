@@ -12,7 +12,7 @@ import orjson
 
 from .._errors import TraceError
 from .._typing import Int64Array
-from ..formats.communication_args import LAUNCH_CATEGORY, CommunicationRow
+from ..formats.communication_args import LAUNCH_CATEGORY
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import (
     BIND_ID_OFFSET,
@@ -24,6 +24,7 @@ from ..formats.limits import (
     LimitError,
     check_nested_json,
 )
+from ..formats.slice_row import SliceRow
 from ..formats.span_args import RESERVED_ARGS
 from ..timeline import PHASES, Mark, Timeline
 from ..timeline.contents import COMMUNICATION
@@ -130,7 +131,7 @@ class _Reader:
         self._phases = {phase: code for code, phase in enumerate(PHASES)}
         self._marks: list[tuple[float, str, str]] = []
         self._samples: dict[int, list[tuple[float, int]]] = {}
-        self._communication: list[Event] = []
+        self._slices: dict[str, list[Event]] = {kind: [] for kind in self._rows.slices}
 
     def take(self, events: list[Event]) -> None:
         """Take the next events of the file."""
@@ -138,18 +139,22 @@ class _Reader:
         flow_ends: list[tuple[int, int]] = []
         for event in events:
             kind = event["ph"]
-            if kind == "X" and event["cat"] == COMMUNICATION:
-                self._communication.append(event)
+            if kind == "X" and event["cat"] in self._slices:
+                self._slices[event["cat"]].append(event)
             elif kind == "X":
                 spans.append(event)
-            elif kind in ("s", "f") and event["cat"] != LAUNCH_CATEGORY:
+            elif kind in ("s", "f") and event["cat"] not in (LAUNCH_CATEGORY, COMMUNICATION):
                 # The writer puts an arrow's end right behind its span.
                 flow_ends.append((len(self._ts) + len(spans) - 1, event["id"]))
             elif kind == "i":
                 self._marks.append((event["ts"], event["cat"], event["name"]))
             elif kind == "C":
                 ((unit, value),) = event["args"].items()
-                counter = self._counters[event["pid"], event["name"], unit]
+                counter = self._counters.get((event["pid"], event["name"], unit), -1)
+                if counter < 0:
+                    raise ValueError(
+                        f"the header knows no counter {event['name']!r} of {unit!r} in process {event['pid']}"
+                    )
                 if type(value) is not int:
                     raise ValueError(f"a sample of {event['name']} is {value!r}")
                 self._samples.setdefault(counter, []).append((event["ts"], value))
@@ -167,12 +172,12 @@ class _Reader:
         for counter, samples in self._samples.items():
             times = (base + _nanoseconds(array("d", (ts for ts, _ in samples)))).tolist()
             rows.samples[counter] = (times, [value for _, value in samples])
-        collectives = self._communication
-        starts, lengths = (_nanoseconds(array("d", (event[key] for event in collectives))) for key in ("ts", "dur"))
-        for event, begin, length in zip(collectives, starts.tolist(), lengths.tolist(), strict=True):
-            lane = self._lanes[event["pid"], event["tid"]]
-            span_times = (base + begin, base + begin + length)
-            rows.communication.append(CommunicationRow(lane, *span_times, event["name"], event["args"]))
+        for of_kind, slices in self._slices.items():
+            starts, lengths = (_nanoseconds(array("d", (event[key] for event in slices))) for key in ("ts", "dur"))
+            for event, begin, length in zip(slices, starts.tolist(), lengths.tolist(), strict=True):
+                lane = self._lanes[event["pid"], event["tid"]]
+                times = (base + begin, base + begin + length)
+                rows.slices[of_kind].append(SliceRow(lane, *times, event["name"], event["args"]))
         return build_timeline_from(self._header, rows, base + start, base + start + _nanoseconds(self._dur))
 
     def _spans(self, spans: list[Event]) -> None:

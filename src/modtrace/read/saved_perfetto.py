@@ -17,14 +17,13 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from .._errors import TraceError
-from ..formats.communication_args import CommunicationRow
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import MAX_LINK
 from ..formats.packet_stream import read_packet_batches
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, SequenceIds
+from ..formats.slice_row import SliceRow
 from ..formats.span_args import CALL_FIELDS
 from ..timeline import Mark, Timeline
-from ..timeline.contents import COMMUNICATION
 from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["load_perfetto"]
@@ -69,8 +68,9 @@ class _Reader:
         self._open: dict[int, list[int]] = {}
         self._lanes = 0
         self._sequences = SequenceIds(0)
-        self._communication: set[int] = set()
         self._rows = SpanColumns()
+        # By the sequence of their lane.
+        self._slices: dict[int, list[SliceRow]] = {}
         self._start = array("q")
         self._end = array("q")
         self._names: dict[tuple[int, int, int], int] = {}
@@ -125,16 +125,17 @@ class _Reader:
                 self._sequences = SequenceIds(self._lanes)
                 tracks = self._header["tracks"]
                 kinds = [tracks[lane["track"]]["kind"] for lane in self._header["lanes"]]
-                self._communication = {
-                    self._sequences.lane(lane) for lane, kind in enumerate(kinds) if kind == COMMUNICATION
+                slices = self._rows.slices
+                self._slices = {
+                    self._sequences.lane(lane): slices[kind] for lane, kind in enumerate(kinds) if kind in slices
                 }
 
     def _event(self, packet: Any) -> None:
         sequence, event = packet.trusted_packet_sequence_id, packet.track_event
         time = self._clock[sequence] = self._clock[sequence] + packet.timestamp
         kind = event.type
-        if sequence in self._communication:
-            self._communicate(sequence, event, time)
+        if sequence in self._slices:
+            self._slice(sequence, event, time)
         elif kind == END:
             self._end[self._open[sequence].pop()] = time
         elif kind == BEGIN:
@@ -149,8 +150,8 @@ class _Reader:
         else:
             self._rows.marks.append(Mark(time, event.categories[0], event.name))
 
-    def _communicate(self, sequence: int, event: Any, time: int) -> None:
-        rows = self._rows.communication
+    def _slice(self, sequence: int, event: Any, time: int) -> None:
+        rows = self._slices[sequence]
         open_rows = self._open.setdefault(sequence, [])
         if event.type == END:
             row = open_rows.pop()
@@ -158,7 +159,7 @@ class _Reader:
             return
         args = {entry.name: getattr(entry, entry.WhichOneof("value")) for entry in event.debug_annotations}
         open_rows.append(len(rows))
-        rows.append(CommunicationRow(self._sequences.lane_of(sequence), time, time, event.name, args))
+        rows.append(SliceRow(self._sequences.lane_of(sequence), time, time, event.name, args))
 
     def _begin(self, lane: int, event: Any) -> None:
         rows, call = self._rows, event.Extensions[self._args]

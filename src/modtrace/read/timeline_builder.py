@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from .._typing import Int64Array
-from ..formats.communication_args import CommunicationRow, collectives_from_rows, groups_from_header
+from ..formats.communication_args import collectives_from_rows, groups_from_header
 from ..formats.escape import restore
+from ..formats.pass_args import passes_from_rows
+from ..formats.slice_row import SliceRow
 from ..timeline import PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from ..timeline.columns import in_start_order
+from ..timeline.columns import sort_by_start
+from ..timeline.contents import COMMUNICATION, PASSES
 from ..timeline.nesting import nest_by_time
 
 __all__ = ["SpanColumns", "build_timeline_from"]
@@ -39,7 +42,7 @@ class SpanColumns:
         span_args: what some spans say beyond the fixed fields, by position.
         marks: (time, kind, text).
         samples: per counter of the header its times and values.
-        communication: of collectives and waits, with the lane in place of the track.
+        slices: of what is no span by the kind of its track, with the lane in place of the track.
     """
 
     lane: MutableSequence[int] = field(default_factory=lambda: array("q"))
@@ -53,7 +56,7 @@ class SpanColumns:
     span_args: dict[int, Mapping[str, str]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
-    communication: list[CommunicationRow] = field(default_factory=list)
+    slices: dict[str, list[SliceRow]] = field(default_factory=lambda: {COMMUNICATION: [], PASSES: []})
 
 
 def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int64Array, end: Int64Array) -> Timeline:
@@ -107,12 +110,9 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         link=rows.link,
         complete=rows.complete,
     )
-    columns = nest_by_time(columns)
-    order = np.lexsort((columns.depth, columns.start))
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
+    columns, position = sort_by_start(nest_by_time(columns))
     timeline = Timeline(
-        columns=in_start_order(columns),
+        columns=columns,
         names=[Name(*(restore(text, escaped_originals) for text in name)) for name in rows.names],
         tracks=tracks,
         stats=Stats(**header["stats"]),
@@ -131,11 +131,24 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         metadata=restore(header["metadata"], escaped_originals),
         span_args={int(position[row]): restore(args, escaped_originals) for row, args in rows.span_args.items()},
     )
-    if not rows.communication and "groups" not in header:
-        return timeline
-    groups = groups_from_header(header.get("groups", []), escaped_originals)
-    collective_rows = [row._replace(track=int(track_of_lane[row.track])) for row in rows.communication]
-    return replace(
-        timeline,
-        collectives=collectives_from_rows(collective_rows, groups, timeline.track_names, escaped_originals),
+    communication, passes = (
+        [row._replace(track=int(track_of_lane[row.track])) for row in rows.slices[kind]]
+        for kind in (COMMUNICATION, PASSES)
     )
+    if communication or "groups" in header:
+        groups = groups_from_header(header.get("groups", []), escaped_originals)
+        collectives = collectives_from_rows(communication, groups, timeline.track_names, escaped_originals)
+        timeline = replace(timeline, collectives=collectives)
+    return replace(timeline, tracks=_without_passes(tracks), backward_passes=passes_from_rows(passes, tracks))
+
+
+def _without_passes(tracks: list[Track]) -> list[Track]:
+    """Return the tracks but those of backward passes, which stand behind all others in a file.
+
+    Raises:
+        ValueError: they do not.
+    """
+    kept = [track for track in tracks if track.kind != PASSES]
+    if kept != tracks[: len(kept)]:
+        raise ValueError("a track of backward passes stands before another track")
+    return kept

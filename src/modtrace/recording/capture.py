@@ -9,13 +9,14 @@ from collections.abc import Callable
 from torch import nn
 
 from ..record_options import EngineName
-from ..ring import Kind, NameTable, Ring
+from ..ring import STACKS_SIGNAL, Kind, NameTable, Ring
 from ..track.compiled_regions import CompiledRegions
 from ..track.engine import choose_engine, make_engine
 from ..track.job_clocks import JobClocks
 from ..track.recording_metadata import recording_metadata
 from ..track.sampling import Sampler
 from .on_signal import raised_by_handler
+from .stacks_on_signal import write_stacks_on
 
 __all__ = ["Capture"]
 
@@ -33,6 +34,7 @@ class Capture:
         host_name: write the host's name.
         strip_wrappers: leave wrappers out of names.
         sampler: what is sampled at calls.
+        stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
 
     Attributes:
         ring: where the events are.
@@ -40,6 +42,7 @@ class Capture:
         started: whether `start` was called.
 
     Raises:
+        RecordingError: the signal for stacks cannot be listened to.
         RingError: the ring's file cannot be made or its space not be reserved.
         EngineError: the native engine is asked for and is not built.
     """
@@ -53,9 +56,14 @@ class Capture:
         host_name: bool,
         strip_wrappers: bool,
         sampler: Sampler,
+        stacks_on_signal: int | None,
     ) -> None:
         kind = choose_engine(engine)
-        self.ring = Ring(capacity, ring, recording_metadata(kind, capacity, host_name))
+        metadata = recording_metadata(kind, capacity, host_name)
+        if stacks_on_signal is not None and ring is not None:
+            write_stacks_on(stacks_on_signal, ring)
+            metadata[STACKS_SIGNAL] = int(stacks_on_signal)
+        self.ring = Ring(capacity, ring, metadata)
         alive = model() if isinstance(model, weakref.ref) else model
         self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers)
         self._sampler = sampler

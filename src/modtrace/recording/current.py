@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from .._errors import RecordingError
 from .._exclusive import Exclusive
@@ -18,6 +18,7 @@ __all__ = ["change_alone", "is_running", "running", "start_alone", "stop_alone"]
 
 class _Recording(Protocol):
     replaceable: bool
+    replaced_by: Any
 
     def _switch_off(self) -> None: ...
 
@@ -57,6 +58,7 @@ def start_alone(recording: _Recording, switch_on: Callable[[], None]) -> None:
             _current._switch_off()
             _current = None
         if _current is not None and _current.replaceable:
+            _current.replaced_by = recording
             _current._stop_and_log("when another one started")
         if _current is not None:
             raise RecordingError("a recording is running in this process; stop it before starting another")
@@ -103,4 +105,5 @@ def _after_fork_in_child() -> None:
         recording._after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -9,11 +9,13 @@ from functools import partial
 from torch import nn
 
 from .._errors import RecordingError
+from .._requirements import check_can_record
 from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_engine
 from ..track.sampling import Sampler
 from .capture import Capture
 from .cycles import Schedule
 from .recording import Recording
+from .stacks_on_signal import check_signal
 
 __all__ = ["record"]
 
@@ -30,6 +32,7 @@ def record(
     shapes: bool = False,
     memory_interval: float | None = None,
     on_signal: int | None = None,
+    stacks_on_signal: int | None = None,
     host_name: bool = False,
     strip_wrappers: bool = True,
 ) -> Recording:
@@ -56,6 +59,9 @@ def record(
         shapes: also record shapes and dtypes of the tensors that go into each call.
         memory_interval: also sample memory when modules are called, at most once in so many seconds.
         on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
+        stacks_on_signal: write the Python stacks of all threads to `RING.stacks` whenever this signal comes
+            (`signal.SIGUSR2`), by faulthandler; `modtrace where --stacks` sends it. The handler stays until the
+            process ends.
         host_name: write the host's name into the recording instead of a hash of it.
         strip_wrappers: name modules as if those that wrap others were not there, so that names compare between runs:
             `GPT.blocks.0`, not `DistributedDataParallel.module.blocks.0`. Wrappers that only pass calls on (of
@@ -63,13 +69,14 @@ def record(
             their own (DistributedDataParallel, FSDP) have spans around it.
 
     Raises:
-        RecordingError: the arguments make no sense, or `%r` has no value.
+        RecordingError: the arguments make no sense, `%r` has no value, or this is a free-threaded build of CPython.
         WriteError: nothing can be saved at `path`.
 
     Example:
         >>> with modtrace.record("step.pftrace") as rec:
         ...     train_step()
     """
+    check_can_record()
     try:
         check_engine(engine)
         check_capacity(capacity)
@@ -77,6 +84,8 @@ def record(
         raise RecordingError(str(error)) from None
     if not isinstance(model, nn.Module | str | None):
         raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
+    if stacks_on_signal is not None:
+        check_signal(stacks_on_signal, ring)
     make_capture = partial(
         Capture,
         engine=engine,
@@ -85,6 +94,7 @@ def record(
         host_name=host_name,
         strip_wrappers=strip_wrappers,
         sampler=Sampler(shapes, memory_interval),
+        stacks_on_signal=stacks_on_signal,
     )
     return Recording(
         path, ring=ring, make_capture=make_capture, max_steps=max_steps, schedule=schedule, on_signal=on_signal

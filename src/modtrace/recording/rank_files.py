@@ -7,11 +7,10 @@ import errno
 import hashlib
 import os
 import socket
-import time
-from pathlib import Path
 
 from .._errors import RecordingError
 from .._rank import expand_path, is_shared
+from .._system.process_stat import read_process_stat
 
 __all__ = ["RankFile"]
 
@@ -60,6 +59,8 @@ class RankFile:
         real = os.path.realpath(path)
         if real in _claims:
             return
+        if not (hasattr(os, "getuid") and hasattr(socket, "AF_UNIX")):
+            return  # Windows; `check` is left
         # A name without a file behind it, which the kernel drops when the process ends, however it ends.
         name = f"\0modtrace-{os.getuid()}-{hashlib.sha256(real.encode()).hexdigest()[:32]}"
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -82,7 +83,8 @@ class RankFile:
             return
         with contextlib.suppress(OSError):
             status = os.stat(path)
-            if status.st_mtime > _process_start() and (status.st_dev, status.st_ino) not in _written:
+            is_newer = status.st_mtime_ns > read_process_stat("self").start_unix_ns
+            if is_newer and (status.st_dev, status.st_ino) not in _written:
                 raise _taken(path)
 
     def note_written(self, path: str) -> None:
@@ -97,11 +99,3 @@ def _taken(path: str) -> RecordingError:
     return RecordingError(
         f"{path}: another rank writes this file too; put %r (the rank) in the path, as in trace-%r.pftrace"
     )
-
-
-def _process_start() -> float:
-    """Return when this process began, in Unix seconds."""
-    # The second field, the command's name in brackets, may hold blanks.
-    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
-    ticks = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - ticks)

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from types import TracebackType
 
 from .._errors import ModtraceError, RecordingError
-from .._next_step import next_step_hint
 from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import ThreadStack, Timeline, build_timeline, open_stacks
@@ -20,7 +19,7 @@ from .capture import Capture
 from .current import change_alone, is_running, running, start_alone, stop_alone
 from .cycles import Action, Cycles, Schedule
 from .on_signal import SaveOnSignal
-from .outputs import Outputs
+from .outputs import Outputs, log_saved
 
 __all__ = ["Recording", "current"]
 
@@ -35,10 +34,9 @@ class Recording:
     needs a recording that was started raises `RecordingError` where it was not.
 
     Attributes:
-        on_saved: called once `stop` has ended it, with the file that it saved last, or its ring's. What is there at
-            first writes that to the log, as information.
-        replaceable: True for recordings started by `MODTRACE=` or `modtrace run`: an explicit `record()` stops and
-            replaces them.
+        on_saved: called once `stop` has ended it, with the file it saved last, or its ring's; at first it logs that.
+        replaceable: True for recordings of `MODTRACE=` and `modtrace run`: an explicit `record()` replaces them.
+        replaced_by: the recording that did; None where none has.
 
     Example:
         >>> recording = modtrace.record(ring="run.modtrace").start()
@@ -72,11 +70,11 @@ class Recording:
         self._timeline: Timeline | None = None
         self._optimizer_steps = OptimizerSteps(self._on_optimizer_step)
         self._marked_steps = self._told_steps = 0
-        self._entered = False
         self._block: object = None
-        self._unsaved = self._cycle_ended = False
-        self.on_saved: Callable[[str], None] = _log_saved
+        self._entered = self._unsaved = self._cycle_ended = False
+        self.on_saved: Callable[[str], None] = log_saved
         self.replaceable = False
+        self.replaced_by: Recording | None = None
 
     def __enter__(self) -> Recording:
         self._entered = True
@@ -186,10 +184,8 @@ class Recording:
     def stop(self) -> None:
         """Stop recording, restore `nn.Module.__call__`, and save where a path was given; does nothing when stopped.
 
-        Thread-safe; calls that are open then have no end in the timeline.
-
-        Where the exception of a signal's handler comes out of it, it has stopped all the same, and may have saved
-        nothing.
+        Thread-safe; calls that are open then have no end in the timeline. Where a signal's handler raises out of it, it
+        has stopped all the same, and may have saved nothing.
 
         Raises:
             WriteError: the file cannot be written; the timeline is still there, `save` can try another path.
@@ -276,14 +272,18 @@ class Recording:
             self._capture.write_mark(kind, name, value)
 
     def snapshot(self) -> Timeline:
-        """Return the timeline of the last `capacity` events, while running or after."""
+        """Return the timeline of the last `capacity` events, while running or after.
+
+        Raises:
+            RecordingError: nothing was recorded yet.
+        """
         return build_timeline(self._started().ring.read())
 
     def timeline(self) -> Timeline:
         """Return the timeline of a stopped recording.
 
         Raises:
-            RecordingError: it runs still; then `snapshot` is meant.
+            RecordingError: it was not started, or it runs still; then `snapshot` is meant.
         """
         self._started()
         if self.running:
@@ -293,7 +293,11 @@ class Recording:
         return self._timeline
 
     def where(self) -> list[ThreadStack]:
-        """Return what is open now on each thread: its modules, outermost first."""
+        """Return what is open now on each thread: its modules, outermost first.
+
+        Raises:
+            RecordingError: the recording was not started, or its schedule has recorded no step yet.
+        """
         return open_stacks(self._started().ring.read())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -337,10 +341,6 @@ class Recording:
             self._capture.after_fork()
         if self._signal is not None:
             self._signal.after_fork()
-
-
-def _log_saved(path: str) -> None:
-    _log.info("recorded to %s. %s", path, next_step_hint(path))
 
 
 def current() -> Recording | None:

@@ -17,9 +17,13 @@ _LIBRARIES = (
     *("aten", "c10d", "c10d_functional", "_c10d_functional", "cudnn", "fsdp", "inductor", "mkldnn", "nccl", "prim"),
     *("prims", "profiler", "quantized", "rngprims", "torch", "torchvision", "triton"),
 )
+_LIBRARY_ANNOTATION = re.compile(
+    r"record_param_comms|ProfilerStep\#\d+|nccl:\w+|gloo:\w+|modtrace\.sync\#[\w.:-]*|DistributedDataParallel\.\w+"
+    r"|\[memory\]"
+)
+"""Ranges that torch, or we, name by `record_function`, as users do: what looks like an operator there is none."""
 _LIBRARY_OPERATION = re.compile(
-    rf"(?:{'|'.join(_LIBRARIES)})::[\w.:]+|\w+Backward\d+|torch::autograd::\w+|record_param_comms|ProfilerStep\#\d+"
-    r"|nccl:\w+|gloo:\w+|modtrace\.sync\#[\w.:-]*|DistributedDataParallel\.\w+|\[memory\]"
+    rf"(?:{'|'.join(_LIBRARIES)})::[\w.:]+|\w+Backward\d+|torch::autograd::\w+|{_LIBRARY_ANNOTATION.pattern}"
 )
 _LIBRARY_KERNEL = re.compile(
     r"(?:void )?(?:at::|at_cuda_detail::|cub::|thrust::|cutlass|cudnn|cublas|ampere_|volta_|turing_|sm\d+_|hopper_|nccl"
@@ -28,6 +32,15 @@ _LIBRARY_KERNEL = re.compile(
 _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)\#(.*)\.\1")
 _KNOWN_COUNTER = re.compile(r"process RSS|cuda:\d+ (?:allocated|reserved)|bytes|Total (?:Allocated|Reserved)")
+_KNOWN_GROUP = re.compile(r"\d{1,6}|default_pg|undefined|", re.ASCII)
+_COLLECTIVES = frozenset(
+    (
+        *("", "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
+        *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast", "gather"),
+        *("monitored_barrier", "recv", "recv_any_source", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+        *("reduce_scatter_tensor_coalesced", "scatter", "send"),
+    )
+)
 _IDENTIFIER = re.compile(r"(?:autograd::engine::evaluate_function: )?[\w:.~<>,*&#\[\]]{1,200}")
 _MEMORY_COPY = re.compile(r"(?:Memcpy|Memset) [\w (>-]+\)")
 _NUMBERED_CLASS = re.compile(r"(.*)_(\d+)", re.DOTALL)
@@ -86,9 +99,17 @@ class ReportNames:
         """Return the name or unit of a counter if modtrace or torch chose it, else an alias."""
         return self._use("counter", text if _KNOWN_COUNTER.fullmatch(text) else self._alias("counter ", text))
 
+    def collective(self, operator: str) -> str:
+        """Return the operator of a collective if torch has it, else an alias."""
+        return self._use("collective", operator if operator in _COLLECTIVES else self._alias("collective ", operator))
+
+    def group(self, text: str) -> str:
+        """Return the name or description of a process group if torch chose it, else an alias."""
+        return self._use("group", text if _KNOWN_GROUP.fullmatch(text) else self._alias("group ", text))
+
     def annotation(self, text: str) -> str:
         """Return the name of a user's annotation (`record_function`) if torch chose it, else an alias."""
-        known = self._known_operation(text)
+        known = self._optimizer(text) or (text if _LIBRARY_ANNOTATION.fullmatch(text) else None)
         return self._use("annotation", known or self._alias("annotation ", text))
 
     def operation(self, text: str) -> str:
@@ -110,10 +131,14 @@ class ReportNames:
 
     def _known_operation(self, text: str) -> str | None:
         """Return the name of an operation if torch chose it."""
+        return self._optimizer(text) or (text if _LIBRARY_OPERATION.fullmatch(text) else None)
+
+    def _optimizer(self, text: str) -> str | None:
+        """Return the name of the range that torch makes around an optimizer's method."""
         optimizer = _OPTIMIZER.fullmatch(text)
-        if optimizer:
-            return f"Optimizer.{optimizer[1]}#{self.module_class(optimizer[2])}.{optimizer[1]}"
-        return text if _LIBRARY_OPERATION.fullmatch(text) else None
+        if optimizer is None:
+            return None
+        return f"Optimizer.{optimizer[1]}#{self.module_class(optimizer[2])}.{optimizer[1]}"
 
     def _use(self, kind: str, text: str) -> str:
         self.used.setdefault(kind, {})[text] = None

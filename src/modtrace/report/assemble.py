@@ -26,6 +26,9 @@ MAX_REPORT_BYTES = 25_000_000
 """What GitHub accepts as one attachment."""
 _RETRY_FRACTION = 0.9
 """How much of what should fit is tried next: compressed bytes do not quite follow the number of spans."""
+_SAMPLED_ABOVE = 200_000
+"""Of more spans or events a sample says first how many will fit: to compress them all in vain takes longest."""
+_SAMPLE = 1 / 16
 _ONLY_MODULES_NOTE = (
     "The profiler's own events are left out: of a merged trace in Perfetto's format only the modules can be told. "
     "A report of the same in JSON has them."
@@ -148,13 +151,21 @@ def _fit(source: ReportSource, table: str | None, names: ReportNames, max_bytes:
     """Return the report with as much of the trace as fits."""
     environment = environment_text(source.timeline.metadata).encode()
     table = table or source.timeline.summary().sort_by(limit=MAX_TABLE_ROWS).to_markdown()
-    max_items = source.count
-    while True:
+
+    def attempt(max_items: int) -> tuple[dict[str, bytes], TracePart, int]:
         part = source.part(max_items)
         anonymized = isinstance(names, AliasedNames)
-        summary = summary_text(source.timeline, table, part, source.notes, anonymized=anonymized)
-        files = _files(part, summary, environment)
-        size = len(zip_bytes(files))
+        files = _files(
+            part, summary_text(source.timeline, table, part, source.notes, anonymized=anonymized), environment
+        )
+        return files, part, len(zip_bytes(files))
+
+    max_items = source.count
+    if max_items > _SAMPLED_ABOVE:
+        sampled = int(max_items * _SAMPLE)
+        max_items = min(max_items, int(_RETRY_FRACTION * sampled * max_bytes / attempt(sampled)[2]))
+    while True:
+        files, part, size = attempt(max_items)
         if size <= max_bytes:
             texts = {kind: tuple(used) for kind, used in names.used.items()}
             return Report(files, part.description, size, source.notes, texts)

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from ..timeline import CounterSeries, Mark, Process, Stats, Timeline, Track, without_collectives
+from ..timeline import (
+    BackwardPass,
+    CollectiveName,
+    Collectives,
+    CounterSeries,
+    Group,
+    Mark,
+    Process,
+    Stats,
+    Timeline,
+    Track,
+)
 from ..timeline.contents import TRACK_KINDS
+from ..timeline.rewrite import replace_processes
 from .aliases import ReportNames
 from .system_info import clean_metadata
 
@@ -21,12 +34,8 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         timeline: as recorded.
         names: replaces texts.
     """
-    timeline = without_collectives(timeline)  # names of groups can be the user's
-    process = {
-        old: Process(old.pid, old.rank)
-        for old in [*(track.process for track in timeline.tracks), *(c.process for c in timeline.counters)]
-    }
-    return Timeline(
+    timeline = replace_processes(timeline, lambda process: Process(process.pid, process.rank))
+    cleaned = Timeline(
         columns=timeline.columns,
         names=[names.name(name) for name in timeline.names],
         tracks=[
@@ -34,7 +43,7 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
                 track.kind if track.kind in TRACK_KINDS else "backward",
                 names.thread(track.thread) if track.stream is None else f"stream {track.stream}",
                 track.tid,
-                process[track.process],
+                track.process,
                 track.device,
                 track.stream,
             )
@@ -47,15 +56,33 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
             if mark.kind in ("step", "mark")
         ],
         counters=[
-            CounterSeries(names.counter(c.name), names.counter(c.unit), process[c.process], c.time, c.value)
+            CounterSeries(names.counter(c.name), names.counter(c.unit), c.process, c.time, c.value)
             for c in timeline.counters
         ],
         metadata=clean_metadata(timeline.metadata),
+        backward_passes=[
+            BackwardPass(run.start_ns, run.end_ns, names.thread(run.thread), run.tid, run.process, run.complete)
+            for run in timeline.backward_passes
+        ],
         span_args={
             span: {"shapes": shapes}
             for span, args in timeline.span_args.items()
             if (shapes := _clean_shapes(args.get("shapes")))
         },
+        collectives=_clean_collectives(timeline.collectives, names),
+    )
+    return replace(cleaned, collectives=replace(cleaned.collectives, track_names=cleaned.track_names))
+
+
+def _clean_collectives(collectives: Collectives, names: ReportNames) -> Collectives:
+    """Return them with the names of groups replaced, which can be the user's; numbers of ranks stay."""
+    return replace(
+        collectives,
+        names=[
+            CollectiveName(names.collective(name.operator), names.group(name.group), name.peer)
+            for name in collectives.names
+        ],
+        groups=[Group(names.group(g.name), g.ranks, names.group(g.description)) for g in collectives.groups],
     )
 
 

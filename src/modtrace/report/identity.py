@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..timeline import Process, Timeline
+from ..timeline import Timeline
+from ..timeline.rewrite import move_times, replace_processes
 
 __all__ = ["REPORT_START_NS", "IdNumbers", "without_identity"]
 
@@ -38,24 +39,16 @@ def without_identity(timeline: Timeline) -> Timeline:
     columns = timeline.columns
     starts = [int(columns.start.min())] if len(columns) else []
     starts += [mark.time_ns for mark in timeline.marks]
+    collectives = timeline.collectives
+    starts += [int(collectives.start.min())] if len(collectives) else []
+    starts += [run.start_ns for run in timeline.backward_passes]
     starts += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
     shift = np.int64(REPORT_START_NS - min(starts, default=REPORT_START_NS))
+    moved = move_times(timeline, lambda times: times + shift)
     ids = IdNumbers()
-    processes: dict[Process, Process] = {}
-    for process in [*(track.process for track in timeline.tracks), *(c.process for c in timeline.counters)]:
-        processes[process] = process._replace(pid=ids.number(process.pid))
+    moved = replace_processes(moved, lambda process: process._replace(pid=ids.number(process.pid)))
     return replace(
-        timeline,
-        columns=replace(columns, start=columns.start + shift, end=columns.end + shift),
-        tracks=[
-            track._replace(
-                tid=ids.number(track.tid) if track.device is None else track.tid, process=processes[track.process]
-            )
-            for track in timeline.tracks
-        ],
-        marks=[mark._replace(time_ns=mark.time_ns + int(shift)) for mark in timeline.marks],
-        counters=[
-            replace(counter, process=processes[counter.process], time=counter.time + shift)
-            for counter in timeline.counters
-        ],
+        moved,
+        tracks=[track._replace(tid=ids.number(track.tid)) if track.device is None else track for track in moved.tracks],
+        backward_passes=[run._replace(tid=ids.number(run.tid)) for run in moved.backward_passes],
     )

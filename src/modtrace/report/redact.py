@@ -21,6 +21,11 @@ _PATH = (
     r"(?:(?<![\w>)\]])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/\"'<>|*:;,()\[\]]+){2,}/?|(?<!\w)~[\w.-]*/[^\s\"'<>|*:;,()\[\]]*)"
 )
 _WINDOWS = r"(?:(?<!\w)[A-Za-z]:[\\/]|\\\\[\w.-]+\\)[^\s\"'<>|*:;,()\[\]]*"
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{12,})"
+)
+"""Of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, AWS: by their form, whoever's they are."""
 _LOCATION = re.compile(f"(?P<url>{_URL})|(?P<address>{_MAIL})|(?P<path>{_PATH}|{_WINDOWS})")
 
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
@@ -38,7 +43,8 @@ _IMPERSONAL_NAMES = frozenset(
 class Redactor:
     """Replaces what identifies a person or a machine: `redact(text)`.
 
-    That is URLs, mail addresses, paths, and all of `literal` and `words`. The same text always gives the same result.
+    That is URLs, mail addresses, paths, access tokens of known forms, and all of `literal` and `words`. The same text
+    always gives the same result.
 
     Args:
         literal: replacements of texts wherever they occur, ignoring case.
@@ -71,6 +77,7 @@ class Redactor:
         """Return the text with all of it replaced."""
         if self._literal_pattern is not None:
             text = self._literal_pattern.sub(lambda match: self._literal[match[0].lower()], text)
+        text = _TOKEN.sub("<secret>", text)
         # Before words: a path with a replaced word in it would no longer look like a path.
         if "/" in text or "\\" in text or "@" in text:
             text = _LOCATION.sub(lambda match: f"<{match.lastgroup}>", text)
@@ -95,5 +102,5 @@ def _any_of(parts: Iterable[str]) -> re.Pattern[str] | None:
 def _account() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):
+    except (KeyError, OSError, ImportError):  # Windows has no pwd
         return ""  # a user without a name, as in some containers

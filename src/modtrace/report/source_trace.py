@@ -146,3 +146,11 @@ class _Unchanged(ReportNames):
     def counter(self, text: str) -> str:
         """Return the name or unit."""
         return text
+
+    def collective(self, operator: str) -> str:
+        """Return the operator."""
+        return operator
+
+    def group(self, text: str) -> str:
+        """Return the name or description."""
+        return text

@@ -6,14 +6,17 @@ writer was killed.
 
 from __future__ import annotations
 
-from .file import MAGIC, RingSnapshot, read_ring
+from .file_format import MAGIC
 from .name_table import NameTable, Record
+from .read_file import RingSnapshot, read_ring, read_ring_rank, read_ring_records
 from .ring import Ring
 from .slot_format import Events, Kind
 from .slots import SlotSnapshot, WriteSlot
+from .stacks_file import STACKS_SIGNAL, is_signal_caught, is_signal_handled_now, stacks_path
 
 __all__ = [
     "MAGIC",
+    "STACKS_SIGNAL",
     "Events",
     "Kind",
     "NameTable",
@@ -22,5 +25,10 @@ __all__ = [
     "RingSnapshot",
     "SlotSnapshot",
     "WriteSlot",
+    "is_signal_caught",
+    "is_signal_handled_now",
     "read_ring",
+    "read_ring_rank",
+    "read_ring_records",
+    "stacks_path",
 ]

@@ -21,7 +21,7 @@ def available_memory_bytes() -> int | None:
 def _left_on_machine() -> int | None:
     """Return what is free, can be freed, or swapped out."""
     try:
-        lines = _MEMINFO.read_text().splitlines()
+        lines = _MEMINFO.read_text("utf-8").splitlines()
         kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
         return 1024 * (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0))
     except (OSError, ValueError, IndexError, KeyError):
@@ -32,7 +32,7 @@ def _left_in_groups() -> list[int | None]:
     """Return what is left in each control group, of either version, that this process is in."""
     left = []
     with contextlib.suppress(OSError, ValueError):
-        for line in _OWN_GROUPS.read_text().splitlines():
+        for line in _OWN_GROUPS.read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if not controllers:
                 root, limit, used = _GROUPS, "memory.max", "memory.current"
@@ -52,12 +52,12 @@ def _left_in_groups() -> list[int | None]:
 
 def _left_in_group(folder: Path, limit: str, used: str) -> int | None:
     try:
-        bytes_left = int((folder / limit).read_text()) - int((folder / used).read_text())
+        bytes_left = int((folder / limit).read_text("utf-8")) - int((folder / used).read_text("utf-8"))
     except (OSError, ValueError):  # no such group, or its limit is the word "max"
         return None
     with contextlib.suppress(OSError, ValueError, IndexError):
         # Pages of files are given back when memory is asked for.
-        for line in (folder / "memory.stat").read_text().splitlines():
+        for line in (folder / "memory.stat").read_text("utf-8").splitlines():
             if line.startswith(("inactive_file ", "total_inactive_file ")):
                 return bytes_left + int(line.split()[1])
     return bytes_left

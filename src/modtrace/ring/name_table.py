@@ -2,16 +2,17 @@
 
 A record is one JSON object. Its "kind" says what it is; beside that it has
 
-| kind     | fields                                                                                                   |
-|----------|----------------------------------------------------------------------------------------------------------|
-| `name`   | `id`, `label`, `fqn`, `class`: of a module                                                               |
-| `text`   | `id`, `text`: of a mark, a counter, the shapes of a call's inputs, or a collective's name                |
-| `thread` | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 where not known)     |
-| `group`  | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed    |
-| `clock`  | `clock`: the id of the host's monotonic clock, which times are of                                        |
-| `offset` | `clock`, `parent`: ids; `time`, `offset`, `bound`, `round_trip`: how far the parent's clock was ahead, ns |
-| `anchor` | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                      |
-| `stop`   | nothing: the recording was stopped in good order                                                         |
+| kind       | fields                                                                                                 |
+|------------|--------------------------------------------------------------------------------------------------------|
+| `name`     | `id`, `label`, `fqn`, `class`: of a module                                                             |
+| `text`     | `id`, `text`: of a mark, a counter, the shapes of a call's inputs, or a collective's name              |
+| `thread`   | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 where not known)   |
+| `compiled` | `name`: its id, `modules`: those inside, compiled (`blocks.0: Block, …`); the last counts              |
+| `group`    | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed  |
+| `clock`    | `clock`: the id of the host's monotonic clock, which times are of                                      |
+| `offset`   | `clock`, `parent`: ids; `time`, `offset`, `bound`, `round_trip`: by how many ns the parent's was ahead |
+| `anchor`   | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                    |
+| `stop`     | nothing: the recording was stopped in good order                                                       |
 """
 
 from __future__ import annotations
@@ -54,21 +55,25 @@ class NameTable:
     def __init__(self, sink: Callable[[Record], None] | None = None, records: Iterable[Record] = ()) -> None:
         self.records: list[Record] = list(records)
         self._sink = sink
-        self._names: dict[tuple[str, str, str], int] = {}
+        self._names: dict[str, int] = {}
         self._texts: dict[str, int] = {}
         self._thread_count = 0
         self._exclusive = Exclusive()
 
     def name(self, label: str, fqn: str, module_class: str) -> int:
         """Return the id of a module's name, or `NO_NAME` where the table is full."""
-        key = (clean(label), clean(fqn), clean(module_class))
+        # One string, not a tuple, which would bring the next run of the garbage collector nearer.
+        key = f"{len(label)},{len(fqn)},{label}{fqn}{module_class}"
+        if clean(key) is not key:
+            label, fqn, module_class = clean(label), clean(fqn), clean(module_class)
+            key = f"{len(label)},{len(fqn)},{label}{fqn}{module_class}"
         with self._exclusive.lock:
             name_id = self._names.get(key)
             if name_id is None:
                 name_id = len(self._names)
                 if name_id >= NO_NAME:
                     return NO_NAME
-                self._append({"kind": "name", "id": name_id, "label": key[0], "fqn": key[1], "class": key[2]})
+                self._append({"kind": "name", "id": name_id, "label": label, "fqn": fqn, "class": module_class})
                 self._names[key] = name_id
             return name_id
 
@@ -94,6 +99,10 @@ class NameTable:
                 {"kind": "thread", "id": thread_id, "name": clean(name), "tid": tid, "torch_thread_id": torch_thread_id}
             )
             return thread_id
+
+    def compiled(self, name_id: int, modules: str) -> None:
+        """Note which modules torch.compile put into the calls of a name; a later note takes the place of this one."""
+        self._append({"kind": "compiled", "name": name_id, "modules": clean(modules)})
 
     def group(self, name: str, ranks: str, description: str) -> None:
         """Note a process group, as `collective_text.format_ranks` writes its ranks."""

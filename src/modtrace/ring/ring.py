@@ -10,8 +10,10 @@ import numpy as np
 
 from .._errors import RingError
 from ..record_options import check_capacity
-from .file import SLOTS_OFFSET, RingFile, RingSnapshot
+from .file import RingFile
+from .file_format import SLOTS_OFFSET
 from .name_table import NameTable
+from .read_file import RingSnapshot
 from .slot_format import SLOT_BYTES, WORDS_PER_SLOT
 from .slots import WriteSlot, allocate, make_writer, read_slots, slot_blocks
 

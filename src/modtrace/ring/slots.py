@@ -9,7 +9,8 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from functools import cache
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -48,8 +49,6 @@ BLOCK_SLOTS = 1 << 20
 _MAX_PREFAULT_BYTES = 1 << 28
 _POPULATE_BYTES = 1 << 20
 _MADV_POPULATE_WRITE = 23
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _KNOWN_KINDS = np.array(list(Kind), np.int64)
 
 WriteSlot = Callable[[int, int], None]
@@ -69,7 +68,10 @@ def allocate(capacity: int) -> mmap.mmap:
             f"a ring of {capacity:,} events takes {capacity * SLOT_BYTES:,} bytes, and {available:,} bytes of memory "
             "can be had; lower capacity"
         )
-    buffer = mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MAP_PRIVATE"):
+        buffer = mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:  # Windows
+        buffer = mmap.mmap(-1, capacity * SLOT_BYTES)
     prefault(buffer)
     return buffer
 
@@ -78,8 +80,10 @@ def prefault(buffer: mmap.mmap) -> None:
     """Map the pages of a new buffer, up to 256 MiB: the first ones now, the others on a thread, ahead of the writer.
 
     The first touch of a page costs as much as many events, and the training must not pay for it. A kernel before
-    Linux 5.14 cannot do it without writing; there it does.
+    Linux 5.14, or another system, cannot do it without writing; there it does.
     """
+    if _madvise() is None:
+        return
     length = min(len(buffer), _MAX_PREFAULT_BYTES)
     _populate(buffer, 0, min(length, _POPULATE_BYTES))
     if length > _POPULATE_BYTES:
@@ -94,8 +98,21 @@ def _populate_rest(buffer: mmap.mmap, length: int) -> None:
 
 def _populate(buffer: mmap.mmap, offset: int, length: int) -> None:
     # By ctypes: what mmap.madvise does, without the interpreter's lock.
-    held = np.frombuffer(buffer, np.uint8)
-    _madvise(held.ctypes.data + offset, length, _MADV_POPULATE_WRITE)
+    madvise = _madvise()
+    if madvise is not None:
+        held = np.frombuffer(buffer, np.uint8)
+        madvise(held.ctypes.data + offset, length, _MADV_POPULATE_WRITE)
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """Return the C library's `madvise`; None where there is none, as on Windows."""
+    try:
+        madvise = ctypes.CDLL(None).madvise
+    except (TypeError, OSError, AttributeError):
+        return None
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return cast("Callable[[int, int, int], int]", madvise)
 
 
 def make_writer(
@@ -139,7 +156,7 @@ class SlotSnapshot(NamedTuple):
     Attributes:
         events: the whole events, in serial order.
         recorded: number of events written since the ring was made.
-        overwritten: of these, those whose slots were used again.
+        overwritten: of these, those whose slots were used again, or that were not asked for.
         torn: of these, those whose slots were half written, or damaged.
     """
 
@@ -155,12 +172,13 @@ def slot_blocks(slots: Int64Array) -> Iterator[SlotBlock]:
         yield SlotBlock(first, slots[first : first + BLOCK_SLOTS])
 
 
-def read_slots(blocks: Iterable[SlotBlock], capacity: int) -> SlotSnapshot:
+def read_slots(blocks: Iterable[SlotBlock], capacity: int, first_serial: int = 0) -> SlotSnapshot:
     """Read the whole events of a ring, dead or alive, in memory that follows the number of events and not of slots.
 
     Args:
         blocks: the slots that may hold events.
         capacity: slots in the ring; more than there are where the file was cut short.
+        first_serial: leave out the events before this one, and count them as overwritten.
     """
     parts = [_whole_slots(block, capacity) for block in blocks]
     serial, time_ns, value, meta = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
@@ -171,7 +189,7 @@ def read_slots(blocks: Iterable[SlotBlock], capacity: int) -> SlotSnapshot:
         middle = np.partition(serial, len(serial) // 2)[len(serial) // 2]
         whole = np.abs(serial - middle) < capacity
         recorded = int(serial[whole].max()) + 1
-    oldest = max(0, recorded - capacity)
+    oldest = max(min(first_serial, recorded), recorded - capacity)
     whole &= serial >= oldest
     order = np.flatnonzero(whole)
     order = order[np.argsort(serial[order], kind="stable")]

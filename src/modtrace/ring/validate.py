@@ -16,6 +16,7 @@ from .._typing import BoolArray, Int32Array
 from .name_table import Record
 from .slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, COMMUNICATION_KINDS, NO_NAME, Events, Kind
 from .slots import SlotSnapshot
+from .stacks_file import STACKS_SIGNAL
 
 __all__ = ["validate"]
 
@@ -30,6 +31,7 @@ _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
     "name": {"label": str, "fqn": str, "class": str},
     "text": {"text": str},
     "thread": {"name": str, "tid": _PIDS, "torch_thread_id": range(-1, 1 << 63)},
+    "compiled": {"name": range(NO_NAME), "modules": str},
     "clock": {"clock": str},
     "offset": {
         "clock": str,
@@ -44,6 +46,13 @@ _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
     "stop": {},
 }
 """The fields of each kind of record, and what each may be: a text, or an integer in a range."""
+_METADATA_FIELDS: Mapping[str, type[str] | range] = {
+    "pid": _PIDS,
+    "rank": _PIDS,
+    "program": str,
+    STACKS_SIGNAL: range(1, 65),
+}
+"""What the metadata may say of the process; other fields are only shown."""
 _KINDS_WITH_ID = ("name", "text", "thread")
 
 
@@ -157,9 +166,8 @@ def _renumber_unknown(ids: Int32Array, used: BoolArray, known_count: int) -> tup
 
 
 def _valid_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
-    known_fields: Mapping[str, type[str] | range] = {"pid": _PIDS, "rank": _PIDS, "program": str}
     return {
         key: value
         for key, value in metadata.items()
-        if key not in known_fields or _is_allowed(value, known_fields[key])
+        if key not in _METADATA_FIELDS or _is_allowed(value, _METADATA_FIELDS[key])
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .build import build_timeline
-from .collectives import Collective, CollectiveName, Collectives, Group, launching_spans, without_collectives
+from .collectives import Collective, CollectiveName, Collectives, Group, launching_spans
 from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
@@ -45,5 +45,4 @@ __all__ = [
     "build_timeline",
     "launching_spans",
     "open_stacks",
-    "without_collectives",
 ]

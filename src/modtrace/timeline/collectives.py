@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
-from ..ring.collective_text import CollectiveName
+from ..ring.collective_text import CollectiveName, parse_ranks
 from .contents import COMMUNICATION, Track
 
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-__all__ = ["Collective", "CollectiveName", "Collectives", "Group", "launching_spans", "without_collectives"]
+__all__ = ["Collective", "CollectiveName", "Collectives", "Group", "launching_spans"]
 
 
 class Group(NamedTuple):
@@ -31,6 +32,19 @@ class Group(NamedTuple):
     name: str
     ranks: tuple[int, ...] = ()
     description: str = ""
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Group:
+        """Return the group that a record of a ring's name table is of."""
+        return _group_of(record["name"], record["ranks"], record["description"])
+
+
+@lru_cache(maxsize=256)  # thousands of rings name the same thousands of ranks
+def _group_of(name: str, ranks: str, description: str) -> Group:
+    try:
+        return Group(name, tuple(parse_ranks(ranks)), description)
+    except ValueError:
+        return Group(name, (), description)
 
 
 class Collective(NamedTuple):
@@ -186,7 +200,7 @@ def launching_spans(timeline: Timeline) -> Int64Array:
     found = np.full(len(collectives), -1, np.int64)
     found_start = np.full(len(collectives), np.iinfo(np.int64).min)
     for number, track in enumerate(timeline.tracks):
-        if track.kind != COMMUNICATION:
+        if track.kind != COMMUNICATION or not len(columns):
             continue
         rows = np.flatnonzero(collectives.track == number)
         time = collectives.start[rows]
@@ -199,21 +213,6 @@ def launching_spans(timeline: Timeline) -> Int64Array:
             later = (span >= 0) & (columns.start[span] > found_start[rows])
             found[rows[later]], found_start[rows[later]] = span[later], columns.start[span[later]]
     return found
-
-
-def without_collectives(timeline: Timeline) -> Timeline:
-    """Return the timeline without collectives and the tracks that they lie on."""
-    if all(track.kind != COMMUNICATION for track in timeline.tracks):
-        return replace(timeline, collectives=Collectives.of()) if timeline.collectives.groups else timeline
-    kept = [index for index, track in enumerate(timeline.tracks) if track.kind != COMMUNICATION]
-    new_index = np.full(len(timeline.tracks) + 1, -1, np.int32)
-    new_index[kept] = np.arange(len(kept))
-    return replace(
-        timeline,
-        columns=replace(timeline.columns, track=new_index[timeline.columns.track]),
-        tracks=[timeline.tracks[index] for index in kept],
-        collectives=Collectives.of(),
-    )
 
 
 def _thread_tracks(tracks: Sequence[Track], wanted: Track) -> list[int]:

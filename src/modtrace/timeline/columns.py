@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
 
-__all__ = ["BACKWARD", "FORWARD", "PHASES", "RECOMPUTE", "Columns", "in_start_order"]
+__all__ = ["BACKWARD", "FORWARD", "PHASES", "RECOMPUTE", "Columns", "in_start_order", "join_columns", "sort_by_start"]
 
 PHASES = ("forward", "backward", "recompute")
 """The phase of a span by its code in `Columns.phase`."""
@@ -91,9 +92,23 @@ DTYPES: dict[str, type[np.generic]] = {
 
 def in_start_order(columns: Columns) -> Columns:
     """Sort by (start, depth) and renumber `parent`, so that a parent stands before its children."""
+    return sort_by_start(columns)[0]
+
+
+def sort_by_start(columns: Columns) -> tuple[Columns, Int64Array]:
+    """Do what `in_start_order` does; return also the new index of each span, and behind these a -1 for no span."""
     order = np.lexsort((columns.depth, columns.start))
     new_index = np.empty(len(order) + 1, np.int64)
     new_index[order] = np.arange(len(order))
     new_index[-1] = -1
     ordered = columns.take(order)
-    return replace(ordered, parent=new_index[ordered.parent])
+    return replace(ordered, parent=new_index[ordered.parent]), new_index
+
+
+def join_columns(parts: Sequence[Columns]) -> Columns:
+    """Put spans behind those of the parts before; only `parent` is renumbered, as names and tracks may be shared."""
+    first, shifted = 0, []
+    for part in parts:
+        shifted.append(replace(part, parent=np.where(part.parent >= 0, part.parent + first, -1)))
+        first += len(part)
+    return Columns(*(np.concatenate([getattr(part, field) for part in shifted]) for field in Columns.__slots__))

@@ -11,6 +11,7 @@ from .._typing import Int64Array
 __all__ = [
     "COMMUNICATION",
     "GPU",
+    "PASSES",
     "REGION_CLASS",
     "TRACK_KINDS",
     "BackwardPass",
@@ -25,7 +26,8 @@ __all__ = [
 
 GPU = "gpu"
 COMMUNICATION = "communication"
-TRACK_KINDS = ("forward", "backward", COMMUNICATION, GPU)
+PASSES = "backward pass"
+TRACK_KINDS = ("forward", "backward", PASSES, COMMUNICATION, GPU)
 """What a track can be of, in the order in which they are shown; recompute lies on the backward track of its thread."""
 
 
@@ -74,7 +76,7 @@ class Track(NamedTuple):
 
     Attributes:
         kind: one of `TRACK_KINDS`: "forward", "backward" (with recompute), "communication" (which holds no spans, see
-            `Timeline.collectives`) or "gpu".
+            `Timeline.collectives`) or "gpu"; in files also "backward pass", see `Timeline.backward_passes`.
         thread: the thread's name (`MainThread`, `pt_autograd_0`), or the stream's (`stream 7`).
         tid: the thread's id as the operating system has it, or the stream's number.
         process: the process it belongs to; of a GPU's the one that launched the work.
@@ -166,8 +168,9 @@ class Stats(Mapping[str, int]):
         torn: slots that were being written when they were read or when the process died.
         unfinished: spans whose exit never came.
         unstarted: spans whose enter was overwritten.
-        unattributed: autograd nodes outside all modules, as those of a loss function are; no loss. Where an engine
-            marks only where the nodes of another call begin, runs of such nodes.
+        unattributed: runs of autograd nodes outside all modules, as those of a loss function are; no loss. A run is
+            what a pass runs of them on one thread without nodes of a module between. The portable engine does not
+            count those of a graph that another thread made than the one that runs the pass.
     """
 
     recorded: int = 0

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from .columns import BACKWARD, RECOMPUTE, Columns, in_start_order
+from .columns import BACKWARD, RECOMPUTE, Columns, join_columns, sort_by_start
 from .contents import GPU, Process, Track
 from .nesting import nest_by_time
+from .select import keep_tracks
 
 if TYPE_CHECKING:
     from .contents import Name
@@ -71,13 +72,10 @@ def add_gpu_tracks(timeline: Timeline, spans: GpuSpans) -> Timeline:
             complete=np.ones(len(spans.start), np.bool_),
         )
     )
-    added = replace(added, parent=np.where(added.parent < 0, -1, added.parent + len(columns)))
-    joined = Columns(*(np.concatenate([getattr(columns, f), getattr(added, f)]) for f in Columns.__slots__))
-    position = np.empty(len(joined), np.int64)
-    position[np.lexsort((joined.depth, joined.start))] = np.arange(len(joined))
+    joined, position = sort_by_start(join_columns([columns, added]))
     return replace(
         timeline,
-        columns=in_start_order(joined),
+        columns=joined,
         names=spans.names,
         tracks=[
             *timeline.tracks,
@@ -96,20 +94,7 @@ def on_gpu(timeline: Timeline) -> BoolArray:
 
 def without_gpu(timeline: Timeline) -> Timeline:
     """Return what ran on threads, without the tracks of GPU streams."""
-    if all(track.device is None for track in timeline.tracks):
-        return timeline
-    rows = np.flatnonzero(~on_gpu(timeline))
-    kept = np.array([track.device is None for track in timeline.tracks])
-    position = np.full(len(timeline.columns) + 1, -1, np.int64)
-    position[rows] = np.arange(len(rows))
-    columns = timeline.columns.take(rows)
-    track = (np.cumsum(kept) - 1)[columns.track].astype(np.int32)
-    return replace(
-        timeline,
-        columns=replace(columns, parent=position[columns.parent], track=track),
-        tracks=[track for track in timeline.tracks if track.device is None],
-        span_args={int(position[row]): args for row, args in timeline.span_args.items() if position[row] >= 0},
-    )
+    return keep_tracks(timeline, np.array([track.device is None for track in timeline.tracks], np.bool_))
 
 
 def _links(columns: Columns, spans: GpuSpans) -> Int64Array:

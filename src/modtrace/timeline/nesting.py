@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 
-from .._typing import Int64Array, SignedIntArray
+from .._typing import Int32Array, Int64Array, SignedIntArray
 from .columns import Columns
 
-__all__ = ["nest_by_time", "outermost_first"]
-
+__all__ = ["Intervals", "nest_by_time", "nest_intervals", "outermost_first"]
 
 _CHUNK = 1 << 16
 
 
-def outermost_first(columns: Columns, rows: SignedIntArray) -> SignedIntArray:
+class Intervals(Protocol):
+    """What lies on tracks from a start to an end: spans, collectives, …; columns of equal length."""
+
+    @property
+    def track(self) -> SignedIntArray:
+        """The track of each."""
+
+    @property
+    def start(self) -> Int64Array:
+        """Their starts, ns."""
+
+    @property
+    def end(self) -> Int64Array:
+        """Their ends, ns."""
+
+
+def outermost_first(columns: Intervals, rows: SignedIntArray) -> SignedIntArray:
     """Sort spans of one track by start, the longer first; mostly they are in this order already.
 
     Args:
@@ -32,18 +48,24 @@ def outermost_first(columns: Columns, rows: SignedIntArray) -> SignedIntArray:
 
 
 def nest_by_time(columns: Columns) -> Columns:
-    """Compute `depth` and `parent` anew, per track, from start and end; the order of the spans stays.
+    """Compute `depth` and `parent` anew, per track, from start and end, see `nest_intervals`; the order stays."""
+    depth, parent = nest_intervals(columns)
+    return dataclasses.replace(columns, depth=depth, parent=parent)
+
+
+def nest_intervals(columns: Intervals) -> tuple[Int32Array, Int64Array]:
+    """Return how many spans of its track lie around each, and the index of the innermost of these, or -1.
 
     A span lies in all that began no later and end no earlier. An empty span (start = end) lies in the longest one that
     begins or runs at its instant, and empty spans of one instant lie in each other: this is how Perfetto lays out
     Chrome's events, which carry no depth.
     """
-    depth = np.zeros(len(columns), np.int32)
-    parent = np.full(len(columns), -1, np.int64)
+    depth = np.zeros(len(columns.start), np.int32)
+    parent = np.full(len(columns.start), -1, np.int64)
     for track in np.unique(columns.track):
         rows = outermost_first(columns, np.flatnonzero(columns.track == track))
         depth[rows], parent[rows] = _nest(columns.start[rows], columns.end[rows], rows)
-    return dataclasses.replace(columns, depth=depth, parent=parent)
+    return depth, parent
 
 
 def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int64Array, Int64Array]:

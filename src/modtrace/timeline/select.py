@@ -10,13 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._typing import BoolArray, IndexArray, Int32Array, Int64Array
-from .columns import BACKWARD, Columns
+from .columns import BACKWARD, Columns, sort_by_start
 
 if TYPE_CHECKING:
     from .contents import CounterSeries
     from .timeline import Timeline
 
-__all__ = ["chosen_steps", "first_ended_step", "modules", "steps", "whole_spans", "window"]
+__all__ = [
+    "chosen_steps",
+    "first_ended_step",
+    "first_process_tracks",
+    "keep_tracks",
+    "modules",
+    "steps",
+    "steps_at",
+    "whole_spans",
+    "window",
+]
 
 
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
@@ -53,14 +63,41 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
 
 
 def whole_spans(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
-    """Return the spans that overlap a range of time, uncut, with the marks and samples in it."""
-    columns = timeline.columns
+    """Return what overlaps a range of time, uncut, with the marks and samples in it."""
+    columns, table = timeline.columns, timeline.collectives
     rows = np.flatnonzero((columns.start <= end_ns) & (columns.end >= start_ns))
     return dataclasses.replace(
         _keep(timeline, rows),
         marks=[mark for mark in timeline.marks if start_ns <= mark.time_ns <= end_ns],
         counters=[_samples(counter, start_ns, end_ns + 1) for counter in timeline.counters],
+        collectives=table.take((table.start <= end_ns) & (table.end >= start_ns)),
+        backward_passes=[run for run in timeline.backward_passes if run.start_ns <= end_ns and run.end_ns >= start_ns],
     )
+
+
+def keep_tracks(timeline: Timeline, kept: BoolArray) -> Timeline:
+    """Return the timeline with some of its tracks and what lies on them; what lies on no track stays.
+
+    Args:
+        timeline: what to choose from.
+        kept: bool, per track whether it stays.
+    """
+    if kept.all():
+        return timeline
+    new_index = (np.cumsum(kept) - 1).astype(np.int32)
+    rows = np.flatnonzero(kept[timeline.columns.track])
+    position = np.full(len(timeline.columns) + 1, -1, np.int64)
+    position[rows] = np.arange(len(rows))
+    columns = timeline.columns.take(rows)
+    table = timeline.collectives.take(kept[timeline.collectives.track])
+    part = dataclasses.replace(
+        timeline,
+        columns=dataclasses.replace(columns, parent=position[columns.parent], track=new_index[columns.track]),
+        tracks=[timeline.tracks[index] for index in np.flatnonzero(kept).tolist()],
+        span_args={int(position[span]): args for span, args in timeline.span_args.items() if position[span] >= 0},
+    )
+    table = dataclasses.replace(table, track=new_index[table.track], track_names=part.track_names)
+    return dataclasses.replace(part, collectives=table)
 
 
 def steps(timeline: Timeline, first: int | None = None, last: int | None = None) -> Timeline:
@@ -76,7 +113,7 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     part = _keep(timeline, np.flatnonzero((columns.step >= low) & (columns.step < high)))
     step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     # The mark that ends step n is the last in it; what had ended when the recording began has no mark.
-    first_ended = first_ended_step(columns, step_ends)
+    first_ended = first_ended_step(timeline, step_ends)
     since = _time_at(step_ends, low - first_ended - 1, np.iinfo(np.int64).min)
     until = _time_at(step_ends, high - first_ended - 1, np.iinfo(np.int64).max)
     return dataclasses.replace(
@@ -96,11 +133,9 @@ def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
         numbers: int64[n], the steps.
     """
     columns = timeline.columns
-    step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    first_ended = first_ended_step(columns, step_ends)
 
     def is_chosen(times: Int64Array) -> BoolArray:
-        return np.isin(np.searchsorted(step_ends, times) + first_ended, numbers)
+        return np.isin(steps_at(timeline, times), numbers)
 
     passes_chosen = is_chosen(np.array([run.start_ns for run in timeline.backward_passes], np.int64))
     marks_chosen = is_chosen(np.array([mark.time_ns for mark in timeline.marks], np.int64))
@@ -138,7 +173,7 @@ def _keep(timeline: Timeline, rows: IndexArray) -> Timeline:
     new_index[rows] = np.arange(len(rows))
     kept = columns.take(rows)
     parent = _kept_parents(columns.parent, new_index, kept.parent)
-    kept = dataclasses.replace(kept, parent=parent, depth=_depths(parent), link=_complete_links(columns, kept))
+    kept = dataclasses.replace(kept, parent=parent, depth=_depths(parent), link=_complete_links(columns, rows))
     return dataclasses.replace(
         timeline,
         columns=kept,
@@ -173,27 +208,27 @@ def _depths(parent: Int64Array) -> Int32Array:
     return depth
 
 
-def _complete_links(columns: Columns, kept: Columns) -> Int64Array:
-    """Return the links of the kept spans, without those that joined forward and backward and have only one left."""
+def _complete_links(columns: Columns, rows: IndexArray) -> Int64Array:
+    """Return the links of the kept rows, without those that joined forward and backward and have only one left."""
+    numbers, link = np.unique(columns.link, return_inverse=True)
+    backward = columns.phase == BACKWARD
 
-    def joining(spans: Columns) -> Int64Array:
-        backward = spans.phase == BACKWARD
-        return np.intersect1d(spans.link[backward], spans.link[~backward])
+    def joining(spans: IndexArray | slice) -> BoolArray:
+        sides = np.zeros((2, len(numbers)), bool)
+        sides[backward[spans].astype(np.int64), link[spans]] = True
+        both: BoolArray = sides[0] & sides[1]
+        return both
 
-    broken = np.setdiff1d(joining(columns), joining(kept))
-    return np.where(np.isin(kept.link, broken), -1, kept.link)
+    broken = joining(slice(None)) & ~joining(rows)
+    return np.where(broken[link[rows]], -1, columns.link[rows])
 
 
 def _reordered(timeline: Timeline, columns: Columns) -> Timeline:
     """Sort by (start, depth) anew, as cutting makes spans begin together."""
-    order = np.lexsort((columns.depth, columns.start))
-    new_index = np.empty(len(order) + 1, np.int64)
-    new_index[order] = np.arange(len(order))
-    new_index[-1] = -1
-    ordered = columns.take(order)
+    ordered, new_index = sort_by_start(columns)
     return dataclasses.replace(
         timeline,
-        columns=dataclasses.replace(ordered, parent=new_index[ordered.parent]),
+        columns=ordered,
         span_args={int(new_index[span]): args for span, args in timeline.span_args.items()},
     )
 
@@ -207,11 +242,25 @@ def _samples(counter: CounterSeries, low: int, high: int) -> CounterSeries:
     return dataclasses.replace(counter, time=time, value=value)
 
 
-def first_ended_step(columns: Columns, step_ends: Int64Array) -> int:
+def steps_at(timeline: Timeline, times: Int64Array) -> Int64Array:
+    """Return for each moment the number of the step that it lies in."""
+    step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
+    return np.searchsorted(step_ends, times).astype(np.int64) + first_ended_step(timeline, step_ends)
+
+
+def first_process_tracks(timeline: Timeline) -> BoolArray:
+    """Return bool, per track whether it is of the first process: of several ranks, the marks are those of the first."""
+    tracks = timeline.tracks
+    return np.array([track.process == tracks[0].process for track in tracks] or [True], np.bool_)
+
+
+def first_ended_step(timeline: Timeline, step_ends: Int64Array) -> int:
     """Return which step the first of the marks in `step_ends` ends: as many as had ended before."""
-    if not len(columns):
+    columns, own = timeline.columns, first_process_tracks(timeline)
+    rows = np.arange(min(len(columns), 1)) if own.all() else np.flatnonzero(own[columns.track])[:1]
+    if not len(rows):
         return 0
-    return int(columns.step[0] - np.searchsorted(step_ends, columns.start[0], side="right"))
+    return int(columns.step[rows[0]] - np.searchsorted(step_ends, columns.start[rows[0]], side="right"))
 
 
 def _time_at(step_ends: Int64Array, index: int, otherwise: int) -> int:

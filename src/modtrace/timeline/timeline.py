@@ -30,9 +30,9 @@ class Timeline:
         counters: sampled quantities.
         collectives: what the threads did of torch.distributed, as columns and as a sequence of `Collective`.
         metadata: about the recording as a whole: `torch`, `engine`, `modtrace` versions and the like; JSON values.
-        span_args: what single spans hold beyond the fixed fields (`{"shapes": "float32[2, 8]"}`), by index of the span.
-        backward_passes: the whole backward passes, in the order of their begins. Rings and recordings have them; what
-            was saved as a trace holds none.
+        span_args: what single spans hold beyond the fixed fields (`{"shapes": "float32[2, 8]"}`, and as
+            `compiled_modules` those inside of what torch.compile made), by index of the span.
+        backward_passes: the whole backward passes, in the order of their begins; they lie on no track.
 
     Examples:
         >>> timeline = modtrace.load("step.pftrace")

@@ -32,10 +32,15 @@ def usual_durations(snapshot: RingSnapshot, calls: Iterable[OpenCall]) -> dict[t
     events = events.take(~is_communication(events))
     lookup = NameLookup(snapshot.records, events)
     durations: dict[tuple[str, str], Int64Array] = {}
+    node_name, node_duration = (
+        _ended_nodes(events, lookup.torch_threads)
+        if any(phase == "backward" for _, phase in wanted)
+        else (np.empty(0, np.int64), np.empty(0, np.int64))
+    )
     for fqn, phase in wanted:
         names = np.array([number for number, name in enumerate(lookup.names) if name.fqn == fqn], np.int64)
         if phase == "backward":
-            found = _backward_durations(events, names, lookup.torch_threads)
+            found = _positive(node_duration[np.isin(node_name, names)])
         else:
             found = _call_durations(events, names, recompute=phase == "recompute")
         if len(found):
@@ -51,13 +56,13 @@ def _call_durations(events: Events, names: Int64Array, *, recompute: bool) -> In
     return _positive(pairs["end"][is_asked] - pairs["start"][is_asked])
 
 
-def _backward_durations(events: Events, names: Int64Array, torch_threads: Int64Array) -> Int64Array:
+def _ended_nodes(events: Events, torch_threads: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the name of the call that made each ended node, and how long the node ran, in ns."""
     recent = events.take(np.arange(max(len(events) - _MAX_BACKWARD_EVENTS, 0), len(events)))
     intervals = build_intervals(recent)
     call = attribute_nodes(intervals, recent, torch_threads)
     is_ended: BoolArray = intervals.is_node & intervals.has_start & intervals.has_end & (call >= 0)
-    is_asked = is_ended & np.isin(intervals.name[call], names)
-    return _positive(intervals.end[is_asked] - intervals.start[is_asked])
+    return intervals.name[call[is_ended]], (intervals.end - intervals.start)[is_ended]
 
 
 def _positive(durations: Int64Array) -> Int64Array:

@@ -14,15 +14,13 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from .._after_import import call_after_import
+from .compiled_modules import CapturedModules, InnerModule
 from .skip_dynamo import skip_all
 
 __all__ = ["CompiledBackward", "CompiledRegion", "CompiledRegions", "is_inside_region"]
-
-_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 _PREFIX = "__compiled_fn"
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
@@ -34,15 +32,18 @@ class CompiledRegion(nn.Module):
 
     Args:
         function: what torch.compile made.
+        inner_modules: the modules that are inside, in their order.
 
     Attributes:
+        inner_modules: as given.
         label: name of the function that was compiled; empty before the first call.
         is_call_of_module: whether that is how a module is called, which then has a span already.
         is_generated: whether torch made that function: compiled autograd, of a backward pass.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], inner_modules: tuple[InnerModule, ...]) -> None:
         super().__init__()
+        self.inner_modules = inner_modules
         self.label = ""
         self.is_call_of_module = self.is_generated = False
         # `nn.Module.__call__` calls this instead of the forward and its hooks. It may be a module, but not as a part.
@@ -61,18 +62,17 @@ class CompiledRegion(nn.Module):
 
 
 class CompiledBackward(Protocol):
-    """Takes what compiled autograd runs: the backward pass of the region that this thread ran last, in one piece."""
+    """Takes what compiled autograd runs: the backward of the outermost call that made nodes last, in one piece."""
 
-    def begin_compiled_backward(self, newest_node: int) -> None:
-        """Write that it begins; `newest_node` is the sequence number of the region's newest node, -1 without one."""
+    def begin_compiled_backward(self) -> None:
+        """Write that it begins."""
 
-    def end_compiled_backward(self, newest_node: int) -> None:
+    def end_compiled_backward(self) -> None:
         """Write that it ended."""
 
 
 class _Inside(threading.local):
     depth = 0
-    newest_node = -1
 
 
 _inside = _Inside()
@@ -83,24 +83,24 @@ def is_inside_region() -> bool:
     return _inside.depth > 0
 
 
-def _wrap(function: Callable[..., Any], backward: CompiledBackward) -> Callable[..., Any]:
-    region = CompiledRegion(function)
+def _wrap(
+    function: Callable[..., Any], inner_modules: tuple[InnerModule, ...], backward: CompiledBackward
+) -> Callable[..., Any]:
+    region = CompiledRegion(function, inner_modules)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not region.label:
             region.describe(sys._getframe(1).f_code)
-        generated, sequence = region.is_generated, _sequence()
+        generated = region.is_generated
         if generated:
-            backward.begin_compiled_backward(_inside.newest_node)
+            backward.begin_compiled_backward()
         _inside.depth += 1
         try:
             return function(*args, **kwargs) if generated else region(*args, **kwargs)
         finally:
             _inside.depth -= 1
             if generated:
-                backward.end_compiled_backward(_inside.newest_node)
-            elif _sequence() != sequence:
-                _inside.newest_node = _sequence() - 1
+                backward.end_compiled_backward()
 
     return skip_all(call)
 
@@ -114,19 +114,25 @@ class CompiledRegions:
 
     def __init__(self, backward: CompiledBackward) -> None:
         self._backward = backward
+        self._modules = CapturedModules()
         self._active = False
         self._original_create: Any = None
+        self._call_off_install: Callable[[], None] | None = None
         # Scope and name, what was there, and what is there instead.
         self._wrapped: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     def start(self) -> None:
         """Begin, at once or when torch.compile is first used."""
         self._active = True
-        call_after_import("torch._dynamo.utils", self._install)
+        self._modules.start()
+        self._call_off_install = call_after_import("torch._dynamo.utils", self._install)
 
     def stop(self) -> None:
         """Put back what was there."""
         self._active = False
+        self._modules.stop()
+        if self._call_off_install is not None:
+            self._call_off_install()
         utils: Any = sys.modules.get("torch._dynamo.utils")
         if utils is not None and self._original_create is not None:
             utils.CleanupHook.create = staticmethod(self._original_create)
@@ -150,6 +156,8 @@ class CompiledRegions:
         def create(scope: dict[str, Any], name: str, value: Any) -> Any:
             made = original(scope, name, value)
             if self._active:
+                if name.startswith(_PREFIX):
+                    self._modules.note_installed(value)
                 self._wrap_in(scope, name)
             return made
 
@@ -158,6 +166,6 @@ class CompiledRegions:
     def _wrap_in(self, scope: dict[str, Any], name: str) -> None:
         function = scope.get(name)
         if name.startswith(_PREFIX) and callable(function):
-            wrapper = _wrap(function, self._backward)
+            wrapper = _wrap(function, self._modules.of(function), self._backward)
             self._wrapped.append((scope, name, function, wrapper))
             scope[name] = wrapper

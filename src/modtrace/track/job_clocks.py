@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import os
+import queue
 import socket
 import threading
 import time
@@ -43,7 +44,8 @@ class JobClocks:
     def __init__(self, names: NameTable, clock: str | None = None) -> None:
         self._names = names
         self._clock = clock or clock_id()
-        self._stopped = threading.Event()
+        # Of C: an interrupt inside of threading.Event leaves its lock taken, and who sets it next waits for ever.
+        self._stopped: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._server: PingServer | None = None
         self._client: PingClient | None = None
@@ -63,14 +65,14 @@ class JobClocks:
 
     def stop(self) -> None:
         """Read the parent's clock a last time, and end; afterwards nothing listens."""
-        self._stopped.set()
+        self._stopped.put(None)
         thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
+        # One that an interrupt kept from being started is none to wait for.
+        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_STOP_TIMEOUT_S)
 
     def after_fork(self) -> None:
         """End in a forked child, where the threads do not exist and the connections are its parent's."""
-        self._stopped.set()
         self._thread = None
         if self._server is not None:
             self._server.close_sockets()
@@ -82,7 +84,7 @@ class JobClocks:
             for poll in itertools.count():
                 if _initialized():
                     break
-                if self._stopped.wait(_pause_s(poll)):
+                if self._is_stopped_within(_pause_s(poll)):
                     return
             store = _own_connection(torch.distributed.distributed_c10d._get_default_store())
             if store.add(f"{prefix}/{self._clock}/processes", 1) == 1:
@@ -125,9 +127,17 @@ class JobClocks:
             pause = _pause_s(poll) if searching else INTERVAL_S
             if self._client is not None:
                 pause = min(pause, max(due - time.monotonic(), 0.0))
-            if self._stopped.wait(pause):
+            if self._is_stopped_within(pause):
                 break
         self._read()
+
+    def _is_stopped_within(self, seconds: float) -> bool:
+        """Wait for `stop`, for so long at most, and return whether it was called; after that no one asks again."""
+        try:
+            self._stopped.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
 
     def _connect(self, told: dict[str, Any]) -> None:
         self._parent = told["clock"]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.weak import TensorWeakRef
+
+from .frame_count import count_frames
 
 __all__ = ["OptimizerSteps"]
 
@@ -24,9 +25,12 @@ class OptimizerSteps:
 
     A training step lasts until one of its optimizers steps again, and ends with the last optimizer step before that. So
     gradients accumulated over several backward passes are one step, the two optimizers of a GAN share one, and where
-    one optimizer steps five times as often as another, each of its steps is one. A step is over, too, where one of its
-    optimizers is gone, and where all have stepped that did in the step before and another one comes. An optimizer that
-    another one steps inside its own `step` does not count.
+    one optimizer steps five times as often as another, each of its steps is one, and the other's belongs to the last.
+    A step is over, too, where one of its optimizers is gone, and where all have stepped that did in the step before and
+    one comes that may begin another training: it has not stepped beside them so far, and either is new, or since they
+    stepped, something was computed that gave them no gradients. That one's first step is a training step of its own;
+    where those before go on, they begin the next one, unless nothing was computed in between: then it is the first of a
+    step whenever it comes. An optimizer that another one steps inside its own `step` does not count.
 
     Args:
         on_step: called after each optimizer step that counts, with the number of the training step it belongs to, from
@@ -39,7 +43,19 @@ class OptimizerSteps:
         self._step = 0
         self._stepped: dict[int, weakref.ref[Optimizer]] = {}
         self._usual: set[int] | None = None
+        # All that stepped in this training so far.
+        self._training: dict[int, weakref.ref[Optimizer]] = {}
+        # Those of the training before, where another one began this step.
+        self._before: dict[int, weakref.ref[Optimizer]] = {}
+        # Of those that stepped in this step, how a gradient was then.
+        self._gradients: list[_Gradient] = []
+        # Those that another one stepped right behind, with nothing computed in between: they begin steps.
+        self._leading: dict[int, weakref.ref[Optimizer]] = {}
+        self._last: weakref.ref[Optimizer] | None = None
+        self._sequence = 0
         self._complete = False
+        # Those that had not stepped yet when all were looked for.
+        self._awaited: list[weakref.ref[Optimizer]] = []
         self._hook: Any = None
 
     def start(self) -> None:
@@ -54,53 +70,140 @@ class OptimizerSteps:
             self._hook = None
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
-        if is_compiling() or _is_nested():
+        # More than one: another optimizer steps this one.
+        if is_compiling() or count_frames(_STEP_CODE) > 1:
             return
         key, stepped = id(optimizer), self._stepped
-        another = self._is_foreign(key) or any(other() is None for other in stepped.values())
-        if another or key in stepped:
+        sequence, self._sequence = self._sequence, _get_sequence_number()
+        computed = sequence != self._sequence
+        last, self._last = self._last, weakref.ref(optimizer)
+        if last is not None and not computed and (other := last()) is not None and other is not optimizer:
+            self._leading[id(other)] = last
+        foreign, gone = self._is_foreign(optimizer, computed), any(other() is None for other in stepped.values())
+        goes_on = self._goes_on(optimizer)
+        back = goes_on and computed
+        if goes_on:
+            self._training |= self._before
+        if foreign or gone or back or key in stepped:
             # Where others come, nothing is known of which step together.
-            self._usual = None if another else set(stepped)
+            self._usual = None if foreign or gone or back else set(stepped)
+            self._before = self._training if foreign and not gone else {}
+            if foreign or gone:
+                self._training = {}
             self._stepped = stepped = {}
+            self._gradients = []
             self._step += 1
-        stepped[key] = weakref.ref(optimizer)
-        if self._usual is None:
-            complete = all(id(other) in stepped for other in _others(optimizer))
-        else:
-            complete = stepped.keys() >= self._usual
+        stepped[key] = self._training[key] = weakref.ref(optimizer)
+        if gradient := _find_gradient(optimizer):
+            self._gradients.append(gradient)
+        complete = self._all_have_stepped(optimizer) if self._usual is None else stepped.keys() >= self._usual
         self._complete = complete
         self._on_step(self._step, complete)
 
-    def _is_foreign(self, key: int) -> bool:
-        """Whether the step is complete, and this optimizer took no part in the one before."""
-        return self._complete and (self._usual is None or key not in self._usual)
+    def _all_have_stepped(self, optimizer: Optimizer) -> bool:
+        """Whether all optimizers there are have stepped in this step, of which this one is the last so far."""
+        # To look for them is to look at every object there is, so not again while one is still awaited.
+        for ref in self._awaited:
+            other = ref()
+            if other is not None and id(other) not in self._stepped and _is_another(other, optimizer):
+                return False
+        self._awaited = [weakref.ref(other) for other in _others(optimizer) if id(other) not in self._stepped]
+        return not self._awaited
+
+    def _goes_on(self, optimizer: Optimizer) -> bool:
+        """Whether another one has begun this step, before which this one stepped."""
+        return _holds(self._before, optimizer) and id(optimizer) not in self._stepped
+
+    def _is_foreign(self, optimizer: Optimizer, computed: bool) -> bool:
+        """Whether the step is complete, and this optimizer, as far as can be told, is of another training.
+
+        Args:
+            optimizer: it has just stepped.
+            computed: whether anything was since the optimizer step before.
+        """
+        if not self._complete or id(optimizer) in self._stepped:
+            return False
+        if _holds(self._training, optimizer):
+            return computed and _holds(self._leading, optimizer)
+        # The critic of a GAN gets gradients from what its generator is trained by; what was trained before does not.
+        gradients = [gradient for gradient in self._gradients if gradient.is_apart_from(optimizer)]
+        was_there = any(ref() is optimizer for ref in self._awaited)
+        return not any(not computed or (was_there and gradient.has_changed()) for gradient in gradients)
+
+
+class _Gradient(NamedTuple):
+    """How a gradient was when its optimizer stepped.
+
+    Attributes:
+        parameter: whose it is.
+        gradient: it.
+        version: how often it had been written in place.
+        optimizer: which stepped.
+    """
+
+    parameter: TensorWeakRef
+    gradient: TensorWeakRef
+    version: int
+    optimizer: weakref.ref[Optimizer]
+
+    def is_apart_from(self, optimizer: Optimizer) -> bool:
+        """Whether its optimizer is still there, and shares no parameters with this one."""
+        own = self.optimizer()
+        return own is not None and _is_another(own, optimizer)
+
+    def has_changed(self) -> bool:
+        """Whether a backward pass has come to its parameter since; setting it to zero in place looks the same."""
+        parameter = self.parameter()
+        gradient = None if parameter is None else parameter.grad
+        return gradient is not None and (gradient is not self.gradient() or gradient._version != self.version)
+
+
+def _find_gradient(optimizer: Optimizer) -> _Gradient | None:
+    """Return how the first gradient of an optimizer is; None where it has none that counts its writes."""
+    for parameter in _parameters(optimizer):
+        gradient = parameter.grad
+        if gradient is not None and not gradient.is_inference():
+            return _Gradient(
+                TensorWeakRef(parameter), TensorWeakRef(gradient), gradient._version, weakref.ref(optimizer)
+            )
+    return None
+
+
+def _holds(optimizers: dict[int, weakref.ref[Optimizer]], optimizer: Optimizer) -> bool:
+    ref = optimizers.get(id(optimizer))
+    return ref is not None and ref() is optimizer
+
+
+def _get_sequence_number() -> int:
+    """Return the number of the next autograd node that this thread makes."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
 
 
 def _ignore(_step: int, _complete: bool) -> None:
     """Stand in for the callback of one that was stopped, and whose hook an interrupt has left behind."""
 
 
-def _is_nested() -> bool:
-    """Whether the optimizer whose hook runs is stepped inside the step of another one."""
-    steps = 0
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        steps += frame.f_code is _STEP_CODE
-        frame = frame.f_back
-    return steps > 1
+def _others(optimizer: Optimizer) -> list[Optimizer]:
+    """Return the other optimizers that are alive and step apart from this one."""
+    kinds: list[type[Optimizer]] = [Optimizer]
+    for kind in kinds:
+        kinds += type.__subclasses__(kind)
+    # An object refers to its class. To ask the collector for those that do is twice as quick as to look at each.
+    referrers = gc.get_referrers(*filter(_is_hooked, kinds))
+    return [other for other in referrers if issubclass(type(other), Optimizer) and _is_another(other, optimizer)]
 
 
-def _others(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """Yield the other optimizers that are alive, have parameters of their own, and whose steps torch tells of."""
+def _is_another(other: Optimizer, optimizer: Optimizer) -> bool:
+    """Whether `other` is another optimizer, has parameters of its own, and torch tells of its steps."""
+    if other is optimizer or not _is_hooked(type(other)):
+        return False
     own = {id(parameter) for parameter in _parameters(optimizer)}
-    for other in gc.get_objects():
-        if (
-            issubclass(type(other), Optimizer)
-            and other is not optimizer
-            and getattr(type(other).step, "hooked", False)
-            and not any(id(parameter) in own for parameter in _parameters(other))
-        ):
-            yield other
+    return not any(id(parameter) in own for parameter in _parameters(other))
+
+
+def _is_hooked(kind: type[Optimizer]) -> bool:
+    return getattr(kind.step, "hooked", False)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import mmap
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,6 @@ from .tensors import tensors_in
 __all__ = ["Sampler"]
 
 _MAX_TENSORS = 16
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Sampler:
@@ -88,8 +88,9 @@ def _format_shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _memory_counters() -> list[tuple[str, int]]:
-    with open("/proc/self/statm", "rb") as statm:
-        counters = [("process RSS", int(statm.read().split()[1]) * _PAGE_BYTES)]
+    counters: list[tuple[str, int]] = []
+    with contextlib.suppress(FileNotFoundError), open("/proc/self/statm", "rb") as statm:
+        counters.append(("process RSS", int(statm.read().split()[1]) * mmap.PAGESIZE))
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device()
         counters.append((f"cuda:{device} allocated", torch.cuda.memory_allocated(device)))

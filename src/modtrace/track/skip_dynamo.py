@@ -11,6 +11,7 @@ from torch._C._dynamo import eval_frame
 
 __all__ = ["is_backward_compiled", "skip_all", "skip_frame"]
 
+_imported: Callable[[str], Any] = sys.modules.get
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -41,5 +42,5 @@ def _skip(function: _Function, *, recursive: bool) -> _Function:
 
 def is_backward_compiled() -> bool:
     """Whether compiled autograd traces the backward pass of what runs now: it would trace hooks of ours with it."""
-    compiled_autograd: Any = sys.modules.get("torch._dynamo.compiled_autograd")
-    return compiled_autograd is not None and bool(compiled_autograd.compiled_autograd_enabled)
+    compiled_autograd = _imported("torch._dynamo.compiled_autograd")
+    return compiled_autograd is not None and compiled_autograd.compiled_autograd_enabled

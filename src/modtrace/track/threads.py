@@ -16,7 +16,7 @@ def describe_thread() -> tuple[str, int]:
     thread = threading.current_thread()
     if isinstance(thread, threading._DummyThread):
         try:
-            with open(f"/proc/self/task/{tid}/comm") as comm:
+            with open(f"/proc/self/task/{tid}/comm", encoding="utf-8", errors="replace") as comm:
                 return comm.read().strip(), tid
         except OSError:
             return f"thread {tid}", tid

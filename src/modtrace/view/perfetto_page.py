@@ -18,6 +18,10 @@ __all__ = ["handover_page"]
 PINNED_TRACKS = "^(forward|backward)\\b"
 """A regular expression: tracks of these names are pinned to the top."""
 
+OPENED_GROUPS = "^(?!System$)"
+"""A regular expression: groups of these names are open; `System` holds readings of clocks. By itself the UI opens a
+group only where it is the only one of a trace."""
+
 
 def handover_page(trace: str, title: str, origin: str) -> Page:
     """Return the page.
@@ -27,7 +31,10 @@ def handover_page(trace: str, title: str, origin: str) -> Page:
         title: the trace's name, shown as the title.
         origin: the Perfetto UI's origin (`https://ui.perfetto.dev`).
     """
-    commands = [{"id": "dev.perfetto.PinTracksByRegex", "args": [PINNED_TRACKS]}]
+    commands = [
+        {"id": "dev.perfetto.PinTracksByRegex", "args": [PINNED_TRACKS]},
+        {"id": "dev.perfetto.ExpandTracksByRegex", "args": [OPENED_GROUPS]},
+    ]
     settings = {
         "origin": origin,
         "ui": f"{origin}/#!/?hideSidebar=true&startupCommands={quote(json.dumps(commands))}",

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from .flight_recorder import rank_of_dump
 from .hangs import Hang, find_hangs
-from .python_stack import NO_PY_SPY, python_stacks
+from .join_flight_records import find_all_hangs
+from .parallel_reader import ParallelReader
+from .python_stack import NO_STACKS, python_stacks
 from .rank_groups import RankGroup, group_ranks, headline
-from .rank_state import RankState, read_rank_state
+from .rank_state import RankState, rank_state_of, read_rank_state
+from .read_states import States, read_states
 
 __all__ = [
-    "NO_PY_SPY",
+    "NO_STACKS",
     "Hang",
+    "ParallelReader",
     "RankGroup",
     "RankState",
+    "States",
+    "find_all_hangs",
     "find_hangs",
     "group_ranks",
     "headline",
     "python_stacks",
+    "rank_of_dump",
+    "rank_state_of",
     "read_rank_state",
+    "read_states",
 ]

@@ -14,6 +14,8 @@ def format_durations(seconds: Sequence[float]) -> str:
 
 
 def _format_seconds(seconds: float) -> str:
+    if 0 < seconds < 0.00005:
+        return "<0.1 ms"
     if seconds < 0.0095:
         return f"{seconds * 1e3:.1f} ms"
     if seconds < 1:

@@ -1,39 +1,96 @@
-"""The Python stacks of a running process, as py-spy tells them."""
+"""The Python stacks of a running process, by py-spy, or by its own faulthandler where it was told to listen."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import stat
 import subprocess
+import time
 
+from ..ring import is_signal_caught, is_signal_handled_now, stacks_path
 from .rank_state import RankState
 
-__all__ = ["NO_PY_SPY", "python_stacks"]
+__all__ = ["NO_STACKS", "python_stacks"]
 
 _TIMEOUT_S = 20.0
-NO_PY_SPY = (
-    "Python stacks are read by py-spy, which is not installed: pip install py-spy. Without it, a script that calls "
-    "faulthandler.register(signal.SIGUSR1) prints them itself on kill -USR1 PID."
+_ANSWER_TIMEOUT_S = 5.0
+_POLL_S = 0.002
+NO_STACKS = (
+    "Python stacks are read by py-spy, which is not installed: pip install py-spy. Without it, a process that records "
+    "with stacks_on_signal=signal.SIGUSR2 (modtrace run --stacks-on-signal SIGUSR2) writes them when asked."
 )
 
 
 def python_stacks(state: RankState) -> list[str] | None:
-    """Return the lines that `py-spy dump` prints of a process, or why it cannot; None where py-spy is not installed.
+    """Return the lines of a process' stacks, or why there are none; None where nothing can read them.
 
-    py-spy stops the process for some milliseconds. Of a process that does not run here there is one line that says so.
+    py-spy stops the process for some milliseconds; without py-spy it gets the signal that it listens to for this, and
+    no other. Of a process that does not run here there is one line that says so.
     """
     if state.state != "running":
         return [f"pid {state.pid}: no stacks, as it does not run on this machine"]
     py_spy = shutil.which("py-spy")
-    if py_spy is None:
-        return None
-    command = [py_spy, "dump", "--pid", str(state.pid)]
+    if py_spy is not None:
+        return _by_py_spy(py_spy, state.pid)
+    return None if state.stacks_signal is None else _by_signal(state, state.stacks_signal)
+
+
+def _by_py_spy(py_spy: str, pid: int) -> list[str]:
+    command = [py_spy, "dump", "--pid", str(pid)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [f"pid {state.pid}: py-spy could not read its stacks: {error}"]
+        return [f"pid {pid}: py-spy could not read its stacks: {error}"]
     if done.returncode:
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        return [f"pid {state.pid}: py-spy could not read its stacks: {reason}"]
+        return [f"pid {pid}: py-spy could not read its stacks: {reason}"]
     return done.stdout.splitlines()
+
+
+def _by_signal(state: RankState, number: int) -> list[str]:
+    """Ask the process for its stacks, and return what it appends to the file that both know."""
+    pid, path = state.pid, stacks_path(state.path)
+    try:
+        # Taken first: from now on this is one process, whatever becomes of its number.
+        process = os.pidfd_open(pid)
+    except OSError as error:
+        return [f"pid {pid}: no stacks: {error.strerror}"]
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, encoding="utf-8", errors="replace") as file:
+            if not _listens(pid, number, os.fstat(descriptor)):
+                return [f"pid {pid}: no stacks: it does not listen to signal {number} for {path}"]
+            before = file.seek(0, os.SEEK_END)
+            signal.pidfd_send_signal(process, number)
+            deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+            while os.fstat(descriptor).st_size == before or is_signal_handled_now(pid, number):
+                if time.monotonic() > deadline:
+                    return [f"pid {pid}: no stacks: no answer in {_ANSWER_TIMEOUT_S:.0f} s"]
+                time.sleep(_POLL_S)
+            return file.read().splitlines()
+    except OSError as error:
+        return [f"pid {pid}: no stacks: {error.filename or path}: {error.strerror}"]
+    finally:
+        os.close(process)
+
+
+def _listens(pid: int, number: int, file: os.stat_result) -> bool:
+    """Whether a process is surely the one that registered the signal: it has this very file open, and a handler.
+
+    The ring may be a copy, or forged, or of a container with process ids of its own.
+    """
+    if not stat.S_ISREG(file.st_mode) or file.st_uid != os.geteuid() or not is_signal_caught(pid, number):
+        return False
+    folder = f"/proc/{pid}/fd"
+    return any(_is_file(f"{folder}/{name}", file) for name in os.listdir(folder))
+
+
+def _is_file(path: str, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), file)
+    except OSError:
+        return False

@@ -10,6 +10,8 @@ from .rank_state import RankState
 
 __all__ = ["RankGroup", "format_ranges", "format_stack", "group_ranks", "headline"]
 
+_MAX_NAMED_MODULES = 4
+"""Modules that the headline names beside that with the most ranks."""
 _MAX_NAMED_FILES = 2
 """Files without a rank that the label of a group names; a line must stay readable."""
 
@@ -67,11 +69,18 @@ def headline(groups: Sequence[RankGroup]) -> str:
     ranks_in: dict[str, list[RankState]] = {}
     for group in groups:
         ranks_in.setdefault(group.innermost, []).extend(group.ranks)
-    merged = sorted((RankGroup(tuple(ranks), ()), module) for module, ranks in ranks_in.items())
+    merged = [(RankGroup(tuple(ranks), ()), module) for module, ranks in ranks_in.items()]
     merged.sort(key=lambda pair: len(pair[0].ranks))
+    left = merged[_MAX_NAMED_MODULES:-1] if len(merged) > _MAX_NAMED_MODULES + 2 else []
+    if left:
+        del merged[_MAX_NAMED_MODULES:-1]
     parts = []
     for index, (group, module) in enumerate(merged):
         count = len(group.ranks)
+        if left and index == len(merged) - 1:
+            elsewhere = sum(len(other.ranks) for other, _ in left)
+            parts += [f"{elsewhere} in {len(left)} more modules", f"{count} in {module or 'no module'}"]
+            break
         label = group.label
         if index == len(merged) - 1 and index > 0 and count > 1:
             label = f"the other {count}"

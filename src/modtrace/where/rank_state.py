@@ -10,16 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ring import RingSnapshot, read_ring
+from ..ring import STACKS_SIGNAL, RingSnapshot, read_ring
+from ..ring.slot_format import CALL_ENTER_KINDS
 from ..timeline import OpenCall, ThreadStack, open_stacks
 from ..timeline.build import Clock, step_ends
 from ..timeline.usual_durations import usual_durations
+from .blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
 from .process_status import is_alive, is_this_host
-from .rank_collectives import GroupProgress, read_group_progress
+from .rank_progress import RankProgress, read_rank_progress
 
-__all__ = ["RankState", "read_rank_state"]
+__all__ = ["RankState", "rank_state_of", "read_rank_state"]
 
 
+_FIRST_EVENTS = 1 << 14
+_ENOUGH_STEPS = 4
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
 _HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
@@ -40,8 +44,9 @@ class RankState(NamedTuple):
         now_ns: the moment that durations count to, monotonic nanoseconds of the recording's host: now, or its last
             event where it has ended.
         last_unix_ns: its last event, Unix nanoseconds.
-        groups: how far it is with the collectives of each process group.
         usual_ns: what the innermost open calls usually take, by (fqn, phase), as far as the ring knows.
+        progress: how far it is with collectives, sends and receives.
+        stacks_signal: the signal on which it writes its Python stacks, or None.
     """
 
     path: str
@@ -54,7 +59,8 @@ class RankState(NamedTuple):
     now_ns: int
     last_unix_ns: int
     usual_ns: Mapping[tuple[str, str], int] = MappingProxyType({})
-    groups: tuple[GroupProgress, ...] = ()
+    progress: RankProgress = RankProgress()
+    stacks_signal: int | None = None
 
     @property
     def label(self) -> str:
@@ -86,7 +92,8 @@ class RankState(NamedTuple):
             "step": self.step,
             "last_event_ns": self.last_unix_ns,
             "last_event_seconds": (self.now_ns - self.last_ns) / 1e9,
-            "collectives": [self._group_to_json(progress) for progress in self.groups],
+            "collectives": [self._group_to_json(progress) for progress in self.progress.groups],
+            "sends_and_receives": [self._peer_to_json(progress) for progress in self.progress.peers],
             "threads": [
                 {
                     "thread": thread.thread,
@@ -109,20 +116,28 @@ class RankState(NamedTuple):
         }
 
     def _group_to_json(self, progress: GroupProgress) -> dict[str, Any]:
-        blocked = progress.blocked
         return {
-            "group": progress.group,
-            "description": progress.description,
-            "ranks": list(progress.ranks),
+            "group": progress.group.name,
+            "description": progress.group.description,
+            "ranks": list(progress.group.ranks),
             "called": progress.last + 1,
-            "waits_in": None
-            if blocked is None
-            else {
-                "operator": blocked.operator,
-                "counter": blocked.counter,
-                "seconds": (self.now_ns - blocked.since_ns) / 1e9,
-            },
+            "waits_in": self._wait_to_json(progress.blocked),
         }
+
+    def _peer_to_json(self, progress: PeerProgress) -> dict[str, Any]:
+        return {
+            "group": progress.group.name,
+            "operator": progress.operator,
+            "peer": None if progress.peer == ANY_PEER else progress.peer,
+            "called": progress.last + 1,
+            "waits_in": self._wait_to_json(progress.blocked),
+        }
+
+    def _wait_to_json(self, blocked: Blocked | None) -> dict[str, Any] | None:
+        if blocked is None:
+            return None
+        seconds = (self.now_ns - blocked.since_ns) / 1e9
+        return {"operator": blocked.operator, "counter": blocked.counter, "seconds": seconds}
 
     def _usual_seconds(self, call: OpenCall) -> float | None:
         usual_ns = self.usual_ns.get((call.fqn, call.phase))
@@ -135,7 +150,11 @@ def read_rank_state(path: str | os.PathLike[str]) -> RankState:
     Raises:
         RingError: it cannot be read, or is no ring file.
     """
-    snapshot = read_ring(path)
+    return rank_state_of(path, _read_last_steps(path))
+
+
+def rank_state_of(path: str | os.PathLike[str], snapshot: RingSnapshot) -> RankState:
+    """Tell where the process of a ring file is, by what was read of its end."""
     events, metadata = snapshot.slots.events, snapshot.metadata
     threads = tuple(open_stacks(snapshot))
     steps = events.value[step_ends(events)]
@@ -158,9 +177,35 @@ def read_rank_state(path: str | os.PathLike[str]) -> RankState:
         threads=threads,
         now_ns=max(now_ns, last_ns),
         last_unix_ns=int(Clock(snapshot.records).to_unix(np.array([last_ns]))[0]),
-        groups=read_group_progress(snapshot),
         usual_ns=usual_durations(snapshot, [thread.calls[-1] for thread in threads if thread.calls]),
+        progress=read_rank_progress(snapshot),
+        stacks_signal=_int_or_none(metadata, STACKS_SIGNAL),
     )
+
+
+def _read_last_steps(path: str | os.PathLike[str]) -> RingSnapshot:
+    """Read as much of the end of a ring as tells what is open: some steps, or calls of the outermost module.
+
+    A ring can hold hours, and those of thousands of ranks are looked at together.
+    """
+    count = _FIRST_EVENTS
+    while True:
+        snapshot = read_ring(path, count)
+        if len(snapshot.slots.events) + snapshot.slots.torn < count or _is_enough(snapshot):
+            return snapshot
+        count *= 4
+
+
+def _is_enough(snapshot: RingSnapshot) -> bool:
+    events = snapshot.slots.events
+    if len(step_ends(events)) >= _ENOUGH_STEPS:
+        return True
+    outermost = [r["id"] for r in snapshot.records if r["kind"] == "name" and "." not in r["fqn"]]
+    enters = events.name[np.isin(events.kind, CALL_ENTER_KINDS)]
+    entered = int(np.count_nonzero(np.isin(enters, outermost)))
+    # Of a module that is inside of none, the outer one's enter is further back.
+    calls = [thread.calls[0] for thread in open_stacks(snapshot) if thread.calls]
+    return entered >= _ENOUGH_STEPS and all("." not in call.fqn for call in calls)
 
 
 def _state(snapshot: RingSnapshot, anchors: list[Mapping[str, Any]]) -> str:

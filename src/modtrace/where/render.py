@@ -5,30 +5,85 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from .._tables import shortened
 from .._terminal import printable
 from ..timeline import ThreadStack
 from .durations import format_durations
-from .hangs import find_hangs
+from .hangs import Hang
 from .rank_groups import RankGroup, format_stack, headline
 from .rank_state import RankState
 
 __all__ = ["render"]
 
 _MAX_PIDS = 2
+_MAX_GROUPS = 24
+_MAX_SENTENCES = 8
+_LEAST_WIDTH = 16
+"""Characters of what runs, where a terminal is narrow."""
 _COLORS = {"running": "green", "dead": "red", "stopped": "dim", "unknown": "yellow"}
 
 
-def render(groups: Sequence[RankGroup], errors: Iterable[str] = ()) -> RenderableType:
-    """Return headline and hangs where there are several ranks, a line per group and open thread, and the errors."""
+def render(
+    groups: Sequence[RankGroup], errors: Iterable[str] = (), hangs: Sequence[Hang] = (), *, whole: bool = False
+) -> RenderableType:
+    """Return headline and hangs where there are several ranks, a line per group and open thread, and the errors.
+
+    Args:
+        groups: of ranks; those that hangs blame come first.
+        errors: what could not be read.
+        hangs: as `find_hangs` returns them.
+        whole: show all of thousands, and not the first ones.
+    """
+    lines: list[RenderableType] = _first([_text(error, "red") for error in errors], "errors", whole)
+    if sum(len(group.ranks) for group in groups) > 1:
+        lines.append(_text(headline(groups), "bold"))
+    lines += _hang_lines(hangs, whole)
+    if len(lines) > 0 and groups:
+        lines.append("")
+    if groups:
+        blamed = {rank for hang in hangs if hang.is_cause for rank in hang.blamed}
+        ordered = sorted(groups, key=lambda group: blamed.isdisjoint(rank.rank for rank in group.ranks))
+        shown = ordered if whole else ordered[:_MAX_GROUPS]
+        lines.append(_table(shown))
+        if len(shown) < len(groups):
+            left = ordered[len(shown) :]
+            count = sum(len(group.ranks) for group in left)
+            lines.append(f"… and {count:,} ranks in {len(left):,} more places (--all shows them)")
+    return Group(*lines)
+
+
+def _first(lines: list[RenderableType], what: str, whole: bool) -> list[RenderableType]:
+    if whole or len(lines) <= _MAX_SENTENCES + 1:
+        return lines
+    return [*lines[:_MAX_SENTENCES], f"… and {len(lines) - _MAX_SENTENCES:,} more {what} (--all shows them)"]
+
+
+def _hang_lines(hangs: Sequence[Hang], whole: bool) -> list[RenderableType]:
+    """Return the hangs that others follow from, and how many these are."""
+    causes = [_text(hang.text, "bold red") for hang in hangs if hang.is_cause]
+    following = [hang for hang in hangs if not hang.is_cause]
+    lines = _first([*causes], "hangs", whole)
+    if whole:
+        lines += [_text(hang.text) for hang in following]
+    elif following:
+        ranks = {rank for hang in following for rank in hang.waiting}
+        what = following[0].text if len(following) == 1 else f"{len(following):,} more, of {len(ranks):,} ranks (--all)"
+        lines.append(_text(f"what follows from that: {what}"))
+    return lines
+
+
+def _table(groups: Sequence[RankGroup]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for column in ("", "pid", "state", "step", "thread", "in"):
+    for column in ("", "pid", "state", "step", "thread"):
         table.add_column(column, overflow="fold")
+    table.add_column("in")
     for column in ("for", "usually"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for group in groups:
         first = group.ranks[0]
         step = "" if first.step is None else str(first.step)
@@ -46,18 +101,29 @@ def render(groups: Sequence[RankGroup], errors: Iterable[str] = ()) -> Renderabl
             module_class = threads[0].calls[-1].module_class
             where = format_stack(calls) + (f" ({module_class})" if module_class else "")
             duration = _text(_lasted(since_ns, group), style)
-            table.add_row(*head, _text(thread), _text(where, style), duration, _usually(group, *calls[-1]))
+            table.add_row(
+                *head, _text(thread), _EndOfText(printable(where), style), duration, _usually(group, *calls[-1])
+            )
             head = ["", "", "", ""]
         if not group.stacks:
             table.add_row(*head, "", "no module", _lasted([rank.last_ns for rank in group.ranks], group), "")
-    lines: list[RenderableType] = [_text(error, "red") for error in errors]
-    if sum(len(group.ranks) for group in groups) > 1:
-        lines.append(_text(headline(groups), "bold"))
-        hangs = find_hangs(rank for group in groups for rank in group.ranks)
-        lines += [*(_text(hang.text, "bold red") for hang in hangs), ""]
-    if groups:
-        lines.append(table)
-    return Group(*lines)
+    return table
+
+
+class _EndOfText:
+    """One line, of which the end is shown where it has no room: there it says what runs."""
+
+    def __init__(self, text: str, style: str) -> None:
+        self._text = text
+        self._style = style
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Show what there is room for."""
+        yield Text(shortened(self._text, options.max_width), style=self._style, no_wrap=True, overflow="crop")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Say how much room it takes, and how much at least."""
+        return Measurement(min(len(self._text), _LEAST_WIDTH), len(self._text))
 
 
 def _text(text: str, style: str = "") -> Text:
@@ -83,8 +149,9 @@ def _usually(group: RankGroup, fqn: str, phase: str) -> str:
 
 
 def _lasted(since_ns: Sequence[int], group: RankGroup) -> str:
-    """Return for how long it has lasted; of a recording that is over, when it ended."""
+    """Return for how long it has lasted; of a recording that is over, when it ended: the day, or today the time."""
     if group.ranks[0].state in ("running", "unknown"):
         durations = [(rank.now_ns - begin_ns) / 1e9 for rank, begin_ns in zip(group.ranks, since_ns, strict=True)]
         return format_durations(durations)
-    return f"until {datetime.fromtimestamp(max(rank.last_unix_ns for rank in group.ranks) / 1e9):%F %T}"
+    ended = datetime.fromtimestamp(max(rank.last_unix_ns for rank in group.ranks) / 1e9)
+    return f"until {ended:%T}" if ended.date() == datetime.now().date() else f"until {ended:%F}"

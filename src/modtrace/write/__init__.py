@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .._errors import WriteError
@@ -11,7 +12,7 @@ from .._errors import WriteError
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["SUFFIXES", "check_writable", "write"]
+__all__ = ["SUFFIXES", "check_writable", "find_writer", "write"]
 
 # Named by text, so that a format's module is only imported where it is written, and the report, which is made with
 # these writers, can be one of them.
@@ -36,12 +37,23 @@ def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         WriteError: the suffix is not known, or the file cannot be written; an existing file is intact.
     """
+    find_writer(path)(timeline, path)
+
+
+def find_writer(path: str | os.PathLike[str]) -> Callable[[Timeline, str | os.PathLike[str]], None]:
+    """Return what writes the format of a suffix, imported with all that it needs.
+
+    Raises:
+        WriteError: the suffix is not known.
+    """
     name = os.fspath(path).lower()
     for suffix, writer in _WRITERS.items():
         if name.endswith(suffix):
             module, _, function = writer.partition(":")
-            getattr(importlib.import_module(module), function)(timeline, path)
-            return
+            found: Callable[[Timeline, str | os.PathLike[str]], None] = getattr(
+                importlib.import_module(module), function
+            )
+            return found
     raise _unknown_suffix(path)
 
 

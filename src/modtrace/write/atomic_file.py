@@ -18,6 +18,10 @@ __all__ = ["Sink", "atomic_writer"]
 _GZIP_LEVEL = 3
 """zlib's level: traces repeat themselves so much that higher ones take three times as long for a tenth of the size."""
 
+_NEW_FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # the last one is of Windows, which lacks the others
+    _NEW_FILE_FLAGS |= getattr(os, _flag, 0)
+
 _NEW_FILE_MODE = 0o666
 """Of a new file, less what the umask takes off."""
 _PRIVATE_MODE = 0o600
@@ -93,7 +97,7 @@ def _regular(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             if mode is not None:
-                os.fchmod(descriptor, mode)
+                os.chmod(descriptor if os.chmod in os.supports_fd else temporary, mode)
             os.fsync(descriptor)
         os.replace(temporary, target)
     except BaseException:
@@ -110,9 +114,8 @@ def _create_beside(target: Path, mode: int) -> tuple[Path, int]:
     """
     while True:
         temporary = target.parent / f".modtrace-{secrets.token_hex(8)}.tmp"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(FileExistsError):
-            return temporary, os.open(temporary, flags, mode)
+            return temporary, os.open(temporary, _NEW_FILE_FLAGS, mode)
 
 
 def _mode_of(target: Path) -> int | None:

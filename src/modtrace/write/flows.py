@@ -1,18 +1,20 @@
-"""Flows of a timeline: the arrow from each call's forward span to its first backward span."""
+"""Flows of a timeline: from a call's forward span to its first backward span, and between the ranks of a collective."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import IndexArray, Int64Array, UInt8Array
+from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
-from ..timeline import BACKWARD, Columns
+from ..timeline import BACKWARD, CollectiveName, Columns, Group, Timeline
 
-__all__ = ["FlowRole", "flow_pairs", "flow_roles"]
+__all__ = ["CallFlows", "FlowRole", "call_flows", "flow_pairs", "flow_roles"]
 
+_PEER_OPERATORS = ("send", "recv", "recv_any_source")
 _CHUNK = 1 << 16
 """Spans, and pairs, that are looked at at a time."""
 
@@ -61,6 +63,61 @@ def flow_pairs(columns: Columns) -> Iterator[tuple[IndexArray, IndexArray]]:
         begin, end = begin[both], end[both]
         before = columns.start[begin] < columns.start[end]
         yield begin[before].astype(np.intp), end[before].astype(np.intp)
+
+
+class CallFlows(NamedTuple):
+    """Which calls of different ranks are one collective, or the two ends of one message; arrays with an entry per row.
+
+    Attributes:
+        flow: int64, the number of its flow, from 0; -1 for a wait, and for what no other rank in the timeline called.
+        is_first: bool, whether its call was the earliest.
+        is_last: bool, whether it was the latest.
+    """
+
+    flow: Int64Array
+    is_first: BoolArray
+    is_last: BoolArray
+
+
+def call_flows(timeline: Timeline) -> CallFlows:
+    """Return the flows between ranks; a timeline of one rank has none."""
+    table = timeline.collectives
+    flow, first, last = (
+        np.full(len(table), -1, np.int64),
+        np.zeros(len(table), np.bool_),
+        np.zeros(len(table), np.bool_),
+    )
+    if len({track.process.rank for track in timeline.tracks}) < 2:
+        return CallFlows(flow, first, last)
+    rows = np.flatnonzero(~table.is_wait & (table.name >= 0) & (table.counter >= 0))
+    groups = {group.name: group for group in table.groups}
+    kind, of_row = np.unique(table.name[rows] * np.int64(len(timeline.tracks)) + table.track[rows], return_inverse=True)
+    numbers: dict[object, int] = {}
+    number = []
+    for name, track in (divmod(pair, len(timeline.tracks)) for pair in kind.tolist()):
+        what = _meeting(table.names[name], timeline.tracks[track].process.rank, groups)
+        number.append(-1 if what is None else numbers.setdefault(what, len(numbers)))
+    of_row = np.array(number, np.int64)[of_row] if len(rows) else of_row
+    rows, of_row = rows[of_row >= 0], of_row[of_row >= 0]
+    order = np.lexsort((table.track[rows], table.start[rows], table.counter[rows], of_row))
+    rows, of_row = rows[order], of_row[order]
+    begins = np.ones(len(rows) + 1, np.bool_)
+    begins[1:-1] = (np.diff(of_row) != 0) | (np.diff(table.counter[rows]) != 0)
+    alone = begins[:-1] & begins[1:]
+    flow[rows] = np.where(alone, -1, np.cumsum(begins[:-1]) - 1)
+    first[rows], last[rows] = begins[:-1] & ~alone, begins[1:] & ~alone
+    return CallFlows(flow, first, last)
+
+
+def _meeting(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]) -> object:
+    """Return what the calls that meet have in common beside their counter; None where that cannot be said."""
+    if name.peer < 0:
+        return (name.operator, name.group) if name.operator not in _PEER_OPERATORS else None
+    ranks = groups[name.group].ranks if name.group in groups else ()
+    if rank not in ranks:
+        return None
+    ends = (ranks.index(rank), name.peer) if name.operator == "send" else (name.peer, ranks.index(rank))
+    return (name.group, ends)
 
 
 class _LinkIndex:

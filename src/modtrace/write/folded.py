@@ -9,6 +9,7 @@ import numpy as np
 
 from .._terminal import printable
 from ..timeline import Timeline, Track
+from ..timeline.summary import self_times
 from .atomic_file import atomic_writer
 from .frames import frames_of
 
@@ -32,10 +33,6 @@ def write_folded(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     names, frame = frames_of(timeline)
     roots: dict[str, int] = {}
     root_of_track = np.array([roots.setdefault(root, len(roots)) for root in _roots(timeline.tracks)], np.int64)
-    duration = columns.end - columns.start
-    self_time = duration.copy()
-    nested = np.flatnonzero(columns.parent >= 0)
-    np.subtract.at(self_time, columns.parent[nested], duration[nested])
     stacks = [printable(root) for root in roots]
     # Level by level: a stack is known by the stack around it and its own frame.
     stack = np.zeros(len(columns), np.int64)
@@ -46,7 +43,7 @@ def write_folded(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         stack[level] = len(stacks) + index.reshape(-1)
         stacks += [f"{stacks[key // len(names)]};{names[key % len(names)].replace(';', ',')}" for key in keys.tolist()]
     total = np.zeros(len(stacks), np.int64)
-    np.add.at(total, stack, self_time)
+    np.add.at(total, stack, self_times(columns))
     with atomic_writer(path) as file:
         for text, time in zip(stacks, total.tolist(), strict=True):
             if time > 0:

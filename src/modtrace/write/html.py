@@ -18,13 +18,15 @@ from .._typing import AnyArray, Int32Array
 from ..timeline import Process, Timeline
 from ..timeline.columns import Columns
 from .atomic_file import Sink, atomic_writer
-from .communication_spans import with_collective_spans
+from .chrome import first_moment
+from .rows.as_spans import with_row_spans
 
 __all__ = ["Comparison", "payload", "render_html", "write_html"]
 
 _VERSION = 1
 _DATA_ELEMENT = b'<script type="application/octet-stream" id="modtrace-data">'
 """Where the page takes its data; viewer/index.html has it once."""
+_PAGE = resources.files("modtrace.view").joinpath("viewer.html")
 _ALIGNMENT = 8
 """Bytes; a typed array of the browser must begin at a multiple of its element's size."""
 _TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
@@ -40,13 +42,13 @@ class Comparison(NamedTuple):
         titles: what the sides are called.
         notes: sentences about the whole.
         changes: of each module and phase: fully qualified name, phase, ns before and after, the difference and the ends
-            of its interval, calls before and after, and the verdict.
+            of its interval (None: it has none), calls before and after, and the verdict.
         of_span: int32[n], an index into `changes` for each span; -1 for none.
     """
 
     titles: tuple[str, str]
     notes: Sequence[str]
-    changes: Sequence[tuple[str, str, int, int, int, int, int, int, int, str]]
+    changes: Sequence[tuple[str, str, int, int, int, int | None, int | None, float, float, str]]
     of_span: Int32Array
 
 
@@ -71,7 +73,7 @@ def write_html(timeline: Timeline, target: str | os.PathLike[str] | Sink, compar
 
 def render_html(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     """Return the viewer's page with the timeline inside, UTF-8; the same bytes for the same timeline."""
-    head, element, tail = resources.files("modtrace.view").joinpath("viewer.html").read_bytes().partition(_DATA_ELEMENT)
+    head, element, tail = _PAGE.read_bytes().partition(_DATA_ELEMENT)
     # Base64 has no "<": nothing in a name can end the script element.
     block = gzip.compress(payload(timeline, comparison), _GZIP_LEVEL, mtime=0)
     return b"".join((head, element, base64.b64encode(block), tail))
@@ -79,8 +81,8 @@ def render_html(timeline: Timeline, comparison: Comparison | None = None) -> byt
 
 def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     """Return what the page unpacks: u32 length of a JSON header, the header, then the columns as plain arrays."""
-    timeline = with_collective_spans(timeline)
-    base = _first_moment(timeline)
+    timeline = with_row_spans(timeline)
+    base = first_moment(timeline)
     arrays = _Arrays()
     columns = timeline.columns
     processes = list(dict.fromkeys([t.process for t in timeline.tracks] + [c.process for c in timeline.counters]))
@@ -127,14 +129,6 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     text = _json(header)
     text += b" " * (-(len(text) + 4) % _ALIGNMENT)
     return b"".join((struct.pack("<I", len(text)), text, *arrays.parts))
-
-
-def _first_moment(timeline: Timeline) -> int:
-    """Return the Unix nanoseconds that the page calls 0: the first moment of all."""
-    moments = [int(timeline.columns.start.min())] if len(timeline.columns) else []
-    moments += [mark.time_ns for mark in timeline.marks]
-    moments += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
-    return min(moments, default=0)
 
 
 def _process(process: Process) -> dict[str, object]:

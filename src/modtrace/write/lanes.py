@@ -106,6 +106,10 @@ class Lanes:
             sort_indexes=[index for _, index in places],
         )
 
+    def by_track(self) -> dict[int, int]:
+        """Return for each track the lane that its outermost slices lie on."""
+        return {lane.track: index for index, lane in enumerate(self.lanes) if not lane.first_level}
+
     @property
     def ids(self) -> list[tuple[int, int | str, int]]:
         """Of each lane the index of its track, and pid and tid in the file."""

@@ -15,11 +15,13 @@ from ..timeline import Timeline
 from .atomic_file import atomic_writer
 from .columns.packet_columns import message_field_tag, track_event_packets
 from .columns.protobuf_columns import interleave, varint
-from .communication_events import perfetto_communication
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
 from .perfetto_events import CHUNK, SpanPackets
 from .progress import show_progress
+from .rows.communication import CommunicationFlows, communication_slices
+from .rows.slices import perfetto_slices
+from .rows.whole_passes import pass_slices, with_pass_tracks
 
 __all__ = ["perfetto_packets", "write_perfetto"]
 
@@ -45,6 +47,7 @@ def perfetto_packets(timeline: Timeline, parents: TrackParents | None = None) ->
         timeline: what to write.
         parents: the tracks of threads where the file describes them already.
     """
+    timeline = with_pass_tracks(timeline)
     escaped_originals: EscapedOriginals = {}
     names = escaped_names(timeline, escaped_originals)
     escape_late_texts(timeline, escaped_originals)
@@ -59,10 +62,12 @@ def perfetto_packets(timeline: Timeline, parents: TrackParents | None = None) ->
     for index in range(len(timeline.counters)):
         for part in _counter(timeline, tracks, index, sequences.counter(index)):
             yield 0, part
-    spans = SpanPackets(timeline, lanes, interned)
+    flows = CommunicationFlows(timeline)
+    spans = SpanPackets(timeline, lanes, interned, flows.launched_by)
     for index, rows in enumerate(lanes.spans_by_lane(timeline)):
         sequence = sequences.lane(index)
-        for part in perfetto_communication(timeline, index, tracks.lane(index), lanes, sequence):
+        slices = communication_slices(timeline, flows, lanes.lanes[index]) or pass_slices(timeline, lanes.lanes[index])
+        for part in perfetto_slices(slices, tracks.lane(index), sequence):
             yield 0, part
         if len(rows):
             yield 0, serialize(sequence_start(sequence, tracks.lane(index), int(timeline.columns.start[rows[0]])))

@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
 from ..formats.escape import UNNAMED, EscapedOriginals, escaped
-from ..formats.header import make_header
+from ..formats.header import is_tid, make_header
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK
 from ..formats.span_args import CALL_FIELDS
 from ..timeline import PHASES, CounterSeries, Name, Process, Timeline
@@ -150,9 +150,13 @@ class TrackDescriptors:
                 threads.add(thread)
                 if self._parents is None:
                     packet = self._track("thread", *thread, parent=self._uuid(track.process), rank=rank)
-                    descriptor = packet.track_descriptor.thread
-                    descriptor.pid, descriptor.tid = _int32(lane.pid), _int32(track.tid)
-                    descriptor.thread_name = escaped(track.thread) or UNNAMED
+                    name = escaped(track.thread) or UNNAMED
+                    if is_tid(track.tid):
+                        descriptor = packet.track_descriptor.thread
+                        descriptor.pid, descriptor.tid = _int32(lane.pid), _int32(track.tid)
+                        descriptor.thread_name = name
+                    else:  # a longer one would be cut, and could then be another thread's
+                        packet.track_descriptor.name = name
                     yield packet
                     parent = self._uuid("thread", *thread)
                 else:

@@ -15,10 +15,10 @@ from ..timeline import PHASES, Timeline
 from ..timeline.nesting import nest_by_time
 from .columns.packet_columns import LENGTH_DELIMITED, field_tag, message_field_tag, track_event_packets
 from .columns.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
-from .communication_events import LaunchFlows
 from .flows import FlowRole, flow_roles
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable
+from .rows.communication import LaunchFlows
 
 __all__ = ["CHUNK", "SpanPackets"]
 
@@ -34,9 +34,16 @@ _END = TrackEvent(type=TrackEvent.TYPE_SLICE_END).SerializeToString()
 
 
 class SpanPackets:
-    """The spans of a timeline as begin and end packets, lane by lane."""
+    """The spans of a timeline as begin and end packets, lane by lane.
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, interned: InternTable) -> None:
+    Args:
+        timeline: whose spans.
+        lanes: its rows.
+        interned: the numbers that stand for its texts.
+        launched_by: int64, the span that launched each collective, or -1.
+    """
+
+    def __init__(self, timeline: Timeline, lanes: Lanes, interned: InternTable, launched_by: Int64Array) -> None:
         self._columns = columns = timeline.columns
         self._names = timeline.names
         self._lanes = lanes
@@ -59,7 +66,7 @@ class SpanPackets:
         modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
         self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
         self._args_index, self._args = _own_args(timeline, interned)
-        self._launches = LaunchFlows(timeline)
+        self._launches = LaunchFlows(launched_by, len(columns))
 
     def of_lane(self, lane: int, sequence: int, rows: IndexArray) -> Iterator[tuple[int, bytes]]:
         """Yield packets, some thousand at a time, and how many spans they end.

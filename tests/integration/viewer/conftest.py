@@ -13,6 +13,7 @@ import pytest
 
 from modtrace.timeline import Timeline
 from modtrace.write.html import write_html
+from tests.support import firefox as stock_firefox
 from tests.support.browser import Visit, chromium, missing, require, visit
 from tests.support.viewer_page import Open
 
@@ -61,3 +62,12 @@ def packages() -> Path:
         if done.returncode:
             require(f"npm ci failed: {done.stderr}")
     return modules
+
+
+@pytest.fixture(scope="module")
+def firefox(packages: Path) -> Iterator[stock_firefox.Firefox]:
+    """A running Firefox."""
+    require(stock_firefox.missing())
+    assert packages.exists()
+    with stock_firefox.firefox() as driver:
+        yield driver

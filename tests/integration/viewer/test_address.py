@@ -69,6 +69,46 @@ def test_back_and_forward_go_through_what_was_looked_at(open_page: Open) -> None
     assert viewport(page) == pytest.approx(closer, abs=0.001)
 
 
+def test_back_to_the_first_view_shows_its_tab_again(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    click(page, FORWARD, 1, 250 * US)
+    wait_for_address(page, "tab=selection")
+    page.go_back()
+    page.wait_for_function("location.hash === ''")
+    assert page.get_by_role("tab", name="Modules").get_attribute("aria-selected") == "true"
+    page.go_forward()
+    assert details(page)["Start"] == "100 µs"
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ("range=1e30,1e31", "tab=modules"),
+        ("range=-1e30,20000&tab=modules", "range=0,20000&tab=modules"),
+        ("view=1e30,1e31&tab=steps", "tab=steps"),
+        ("tab=modules&on=gpu", "tab=modules"),
+        ("compare=1,1&view=5,10&range=5,10&span=3&tab=steps", "tab=steps"),
+        ("compare=0,7", "tab=modules"),
+        ("compare=0,2&tab=modules", "compare=0,2&tab=changes"),
+        ("tab=changes&change=0&color=class", "tab=modules"),
+        ("tab=flame&levels=99&fold=track-77,process-0", "tab=flame&fold=process-0"),
+    ],
+)
+def test_parts_of_an_address_that_fit_nothing_are_dropped_from_it(open_page: Open, asked: str, kept: str) -> None:
+    seen = open_page(gpt_timeline(3, 1))
+    page = seen.page
+    reopen(page, f"{page.url}#{asked}")
+    page.wait_for_function("hash => location.hash === hash", arg=f"#{kept}")
+    shown = page.locator("#details").inner_text()
+    if "tab=modules" in kept:
+        scope = "Selected range of 20 µs" if "range" in kept else "The whole recording"
+        assert scope in shown
+        assert "GPT2LMHeadModel" in table(page)
+    assert page.get_by_role("button", name="Back to the recording").count() == ("compare" in kept)
+    # The page may have asked for nothing but itself.
+    seen.requests[:] = [url for url in seen.requests if "#" not in url]
+
+
 @pytest.mark.parametrize(
     "hash_", ["#span=99999&view=5,1&tab=none&group=99&fold=track-77", "#view=-1e300,1e300", "#%E0%A4%A"]
 )

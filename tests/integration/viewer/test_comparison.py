@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 import modtrace
-from modtrace.timeline import BACKWARD, Columns, Timeline
+from modtrace.timeline import BACKWARD, Columns, Mark, Name, Process, Stats, Timeline, Track
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.viewer_page import Open, click, color_of, details, settle, table, viewport
@@ -62,6 +64,71 @@ def test_steps_have_a_table_that_zooms_to_them(open_page: Open) -> None:
     start, end = viewport(page)
     assert end - start < (before[1] - before[0]) / 3
     assert page.get_by_role("button", name="Compare step 0 with step 2").count() == 1, "a usual one and the slowest"
+
+
+def two_processes(*processes: Process) -> Timeline:
+    """A module's calls in two processes, in µs; the marks are the first's, as of all ranks of a job.
+
+    ```
+    first    0 net 100  150 net 250  | 300   320 net 400  | 500
+    second      50 net 290   310 net 490   520 net 600
+    ```
+    """
+    rows = [(0, 100, 0), (50, 290, 1), (150, 250, 0), (310, 490, 1), (320, 400, 0), (520, 600, 1)]
+    start, end, track = np.array(rows, np.int64).T
+    zeros = np.zeros(len(rows))
+    columns = Columns.of(
+        start=BASE + start * US,
+        end=BASE + end * US,
+        name=zeros,
+        phase=zeros,
+        track=track,
+        depth=zeros,
+        parent=zeros - 1,
+        call=zeros,
+        step=[0, 0, 0, 1, 1, 2],
+        link=zeros - 1,
+        complete=zeros + 1,
+    )
+    tracks = [Track("forward", "MainThread", 1, process) for process in processes]
+    marks = [Mark(BASE + 300 * US, "step", "step 0"), Mark(BASE + 500 * US, "step", "step 1")]
+    return Timeline(columns, [Name("net", "net", "Net")], tracks, Stats(recorded=12), marks)
+
+
+@pytest.mark.parametrize(
+    ("processes", "note"),
+    [
+        ((Process(7, 0), Process(8, 1)), "steps of rank 0; modtrace ranks slow compares ranks"),
+        ((Process(7, program="trainer"), Process(8, program="loader")), "steps of trainer"),
+    ],
+)
+def test_steps_of_several_processes_are_those_of_the_first(
+    open_page: Open, processes: tuple[Process, ...], note: str
+) -> None:
+    page = open_page(two_processes(*processes)).page
+    # All calls of both.
+    assert table(page)["net"] == ["Net", "6", "780 µs", "–", "780 µs", "100.0 %", "780 µs", "100.0 %"]
+
+    page.get_by_role("tab", name="Steps").click()
+    assert page.locator("#details .scope p").all_inner_texts() == ["2 steps, median 250 µs", note]
+    # Duration, its share, forward, backward, before, between, after; and the choice of two.
+    assert table(page) == {
+        "step 0": ["300 µs", "120.0 %", "200 µs", "–", "–", "50 µs", "50 µs", "", ""],
+        "step 1": ["200 µs", "80.0 %", "80 µs", "–", "20 µs", "–", "100 µs", "", ""],
+    }
+    compare_steps(page)
+    first = processes[0].name
+    assert headers(page) == [f"step 0 · {first}", f"step 1 · {first}"]
+    assert table(page)["net"][1:3] == ["0.200", "0.080"]
+
+
+def test_steps_of_one_process_say_how_many_are_whole_and_whose_they_are_not(open_page: Open) -> None:
+    timeline = gpt_timeline(3, 1)
+    page = open_page(replace(timeline, marks=timeline.marks[:2])).page
+    page.get_by_role("tab", name="Steps").click()
+    (line,) = page.locator("#details .scope p").all_inner_texts()
+    assert re.fullmatch(r"3 steps, 2 whole, median [\d.]+ ms", line)
+    assert list(table(page)) == ["step 0", "step 1", "step 2, not ended"]
 
 
 def test_two_steps_side_by_side_begin_together_and_show_what_differs(open_page: Open) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,7 @@ import pytest
 from modtrace.timeline import Timeline
 from modtrace.write.html import write_html
 from tests.integration.viewer.test_scrolling import numbered_timeline, visible_in, x_of, y_of
-from tests.support.browser import require
-from tests.support.firefox import Firefox, firefox, missing
+from tests.support.firefox import Firefox
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.random_views import check_random_views, random_timeline
 from tests.support.screenshots import Rgb, colors_in
@@ -22,14 +20,6 @@ from tests.support.viewer_page import HEADER_PX, LEVEL_PX, US, one_step
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-
-@pytest.fixture(scope="module")
-def running(packages: Path) -> Iterator[Firefox]:
-    require(missing())
-    assert packages.exists()
-    with firefox() as driver:
-        yield driver
 
 
 def look(driver: Firefox) -> Screen:
@@ -73,34 +63,34 @@ def open_in(driver: Firefox, timeline: Timeline, folder: Path) -> None:
     driver.settle()
 
 
-def test_firefox_opens_the_page_and_selects_a_span(running: Firefox, tmp_path: Path) -> None:
-    open_in(running, one_step(), tmp_path)
-    screen = look(running)
+def test_firefox_opens_the_page_and_selects_a_span(firefox: Firefox, tmp_path: Path) -> None:
+    open_in(firefox, one_step(), tmp_path)
+    screen = look(firefox)
     x = screen.x + (250 * US - screen.start) / (screen.end - screen.start) * screen.width
-    running("click", x, screen.y + 22 + 3 + 1.5 * LEVEL_PX)
-    running.settle()
-    assert running("evaluate", "document.querySelector('#details h2').textContent") == "h.0: Block"
+    firefox("click", x, screen.y + 22 + 3 + 1.5 * LEVEL_PX)
+    firefox.settle()
+    assert firefox("evaluate", "document.querySelector('#details h2').textContent") == "h.0: Block"
     assert (
-        running("evaluate", "document.querySelector('.visually-hidden').textContent") == "h.0: Block, forward, 300 µs"
+        firefox("evaluate", "document.querySelector('.visually-hidden').textContent") == "h.0: Block, forward, 300 µs"
     )
-    assert running("errors") == []
+    assert firefox("errors") == []
 
 
-def test_firefox_scrolled_draws_what_the_data_says(running: Firefox, browser: Browser, tmp_path: Path) -> None:
+def test_firefox_scrolled_draws_what_the_data_says(firefox: Firefox, browser: Browser, tmp_path: Path) -> None:
     numbered = numbered_timeline(1, 250)
-    open_in(running, numbered.timeline, tmp_path)
+    open_in(firefox, numbered.timeline, tmp_path)
     for _ in range(3):
-        screen = look(running)
-        running("move", screen.x + 50, screen.y + 50)
-        running("wheel", 900)
+        screen = look(firefox)
+        firefox("move", screen.x + 50, screen.y + 50)
+        firefox("wheel", 900)
         first = screen.y - screen.scrolled + HEADER_PX
-        running("wait", f"document.querySelector('[data-row=\"track 0\"]').getBoundingClientRect().top < {first}")
-        screen = look(running)
+        firefox("wait", f"document.querySelector('[data-row=\"track 0\"]').getBoundingClientRect().top < {first}")
+        screen = look(firefox)
         visible = visible_in(screen, numbered.levels)
         assert len(visible) > 10
         bits = range(numbered.bits)
         points = [(x_of(screen, slot), y_of(screen, level) + 1.5) for level in visible for slot in bits]
-        colored = [max(color) - min(color) > 30 for color in colors_in(browser, running("screenshot"), points)]
+        colored = [max(color) - min(color) > 30 for color in colors_in(browser, firefox("screenshot"), points)]
         drawn = [
             sum(1 << slot for slot in bits if colored[index * numbered.bits + slot]) for index in range(len(visible))
         ]
@@ -110,32 +100,32 @@ def test_firefox_scrolled_draws_what_the_data_says(running: Firefox, browser: Br
 
 @pytest.mark.parametrize("seed", range(2))
 def test_firefox_at_any_scroll_and_zoom_draws_and_hits_the_span_of_the_data(
-    running: Firefox, browser: Browser, tmp_path: Path, seed: int
+    firefox: Firefox, browser: Browser, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(100 + seed)
     timeline = random_timeline(rng)
-    open_in(running, timeline, tmp_path)
-    assert check_random_views(timeline, FirefoxHands(running, browser), rng) > 40
-    assert running("errors") == []
+    open_in(firefox, timeline, tmp_path)
+    assert check_random_views(timeline, FirefoxHands(firefox, browser), rng) > 40
+    assert firefox("errors") == []
 
 
-def test_firefox_opens_1_100_000_spans_in_10_seconds_and_selects_and_scrolls(running: Firefox, tmp_path: Path) -> None:
-    open_in(running, gpt_timeline(500, 12, ranks=8), tmp_path)
-    assert running("evaluate", "document.querySelector('.summary').textContent").startswith("1,104,000 spans")
-    assert 0 < int(running("evaluate", "document.documentElement.dataset.ready")) < 10_000
+def test_firefox_opens_1_100_000_spans_in_10_seconds_and_selects_and_scrolls(firefox: Firefox, tmp_path: Path) -> None:
+    open_in(firefox, gpt_timeline(500, 12, ranks=8), tmp_path)
+    assert firefox("evaluate", "document.querySelector('.summary').textContent").startswith("1,104,000 spans")
+    assert 0 < int(firefox("evaluate", "document.documentElement.dataset.ready")) < 10_000
     top = "document.querySelector('[data-row=\"track {}\"]').getBoundingClientRect().top"
     for rank, pixels in ((1, 0), (6, 1200)):
-        screen = look(running)
-        running("move", screen.x + 50, screen.y + 50)
-        first = running("evaluate", top.format(0))
-        running("wheel", pixels)
+        screen = look(firefox)
+        firefox("move", screen.x + 50, screen.y + 50)
+        first = firefox("evaluate", top.format(0))
+        firefox("wheel", pixels)
         # Firefox scrolls after it has answered.
-        running("wait", f"{top.format(0)} < {first - pixels + 1}")
-        assert round(look(running).scrolled) == pixels
-        y = running("evaluate", top.format(2 * rank)) + 3 + LEVEL_PX / 2
-        running("click", screen.x + screen.width * 0.3, y)
-        running.settle()
-        fields = running("evaluate", "document.querySelector('#details dl').textContent")
+        firefox("wait", f"{top.format(0)} < {first - pixels + 1}")
+        assert round(look(firefox).scrolled) == pixels
+        y = firefox("evaluate", top.format(2 * rank)) + 3 + LEVEL_PX / 2
+        firefox("click", screen.x + screen.width * 0.3, y)
+        firefox.settle()
+        fields = firefox("evaluate", "document.querySelector('#details dl').textContent")
         assert "GPT2LMHeadModel" in fields
         assert f"rank {rank} · python" in fields
-    assert running("errors") == []
+    assert firefox("errors") == []

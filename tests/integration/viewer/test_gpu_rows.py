@@ -42,9 +42,9 @@ def test_gpu_rows_of_a_merged_trace_are_drawn_selected_and_summed(open_page: Ope
         shown = details(page)
         assert page.locator("#details h2").inner_text() == label
         assert page.locator("#details nav span").inner_text() == fqn
-        assert (shown["Phase"], shown["Call"], shown["Unix time"]) == (phase, str(call), f"{start} ns")
+        assert (shown["Phase"], shown["Call"], shown["Unix time"]) == (f"GPU {phase}", str(call), f"{start} ns")
         assert shown["Track"] == f"gpu {device} · stream {stream}"
-        assert ", GPU, " in page.locator(".visually-hidden").inner_text()
+        assert f", GPU {phase}, " in page.locator(".visually-hidden").inner_text()
 
     page.get_by_role("tab", name="Modules").click()
     page.get_by_role("button", name="GPU", exact=True).click()

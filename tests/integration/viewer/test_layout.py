@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.support.gpt_timeline import gpt_timeline
@@ -106,3 +107,23 @@ def test_all_processes_fold_and_unfold_at_once(open_page: Open) -> None:
     page.get_by_role("button", name="unfold all processes").click()
     assert page.locator("[data-row^='track']").count() == 6
     assert open_page(one_step()).page.get_by_role("button", name="all processes").count() == 0
+
+
+def test_names_that_have_no_room_keep_what_tells_them_apart(open_page: Open) -> None:
+    timeline = one_step()
+    tracks = [
+        track._replace(thread=f"{track.thread} of a pool of many workers {index}")
+        for index, track in enumerate(timeline.tracks)
+    ]
+    names = [name._replace(fqn=f"GPT.transformer.blocks.{name.fqn[-1]}.mlp.down_proj") for name in timeline.names]
+    page = open_page(replace(timeline, tracks=tracks, names=names), viewport={"width": 390, "height": 844}).page
+    # The end of a thread's name lies in its label; of a module's name all of it lies in its cell.
+    assert page.locator(".label .thread").count() == 2
+    outside = """elements => elements.filter(element => {
+        const [text, box] = [element.firstElementChild ?? element, element.closest(".label, th")].map(
+            part => part.getBoundingClientRect());
+        return text.right > box.right + 1 || (element.closest("th") && text.left < box.left - 1);
+    }).length"""
+    assert page.locator(".label .thread").evaluate_all(outside) == 0
+    assert page.locator("tbody th .link").count() == 3
+    assert page.locator("tbody th .link").evaluate_all(outside) == 0

@@ -14,6 +14,7 @@ from tests.support.viewer_page import (
     details,
     one_step,
     position_of,
+    table,
     viewport,
 )
 
@@ -207,6 +208,20 @@ def test_steps_marked_before_the_first_span_and_twice_are_counted_once(open_page
     assert (start, end) == pytest.approx((0, length), abs=0.05 * length)
     page.keyboard.press("]")
     assert "step 1, not ended · 2 of 2" in steps.inner_text()
+
+
+def test_steps_in_which_no_module_runs_are_no_steps(open_page: Open) -> None:
+    timeline = gpt_timeline(3, 1)
+    last = timeline.marks[-1].time_ns
+    empty = [Mark(last + us * US, "step", f"step {i}") for i, us in enumerate((1, 2, 3), start=3)]
+    page = open_page(replace(timeline, marks=[*timeline.marks, *empty])).page
+    steps = page.get_by_role("group", name="Training steps")
+    assert "3 steps" in steps.inner_text()
+    for index in (0, 1, 2, 2):
+        page.keyboard.press("]")
+        assert f"step {index} · {index + 1} of 3" in steps.inner_text()
+    page.get_by_role("tab", name="Steps").click()
+    assert list(table(page)) == ["step 0", "step 1", "step 2"]
 
 
 def test_click_in_the_overview_moves_the_viewport(open_page: Open) -> None:

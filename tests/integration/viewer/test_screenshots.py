@@ -5,6 +5,7 @@ Here only what a program can see of them is checked: no control is cut off, and 
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,10 @@ from modtrace.write.html import write_html
 from tests.integration.test_merge import synthetic
 from tests.integration.viewer.test_scrolling import numbered_timeline
 from tests.support.browser import Visit, visit
+from tests.support.firefox import Firefox
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.models import ARCHITECTURES
-from tests.support.viewer_page import FORWARD, click, cut_off, settle
+from tests.support.viewer_page import cut_off, settle
 from tests.unit.test_diff import recording
 
 if TYPE_CHECKING:
@@ -78,21 +80,19 @@ def hover(page: Page) -> None:
     page.mouse.move(700, 400)
 
 
-def one_of_its_steps(page: Page) -> None:
-    page.keyboard.press("[")
-    click(page, FORWARD, 0, 2_000_000)
-    page.get_by_role("tab", name="Modules").click()
-
-
 def select(page: Page) -> None:
     page.keyboard.press("]")
     page.get_by_role("searchbox").fill("phase:recompute")
     page.keyboard.press("Enter")
 
 
-def two_steps(page: Page) -> None:
+def steps(page: Page) -> None:
     page.get_by_role("tab", name="Steps").click()
     settle(page)
+
+
+def two_steps(page: Page) -> None:
+    steps(page)
     page.get_by_role("button", name="Compare step").click()
     page.get_by_role("tab", name="Changes").wait_for()
 
@@ -103,6 +103,19 @@ def calls(page: Page) -> None:
 
 def flame(page: Page) -> None:
     page.get_by_role("tab", name="Flame graph").click()
+
+
+def sandwich(page: Page) -> None:
+    calls(page)
+    flame(page)
+
+
+def recording_tab(page: Page) -> None:
+    page.get_by_role("tab", name="Recording").click()
+
+
+def help_dialog(page: Page) -> None:
+    page.keyboard.press("?")
 
 
 def nothing(page: Page) -> None:
@@ -119,6 +132,10 @@ PICTURES: dict[str, tuple[Callable[[Path], Timeline], Look, dict[str, Any]]] = {
     "merged-gpu": (merged, nothing, {}),
     "calls-of-a-module": (lambda _: gpt_timeline(6, 6), calls, {}),
     "flame-graph": (lambda _: gpt_timeline(6, 6), flame, {}),
+    "sandwich": (lambda _: gpt_timeline(6, 6), sandwich, {}),
+    "steps": (lambda _: gpt_timeline(6, 6), steps, {}),
+    "recording": (lambda _: llama(), recording_tab, {}),
+    "help": (lambda _: gpt_timeline(6, 6), help_dialog, {}),
     "two-steps": (lambda _: noisy(), two_steps, {}),
     "dark": (lambda _: gpt_timeline(6, 6, ranks=2), nothing, DARK),
     "dark-two-steps": (lambda _: noisy(), two_steps, DARK),
@@ -169,3 +186,12 @@ def test_picture_of_a_diff_has_nothing_cut_off(
     modtrace.diff(recording(0), recording(1, changed, recompute=("Net.h.1",))).save(tmp_path / "d.html")
     with visit(browser, **options) as seen:
         take(seen, tmp_path / "d.html", nothing, folder / f"{name}.png")
+
+
+def test_picture_in_firefox(firefox: Firefox, folder: Path, tmp_path: Path) -> None:
+    write_html(gpt_timeline(6, 6, ranks=2), tmp_path / "t.html")
+    firefox("goto", (tmp_path / "t.html").as_uri())
+    firefox("wait", "document.documentElement.dataset.ready !== undefined")
+    firefox.settle()
+    (folder / "firefox.png").write_bytes(base64.b64decode(firefox("screenshot")))
+    assert firefox("errors") == []

@@ -114,8 +114,8 @@ def look(page: Page) -> Screen:
 class ChromiumHands:
     """Random views in Chromium."""
 
-    def __init__(self, page: Page) -> None:
-        self._page = page
+    def __init__(self, page: Page, scale: float) -> None:
+        self._page, self._scale = page, scale
 
     def look(self) -> Screen:
         return look(self._page)
@@ -133,7 +133,7 @@ class ChromiumHands:
         return self._page.locator(".tooltip span").all_inner_texts()
 
     def colors(self, points: list[tuple[float, float]]) -> list[Rgb]:
-        return screen_colors(self._page, points)
+        return screen_colors(self._page, points, self._scale)
 
 
 def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Random) -> Screen:
@@ -210,12 +210,15 @@ def test_selection_out_of_sight_is_scrolled_to_where_it_is_drawn(open_page: Open
         check_screen(page, numbered, 1, random.Random(0))
 
 
+@pytest.mark.parametrize("scale", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_timeline_at_any_scroll_and_zoom_draws_and_hits_the_span_of_the_data(open_page: Open, seed: int) -> None:
+def test_random_timeline_at_any_scroll_and_zoom_draws_and_hits_the_span_of_the_data(
+    open_page: Open, seed: int, scale: int
+) -> None:
     rng = random.Random(seed)
     timeline = random_timeline(rng)
-    page = open_page(timeline).page
-    assert check_random_views(timeline, ChromiumHands(page), rng) > 40
+    page = open_page(timeline, device_scale_factor=scale).page
+    assert check_random_views(timeline, ChromiumHands(page, scale), rng) > 40
 
 
 def test_axis_beside_a_scrollbar_is_as_wide_as_the_tracks(browser: Browser, tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
+from tests.integration.test_merge_rows import recorded
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.viewer_page import (
     BACKWARD,
@@ -12,6 +16,7 @@ from tests.support.viewer_page import (
     US,
     Open,
     click,
+    cut_off,
     details,
     one_step,
     pixels,
@@ -126,6 +131,39 @@ def test_search_in_names_and_paths_goes_through_the_matches(open_page: Open) -> 
     assert page.get_by_role("button", name="Next match").is_disabled()
 
 
+def test_search_tells_spans_from_backward_passes_and_communication(open_page: Open) -> None:
+    page = open_page(recorded()).page
+    matches = page.locator(".match-count")
+    assert page.locator(".summary").inner_text() == "3 spans · 5.7 µs"
+    assert "Timeline of 3 spans." in (page.locator("#timeline").get_attribute("aria-label") or "")
+
+    search = page.get_by_role("searchbox")
+    search.fill(">300ns")
+    assert matches.inner_text() == "3 spans, 1 backward pass, 1 communication call"
+    search.press("Enter")
+    assert matches.inner_text() == "1 of 5: 3 spans, 1 backward pass, 1 communication call"
+    search.fill("backward")
+    assert matches.inner_text() == "3 backward passes"
+    search.fill("phase:backward")
+    assert matches.inner_text() == "1 found"
+    page.get_by_role("button", name="2 incomplete").click()
+    sentence = "1 backward pass, 1 communication call of this timeline are incomplete, drawn with stripes."
+    assert sentence in page.locator("#details").inner_text()
+
+
+@pytest.mark.parametrize("query", [">", ">1", ">1e3 us"])
+def test_search_for_what_is_no_duration_says_how_one_is_written(open_page: Open, query: str) -> None:
+    page = open_page(one_step()).page
+    page.get_by_role("searchbox").fill(query)
+    term = query.split()[0]
+    expected = f"{term} is no duration: >1.5ms, with ns, us, ms or s, without spaces"
+    assert page.locator(".match-count").inner_text() == expected
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert cut_off(page) == []
+    page.get_by_role("searchbox").fill(">0.9e3us")
+    assert page.locator(".match-count").inner_text() == "1 found"
+
+
 def test_search_dims_spans_that_do_not_match(open_page: Open) -> None:
     page = open_page(one_step()).page
     x, y = position_of(page, FORWARD, 1, 250 * US)
@@ -171,6 +209,29 @@ def test_tooltip_over_counters_and_marks_says_value_and_time(open_page: Open) ->
     page.mouse.move(x - 20, axis["y"] + 20)
     settle(page)
     assert tooltip.count() == 0
+
+
+@pytest.mark.parametrize("size", [(900, 600), (390, 844), (640, 360)])
+def test_tooltip_of_a_name_of_4000_characters_is_in_the_window(open_page: Open, size: tuple[int, int]) -> None:
+    plain = one_step()
+    long = "漢" * 4000
+    names = [name._replace(label=f"{long}END: Block", fqn=f"GPT.{long}.end") for name in plain.names]
+    width, height = size
+    page = open_page(replace(plain, names=names), viewport={"width": width, "height": height}).page
+    for row, ns in [(FORWARD, 950), (BACKWARD, 1550)]:
+        x, y = position_of(page, row, 0, ns * US)
+        page.mouse.move(x, y)
+        settle(page)
+        box = page.locator(".tooltip").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["y"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert box["y"] + box["height"] <= height
+        title, path = (page.locator(f".tooltip {part}").inner_text() for part in ("strong", "span"))
+        assert title.startswith("…漢")
+        assert title.endswith("漢END: Block, forward, 1 ms" if row == FORWARD else "漢END: Block, backward, 800 µs")
+        assert (len(path), path[:2], path[-5:]) == (240, "…漢", "漢.end")
 
 
 def test_tooltip_while_rows_scroll_says_what_comes_under_the_pointer(open_page: Open) -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
+import modtrace
+from tests.support.models import ARCHITECTURES
 from tests.support.viewer_page import (
     BACKWARD,
     FORWARD,
@@ -37,7 +39,7 @@ def test_totals_of_a_range_are_per_module(open_page: Open) -> None:
     }
     page.get_by_role("button", name="clear").click()
     assert table(page) == {
-        "GPT": ["GPT", "2", "1 ms", "800 µs", "–", "1.8 ms", "100.0 %", "600 µs", "33.3 %"],
+        "GPT": ["GPT", "2", "1 ms", "650 µs", "150 µs", "1.8 ms", "100.0 %", "600 µs", "33.3 %"],
         "GPT.h.0": ["Block", "3", "300 µs", "100 µs", "150 µs", "550 µs", "30.6 %", "550 µs", "30.6 %"],
         "GPT.h.1": ["Block", "2", "400 µs", "250 µs", "–", "650 µs", "36.1 %", "650 µs", "36.1 %"],
     }
@@ -67,6 +69,32 @@ def test_range_dragged_with_the_pointer_has_its_totals(open_page: Open, over: st
     assert float(length[1]) == pytest.approx(800, abs=4)
     assert table(page)["GPT"][1] == "1"
     assert viewport(page) == before
+
+
+@pytest.mark.parametrize("by", ["module", "class"])
+@pytest.mark.parametrize("workload", ["Llama, checkpointed", "Llama, checkpointed (reentrant)"])
+def test_totals_of_a_checkpointed_model_are_those_of_its_summary(
+    open_page: Open, workload: str, by: Literal["module", "class"]
+) -> None:
+    model, loss = ARCHITECTURES[workload]()
+    with modtrace.record(model=model, engine="python") as recording:
+        for _ in range(2):
+            loss().backward()
+            recording.step()
+    timeline = recording.timeline()
+    summary = timeline.summary(by=by)
+    page = open_page(timeline, permissions=["clipboard-read", "clipboard-write"]).page
+    page.get_by_role("button", name=f"By {by}").click()
+    page.get_by_role("button", name="Copy table").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    _, *lines = page.evaluate("navigator.clipboard.readText()").split("\n")
+
+    shown = {name: tuple(map(int, numbers)) for name, _, _, *numbers in (line.split("\t") for line in lines)}
+    assert shown == {
+        row.fqn or row.module_class: (row.forward_ns, row.backward_ns, row.recompute_ns, row.total_ns, row.self_ns)
+        for row in summary.rows
+    }
+    assert any(row.recompute_ns for row in summary.rows)
 
 
 def test_totals_sorted_by_a_column_are_in_its_order(open_page: Open) -> None:
@@ -137,7 +165,7 @@ def test_copy_buttons_give_the_table_and_the_name(open_page: Open) -> None:
     page.get_by_role("button", name="Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()").split("\n") == [
         "name\tclass\tspans\tforward ns\tbackward ns\trecompute ns\ttotal ns\tself ns",
-        "GPT\tGPT\t2\t1000000\t800000\t0\t1800000\t600000",
+        "GPT\tGPT\t2\t1000000\t650000\t150000\t1800000\t600000",
         "GPT.h.1\tBlock\t2\t400000\t250000\t0\t650000\t650000",
         "GPT.h.0\tBlock\t3\t300000\t100000\t150000\t550000\t550000",
     ]

@@ -1,7 +1,8 @@
 /** How long the calls of a module or class took: the spread that a total hides. */
 
 import { PHASES, type TimeRange, type Trace } from "../trace/trace";
-import { type Device, type Groups, tracksOf } from "./totals";
+import { type Device, forEachSpanInRange } from "./spans-in-range";
+import { forEachInterrupted, type Groups } from "./totals";
 
 export interface CallStats {
   readonly phase: (typeof PHASES)[number];
@@ -32,7 +33,8 @@ export function binOf(ns: number, min: number, max: number): number {
 
 /**
  * The calls of a group that lie in the range, whole or in part, per phase that has any. A span inside another of the same
- * group and phase is part of that call and not counted; durations are not cut at the range's ends.
+ * group and phase is part of that call and not counted; spans of another phase inside take nothing of it. Durations are
+ * not cut at the range's ends.
  */
 export function callStats(
   trace: Trace,
@@ -42,14 +44,18 @@ export function callStats(
   range: TimeRange | null,
 ): CallStats[] {
   const { spans } = trace;
-  const onDevice = tracksOf(trace, device);
-  const [from, to] = range ? [range.start, range.end] : [-Infinity, Infinity];
   const byPhase: number[][] = PHASES.map(() => []);
-  for (let i = 0; i < spans.count && spans.start[i] < to; i++) {
-    if (groups.ofName[spans.name[i]] !== group || !onDevice[spans.track[i]] || spans.end[i] < from) continue;
-    if (!(groups.nested[i] & 2)) byPhase[spans.phase[i]].push(i);
+  forEachSpanInRange(trace, device, range, (i) => {
+    if (groups.ofName[spans.name[i]] === group && !groups.nested[i]) byPhase[spans.phase[i]].push(i);
+  });
+  const inPhase = new Map(byPhase.flat().map((i) => [i, spans.end[i] - spans.start[i]]));
+  for (let i = 0; i < spans.count; i++) {
+    forEachInterrupted(spans, i, (outer) => {
+      const ns = inPhase.get(outer);
+      if (ns !== undefined) inPhase.set(outer, ns - (spans.end[i] - spans.start[i]));
+    });
   }
-  const durationOf = (i: number) => spans.end[i] - spans.start[i];
+  const durationOf = (i: number) => inPhase.get(i)!;
   const all = byPhase.flat().map(durationOf);
   const min = all.reduce((a, b) => Math.min(a, b), Infinity);
   const max = all.reduce((a, b) => Math.max(a, b), 0);

@@ -107,6 +107,46 @@ test("compareSteps says per module and phase what differs in self time", () => {
   expect([...ofSpan]).toEqual([0, 0, 5, 5, 2, 2, 3, 4, 1]);
   expect(titles).toEqual(["step 0", "step 1"]);
   expect(notes[0]).toBe("step 0 took 110 ns, step 1 150 ns: 40 ns (36.4 %) more.");
+  // The first step's mark is at 110, 10 after its last span; in the second backward ends 20 before it, and 40 lie in forward.
+  expect(notes[1]).toMatch(
+    /^Of that forward 100 ns → 100 ns, backward 0 ns → 40 ns, after 10 ns → 10 ns\. Before, between and after are outside/,
+  );
+});
+
+test("compareSteps leaves whole backward passes out of the self times", () => {
+  const withPass = makeTrace(
+    [
+      { time: [0, 10], name: "net" },
+      { time: [20, 60], name: "backward()", phase: 1, track: 1 },
+      { time: [110, 120], name: "net", step: 1 },
+      { time: [130, 290], name: "backward()", phase: 1, track: 1, step: 1 },
+    ],
+    ["forward", "backward pass"],
+    { marks: trace.marks.map((mark, i) => ({ ...mark, time: [100, 300][i] })) },
+  );
+  const [zero, one] = stepsOf(withPass);
+  const { changes, ofSpan, notes } = compareSteps(withPass, [zero, one]).comparison!;
+  expect(changes.map(({ fqn, phase }) => `${fqn} ${phase}`)).toEqual(["net forward"]);
+  expect([...ofSpan]).toEqual([0, 0, -1, -1]);
+  expect(notes[1]).toMatch(/^Of that forward 10 ns → 10 ns, before 0 ns → 10 ns, after 90 ns → 180 ns\./);
+});
+
+test("compareSteps of several processes compares the spans and counters of the one whose steps they are", () => {
+  const processes = [0, 1].map((rank) => ({ pid: rank, rank, name: `rank ${rank}` }));
+  const tracks = trace.tracks.map((track, i) => (i === 0 ? track : { ...track, process: 1 }));
+  const counters = [...trace.counters, { ...trace.counters[0], process: 1 }];
+  const ranks = { ...trace, processes, tracks, counters };
+  const compared = compareSteps(ranks, [first, second]);
+  expect(compared.processes.map(({ name }) => name)).toEqual(["step 0 · rank 0", "step 1 · rank 0"]);
+  expect(compared.tracks.map(({ kind, process }) => `${kind} ${process}`)).toEqual(["forward 0", "forward 1"]);
+  expect(compared.counters.map(({ process }) => process)).toEqual([0, 1]);
+  expect(compared.comparison!.changes.map(({ fqn, phase, before, after }) => [fqn, phase, before, after])).toEqual([
+    ["net", "forward", 60, 110],
+    ["net.b", "forward", 20, 0],
+    ["net.c", "forward", 0, 10],
+    ["net.a", "forward", 20, 20],
+  ]);
+  expect(compared.comparison!.notes[1]).toMatch(/^Of that forward 100 ns → 140 ns, after 10 ns → 10 ns\./);
 });
 
 test("compareSteps of a step with itself finds all the same", () => {

@@ -3,8 +3,10 @@ import { formatDuration } from "../format";
 import { durationOf } from "../layout/viewport";
 import type { Change, Comparison, Verdict } from "../trace/comparison";
 import { lowerBound } from "../trace/depth-levels";
-import type { Step } from "../trace/steps";
-import { type CounterSeries, type Mark, PHASES, type Spans, type Trace } from "../trace/trace";
+import { STEP_PARTS, stepTimesOf } from "../trace/step-times";
+import { STEP_PROCESS, type Step } from "../trace/steps";
+import type { CounterSeries, Mark, Spans, Trace } from "../trace/trace";
+import { describePhase } from "./describe";
 
 /** A difference below this part of the module's time, or of the step's, is none. */
 const MIN_CHANGE = 0.05;
@@ -19,8 +21,11 @@ interface Origin {
   readonly side: Side;
 }
 
-/** The spans that start in either step, in order of their time since its start; a parent stays before its children. */
-function mergeByStart({ spans }: Trace, steps: readonly [Step, Step]): Origin[] {
+/**
+ * The spans of the steps' process that start in either step, in order of their time since its start; a parent stays before
+ * its children.
+ */
+function mergeByStart({ spans, tracks }: Trace, steps: readonly [Step, Step]): Origin[] {
   const next = steps.map((step) => lowerBound(spans.start, step.start));
   const ends = steps.map((step) => lowerBound(spans.start, step.end));
   const startOf = (side: Side) =>
@@ -28,7 +33,8 @@ function mergeByStart({ spans }: Trace, steps: readonly [Step, Step]): Origin[] 
   const merged: Origin[] = [];
   while (next[0] < ends[0] || next[1] < ends[1]) {
     const side: Side = startOf(0) <= startOf(1) ? 0 : 1;
-    merged.push({ span: next[side]++, side });
+    const span = next[side]++;
+    if (tracks[spans.track[span]].process === STEP_PROCESS) merged.push({ span, side });
   }
   return merged;
 }
@@ -82,7 +88,7 @@ function verdictOf(before: number, after: number, calls: readonly [number, numbe
   return difference > 0 ? "slower" : "faster";
 }
 
-/** Self times per module and phase, on threads and on GPUs apart. */
+/** Self times per module and phase, on threads and on GPUs apart. A whole backward pass is no module: its spans are -1. */
 function changesOf(trace: Trace, origins: readonly Origin[], spans: Spans, stepNs: number) {
   const keys = new Map<string, number>();
   const titles: { fqn: string; phase: string }[] = [];
@@ -90,8 +96,8 @@ function changesOf(trace: Trace, origins: readonly Origin[], spans: Spans, stepN
   const calls: [number, number][] = [];
   const keyOf = Int32Array.from(origins, ({ span }) => {
     const { fqn, label } = trace.names[trace.spans.name[span]];
-    const onGpu = trace.tracks[trace.spans.track[span]].kind === "gpu";
-    const phase = `${onGpu ? "GPU " : ""}${PHASES[trace.spans.phase[span] as 0 | 1 | 2]}`;
+    const phase = describePhase(trace, span);
+    if (phase === "backward pass") return -1;
     const key = `${phase}\n${fqn || label}`;
     let index = keys.get(key);
     if (index === undefined) {
@@ -104,6 +110,7 @@ function changesOf(trace: Trace, origins: readonly Origin[], spans: Spans, stepN
     return index;
   });
   origins.forEach(({ side }, i) => {
+    if (keyOf[i] < 0) return;
     const ns = spans.end[i] - spans.start[i];
     times[keyOf[i]][side] += ns;
     calls[keyOf[i]][side]++;
@@ -122,16 +129,28 @@ function changesOf(trace: Trace, origins: readonly Origin[], spans: Spans, stepN
   order.forEach((i, position) => {
     rank[i] = position;
   });
-  return { changes: order.map((i) => changes[i]), ofSpan: keyOf.map((key) => rank[key]) };
+  return { changes: order.map((i) => changes[i]), ofSpan: keyOf.map((key) => rank[key] ?? -1) };
 }
 
-function notesOf([first, second]: readonly [Step, Step]): string[] {
+/** Where the difference of the steps is: in which phase of modules, or outside them. */
+function partsNote(trace: Trace, [first, second]: readonly [Step, Step]): string {
+  const [before, after] = [first, second].map((step) => stepTimesOf(trace, [step])[0]);
+  const parts = STEP_PARTS.filter((part) => before[part] || after[part]);
+  const sizes = parts.map((part) => `${part} ${formatDuration(before[part])} → ${formatDuration(after[part])}`);
+  return (
+    `Of that ${sizes.join(", ")}. Before, between and after are outside all modules: before the first span, between ` +
+    "spans (the loss), and behind the last (the optimizer)."
+  );
+}
+
+function notesOf(trace: Trace, [first, second]: readonly [Step, Step]): string[] {
   const [before, after] = [durationOf(first), durationOf(second)];
   const percent = ((after - before) / before) * 100;
   const size = `${formatDuration(Math.abs(after - before))} (${Math.abs(percent).toFixed(1)} %)`;
   const outcome = after === before ? "just as long" : `${size} ${after < before ? "less" : "more"}`;
   return [
     `${first.name} took ${formatDuration(before)}, ${second.name} ${formatDuration(after)}: ${outcome}.`,
+    partsNote(trace, [first, second]),
     "Self times of one step each: what of a difference is chance, two steps cannot say. “Same” is less than " +
       `${100 * MIN_CHANGE} % of the module's time, or ${100 * MIN_STEP_SHARE} % of the step's.`,
   ];
@@ -147,13 +166,13 @@ export function compareSteps(trace: Trace, steps: readonly [Step, Step]): Trace 
     .flatMap((track, i) =>
       SIDES.map((side) => {
         trackOf[2 * track + side] = 2 * i + side;
-        return { ...trace.tracks[track], process: 2 * trace.tracks[track].process + side };
+        return { ...trace.tracks[track], process: side };
       }),
     );
   const spans = spansOf(trace, steps, origins, trackOf);
   const comparison: Comparison = {
     titles: [steps[0].name, steps[1].name],
-    notes: notesOf(steps),
+    notes: notesOf(trace, steps),
     ...changesOf(trace, origins, spans, durationOf(steps[0])),
   };
   const marks = SIDES.map(
@@ -164,13 +183,14 @@ export function compareSteps(trace: Trace, steps: readonly [Step, Step]): Trace 
     base: 0n,
     spans,
     tracks,
-    processes: trace.processes.flatMap((process) =>
-      SIDES.map((side) => ({ ...process, name: `${steps[side].name} · ${process.name}` })),
-    ),
+    processes: SIDES.map((side) => {
+      const process = trace.processes[STEP_PROCESS];
+      return { ...process, name: `${steps[side].name} · ${process.name}` };
+    }),
     marks: marks.sort((a, b) => a.time - b.time),
-    counters: trace.counters.flatMap((counter) =>
-      SIDES.map((side) => samplesIn(counter, steps[side], 2 * counter.process + side)),
-    ),
+    counters: trace.counters
+      .filter(({ process }) => process === STEP_PROCESS)
+      .flatMap((counter) => SIDES.map((side) => samplesIn(counter, steps[side], side))),
     spanArgs: Object.fromEntries(
       origins.flatMap(({ span }, i) => (trace.spanArgs[span] ? [[i, trace.spanArgs[span]]] : [])),
     ),

@@ -1,17 +1,21 @@
 /** What is at a place of the timeline in one line, for the tooltip and for screen readers. */
 import { formatDuration, formatMoment, formatQuantity } from "../format";
 import { lowerBound } from "../trace/depth-levels";
-import { type CounterSeries, type Mark, PHASES, type Trace } from "../trace/trace";
+import { type CounterSeries, isOfModules, type Mark, PHASES, type Trace } from "../trace/trace";
 
-const phaseName = ({ phase }: Trace["spans"], span: number) => PHASES[phase[span] as 0 | 1 | 2];
+/** `forward`, `GPU backward`; of what is no module, as `communication`, which has no phase, the kind of its track. */
+export function describePhase({ spans, tracks }: Trace, span: number): string {
+  const track = tracks[spans.track[span]];
+  if (!isOfModules(track)) return track.kind;
+  return `${track.kind === "gpu" ? "GPU " : ""}${PHASES[spans.phase[span] as 0 | 1 | 2]}`;
+}
 
 /** `h.0: Block, forward, 300 µs` */
-export function describeSpan({ spans, names, tracks }: Trace, span: number): string {
-  const phase =
-    { gpu: "GPU", communication: "communication" }[tracks[spans.track[span]].kind] ?? phaseName(spans, span);
+export function describeSpan(trace: Trace, span: number): string {
+  const { spans, names } = trace;
   const duration = formatDuration(spans.end[span] - spans.start[span]);
   const state = spans.complete[span] ? "" : ", incomplete";
-  return `${names[spans.name[span]].label}, ${phase}, ${duration}${state}`;
+  return `${names[spans.name[span]].label}, ${describePhase(trace, span)}, ${duration}${state}`;
 }
 
 /** `process RSS, 1.5 GiB at 12.5 ms`: the last sample before a time, which holds until the next; null before the first. */

@@ -1,17 +1,14 @@
 /** What a recording lost, in sentences. */
 import { formatCount, plural } from "../format";
 import type { Trace } from "../trace/trace";
+import { type BarCounts, countBars, describeBars } from "./bar-counts";
 
-/** The number of spans whose start or end was not recorded. */
-export function countIncomplete({ spans }: Trace): number {
-  let count = 0;
-  for (let i = 0; i < spans.count; i++) if (!spans.complete[i]) count++;
-  return count;
-}
+/** How many bars there are whose start or end was not recorded. */
+export const countIncomplete = (trace: Trace): BarCounts => countBars(trace, (bar) => !trace.spans.complete[bar]);
 
 /** One sentence per kind of loss; none where nothing was lost. */
 export function reportLosses(trace: Trace): string[] {
-  const { recorded = 0, overwritten = 0, torn = 0, unfinished = 0, unstarted = 0, unattributed = 0 } = trace.stats;
+  const { recorded = 0, overwritten = 0, torn = 0, unfinished = 0, unstarted = 0 } = trace.stats;
   const incomplete = countIncomplete(trace);
   const sentences: readonly (readonly [number, string])[] = [
     [
@@ -24,10 +21,9 @@ export function reportLosses(trace: Trace): string[] {
     ],
     [unstarted, `${plural(unstarted, "span")} began before the oldest event that was kept: drawn from there on.`],
     [unfinished, `${plural(unfinished, "span")} never ended: drawn to the last event.`],
-    [unattributed, `${plural(unattributed, "autograd node")} of backward belong to no module and are not shown.`],
     [
-      incomplete,
-      `${plural(incomplete, "span")} of this timeline ${incomplete === 1 ? "is" : "are"} incomplete, drawn with stripes.`,
+      incomplete.all,
+      `${describeBars(incomplete)} of this timeline ${incomplete.all === 1 ? "is" : "are"} incomplete, drawn with stripes.`,
     ],
   ];
   return sentences.filter(([count]) => count > 0).map(([, sentence]) => sentence);

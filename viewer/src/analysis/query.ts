@@ -11,7 +11,7 @@
  *
  * A span must match all terms.
  */
-import { type Name, PHASES, type Trace } from "../trace/trace";
+import { isOfModules, type Name, PHASES, type Trace } from "../trace/trace";
 
 export interface Query {
   /** One for each term about names. */
@@ -26,7 +26,9 @@ export interface Query {
 export class QueryError extends Error {}
 
 const UNIT_NS: Readonly<Record<string, number>> = { ns: 1, us: 1e3, µs: 1e3, μs: 1e3, ms: 1e6, s: 1e9 };
-const DURATION = /^([<>])=?(\d+(?:\.\d*)?)(ns|us|µs|μs|ms|s)$/i;
+const DURATION = /^([<>])=?(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)(ns|us|µs|μs|ms|s)$/i;
+/** What was meant as a duration; a name may begin with the sign too, as `<lambda>` does. */
+const DURATION_ATTEMPT = /^[<>]=?(?:$|[\d.+-])/;
 /** A regular expression between slashes, which may hold spaces; or whatever has none. */
 const TERM = /\/((?:[^/\\]|\\.)+)\/(?=\s|$)|\S+/g;
 
@@ -61,6 +63,8 @@ export function parseQuery(text: string): Query | null {
       const ns = Number(duration[2]) * UNIT_NS[duration[3]];
       if (duration[1] === ">") longerThanNs = Math.max(longerThanNs, ns);
       else shorterThanNs = Math.min(shorterThanNs, ns);
+    } else if (DURATION_ATTEMPT.test(term)) {
+      throw new QueryError(`${term} is no duration: ${term[0]}1.5ms, with ns, us, ms or s, without spaces`);
     } else if (lower.startsWith("phase:")) {
       phases.push(phaseOf(lower.slice("phase:".length)));
     } else if (lower.startsWith("class:")) {
@@ -79,7 +83,7 @@ export function matchSpans({ spans, names, tracks }: Trace, query: Query | null)
   if (!query) return null;
   const nameMatches = names.map((name) => query.names.every((matches) => matches(name)));
   const onGpu = tracks.map(({ kind }) => kind === "gpu");
-  const ofModules = tracks.map(({ kind }) => kind !== "communication");
+  const ofModules = tracks.map(isOfModules);
   const phaseMatches = tracks.map((_, track) =>
     PHASES.map((_phase, index) =>
       query.phases.every((wanted) => (wanted === "gpu" ? onGpu[track] : ofModules[track] && wanted === index)),

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import { makeTrace } from "../testing/make-trace";
-import type { CallTreeNode } from "./call-tree";
+import type { CallTreeNode } from "./merged-tree";
 import { buildSandwich } from "./sandwich";
 import { groupsOf } from "./totals";
 
@@ -55,4 +55,28 @@ test("buildSandwich of a range cuts calls at its ends", () => {
     " B 6 0 1",
     "  A 6 6 1",
   ]);
+});
+
+/* The backward of `A.x` holds a recompute of `A.y`, in which `A.y.lin` runs. */
+const checkpointed = makeTrace([
+  { time: [0, 100], name: "A", phase: 1 },
+  { time: [10, 90], name: "x/A.x/X", phase: 1, parent: 0 },
+  { time: [20, 70], name: "y/A.y/Y", phase: 2, parent: 1 },
+  { time: [30, 50], name: "lin/A.y.lin/Linear", phase: 2, parent: 2 },
+]);
+const checkpointedGroups = groupsOf(checkpointed, "module");
+const sandwichOf = (title: string) => {
+  const group = checkpointedGroups.groups.findIndex((candidate) => candidate.title === title);
+  return buildSandwich(checkpointed, checkpointedGroups, group, "cpu", null);
+};
+
+test("buildSandwich of a module in whose backward another runs again does not call that", () => {
+  expect(lines(sandwichOf("A.x").callees)).toEqual(["x 30 30 1"]);
+  expect(lines(sandwichOf("A.x").callers)).toEqual(["x 30 0 1", " A 30 30 1"]);
+});
+
+test("buildSandwich of a module that runs again has the modules that contain it as callers", () => {
+  expect(lines(sandwichOf("A.y").callees)).toEqual(["y 50 30 1", " lin 20 20 1"]);
+  expect(lines(sandwichOf("A.y.lin").callers)).toEqual(["lin 20 0 1", " y 20 0 1", "  A 20 20 1"]);
+  expect(lines(sandwichOf("A").callees)).toEqual(["A 100 20 1", " x 30 30 1", " y 50 30 1", "  lin 20 20 1"]);
 });

@@ -1,7 +1,8 @@
 /** What calls a module or class, and what it calls: the two halves of the sandwich view. */
-import type { TimeRange, Trace } from "../trace/trace";
-import type { CallTreeNode } from "./call-tree";
-import { type Device, type Group, type Groups, tracksOf } from "./totals";
+import { RECOMPUTE, type TimeRange, type Trace } from "../trace/trace";
+import { type CallTreeNode, MergedTree } from "./merged-tree";
+import { type Device, forEachSpanInRange } from "./spans-in-range";
+import { forEachOuterOfPhase, type Groups } from "./totals";
 
 export interface Sandwich {
   /** The group, with its callers as children, their callers below them, and so on. */
@@ -10,36 +11,17 @@ export interface Sandwich {
   readonly callees: CallTreeNode;
 }
 
-/** A tree whose nodes have at most one child per group. */
-class MergedTree {
-  private readonly children = new Map<CallTreeNode, Map<number, CallTreeNode>>();
-
-  constructor(private readonly groups: readonly Group[]) {}
-
-  newNode(group: number, outer: CallTreeNode | null): CallTreeNode {
-    const depth = outer ? outer.depth + 1 : 0;
-    return { ...this.groups[group], parent: outer, depth, children: [], total: 0, self: 0, spans: 0 };
-  }
-
-  child(outer: CallTreeNode, group: number): CallTreeNode {
-    let siblings = this.children.get(outer);
-    if (!siblings) {
-      siblings = new Map();
-      this.children.set(outer, siblings);
-    }
-    let node = siblings.get(group);
-    if (!node) {
-      node = this.newNode(group, outer);
-      siblings.set(group, node);
-      outer.children.push(node);
-    }
-    return node;
-  }
+/** The nodes in which the self time of a span counts. */
+interface Place {
+  readonly caller: CallTreeNode;
+  readonly callee: CallTreeNode;
 }
 
 /**
- * Merge the calls of a group on the device in the range, cut at its ends. A call inside another of the same group belongs
- * to that one. In `callers`, a node's time is what the group takes when called that way.
+ * Merge the calls of a group on the device in the range, cut at its ends, so that they add up to its row of totals. A
+ * call inside another of the same group belongs to that one. In `callers`, a node's time is what the group takes when
+ * called that way. A span lies in those around it as long as these are of its phase; a recompute on the CPU lies in the
+ * modules that contain it by name, not in the backward in which it happens to run.
  */
 export function buildSandwich(
   trace: Trace,
@@ -49,38 +31,48 @@ export function buildSandwich(
   range: TimeRange | null,
 ): Sandwich {
   const { spans } = trace;
-  const onDevice = tracksOf(trace, device);
-  const [from, to] = range ? [range.start, range.end] : [-Infinity, Infinity];
   const tree = new MergedTree(groups.groups);
-  const callers = tree.newNode(group, null);
-  const callees = tree.newNode(group, null);
-  const groupOf = (span: number) => groups.ofName[spans.name[span]];
-  const add = (node: CallTreeNode, ns: number) => {
-    node.spans++;
-    node.total += ns;
-    node.self += ns;
+  const callers = tree.root(groups.groups[group]);
+  const callees = tree.root(groups.groups[group]);
+  const placeOfSpan = new Map<number, Place>();
+  const pathOf = (span: number): readonly number[] => {
+    if (spans.phase[span] === RECOMPUTE && device === "cpu") return groups.paths[spans.name[span]];
+    const path: number[] = [];
+    forEachOuterOfPhase(spans, span, spans.phase[span], (outer) => path.push(groups.ofName[spans.name[outer]]));
+    return path;
   };
-  const nodeOfSpan = new Map<number, CallTreeNode>();
-  for (let i = 0; i < spans.count && spans.start[i] < to; i++) {
-    if (!onDevice[spans.track[i]] || spans.end[i] < from) continue;
-    const ns = Math.min(spans.end[i], to) - Math.max(spans.start[i], from);
-    const outerNode = nodeOfSpan.get(spans.parent[i]);
-    if (outerNode) {
-      const node = tree.child(outerNode, groupOf(i));
-      outerNode.self -= ns;
-      add(node, ns);
-      nodeOfSpan.set(i, node);
-    } else if (groupOf(i) === group) {
-      nodeOfSpan.set(i, callees);
-      add(callees, ns);
-      add(callers, ns);
-      let node = callers;
-      for (let outer = spans.parent[i]; outer >= 0; outer = spans.parent[outer]) {
-        node.self -= ns;
-        node = tree.child(node, groupOf(outer));
-        add(node, ns);
-      }
+  /** Where the self time of a span counts; undefined where it is not the group's. */
+  const placeOf = (span: number): Place | undefined => {
+    const path = pathOf(span);
+    const position = path.lastIndexOf(group);
+    if (position < 0) return undefined;
+    const descend = (root: CallTreeNode, way: readonly number[]) =>
+      way.reduce((node, next) => tree.child(node, next), root);
+    return {
+      caller: descend(callers, path.slice(position + 1)),
+      callee: descend(callees, path.slice(0, position).reverse()),
+    };
+  };
+  forEachSpanInRange(trace, device, range, (span, ns) => {
+    const outer = placeOfSpan.get(spans.parent[span]);
+    if (outer) countSelf(outer, -ns);
+    const place = placeOf(span);
+    if (!place) return;
+    placeOfSpan.set(span, place);
+    countSelf(place, ns);
+    if (place.callee !== callees) place.callee.spans++;
+    else if (!groups.nested[span]) {
+      callees.spans++;
+      for (let node: CallTreeNode | null = place.caller; node; node = node.parent) node.spans++;
     }
-  }
+  });
   return { callers, callees };
+}
+
+/** Add self time of a span to its nodes, and to those that hold them. */
+function countSelf({ caller, callee }: Place, ns: number): void {
+  for (const leaf of [caller, callee]) {
+    leaf.self += ns;
+    for (let node: CallTreeNode | null = leaf; node; node = node.parent) node.total += ns;
+  }
 }

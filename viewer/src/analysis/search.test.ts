@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 
 import { makeTrace } from "../testing/make-trace";
+import { countBars, describeBars } from "./bar-counts";
 import { matchSpans, parseQuery, QueryError } from "./query";
 import { flaggedSpans, nextMatch } from "./search";
 
@@ -56,6 +57,42 @@ test("matchSpans of class, phase and duration compares with these alone", () => 
 test("parseQuery of what it cannot read says why", () => {
   expect(() => parseQuery("/(/")).toThrow(new QueryError("/(/ is no regular expression"));
   expect(() => parseQuery("phase:sideways")).toThrow("no phase sideways");
+});
+
+test("matchSpans of a duration takes any way to write its number", () => {
+  expect([found(">3e3ns"), found(">3.e0us"), found(">.003ms"), found(">=3us"), found(">3000.0ns")]).toEqual(
+    Array.from({ length: 5 }, () => [0, 3]),
+  );
+});
+
+test.each([
+  [">", ">"],
+  [">1", ">"],
+  ["<=2", "<"],
+  [">1.5m", ">"],
+  [">-1ms", ">"],
+  ["attn >1e3 us", ">"],
+])("parseQuery of %s says how a duration is written", (query, sign) => {
+  const term = query.split(" ").find((part) => part.startsWith(sign));
+  expect(() => parseQuery(query)).toThrow(
+    new QueryError(`${term} is no duration: ${sign}1.5ms, with ns, us, ms or s, without spaces`),
+  );
+});
+
+test("parseQuery of a name in angle brackets is one of a name", () => {
+  expect(parseQuery("<lambda>")!.names).toHaveLength(1);
+});
+
+test("countBars and describeBars tell spans from backward passes and communication", () => {
+  const bars = makeTrace(
+    [0, 1, 2, 2, 3, 3, 4].map((track, i) => ({ time: [i, i + 1], name: "a", track })),
+    ["forward", "backward", "backward pass", "communication", "gpu"],
+  );
+  const all = countBars(bars, () => true);
+  expect(all).toEqual({ all: 7, spans: 3, passes: 2, communication: 2 });
+  expect(describeBars(all)).toBe("3 spans, 2 backward passes, 2 communication calls");
+  expect(describeBars(countBars(bars, (bar) => bar === 2))).toBe("1 backward pass");
+  expect(describeBars(countBars(bars, () => false))).toBe("0 spans");
 });
 
 test("nextMatch in both directions goes around the end", () => {

@@ -3,6 +3,7 @@ import { expect, test } from "vitest";
 import { layoutFlame } from "../layout/flame-layout";
 import { makeTrace } from "../testing/make-trace";
 import { buildCallTree } from "./call-tree";
+import { buildSandwich } from "./sandwich";
 import { computeTotals, groupsOf, sortTotals } from "./totals";
 
 /*
@@ -31,13 +32,14 @@ const row = (rows: ReturnType<typeof computeTotals>, title: string) => {
   return [found.spans, found.forward, found.backward, found.recompute, found.total, found.self];
 };
 
-test("computeTotals of the CPU counts nested spans of a module once", () => {
+test("computeTotals of the CPU counts nested spans of a module and phase once", () => {
   const rows = computeTotals(trace, groups, "cpu", null);
-  expect(row(rows, "GPT")).toEqual([1, 50, 0, 0, 50, 15]);
+  // The recompute of h.1 counts to GPT, which contains it by name.
+  expect(row(rows, "GPT")).toEqual([1, 50, 0, 5, 55, 15]);
   expect(row(rows, "GPT.h.0")).toEqual([1, 20, 0, 0, 20, 10]);
   expect(row(rows, "GPT.h.0.lin")).toEqual([1, 10, 0, 0, 10, 10]);
-  // The recompute lies inside the backward of the same module: the total has it once.
-  expect(row(rows, "GPT.h.1")).toEqual([3, 15, 20, 5, 35, 35]);
+  // The recompute lies inside the backward of the same module, which is so much shorter.
+  expect(row(rows, "GPT.h.1")).toEqual([3, 15, 15, 5, 35, 35]);
   expect(rows.length).toBe(4);
 });
 
@@ -61,12 +63,75 @@ test("computeTotals of the GPU groups kernels by their module", () => {
 
 test("computeTotals by class merges modules of one class", () => {
   const rows = computeTotals(trace, groupsOf(trace, "class"), "cpu", null);
-  expect(row(rows, "Block")).toEqual([4, 35, 20, 5, 55, 45]);
+  expect(row(rows, "Block")).toEqual([4, 35, 15, 5, 55, 45]);
+});
+
+/*
+ * time      0   10   20   30   40   50   60   70   80   90  100
+ * forward   |model............|                                  0
+ *             |l.0 |  |l.1 |                                     1, 2
+ * backward                      |model......................|   3
+ *                                 |l.1........................|   4, of the innermost layer's backward:
+ *                                    |l.1.down..............|     5
+ *                                       |l.0 recompute....|       6
+ *                                         |l.0.down, rec.|        7
+ *                                           |l.1.down|            8, a backward inside the recompute
+ */
+const layer = (name: string) => `${name}: Layer/model.layers.${name}/Layer`;
+const down = (name: string) => `down: Linear/model.layers.${name}.down/Linear`;
+const checkpointed = makeTrace(
+  [
+    { time: [0, 20], name: "model/model/Llama" },
+    { time: [2, 8], name: layer("0"), parent: 0 },
+    { time: [10, 16], name: layer("1"), parent: 0 },
+    { time: [30, 100], name: "model/model/Llama", phase: 1, track: 1 },
+    { time: [32, 98], name: layer("1"), phase: 1, track: 1, parent: 3 },
+    { time: [36, 95], name: down("1"), phase: 1, track: 1, parent: 4 },
+    { time: [40, 90], name: layer("0"), phase: 2, track: 1, parent: 5 },
+    { time: [50, 80], name: down("0"), phase: 2, track: 1, parent: 6 },
+    { time: [55, 60], name: down("1"), phase: 1, track: 1, parent: 7 },
+  ],
+  ["forward", "backward"],
+);
+
+test("computeTotals counts recompute to what it repeats, not to the module in whose backward it lies", () => {
+  const rows = computeTotals(checkpointed, groupsOf(checkpointed, "module"), "cpu", null);
+  // Recompute: 20 of layers.0 itself, and 25 of its `down`. Backward: 66 − 50 of layers.1, 59 − 50 and 5 of its `down`.
+  expect(row(rows, "model")).toEqual([2, 20, 20, 45, 85, 12]);
+  expect(row(rows, "model.layers.0")).toEqual([2, 6, 0, 45, 51, 26]);
+  expect(row(rows, "model.layers.1")).toEqual([2, 6, 16, 0, 22, 13]);
+  expect(row(rows, "model.layers.1.down")).toEqual([2, 0, 14, 0, 14, 14]);
+  expect(row(rows, "model.layers.0.down")).toEqual([1, 0, 0, 25, 25, 25]);
+});
+
+test("computeTotals by class counts recompute once to a class", () => {
+  const rows = computeTotals(checkpointed, groupsOf(checkpointed, "class"), "cpu", null);
+  expect(row(rows, "Layer")).toEqual([4, 12, 16, 45, 73, 39]);
+  expect(row(rows, "Linear")).toEqual([3, 0, 14, 25, 39, 39]);
+});
+
+test("computeTotals of a range cuts recompute and what it interrupts", () => {
+  const rows = computeTotals(checkpointed, groupsOf(checkpointed, "module"), "cpu", { start: 85, end: 96 });
+  expect(row(rows, "model")).toEqual([1, 0, 6, 5, 11, 0]);
+  expect(row(rows, "model.layers.1.down")).toEqual([1, 0, 5, 0, 5, 5]);
+  expect(row(rows, "model.layers.0")).toEqual([1, 0, 0, 5, 5, 5]);
+});
+
+test.each(["module", "class"] as const)("buildSandwich of each %s has the total of its row", (by) => {
+  for (const each of [trace, checkpointed]) {
+    for (const range of [null, { start: 35, end: 85 }]) {
+      const all = groupsOf(each, by);
+      for (const { group, total } of computeTotals(each, all, "cpu", range)) {
+        const { callers, callees } = buildSandwich(each, all, group, "cpu", range);
+        expect([callers.total, callees.total]).toEqual([total, total]);
+      }
+    }
+  }
 });
 
 test("sortTotals by a field puts equal rows in the order of titles", () => {
   const rows = computeTotals(trace, groups, "cpu", null);
-  expect(sortTotals(rows, "total", true).map(({ total }) => total)).toEqual([50, 35, 20, 10]);
+  expect(sortTotals(rows, "total", true).map(({ total }) => total)).toEqual([55, 35, 20, 10]);
   expect(sortTotals(rows, "self", false).map(({ title }) => title)).toEqual([
     "GPT.h.0",
     "GPT.h.0.lin",

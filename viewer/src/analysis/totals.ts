@@ -1,8 +1,9 @@
-/** Totals per module or class. */
-import { BACKWARD, FORWARD, RECOMPUTE, type TimeRange, type Trace } from "../trace/trace";
+/** Totals per module or class, by the rules of `modtrace summary` (`timeline/summary/totals.py`). */
+import { compareValues } from "../format";
+import { BACKWARD, FORWARD, isOnThread, RECOMPUTE, type Spans, type TimeRange, type Trace } from "../trace/trace";
+import { type Device, forEachSpanInRange } from "./spans-in-range";
 
 export type Grouping = "module" | "class";
-export type Device = "cpu" | "gpu";
 
 export interface Group {
   /** The fqn, or the class. */
@@ -18,7 +19,9 @@ export interface Groups {
   /** The group of each name. */
   readonly ofName: Int32Array;
   readonly groups: readonly Group[];
-  /** Per span: bit 0 where a span around it is of the same group, bit 1 where one is of the same group and phase. */
+  /** Per name: its group, and behind it those of the modules that contain it by their names, the innermost first. */
+  readonly paths: readonly (readonly number[])[];
+  /** Per span: 1 where spans of the same phase lead from it outwards to one of the same group. */
   readonly nested: Uint8Array;
 }
 
@@ -27,11 +30,14 @@ export interface Total extends Group {
   readonly group: number;
   /** Spans that lie in the range, whole or in part. */
   spans: number;
-  /** Nanoseconds in the range, per phase. */
+  /**
+   * Nanoseconds in the range: with what of the same phase runs inside, without other phases; nested spans of a group
+   * count once. Recompute counts to what runs again and to the modules that contain it, wherever it lies.
+   */
   forward: number;
   backward: number;
   recompute: number;
-  /** Nanoseconds in the range, with and without what runs inside; nested spans of a group count once. */
+  /** The three together, and of them what no span inside takes. */
   total: number;
   self: number;
   /** The first span of it in the range. */
@@ -52,36 +58,73 @@ export function groupsOf(trace: Trace, by: Grouping): Groups {
     }
     return id;
   });
-  return { by, ofName, groups, nested: findNested(trace, ofName) };
+  return { by, ofName, groups, paths: findPaths(trace, ofName), nested: findNested(trace, ofName) };
+}
+
+/** Names that only GPUs and rows of no modules use are no modules: a kernel has the name of the one that launched it. */
+function findPaths(trace: Trace, ofName: Int32Array): number[][] {
+  const onThread = trace.tracks.map(isOnThread);
+  const isCalled = new Uint8Array(trace.names.length);
+  const isElsewhere = new Uint8Array(trace.names.length);
+  trace.spans.name.forEach((name, i) => {
+    (onThread[trace.spans.track[i]] ? isCalled : isElsewhere)[name] = 1;
+  });
+  const groupOf = new Map<string, number>();
+  trace.names.forEach(({ fqn }, name) => {
+    const isModule = isCalled[name] || !isElsewhere[name];
+    if (isModule && !groupOf.has(fqn)) groupOf.set(fqn, ofName[name]);
+  });
+  return trace.names.map(({ fqn }, name) => {
+    const path = [ofName[name]];
+    for (let end = fqn.lastIndexOf("."); end > 0; end = fqn.lastIndexOf(".", end - 1)) {
+      const group = groupOf.get(fqn.slice(0, end));
+      if (group !== undefined) path.push(group);
+    }
+    return path;
+  });
 }
 
 function findNested({ spans }: Trace, ofName: Int32Array): Uint8Array {
   const nested = new Uint8Array(spans.count);
   for (let i = 0; i < spans.count; i++) {
     const group = ofName[spans.name[i]];
-    for (let outer = spans.parent[i]; outer >= 0 && nested[i] < 3; outer = spans.parent[outer]) {
-      if (ofName[spans.name[outer]] !== group) continue;
-      nested[i] |= spans.phase[outer] === spans.phase[i] ? 3 : 1;
-    }
+    forEachOuterOfPhase(spans, spans.parent[i], spans.phase[i], (outer) => {
+      if (ofName[spans.name[outer]] === group) nested[i] = 1;
+    });
   }
   return nested;
 }
 
-/** Per track, whether it holds modules on the CPU or on the GPU, whichever `device` says; collectives are no modules. */
-export const tracksOf = (trace: Trace, device: Device): boolean[] =>
-  trace.tracks.map(({ kind }) => kind !== "communication" && (kind === "gpu") === (device === "gpu"));
+/** Call `visit` with a span and those around it, outwards as long as they are of one phase. */
+export function forEachOuterOfPhase(spans: Spans, span: number, phase: number, visit: (outer: number) => void): void {
+  for (let outer = span; outer >= 0 && spans.phase[outer] === phase; outer = spans.parent[outer]) visit(outer);
+}
 
-const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward", [RECOMPUTE]: "recompute" } as const;
+/** Call `visit` with each span that a span of another phase takes time from: those around it, of its parent's phase. */
+export function forEachInterrupted(spans: Spans, span: number, visit: (outer: number) => void): void {
+  const outer = spans.parent[span];
+  if (outer < 0 || spans.phase[outer] === spans.phase[span]) return;
+  forEachOuterOfPhase(spans, outer, spans.phase[outer], visit);
+}
+
+const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward" } as const;
 
 /** One row per group that has a span on the device in the range; spans are cut at the range's ends. */
 export function computeTotals(trace: Trace, groups: Groups, device: Device, range: TimeRange | null): Total[] {
   const { spans } = trace;
-  const onDevice = tracksOf(trace, device);
   const rows = new Map<number, Total>();
-  const [from, to] = range ? [range.start, range.end] : [-Infinity, Infinity];
-  for (let i = 0; i < spans.count && spans.start[i] < to; i++) {
-    if (!onDevice[spans.track[i]] || spans.end[i] < from) continue;
-    const ns = Math.min(spans.end[i], to) - Math.max(spans.start[i], from);
+  /** Self times of recompute, by name. */
+  const rerun = new Map<number, number>();
+  const countRerun = (span: number, ns: number) => {
+    if (spans.phase[span] === RECOMPUTE) rerun.set(spans.name[span], (rerun.get(spans.name[span]) ?? 0) + ns);
+  };
+  const countTimed = (span: number, ns: number) => {
+    const phase = spans.phase[span];
+    if (phase === RECOMPUTE || groups.nested[span]) return;
+    const row = rows.get(groups.ofName[spans.name[span]]);
+    if (row) row[PHASE_FIELD[phase as 0 | 1]] += ns;
+  };
+  forEachSpanInRange(trace, device, range, (i, ns) => {
     const group = groups.ofName[spans.name[i]];
     let row = rows.get(group);
     if (!row) {
@@ -91,12 +134,24 @@ export function computeTotals(trace: Trace, groups: Groups, device: Device, rang
     }
     row.spans++;
     row.self += ns;
-    if (!(groups.nested[i] & 1)) row.total += ns;
-    if (!(groups.nested[i] & 2)) row[PHASE_FIELD[spans.phase[i] as 0 | 1 | 2]] += ns;
+    countTimed(i, ns);
+    forEachInterrupted(spans, i, (interrupted) => countTimed(interrupted, -ns));
+    countRerun(i, ns);
     const parentSpan = spans.parent[i];
-    const outer = parentSpan >= 0 ? rows.get(groups.ofName[spans.name[parentSpan]]) : undefined;
+    if (parentSpan < 0) return;
+    countRerun(parentSpan, -ns);
+    const outer = rows.get(groups.ofName[spans.name[parentSpan]]);
     if (outer) outer.self -= ns;
+  });
+  for (const [name, ns] of rerun) {
+    // Of work on a GPU only what a module launched itself is its own.
+    const path = device === "gpu" ? [groups.ofName[name]] : groups.paths[name];
+    for (const group of new Set(path)) {
+      const row = rows.get(group);
+      if (row) row.recompute += ns;
+    }
   }
+  for (const row of rows.values()) row.total = row.forward + row.backward + row.recompute;
   return [...rows.values()];
 }
 
@@ -105,6 +160,5 @@ export type SortKey = "title" | "moduleClass" | "spans" | "forward" | "backward"
 /** Rows in the order of one field; equal ones by title. */
 export function sortTotals(rows: readonly Total[], key: SortKey, descending: boolean): Total[] {
   const sign = descending ? -1 : 1;
-  const order = (a: string | number, b: string | number) => (a < b ? -1 : a > b ? 1 : 0);
-  return [...rows].sort((a, b) => sign * order(a[key], b[key]) || order(a.title, b.title));
+  return [...rows].sort((a, b) => sign * compareValues(a[key], b[key]) || compareValues(a.title, b.title));
 }

@@ -31,6 +31,7 @@ export function onKeys(
 ): () => void {
   const held = new Set<string>();
   let lastFrame = 0;
+  let isMoving = false;
   const moveFor = (seconds: number) => {
     let next = store.viewport.value;
     const sideways = (held.has("d") ? 1 : 0) - (held.has("a") ? 1 : 0);
@@ -40,7 +41,8 @@ export function onKeys(
     store.viewport.value = next;
   };
   const onFrame = (now: number) => {
-    if (!held.size) return;
+    isMoving = held.size > 0;
+    if (!isMoving) return;
     moveFor(Math.min((now - lastFrame) / 1000, MAX_FRAME_S));
     lastFrame = now;
     requestAnimationFrame(onFrame);
@@ -48,7 +50,8 @@ export function onKeys(
   const hold = (key: string) => {
     held.add(key);
     moveFor(KEY_TAP_S);
-    if (held.size > 1) return;
+    if (isMoving) return;
+    isMoving = true;
     lastFrame = performance.now();
     requestAnimationFrame(onFrame);
   };

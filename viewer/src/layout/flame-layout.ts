@@ -1,5 +1,5 @@
 /** Where the cells of the aggregated flame graph lie. */
-import type { CallTreeNode } from "../analysis/call-tree";
+import type { CallTreeNode } from "../analysis/merged-tree";
 
 /** A node narrower than this fraction of the graph is left out. */
 const MIN_FRACTION = 1 / 600;

@@ -1,5 +1,5 @@
 /** Which rows the tracks area has, and where: processes, tracks of spans, counters. */
-import type { Trace } from "../trace/trace";
+import { THREAD_KINDS, type Trace } from "../trace/trace";
 
 export interface Row {
   readonly type: "process" | "track" | "counter";
@@ -35,10 +35,8 @@ export const metricsFor = (rem: number): Metrics => ({
   gap: Math.round(rem * 0.375),
 });
 
-const THREAD_KINDS = ["forward", "backward", "communication"];
-
 /**
- * Rows from top to bottom. In a process: per thread forward above backward above communication, then GPU tracks, then counters.
+ * Rows from top to bottom. In a process: per thread those of its tracks, then GPU tracks, then counters.
  *
  * @param depths the number of depth levels of each track
  */

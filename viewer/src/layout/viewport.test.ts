@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { clamp, durationOf, pan, reveal, withMargin, zoom } from "./viewport";
+import { clamp, durationOf, overlapOf, pan, reveal, withMargin, zoom } from "./viewport";
 
 const bounds = { start: 0, end: 1000 };
 
@@ -18,6 +18,12 @@ test("pan beyond the trace stops where half of the viewport shows it", () => {
   expect(pan({ start: 100, end: 300 }, 0.5, bounds)).toEqual({ start: 200, end: 400 });
   expect(pan({ start: 100, end: 300 }, -9, bounds)).toEqual({ start: -100, end: 100 });
   expect(pan({ start: 100, end: 300 }, 99, bounds)).toEqual({ start: 900, end: 1100 });
+});
+
+test("overlapOf two ranges is what they have in common, if anything", () => {
+  expect(overlapOf({ start: -5, end: 10 }, bounds)).toEqual({ start: 0, end: 10 });
+  expect(overlapOf({ start: 30, end: 4000 }, bounds)).toEqual({ start: 30, end: 1000 });
+  expect(overlapOf({ start: 1e30, end: 1e31 }, bounds)).toBeNull();
 });
 
 test("withMargin of a trace of a nanosecond shows it", () => {

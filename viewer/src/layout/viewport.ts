@@ -17,6 +17,12 @@ export const durationOf = (range: TimeRange): number => range.end - range.start;
 /** The time at a fraction of a range: 0 is its start, 1 its end. */
 export const timeAt = (range: TimeRange, fraction: number): number => range.start + fraction * durationOf(range);
 
+/** What two ranges have in common; null for nothing. */
+export function overlapOf(one: TimeRange, other: TimeRange): TimeRange | null {
+  const [start, end] = [Math.max(one.start, other.start), Math.min(one.end, other.end)];
+  return start <= end ? { start, end } : null;
+}
+
 const centreOf = (range: TimeRange): number => timeAt(range, 0.5);
 
 function clampDuration(ns: number, bounds: TimeRange): number {

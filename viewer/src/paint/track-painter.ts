@@ -9,11 +9,9 @@ import { SpanBatches } from "./span-batches";
 import type { Surface } from "./surface";
 
 export class TrackPainter {
-  private readonly batches: SpanBatches;
+  private readonly batches = new SpanBatches();
 
-  constructor(private readonly store: Store) {
-    this.batches = new SpanBatches();
-  }
+  constructor(private readonly store: Store) {}
 
   /**
    * @param scrollTop CSS pixels of rows above the surface

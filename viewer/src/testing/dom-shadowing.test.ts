@@ -81,7 +81,7 @@ test("declaredIn of a source finds every kind of declaration", () => {
   expect(names.sort()).toEqual(["C", "D", "E", "b", "f", "g", "h", "j", "k", "l", "m", "n", "o"]);
 });
 
-test("no declaration in the source shadows a name of the DOM", () => {
+test("no declaration in the source shadows a name of the DOM", { timeout: 60_000 }, () => {
   const domNames = new Set(
     childrenOf(parse(DOM_TYPES)).flatMap((node) => [node, ...childrenOf(node)].flatMap(declaredBy)),
   );

@@ -13,7 +13,7 @@ export interface Change {
   readonly after: number;
   /** What it takes more; of a comparison of many steps, beside what all modules changed alike. */
   readonly difference: number;
-  /** The confidence interval of the difference; null where one step alone stands for each side. */
+  /** The confidence interval of the difference; null where one step alone stands for each side, or for want of recordings. */
   readonly interval: readonly [low: number, high: number] | null;
   readonly callsBefore: number;
   readonly callsAfter: number;
@@ -31,6 +31,9 @@ export interface Comparison {
   readonly ofSpan: IntegerArray;
 }
 
-/** The difference as a part of what it was before; infinite where that was 0. */
+/** What takes less is shorter than clocks tell. */
+const CLOCK_NS = 1000;
+
+/** The difference as a part of what it was before; infinite where that was less than clocks tell. */
 export const ratioOf = ({ before, difference }: Change): number =>
-  before ? difference / before : difference ? Infinity : 0;
+  before >= CLOCK_NS ? difference / before : difference ? Infinity : 0;

@@ -189,6 +189,20 @@ test("decode of a comparison returns its changes and the change of each span", (
   ]);
 });
 
+test("decode of a change without an interval has none", () => {
+  const bare = block((header) =>
+    Object.assign(header, {
+      comparison: {
+        titles: ["before", "after"],
+        notes: [],
+        changes: [["GPT.h.0", "recompute", 0, 150, 150, null, null, 0, 0.1, "added"]],
+        of_span: { type: "i32", offset: 48, length: 1 },
+      },
+    }),
+  );
+  expect(decode(bare).comparison!.changes[0].interval).toBeNull();
+});
+
 test("decode of a comparison with a change that is not there or an unknown verdict is refused", () => {
   expect(() => decode(compared(32))).toThrow("a span has a change that is not there");
   expect(() => decode(compared(48, "worse"))).toThrow("unknown verdict");

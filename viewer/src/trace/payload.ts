@@ -33,7 +33,7 @@ interface HeaderComparison {
   readonly titles: [string, string];
   readonly notes: string[];
   /** fqn, phase, ns before and after, the difference and the ends of its interval, calls before and after, verdict. */
-  readonly changes: [string, string, number, number, number, number, number, number, number, Verdict][];
+  readonly changes: [string, string, number, number, number, number | null, number | null, number, number, Verdict][];
   readonly of_span: ArrayRef;
 }
 
@@ -123,7 +123,7 @@ function readComparison(header: HeaderComparison, ofSpan: IntegerArray, spans: S
     changes: header.changes.map(
       ([fqn, phase, before, after, difference, low, high, callsBefore, callsAfter, verdict]) => {
         if (!VERDICTS.includes(verdict)) throw new PayloadError(`The timeline in this page has an unknown verdict.`);
-        const interval = [low, high] as const;
+        const interval = low === null || high === null ? null : ([low, high] as const);
         return { fqn: visibleText(fqn), phase, before, after, difference, interval, callsBefore, callsAfter, verdict };
       },
     ),
@@ -140,7 +140,7 @@ function validate(spans: Spans, header: Header): void {
     ["track", (track) => track in header.tracks],
     ["parent", (index, i) => index >= -1 && index < i],
     ["depth", (depth, i) => depth >= 0 && depth <= i],
-    ["phase", (phase) => phase < PHASES.length],
+    ["phase", (phase) => phase in PHASES],
     ["link", Number.isInteger],
     ["call", Number.isInteger],
     ["step", Number.isInteger],

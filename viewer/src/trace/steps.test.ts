@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import { makeTrace, type SpanRow } from "../testing/make-trace";
-import { shownStep, stepAt, stepBeside, stepsOf } from "./steps";
+import { medianDuration, shownStep, stepAt, stepBeside, stepsOf } from "./steps";
 
 const stepMark = (time: number, text: string) => ({ time, kind: "step", text });
 const span = (start: number, end: number, step: number): SpanRow => ({ time: [start, end], name: "a", step });
@@ -11,12 +11,15 @@ const trace = makeTrace([span(5, 15, 0), span(21, 35, 1), span(45, 55, 2)], ["fo
 });
 const steps = stepsOf(trace);
 
-test("stepsOf marks ends each step at its mark and begins the first with the trace", () => {
-  expect(steps).toEqual([
-    { start: 5, end: 20, name: "step 0" },
-    { start: 20, end: 40, name: "step 1" },
-    { start: 40, end: 60, name: "step 2" },
-  ]);
+test("stepsOf marks ends each step at its mark and begins the first with the first span", () => {
+  const counter = { name: "", unit: "", process: 0, time: Float64Array.of(-9, 99), value: Float64Array.of(1, 2) };
+  for (const recorded of [trace, { ...trace, counters: [counter] }]) {
+    expect(stepsOf(recorded)).toEqual([
+      { start: 5, end: 20, name: "step 0", isWhole: true },
+      { start: 20, end: 40, name: "step 1", isWhole: true },
+      { start: 40, end: 60, name: "step 2", isWhole: true },
+    ]);
+  }
 });
 
 test("stepsOf marks before the first span and after each other leaves out ranges without a span", () => {
@@ -26,6 +29,62 @@ test("stepsOf marks before the first span and after each other leaves out ranges
     [20, 40, "step 3"],
     [40, 55, "step 2, not ended"],
   ]);
+});
+
+test("stepsOf marks between which only other bars start leaves them out", () => {
+  // A backward pass that is waited for, a collective and a kernel: none of them is a span of a module on a thread.
+  const rows = [
+    span(5, 15, 0),
+    { ...span(25, 30, 1), track: 1 },
+    { ...span(45, 50, 2), track: 2 },
+    { ...span(65, 70, 3), track: 3 },
+    span(85, 95, 4),
+    { ...span(105, 110, 5), track: 2 },
+  ];
+  const marks = [20, 40, 60, 80, 100].map((time, i) => stepMark(time, `step ${i}`));
+  const found = stepsOf(makeTrace(rows, ["forward", "backward pass", "communication", "gpu"], { marks }));
+  expect(found).toEqual([
+    { start: 5, end: 20, name: "step 0", isWhole: true },
+    { start: 80, end: 100, name: "step 4", isWhole: true },
+  ]);
+  expect([stepBeside(found, { start: 5, end: 20 }, 1), stepBeside(found, { start: 80, end: 100 }, -1)]).toEqual([1, 0]);
+});
+
+test("stepsOf a recording whose beginning was overwritten has a first step that is not whole", () => {
+  const overwritten = stepsOf({ ...trace, stats: { overwritten: 1 } });
+  expect(overwritten.map(({ isWhole }) => isWhole)).toEqual([false, true, true]);
+});
+
+test("medianDuration of an even number of steps is the mean of the two middle ones, and of whole steps only", () => {
+  const lasting = (...durations: number[]) =>
+    durations.map((ns) => ({ start: 100, end: 100 + ns, name: "", isWhole: ns < 1000 }));
+  expect(medianDuration(lasting(30, 10, 80, 20))).toBe(25);
+  expect(medianDuration(lasting(30, 10, 80))).toBe(30);
+  expect(medianDuration(lasting(9000, 10, 30, 7000))).toBe(20);
+  expect(medianDuration(lasting(9000, 8000))).toBe(8500);
+});
+
+test("stepsOf ranks that lie apart in time are those of the first rank", () => {
+  const processes = [0, 1].map((rank) => ({ pid: rank, rank, name: `rank ${rank}` }));
+  const marks = [stepMark(1020, "step 0"), stepMark(1040, "step 1")];
+  const track = (process: number) => ({ kind: "forward", thread: "MainThread", tid: 1, process, name: "forward" });
+  const rows = (late: number) => [
+    { ...span(5, 15, 0), track: 1 },
+    span(1005, 1015, 0),
+    span(1021, 1035, 1),
+    { ...span(late, late + 10, 1), track: 1 },
+  ];
+  const ranks = (late: number) => makeTrace(rows(late), [], { processes, marks, tracks: [track(0), track(1)] });
+  for (const apart of [ranks(1100), ranks(1039)]) {
+    expect(stepsOf(apart)).toEqual([
+      { start: 1005, end: 1020, name: "step 0", isWhole: true },
+      { start: 1020, end: 1040, name: "step 1", isWhole: true },
+    ]);
+  }
+  const unended = { ...ranks(1100), marks: marks.slice(0, 1) };
+  expect(stepsOf(unended)[1]).toEqual({ start: 1020, end: 1035, name: "step 1, not ended", isWhole: false });
+  const whole = { start: 0, end: 1110 };
+  expect([shownStep(stepsOf(ranks(1100)), whole), stepBeside(stepsOf(ranks(1100)), whole, 1)]).toEqual([-1, 0]);
 });
 
 test("stepsOf a trace without marks is empty", () => {

@@ -1,33 +1,57 @@
 /** Training steps: the ranges of time between marks of kind "step", each of which ends one. */
-import { extent, type TimeRange, type Trace } from "./trace";
+import { isOnThread, type TimeRange, type Trace } from "./trace";
 
 export interface Step extends TimeRange {
   readonly name: string;
+  /** False where its beginning was overwritten, or no mark ends it: it may have been longer. */
+  readonly isWhole: boolean;
 }
+
+/** The process that the steps are of, as an index: of several, a trace holds the marks of the first. */
+export const STEP_PROCESS = 0;
 
 /** How far a viewport may reach beyond a step and still show this one alone, as a fraction of the step's duration. */
 const MAX_OVERHANG = 0.2;
 
+/** Per track whether its spans lie in steps: calls of modules on threads of the process that the steps are of. */
+export const tracksOfSteps = ({ tracks }: Trace): boolean[] =>
+  tracks.map((track) => track.process === STEP_PROCESS && isOnThread(track));
+
 /**
- * Steps in time order, named as their marks are. Only ranges in which a span starts are steps: a mark that is set before
- * the first call ends none. What starts after the last mark is a step that has not ended.
+ * Steps in time order, named as their marks are. Only ranges in which a module's span starts are steps: two marks directly
+ * behind each other have none between them. The first begins with the first span; what starts after the last mark is a
+ * step that has not ended.
  */
 export function stepsOf(trace: Trace): Step[] {
-  const { spans, marks } = trace;
-  const bounds = extent(trace);
+  const { spans, marks, stats } = trace;
+  const isCounted = tracksOfSteps(trace);
+  const counted: number[] = [];
+  for (let i = 0; i < spans.count; i++) if (isCounted[spans.track[i]]) counted.push(i);
   const stepMarks = marks.filter(({ kind }) => kind === "step");
-  if (!stepMarks.length) return [];
+  if (!stepMarks.length || !counted.length) return [];
   const steps: Step[] = [];
-  let start = bounds.start;
-  let span = 0;
+  let start = spans.start[counted[0]];
+  let next = 0;
   for (const mark of stepMarks) {
-    const first = span;
-    while (span < spans.count && spans.start[span] < mark.time) span++;
-    if (span > first) steps.push({ start, end: mark.time, name: mark.text || `step ${spans.step[first]}` });
+    const first = next;
+    while (next < counted.length && spans.start[counted[next]] < mark.time) next++;
+    const name = mark.text || `step ${spans.step[counted[first]]}`;
+    if (next > first) steps.push({ start, end: mark.time, name, isWhole: steps.length > 0 || !stats.overwritten });
     start = mark.time;
   }
-  if (span < spans.count) steps.push({ start, end: bounds.end, name: `step ${spans.step[span]}, not ended` });
+  if (next < counted.length) {
+    const end = counted.reduce((latest, i) => Math.max(latest, spans.end[i]), start);
+    steps.push({ start, end, name: `step ${spans.step[counted[next]]}, not ended`, isWhole: false });
+  }
   return steps;
+}
+
+/** The median duration of the whole steps in ns, of an even number the mean of the two middle ones; of all where none is. */
+export function medianDuration(steps: readonly Step[]): number {
+  const whole = steps.filter(({ isWhole }) => isWhole);
+  const durations = Float64Array.from(whole.length ? whole : steps, ({ start, end }) => end - start).sort();
+  const middle = durations.length / 2;
+  return (durations[Math.ceil(middle) - 1] + durations[Math.floor(middle)]) / 2;
 }
 
 /** Index of the first step that has not ended at a time; the number of steps where all have. */

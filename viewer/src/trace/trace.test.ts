@@ -30,7 +30,7 @@ test("extent of an empty trace can be drawn", () => {
 });
 
 test("reportLosses of a trace with losses gives a sentence for each", () => {
-  expect(countIncomplete(trace)).toBe(1);
+  expect(countIncomplete(trace)).toEqual({ all: 1, spans: 1, passes: 0, communication: 0 });
   const lost = { ...trace, stats: { recorded: 5000, overwritten: 1200, unfinished: 1 } };
   expect(reportLosses(lost)).toEqual([
     "1,200 of 5,000 events were overwritten by newer ones: what came first is not shown.",
@@ -38,4 +38,8 @@ test("reportLosses of a trace with losses gives a sentence for each", () => {
     "1 span of this timeline is incomplete, drawn with stripes.",
   ]);
   expect(reportLosses(makeTrace([{ time: [0, 1], name: "a" }]))).toEqual([]);
+  const calls = [0, 1].map((track) => ({ time: [0, 1] as const, name: "a", track, complete: 0 }));
+  expect(reportLosses(makeTrace(calls, ["forward", "communication"]))).toEqual([
+    "1 span, 1 communication call of this timeline are incomplete, drawn with stripes.",
+  ]);
 });

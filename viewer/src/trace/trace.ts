@@ -47,7 +47,7 @@ export interface Process {
 }
 
 export interface Track {
-  /** "forward" and "backward" for threads, "communication" for their collectives; "gpu" for a stream of a GPU. */
+  /** "forward" and "backward" for threads; "gpu" for a stream of a GPU; else what `isOfModules` is false for. */
   readonly kind: string;
   readonly thread: string;
   readonly tid: number;
@@ -55,6 +55,15 @@ export interface Track {
   readonly process: number;
   readonly name: string;
 }
+
+/** Kinds of a thread's tracks from top to bottom; the bars of the last two are no calls of modules. */
+export const THREAD_KINDS = ["forward", "backward", "backward pass", "communication"];
+
+/** Whether the bars of a track are calls of modules. */
+export const isOfModules = ({ kind }: Track): boolean => THREAD_KINDS.indexOf(kind) < 2;
+
+/** Whether the bars of a track are calls of modules on a thread, as against a GPU. */
+export const isOnThread = (track: Track): boolean => isOfModules(track) && track.kind !== "gpu";
 
 export interface Mark {
   readonly time: number;

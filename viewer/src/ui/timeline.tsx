@@ -33,9 +33,8 @@ function FoldAll({ store }: { store: Store }) {
 
 /** How many depth levels of each track are shown. */
 function LevelChoice({ store }: { store: Store }) {
-  const deepest = store.levels.reduce((most, depths) => Math.max(most, depths.length), 0);
   const { value } = store.maxLevels;
-  const choices = LEVEL_CHOICES.filter((count) => count < deepest);
+  const choices = LEVEL_CHOICES.filter((count) => count < store.deepest);
   if (Number.isFinite(value) && !choices.includes(value)) choices.push(value);
   if (!choices.length) return null;
   return (
@@ -101,7 +100,7 @@ export function Timeline({ store, pointer, onPainted }: TimelineProps) {
           class="tracks"
           role="application"
           tabIndex={0}
-          aria-label={`Timeline of ${plural(count, "span")}. Arrow keys go from span to span, question mark lists all keys.`}
+          aria-label={`Timeline of ${plural(store.spanCount, "span")}. Arrow keys go from span to span, question mark lists all keys.`}
         >
           <canvas ref={tracks} aria-hidden="true" />
           {!count && <p class="empty">This recording holds no spans.</p>}

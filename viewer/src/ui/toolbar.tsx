@@ -1,5 +1,6 @@
 /** The bar on top: what is shown, search, steps, and the switches. */
 import { useRef } from "preact/hooks";
+import { describeBars } from "../analysis/bar-counts";
 import { countIncomplete } from "../analysis/loss-report";
 import { formatCount, formatDuration, plural } from "../format";
 import { durationOf, timeAt } from "../layout/viewport";
@@ -13,14 +14,16 @@ export const SEARCH_ID = "search";
 
 const SYNTAX = "Words of a name or path; /regular expression/; class:Linear; phase:backward or phase:gpu; >1ms, <20us";
 
-/** How many spans the search matches, and which of them is selected. */
-function describeMatches({ query, search, highlighted, matches, selected }: Store): string {
+/** What the search matches, spans and other bars told apart, and which of them is selected. */
+function describeMatches({ query, search, highlighted, matches, matchCounts, selected }: Store): string {
   const count = matches.value.length;
   if (search.value.error) return search.value.error;
   if (!highlighted.value) return query.value ? "nothing to search for" : "";
   if (!count) return "no match";
   const position = matches.value.indexOf(selected.value);
-  return position < 0 ? `${formatCount(count)} found` : `${formatCount(position + 1)} of ${formatCount(count)}`;
+  const kinds = matchCounts.value.spans < count ? describeBars(matchCounts.value) : "";
+  if (position < 0) return kinds || `${formatCount(count)} found`;
+  return `${formatCount(position + 1)} of ${formatCount(count)}${kinds && `: ${kinds}`}`;
 }
 
 function Search({ store }: { store: Store }) {
@@ -136,7 +139,7 @@ function Compared({ store, session }: { store: Store; session: Session }) {
 function LossBadge({ store }: { store: Store }) {
   const { stats } = store.trace;
   const lost = (stats.overwritten ?? 0) + (stats.torn ?? 0);
-  const incomplete = countIncomplete(store.trace);
+  const { all: incomplete } = countIncomplete(store.trace);
   if (!lost && !incomplete) return null;
   const losses = [
     lost ? `${plural(lost, "event")} lost` : "",
@@ -176,7 +179,7 @@ export function Toolbar({ store, session, openHelp }: ToolbarProps) {
         modtrace
       </h1>
       <p class="summary">
-        {plural(store.trace.spans.count, "span")} · {formatDuration(durationOf(store.bounds))}
+        {plural(store.spanCount, "span")} · {formatDuration(durationOf(store.bounds))}
       </p>
       <Search store={store} />
       {store.trace.comparison ? <Compared store={store} session={session} /> : <Steps store={store} />}

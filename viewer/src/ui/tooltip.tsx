@@ -1,4 +1,5 @@
-/** What is under the pointer, beside it. */
+/** What is under the pointer, beside it and inside the window. */
+import { shortenFromLeft } from "../format";
 
 /** What is under the pointer, and where the pointer is in CSS pixels of the page. */
 export interface Hover {
@@ -13,16 +14,24 @@ export interface Hover {
 /** CSS pixels between the pointer and the tooltip. */
 const GAP_X = 12;
 const GAP_Y = 16;
+/** Beyond this part of the window it stands on the other side of the pointer. */
+const FAR = 0.6;
+/** Characters of its texts. */
+const TITLE_LIMIT = 120;
+const DETAIL_LIMIT = 240;
 
 export function Tooltip({ hover }: { hover: { readonly value: Hover | null } }) {
   if (!hover.value) return null;
   const { title, detail, x, y } = hover.value;
-  const horizontal = x > innerWidth * 0.6 ? { right: `${innerWidth - x + GAP_X}px` } : { left: `${x + GAP_X}px` };
-  const vertical = y > innerHeight * 0.75 ? { bottom: `${innerHeight - y + GAP_X}px` } : { top: `${y + GAP_Y}px` };
+  const horizontal = x > innerWidth * FAR ? { right: `${innerWidth - x + GAP_X}px` } : { left: `${x + GAP_X}px` };
+  const vertical =
+    y > innerHeight * FAR
+      ? { bottom: `${innerHeight - y + GAP_X}px`, maxHeight: `${y - GAP_X}px` }
+      : { top: `${y + GAP_Y}px`, maxHeight: `${innerHeight - y - GAP_Y}px` };
   return (
     <div class="tooltip" aria-hidden="true" style={{ ...horizontal, ...vertical }}>
-      <strong>{title}</strong>
-      {detail && <span>{detail}</span>}
+      <strong>{shortenFromLeft(title, TITLE_LIMIT)}</strong>
+      {detail && <span>{shortenFromLeft(detail, DETAIL_LIMIT)}</span>}
     </div>
   );
 }

@@ -3,13 +3,27 @@ import { formatQuantity } from "../format";
 import { type Row, rowsByProcess, rowsHeight } from "../layout/rows";
 import { maximumOf } from "../paint/counter-painter";
 import type { Store } from "../store";
+import { THREAD_KINDS } from "../trace/trace";
 import { Icon } from "./icons";
 
+/** What a title begins with and what comes behind its first `·`: of that the end tells rows apart. */
+function splitTitle(title: string): readonly [head: string, tail: string] {
+  const at = title.indexOf(" · ");
+  return at < 0 ? [title, ""] : [title.slice(0, at), title.slice(at + 3)];
+}
+
 function FoldButton({ store, row }: { store: Store; row: Row }) {
+  const isOfThread = row.type === "track" && THREAD_KINDS.includes(store.trace.tracks[row.index].kind);
+  const [head, tail] = isOfThread ? splitTitle(row.title) : [row.title, ""];
   return (
     <button type="button" aria-expanded={!row.folded} title={row.title} onClick={() => store.toggleFold(row.key)}>
       <Icon name={row.folded ? "next" : "down"} />
-      <span>{row.title}</span>
+      <span class={tail && "kind"}>{tail ? `${head} · ` : head}</span>
+      {tail && (
+        <span class="thread">
+          <bdi>{tail}</bdi>
+        </span>
+      )}
     </button>
   );
 }

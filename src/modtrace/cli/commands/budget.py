@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
-from ..comparison import fail_above_option, find_recordings, map_option, show_comparison
+from ..._terminal import counted
+from ..comparison import fail_above_option, map_option, show_comparison
 from ..options import TableFormat, format_option, modules_option
 from ..output import echo, show_status
+from ..recordings import find_recordings
 
 __all__ = ["command"]
 
@@ -23,12 +25,12 @@ def save(recordings: tuple[str, ...], output: str) -> None:
     """Make a budget of RECORDINGS: files, folders or quoted patterns; five or more of one program are best."""
     from ...compare import Budget
 
-    files = [file for one in recordings for file in find_recordings(one)]
-    with show_status(f"measuring {len(files):,} recordings"):
+    files = find_recordings(recordings)
+    with show_status(f"measuring {counted(len(files), 'recording')}"):
         budget = Budget.of(files)
     budget.save(output)
-    count = f"{budget.recordings:,} recording" + ("" if budget.recordings == 1 else "s")
-    echo(f"{output}: {len(budget.modules):,} modules, {budget.steps:,} steps of {count}")
+    modules, steps = counted(len(budget.modules), "module"), counted(budget.steps, "step")
+    echo(f"{output}: {modules}, {steps} of {counted(budget.recordings, 'recording')}")
     echo(f"Next: modtrace budget check {output} NEW.pftrace")
 
 
@@ -51,14 +53,14 @@ def check(
 ) -> None:
     """Compare RECORDINGS with a BUDGET, and exit with 1 where the step or a module is slower by more than 5 %.
 
-    Only what is slower with its whole interval counts. `--fail-above` is another limit. What differs in the environment
-    (torch, CPU, GPU) is named.
+    Only what is slower with its whole interval counts; with `--only`, modules alone. `--fail-above` is another limit.
+    What differs in the environment (torch, CPU, GPU) is named.
     """
     from ...compare import Budget, suffix_of
 
     if output is not None and suffix_of(output) not in {".md", ".csv", ".json"}:
         raise click.UsageError(f"A budget holds no step to show: {output} must end in .md, .csv or .json.")
-    files = [file for one in recordings for file in find_recordings(one)]
+    files = find_recordings(recordings)
     allowed = Budget.load(budget)
     with show_status(f"comparing {len(files):,} recordings with {budget}"):
         found = allowed.check(files, map=name_map)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ..._requirements import check_can_record
 from ..output import echo, show_status
 
 __all__ = ["command"]
@@ -14,10 +15,13 @@ __all__ = ["command"]
 def command(force: bool) -> None:
     """Compile the native engine against the installed torch, into the user's cache folder.
 
-    It needs a C++ compiler and ninja, and about 15 seconds.
+    It needs a C++ compiler, Python's headers, and about 20 seconds. `modtrace run` and `modtrace demo` do it themselves
+    where they can.
     """
+    check_can_record()
     with show_status("importing torch"):
-        from ...track.native.library import build, is_built
+        from ...track.native.cached_build import build
+        from ...track.native.library import is_built
     will_build = force or not is_built()
     with show_status("compiling the native engine"):
         path = build(force)

@@ -43,7 +43,8 @@ def command(context: click.Context, traces: tuple[str, ...], strict: bool) -> No
             is_good = False
             continue
         for line in _lines(violations):
-            echo(line if len(traces) == 1 else f"{trace}: {line}")
+            # What is said of the file as a whole begins with its name.
+            echo(line if len(traces) == 1 and not line.startswith("not-a-trace") else f"{trace}: {line}")
         for (rule, of_profiler), count in _counts(violations).items():
             echo(f"{count:8,} {rule}{OF_PROFILER if of_profiler else ''}")
         if not violations:

@@ -6,6 +6,7 @@ import os
 
 import click
 
+from ..._terminal import counted
 from ..options import interval, max_depth_option, modules_option, steps_option
 from ..output import echo, show_status
 from ..selection import require_spans
@@ -35,6 +36,8 @@ def command(
 ) -> None:
     """Convert IN, any file that modtrace reads, to OUT, whose suffix picks the format.
 
+    OUT may be .pftrace, .json (each .gz too), .html, .speedscope.json or .folded; the last three are not read.
+
     Of a merged trace or one of torch.profiler, OUT holds the modules and not the profiler's own events. The options cut
     the timeline before it is written: first to steps, then to a window, then to modules. Exits with 1, and writes
     nothing, where they leave no span.
@@ -58,4 +61,5 @@ def command(
     chosen = any(option is not None for option in (steps, window, modules, max_depth))
     require_spans(timeline, whole, source, chosen=chosen)
     timeline.save(target)
-    echo(f"{len(timeline.columns):,} spans are in {target}", err=True)
+    spans = len(timeline.columns)
+    echo(f"{counted(spans, 'span')} {'is' if spans == 1 else 'are'} in {target}", err=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from ..._next_step import next_step_hint
-from ..output import make_console
+from ..._requirements import check_can_record
+from ...record_options import ENGINES, EngineName
+from ..output import build_engine, make_console
 
 __all__ = ["command"]
 
@@ -22,10 +24,12 @@ STEPS = 20
     show_default=True,
     help="Trace to write; the suffix picks the format.",
 )
-def command(output: str) -> None:
+@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Which engine records.")
+def command(output: str, engine: EngineName) -> None:
     """Train a small GPT on its own source for 20 steps, and record it."""
     from ...write import check_writable
 
+    check_can_record()
     check_writable(output)
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -36,13 +40,17 @@ def command(output: str) -> None:
         from ...demo import GPT, batches, make_optimizer, train_step
         from ...recording import record
 
+    build_engine(engine)
     torch.manual_seed(0)
     # One thread: at this size several mostly wait for each other.
     torch.set_num_threads(1)
     model = GPT()
     optimizer, data = make_optimizer(model), batches()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("loss {task.fields[loss]:.3f}"))
-    with record(output) as recording, Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+    with (
+        record(output, engine=engine) as recording,
+        Progress(*columns, TimeElapsedColumn(), console=console) as progress,
+    ):
         task = progress.add_task("training", total=STEPS, loss=float("nan"))
         for _ in range(STEPS):
             loss = train_step(model, optimizer, *next(data))

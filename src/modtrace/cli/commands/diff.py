@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from ..comparison import fail_above_option, find_recordings, map_option, show_comparison
+from ..comparison import fail_above_option, map_option, show_comparison
 from ..options import TableFormat, format_option, modules_option
 from ..output import show_status
+from ..recordings import find_recordings
 
 __all__ = ["command"]
 
@@ -44,7 +45,7 @@ def command(
 
     if output is not None:
         suffix_of(output)
-    before, after = find_recordings(base), find_recordings(new)
+    before, after = find_recordings([base]), find_recordings([new])
     with show_status(f"comparing {base} and {new}"):
         found = diff(before, after, map=name_map)
     show_comparison(found, f"{base} and {new}", output_format, output, modules, fail_above)

@@ -13,6 +13,7 @@ import click
 
 import modtrace
 
+from ..._requirements import is_free_threaded
 from ..._version import __version__
 from ..output import echo, show_status
 from ..versions import installed
@@ -41,11 +42,14 @@ def command() -> None:
 
 def _versions() -> Iterator[tuple[str, str]]:
     yield "modtrace", f"{__version__} in {_PACKAGE}"
-    yield "python", f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
+    kind = platform.python_implementation()
+    if is_free_threaded():
+        kind += ", free-threaded: nothing can be recorded"
+    yield "python", f"{platform.python_version()} ({kind}), {sys.executable}"
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
-    yield "torch", installed("torch") or "not installed: nothing can be recorded; pip install torch"
+    yield "torch", installed("torch") or "not installed: nothing can be recorded; pip install 'modtrace[torch]'"
     yield "libraries", ", ".join(f"{name} {installed(name) or 'missing'}" for name in _LIBRARIES)
-    set_variables = [name for name in ("MODTRACE", "MODTRACE_CACHE", "CXX") if os.environ.get(name)]
+    set_variables = [name for name in ("MODTRACE", "MODTRACE_BUILD", "MODTRACE_CACHE", "CXX") if os.environ.get(name)]
     yield "environment", ", ".join(f"{name}={os.environ[name]}" for name in set_variables) or "no variable of modtrace"
 
 
@@ -55,18 +59,19 @@ def _engine() -> Iterator[tuple[str, str]]:
 
     if installed("torch") is not None:
         try:
-            from ...track.native.library import missing_compiler, native_path, why_unavailable
+            from ...track.native.compile import missing_compiler
+            from ...track.native.library import find_library, why_unavailable
 
-            reason = why_unavailable()
+            try:
+                # First: what this process has loaded may be there no more for others.
+                library, reason = str(find_library()), why_unavailable()
+            except EngineError as error:
+                library, reason = "no", str(error)
             yield "engine", "native" if reason is None else f"portable; the native one: {reason}"
-            yield "built", str(native_path()) if reason is None else "no"
+            yield "built", library if reason is None else "no"
             yield "compiler", missing_compiler() or os.environ.get("CXX") or shutil.which("c++") or "c++"
         except (ImportError, OSError) as error:  # a torch that is broken
             yield "engine", f"none: torch cannot be imported: {error}"
-        except EngineError as error:
-            yield "engine", f"portable; the native one: {error}"
-        path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-        yield "ninja", shutil.which("ninja", path=path) or "missing; pip install ninja"
     try:
         home = cache_home()
     except EngineError as error:
@@ -95,7 +100,7 @@ def _machine() -> Iterator[tuple[str, str]]:
 def _ptrace_scope() -> str:
     """Say who may look into another process, as py-spy does."""
     try:
-        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text("utf-8").strip()
     except OSError:
         return "not restricted by yama"
     meaning = {"0": "own processes", "1": "own children; py-spy needs root", "2": "root only", "3": "nobody"}

@@ -11,9 +11,11 @@ import click
 
 from ..._errors import ModtraceError
 from ..._next_step import next_step_hint
+from ..._requirements import check_can_record
+from ..._terminal import counted
 from ...record_options import OPTIONS, Option
 from ..group import ScriptError
-from ..output import echo
+from ..output import build_engine, echo
 
 if TYPE_CHECKING:
     from ...autorecord import AutoRecording
@@ -81,6 +83,7 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
 
     if not as_module and not os.path.isfile(script):
         raise click.UsageError(f"There is no script {script!r}.")
+    check_can_record()
     path = add_rank(output or _default_output(script, as_module), os.environ)
     trace = expand_path(path, os.environ)
     check_writable(trace)
@@ -88,7 +91,9 @@ def command(script: str, arguments: tuple[str, ...], as_module: bool, output: st
         if option.is_path and options[option.name] is not None:
             # The script may change its directory.
             options[option.name] = absolute_path(add_rank(options[option.name], os.environ))
-    auto = AutoRecording({"path": absolute_path(path), **options}, unattended=False)
+    auto = AutoRecording(
+        {"path": absolute_path(path), **options}, unattended=False, prepare=lambda: build_engine(options["engine"])
+    )
     try:
         (run_module if as_module else run_file)(script, arguments)
     except ScriptError as script_error:
@@ -116,14 +121,20 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         echo("modtrace: torch was never imported; nothing is recorded", err=True)
         return
     files = [os.path.join(os.path.dirname(trace), os.path.basename(path)) for path in auto.recording.saved_paths]
+    if auto.recording.replaced_by is not None:
+        own = ", ".join(auto.recording.replaced_by.saved_paths)
+        echo(
+            f"modtrace: the script recorded itself{f', to {own},' if own else ''} which ended this recording", err=True
+        )
     if not files:
         echo(f"modtrace: the schedule records none of the script's {auto.recording.steps} steps", err=True)
         return
     spans = len(auto.recording.timeline().columns)
+    steps = counted(auto.recording.steps, "step")
     if len(files) == 1:
-        echo(f"modtrace: {spans} spans of {auto.recording.steps} steps are in {files[0]}", err=True)
+        echo(f"modtrace: {counted(spans, 'span')} of {steps} {'is' if spans == 1 else 'are'} in {files[0]}", err=True)
     else:
-        echo(f"modtrace: {len(files)} parts of {auto.recording.steps} steps are in {', '.join(files)}", err=True)
+        echo(f"modtrace: {len(files)} parts of {steps} are in {', '.join(files)}", err=True)
     echo(f"modtrace: {next_step_hint(files[-1])}", err=True)
 
 

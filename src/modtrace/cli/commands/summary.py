@@ -39,7 +39,8 @@ def _sort_keys() -> tuple[str, ...]:
 @click.option(
     "--sort",
     type=LazyChoice(_sort_keys),
-    help="[default: gpu where there is GPU time, else self; total for --tree]",
+    metavar="COLUMN",
+    help="By a column: self, total, p95, calls, name …; else by gpu where it is known, by total with --tree, by self.",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
 @modules_option

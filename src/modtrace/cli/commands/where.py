@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import sys
 import time
@@ -12,120 +11,125 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..._errors import RingError
 from ..output import echo, make_console
+from ..recordings import RING_SUFFIXES, find_each
 
 if TYPE_CHECKING:
-    from ...where import RankState
+    from rich.console import RenderableType
+
+    from ...where import ParallelReader, RankState, States
 
 __all__ = ["command"]
 
 REFRESH_S = 1.0
-_MAX_CONCURRENT_READS = 4
-"""Each takes several times the file's size of memory."""
 
 
 @click.command("where", short_help="Say which modules each process is in.")
-@click.argument("rings", type=click.Path(), metavar="RING...", nargs=-1, required=True)
+@click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1)
+@click.option(
+    "--flight-recorder",
+    "dumps",
+    type=click.Path(),
+    metavar="DUMPS",
+    multiple=True,
+    help="Join dumps of torch's flight recorder: a folder, a pattern or a file whose name ends with the rank.",
+)
 @click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array with an object per rank.")
-@click.option("--stacks", is_flag=True, help="Print the Python stacks of running processes too, by py-spy.")
-def command(rings: tuple[str, ...], watch: bool, as_json: bool, stacks: bool) -> None:
+@click.option("--stacks", is_flag=True, help="Print Python stacks of running processes too: of py-spy or faulthandler.")
+@click.option("--all", "whole", is_flag=True, help="Show all of thousands of ranks, and all that follows from a hang.")
+def command(
+    rings: tuple[str, ...], dumps: tuple[str, ...], watch: bool, as_json: bool, stacks: bool, whole: bool
+) -> None:
     """Say which modules each process is in: phase, class, for how long, how long it usually takes, and the last step.
 
-    RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring). The process may run, hang
-    or be dead. Of several ranks ('run-*.modtrace'), those that agree stand in one line. What a module usually takes is
-    the median of its calls that the ring still holds; red is what takes ten times as long, and at least 5 seconds.
+    RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them,
+    which end in .modtrace. The process may run, hang or be dead. Of several ranks, those that agree stand in one line.
+    What a module usually takes is the median of its calls in the last steps that the ring holds; red is what takes ten
+    times as long, and at least 5 seconds.
 
-    Where ranks wait in a collective of torch.distributed, a sentence says which rank has not called it.
+    Where ranks wait in a collective of torch.distributed, a send or a receive, a sentence says which rank has not
+    called it, or its other end. Of thousands of ranks only the end of each ring is read, by several processes.
     """
+    if not rings and not dumps:
+        raise click.UsageError("Missing argument 'RING...'.")
     if watch and (as_json or stacks):
         raise click.UsageError("--watch goes on; leave out --json and --stacks.")
     if as_json and stacks:
         raise click.UsageError("--json has no Python stacks; leave out --stacks.")
+    if as_json and dumps:
+        raise click.UsageError("--json is of rings; leave out --flight-recorder.")
     if watch:
-        _watch(rings)
+        _watch(rings, dumps, whole)
         return
-    states, errors = _read_states(rings)
+    from ...where import ParallelReader
+
+    with ParallelReader() as reader:
+        states = _read(reader, rings, dumps)
     if as_json:
-        click.echo(json.dumps([state.to_json() for state in states], indent=2))
-        for error in errors:
+        click.echo(json.dumps([state.to_json() for state in states.ranks], indent=2))
+        for error in states.errors:
             echo(f"modtrace: {error}", err=True)
     else:
-        from ...where import group_ranks
-        from ...where.render import render
-
-        make_console().print(render(group_ranks(states), errors))
+        make_console().print(_summary(states, whole))
     if stacks:
-        _print_stacks(states)
-    if errors:
+        _print_stacks(states.ranks)
+    if states.errors:
         raise click.exceptions.Exit(1)
 
 
 def _print_stacks(states: list[RankState]) -> None:
-    from ...where import NO_PY_SPY, python_stacks
+    from ...where import NO_STACKS, python_stacks
 
-    for state in states:
-        lines = python_stacks(state)
-        if lines is None:
-            echo(f"modtrace: {NO_PY_SPY}", err=True)
-            return
-        echo("")
-        echo(f"--- {state.label}")
-        for line in lines:
-            echo(line)
-
-
-def _read_states(rings: tuple[str, ...]) -> tuple[list[RankState], list[str]]:
-    from concurrent.futures import ThreadPoolExecutor
-
-    # Threads, because most of the work is NumPy's, which releases the GIL.
-    with ThreadPoolExecutor(_MAX_CONCURRENT_READS) as threads:
-        results = list(threads.map(_read_state_or_error, _expand(rings)))
-    states = [result for result in results if not isinstance(result, str)]
-    errors = [result for result in results if isinstance(result, str)]
-    return states, errors
+    found = [(state.label, python_stacks(state)) for state in states]
+    for label, lines in found:
+        if lines is not None:
+            echo("")
+            echo(f"--- {label}")
+            for line in lines:
+                echo(line)
+    if any(lines is None for _, lines in found):
+        echo(f"modtrace: {NO_STACKS}", err=True)
 
 
-def _read_state_or_error(path: str) -> RankState | str:
-    from ...where import read_rank_state
+def _read(reader: ParallelReader, rings: tuple[str, ...], dumps: tuple[str, ...]) -> States:
+    """Read what the arguments stand for; one that stands for nothing is an error, as who watches may wait for it."""
+    from ...where import rank_of_dump, read_states
 
-    try:
-        return read_rank_state(path)
-    except RingError as error:
-        return str(error)
-
-
-def _expand(rings: tuple[str, ...]) -> list[str]:
-    """Return the files, each once; a pattern that the shell did not expand is expanded here."""
-    files: dict[str, None] = {}
-    for ring in rings:
-        files.update(dict.fromkeys(sorted(glob.glob(ring)) or [ring]))
-    return list(files)
+    ring_files, no_rings = find_each(rings, RING_SUFFIXES)
+    dump_files, no_dumps = find_each(dumps, lambda path: rank_of_dump(path) is not None)
+    states = read_states(reader, ring_files, dump_files)
+    return states._replace(errors=no_rings + no_dumps + states.errors)
 
 
-def _watch(rings: tuple[str, ...]) -> None:
-    from ...where import group_ranks
-    from ...where.render import render
-
+def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
     console = make_console()
-    tables = ((group_ranks(states), errors) for states, errors in _read_again_and_again(rings))
     with contextlib.suppress(KeyboardInterrupt):
         if not console.is_terminal:
             # One table after the other, as a file or a program wants them.
-            for groups, errors in tables:
-                console.print(render(groups, errors))
+            for states in _read_again_and_again(rings, dumps):
+                console.print(_summary(states, whole))
                 console.print()
                 sys.stdout.flush()
             return
         from rich.live import Live
 
         with Live(console=console, auto_refresh=False, screen=False) as live:
-            for groups, errors in tables:
-                live.update(render(groups, errors), refresh=True)
+            for states in _read_again_and_again(rings, dumps):
+                live.update(_summary(states, whole), refresh=True)
 
 
-def _read_again_and_again(rings: tuple[str, ...]) -> Iterator[tuple[list[RankState], list[str]]]:
-    while True:
-        yield _read_states(rings)
-        time.sleep(REFRESH_S)
+def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> Iterator[States]:
+    from ...where import ParallelReader
+
+    with ParallelReader() as reader:
+        while True:
+            yield _read(reader, rings, dumps)
+            time.sleep(REFRESH_S)
+
+
+def _summary(states: States, whole: bool) -> RenderableType:
+    from ...where import find_all_hangs, group_ranks
+    from ...where.render import render
+
+    return render(group_ranks(states.ranks), states.errors, find_all_hangs(states.ranks, states.records), whole=whole)

@@ -47,8 +47,9 @@ class OperatorFit:
         operators: whose begin and end the proof rests on.
         left_out: edges of calls that lie inside an operator whatever the offset; they prove nothing.
         contradicted: edges at which no offset suits all operators around.
-        typical_ns: half the band's width, by median over the edges of calls.
-        bound_ns: half its width where it is widest.
+        typical_ns: how far off the offset can be, by median over the edges of calls.
+        bound_ns: how far off it can be where that is most.
+        is_certain: whether `bound_ns` holds whichever of the possible gaps each edge lies in.
     """
 
     bands: Sequence[OffsetBand | None]
@@ -57,6 +58,7 @@ class OperatorFit:
     contradicted: int
     typical_ns: float
     bound_ns: float
+    is_certain: bool = False
 
     def metadata(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
@@ -66,15 +68,17 @@ class OperatorFit:
             "contradicted": self.contradicted,
             "typical_ns": round(self.typical_ns, 1),
             "bound_ns": round(self.bound_ns, 1),
+            "is_certain": self.is_certain,
             "drift_limits": [None if band is None else band.drift_limit for band in self.bands],
         }
 
     def __str__(self) -> str:
-        text = (
-            f"aligned within ±{self.bound_ns / 1000:.1f} µs, typically ±{self.typical_ns / 1000:.1f} µs "
-            f"(proven by {self.operators} operators)"
-        )
-        return f"{text}; {self.contradicted} edges of calls suit no offset" if self.contradicted else text
+        bound, typical = f"±{self.bound_ns / 1000:.1f} µs", f"±{self.typical_ns / 1000:.1f} µs"
+        if self.is_certain:
+            return f"aligned within {bound}, typically {typical} (proven by {self.operators} operators)"
+        # Where bounds contradict each other, one of them at least was taken from the wrong gap: nothing is proven.
+        about = f"aligned to about {bound}, typically {typical}, by {self.operators} operators; this is not proven"
+        return f"{about}, as {self.contradicted} edges of calls suit no offset" if self.contradicted else about
 
 
 @dataclass(frozen=True)
@@ -177,8 +181,8 @@ class Alignment:
 def align_by_wall_clock(base_ns: int) -> Alignment:
     """Trust that the profiler and the recording read the same wall clock."""
     note = (
-        "no sync mark is in both files; the clocks usually agree within 10 µs, but a clock that was set meanwhile or "
-        "another machine's would not show"
+        "no sync mark is in both files; the clocks usually agree within 10 µs, and calls and operators do not tell "
+        "whether these do: where they are more than 40 µs apart, as on another machine, the times are wrong"
     )
     return Alignment("wall clock", base_ns, [ClockSegment(0, 0, 0.0, 0.0)], 0, None, None, None, note)
 

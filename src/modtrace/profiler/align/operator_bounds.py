@@ -17,19 +17,25 @@ from ...timeline.ranges import union_of
 from .offset_band import OffsetBounds
 
 __all__ = [
+    "REACH_NS",
+    "SHIFTS",
+    "SHIFT_STEP_NS",
     "Busy",
     "CallEdges",
     "bounds_from_gaps",
     "busy_intervals",
+    "count_cuts",
     "cut_depth",
     "distance_to_end",
+    "innermost_operators",
     "most_likely_shift",
 ]
 
 REACH_NS = 40_000
 """How far off the first guess may be."""
-_STEP_NS = 250
-_SHIFTS = np.arange(-REACH_NS, REACH_NS + 1, _STEP_NS, dtype=np.int64)
+SHIFT_STEP_NS = 250
+SHIFTS = np.arange(-REACH_NS, REACH_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
+"""Corrections of the guess that are tried, ns."""
 _WINDOW_EDGES, _MIN_WINDOW_EDGES = 64, 8
 _WINDOW_NS = 20_000_000
 _WINDOWS_AT_ONCE = 256
@@ -76,6 +82,12 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
     return Busy(*union_of(start[kept], end[kept]))
 
 
+def innermost_operators(start: Int64Array, end: Int64Array) -> Busy:
+    """Return when a thread ran operators that hold no others, so that no call either; see `busy_intervals`."""
+    kept = (end > start) & ~np.append(start[1:] < end[:-1], False)
+    return Busy(*union_of(start[kept], end[kept]))
+
+
 def cut_depth(busy: Busy, time: Int64Array) -> Int64Array:
     """Return by how much each moment has to be moved to lie between operators, ns; 0 where it does."""
     if not len(busy.start):
@@ -114,21 +126,21 @@ def most_likely_shift(edges: CallEdges, busy: Busy, least: Float64Array, most: F
     starts = _windows(edges.time)
     center = np.add.reduceat(since, starts) / np.diff(np.append(starts, len(since)))
     shift = np.zeros(len(starts))
-    low = np.minimum.reduceat(least, starts) - _STEP_NS
-    high = np.maximum.reduceat(most, starts) + _STEP_NS
+    low = np.minimum.reduceat(least, starts) - SHIFT_STEP_NS
+    high = np.maximum.reduceat(most, starts) + SHIFT_STEP_NS
     before = 0.0
     for block in range(0, len(starts), _WINDOWS_AT_ONCE):
         some = np.append(starts, len(since))[block : block + _WINDOWS_AT_ONCE + 1]
-        cuts = _cuts(edges.guess[some[0] : some[-1]], np.repeat(np.arange(len(some) - 1), np.diff(some)), busy)
+        cuts = count_cuts(edges.guess[some[0] : some[-1]], np.repeat(np.arange(len(some) - 1), np.diff(some)), busy)
         for index, count in enumerate(cuts):
-            possible = (low[block + index] <= _SHIFTS) & (high[block + index] >= _SHIFTS)
+            possible = (low[block + index] <= SHIFTS) & (high[block + index] >= SHIFTS)
             if possible.any():
                 count = np.where(possible, count, len(edges.time) + 1)
             fewest = np.flatnonzero(count == count.min())
-            if len(fewest) < len(_SHIFTS):
+            if len(fewest) < len(SHIFTS):
                 run = fewest - np.arange(len(fewest))
-                same = fewest[run == run[np.argmin(np.abs(_SHIFTS[fewest] - before))]]
-                before = float(_SHIFTS[same[0]] + _SHIFTS[same[-1]]) / 2
+                same = fewest[run == run[np.argmin(np.abs(SHIFTS[fewest] - before))]]
+                before = float(SHIFTS[same[0]] + SHIFTS[same[-1]]) / 2
             shift[block + index] = before
     found: Float64Array = np.interp(since, center, shift)
     return found
@@ -175,9 +187,9 @@ def _windows(time: Int64Array) -> Int64Array:
         starts.append(begin)
 
 
-def _cuts(guess: Int64Array, window: Int64Array, busy: Busy) -> Int64Array:
-    """Return int64[windows, `_SHIFTS`]: how many edges lie inside an operator at each shift."""
-    width = len(_SHIFTS) + 1
+def count_cuts(guess: Int64Array, window: Int64Array, busy: Busy) -> Int64Array:
+    """Return int64[windows, `SHIFTS`]: how many edges lie inside an operator at each shift."""
+    width = len(SHIFTS) + 1
     count = int(window[-1]) + 1
     change = np.zeros(count * width, np.int64)
     # The operators within reach of each edge, one after another.
@@ -191,8 +203,8 @@ def _cuts(guess: Int64Array, window: Int64Array, busy: Busy) -> Int64Array:
         if not len(rows):
             break
         # A moment at which an operator begins or ends is not inside.
-        first = np.clip((distance + REACH_NS) // _STEP_NS + 1, 0, len(_SHIFTS))
-        end = np.clip(-(-(busy.end[near] - guess[rows] + REACH_NS) // _STEP_NS), 0, len(_SHIFTS))
+        first = np.clip((distance + REACH_NS) // SHIFT_STEP_NS + 1, 0, len(SHIFTS))
+        end = np.clip(-(-(busy.end[near] - guess[rows] + REACH_NS) // SHIFT_STEP_NS), 0, len(SHIFTS))
         end = np.maximum(first, end)
         change += np.bincount(window[rows] * width + first, minlength=len(change))
         change -= np.bincount(window[rows] * width + end, minlength=len(change))

@@ -55,10 +55,11 @@ def find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64A
             sequence number began, as the number goes up with each node.
         threads: the thread of each of the trace's tracks, as `running` knows it; -1 where it knows none.
     """
-    nodes = Nodes(events.nodes)
+    # Sequence numbers, threads and arrows are numbered by each process for itself.
+    nodes = Nodes(events.nodes.take(np.flatnonzero(threads[events.nodes.track] != -1)))
     if not len(nodes) or not len(events.ops):
         return nodes
-    made_on = _forward_tracks(events, nodes)
+    made_on = _forward_tracks(events, nodes, threads)
     op = _making_ops(events.ops, nodes.rows, made_on)
     numbered = np.flatnonzero(op >= 0)
     nodes.numbered[numbered] = True
@@ -90,7 +91,7 @@ def _parents(track: Int64Array, start: Int64Array, end: Int64Array) -> Int64Arra
     return parent
 
 
-def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
+def _forward_tracks(events: ProfilerEvents, nodes: Nodes, threads: Int64Array) -> dict[int, int]:
     """Return the track of each forward thread, by the id that nodes know it by.
 
     The profiler draws arrows from forward operations to nodes: most of them decide. Without arrows the thread that
@@ -107,7 +108,7 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
         if thread_id in votes:
             continue
         numbers = np.unique(nodes.rows.value[(nodes.rows.other == thread_id) & (nodes.rows.value >= 0)])
-        for track in np.unique(events.ops.track).tolist():
+        for track in np.unique(events.ops.track[threads[events.ops.track] != -1]).tolist():
             shared = int(np.isin(numbers, events.ops.value[events.ops.track == track]).sum())
             if shared:
                 votes.setdefault(thread_id, Counter())[track] = shared

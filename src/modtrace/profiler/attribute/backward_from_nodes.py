@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._typing import Int64Array
 from ...timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Process, Timeline, Track
-from ...timeline.columns import in_start_order
+from ...timeline.columns import join_columns, sort_by_start
 from ...timeline.ranges import union_of
 from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes, find_nodes
@@ -121,7 +121,7 @@ class _Builder:
         link[call] = made.link
         old = replace(columns, link=link).take(kept)
         old = replace(old, start=kept_start, end=kept_end)
-        joined = Columns(*(np.concatenate([getattr(old, f), getattr(made, f)]) for f in Columns.__slots__))
+        joined = join_columns([old, made])  # parents are found anew below
         behind = joined.phase != FORWARD
         late = np.where(joined.phase == RECOMPUTE, 1 << 20, 0) + joined.depth
         new_end, parent, depth = nest(joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64))
@@ -129,19 +129,19 @@ class _Builder:
         position = np.full(len(joined) + 1, -1, np.int64)
         position[whole] = np.arange(len(whole))
         joined = replace(joined, end=new_end, parent=position[parent], depth=depth.astype(np.int32)).take(whole)
-        order = np.lexsort((joined.depth, joined.start))
-        origin = np.concatenate([kept, np.full(len(rows), -1, np.int64)])[whole][order]
+        origin = np.concatenate([kept, np.full(len(rows), -1, np.int64)])[whole]
+        ordered, new_index = sort_by_start(joined)
         span_args = self.timeline.span_args
         arguments = (
             {
                 index: span_args[origin_row]
-                for index, origin_row in enumerate(origin.tolist())
+                for index, origin_row in sorted(zip(new_index.tolist(), origin.tolist(), strict=False))
                 if origin_row in span_args
             }
             if span_args
             else {}
         )
-        return replace(self.timeline, columns=in_start_order(joined), tracks=tuple(self.tracks), span_args=arguments)
+        return replace(self.timeline, columns=ordered, tracks=tuple(self.tracks), span_args=arguments)
 
     def _track(self, tid: int) -> int:
         track = self.backward_tracks.get(tid)

@@ -10,7 +10,8 @@ from ..._typing import Int8Array, Int64Array
 from ...timeline import Timeline
 from ...timeline.ranges import union_of
 from ..trace.event_columns import ProfilerEvents
-from .gpu_work import Reason, running_calls, steps_at
+from .call_lookup import InnermostLookup
+from .gpu_work import Reason, steps_at
 
 __all__ = ["CpuCollectives", "find_cpu_collectives"]
 
@@ -36,7 +37,9 @@ class CpuCollectives:
     overlap: Int64Array
 
 
-def find_cpu_collectives(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> CpuCollectives:
+def find_cpu_collectives(
+    timeline: Timeline, events: ProfilerEvents, threads: Int64Array, running: InnermostLookup
+) -> CpuCollectives:
     """Find the collectives, and for each the call that launched it.
 
     Nothing in a trace joins the two. Of one name they run in the order in which they were launched, so the first
@@ -46,6 +49,7 @@ def find_cpu_collectives(timeline: Timeline, events: ProfilerEvents, threads: In
         timeline: the recording, in the trace's time.
         events: the trace's.
         threads: the OS thread of each of the trace's tracks, or -1.
+        running: which of its spans, of any phase, ran on a thread at a moment.
     """
     ran = events.cpu_collectives
     launches = events.collectives.take(events.collectives.other == 1)
@@ -60,8 +64,7 @@ def find_cpu_collectives(timeline: Timeline, events: ProfilerEvents, threads: In
         launched = launched[np.argsort(launches.start[launched], kind="stable")]
         time[here] = launches.start[launched]
         reason[here] = Reason.OUTSIDE
-        if len(timeline.columns):
-            span[here] = running_calls(timeline).on_threads(threads[launches.track[launched]], time[here])
+        span[here] = running.on_threads(threads[launches.track[launched]], time[here])
     reason[span >= 0] = Reason.KNOWN
     columns = timeline.columns
     outermost = columns.parent < 0

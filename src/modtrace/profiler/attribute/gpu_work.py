@@ -14,6 +14,7 @@ from ..trace.event_columns import ProfilerEvents
 from ..trace.event_kinds import ApiCall
 from .call_lookup import InnermostLookup, threads_of
 from .graph_replays import CapturedGraph, map_replays
+from .launches import processes_of
 from .profiled_window import steps_of_profile
 
 __all__ = [
@@ -42,6 +43,7 @@ class Reason(IntEnum):
     NO_LAUNCH = 2
     GRAPH = 3
     NO_CORRELATION = 4
+    OTHER_PROCESS = 5
 
     @property
     def text(self) -> str:
@@ -55,6 +57,7 @@ _REASON_TEXTS = (
     "launch not in the trace",
     "graph launch, capture not known",
     "no correlation id",
+    "launched by another process",
 )
 
 
@@ -93,24 +96,28 @@ def running_calls(timeline: Timeline) -> InnermostLookup:
 
 
 def attribute_gpu_work(
-    timeline: Timeline, events: ProfilerEvents, threads: Int64Array, graphs: Sequence[CapturedGraph] = ()
+    timeline: Timeline,
+    events: ProfilerEvents,
+    launch: Int64Array,
+    threads: Int64Array,
+    running: InnermostLookup,
+    graphs: Sequence[CapturedGraph] = (),
 ) -> WorkOwners:
     """Find for each piece of GPU work the innermost span in which it was launched, or why there is none.
 
     Args:
         timeline: the recording, in the trace's time.
         events: the trace's.
+        launch: int64[n], for each piece of work the row of its launch, or -1.
         threads: the OS thread of each of the trace's tracks, or -1.
+        running: which of its spans, of any phase, ran on a thread at a moment.
         graphs: captured graphs that are known; what they replay belongs to the spans that they were captured in.
     """
     work, launches = events.work, events.launches
-    launch = _launch_of(events)
     found = np.full(len(work), -1, np.int64)
     launched = np.flatnonzero(launch >= 0)
     rows = launch[launched]
-    if len(timeline.columns):
-        running = running_calls(timeline)
-        found[launched] = running.on_threads(threads[launches.track[rows]], launches.start[rows])
+    found[launched] = running.on_threads(threads[launches.track[rows]], launches.start[rows])
     is_replay = np.zeros(len(work), np.bool_)
     is_replay[launched] = launches.other[rows] == ApiCall.GRAPH
     captured = map_replays(events, launch, graphs)
@@ -118,7 +125,10 @@ def attribute_gpu_work(
     time = work.start.copy()
     time[launched] = launches.start[rows]
     reason = np.full(len(work), Reason.OUTSIDE, np.int8)
-    reason[is_replay] = Reason.GRAPH
+    process_of = processes_of(events)
+    recorded = np.unique(process_of[threads >= 0])
+    reason[launched[~np.isin(process_of[launches.track[rows]], recorded)]] = Reason.OTHER_PROCESS
+    reason[is_replay & (reason == Reason.OUTSIDE)] = Reason.GRAPH
     reason[launch < 0] = Reason.NO_LAUNCH
     reason[work.value < 0] = Reason.NO_CORRELATION
     reason[found >= 0] = Reason.KNOWN
@@ -143,17 +153,6 @@ def steps_at(timeline: Timeline, events: ProfilerEvents, time: Int64Array) -> In
     first = int(columns.step[0]) - int(np.searchsorted(marks, columns.start[0], side="right"))
     last = max(int(columns.step.max()), first + len(marks) - 1, 0)
     return np.clip(first + np.searchsorted(marks, time, side="right"), 0, last)
-
-
-def _launch_of(events: ProfilerEvents) -> Int64Array:
-    """Return for each piece of work the row of its launch, or -1."""
-    work, launches = events.work, events.launches
-    if not len(launches):
-        return np.full(len(work), -1, np.int64)
-    order = np.argsort(launches.value, kind="stable")
-    known = launches.value[order]
-    position = np.minimum(np.searchsorted(known, work.value), len(known) - 1)
-    return np.where((known[position] == work.value) & (work.value >= 0), order[position], -1)
 
 
 def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:

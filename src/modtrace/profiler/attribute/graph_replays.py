@@ -15,6 +15,7 @@ from ..._typing import Int64Array
 from ..trace.event_columns import ProfilerEvents
 from ..trace.event_kinds import ApiCall
 from .call_lookup import InnermostLookup
+from .launches import processes_of
 
 __all__ = ["CapturedGraph", "captured_graphs", "map_replays"]
 
@@ -33,17 +34,24 @@ class CapturedGraph(NamedTuple):
     spans: Int64Array
 
 
-def captured_graphs(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> list[CapturedGraph]:
+def captured_graphs(
+    events: ProfilerEvents, launch: Int64Array, running: InnermostLookup, threads: Int64Array
+) -> list[CapturedGraph]:
     """Return the graphs that were captured in a trace, in the order in which their captures ended.
 
     Args:
         events: the trace's.
+        launch: for each piece of GPU work the row of its launch, or -1.
         running: the spans of the threads.
         threads: the thread of each of the trace's tracks, as `running` knows it, or -1.
     """
     captures, launches = events.captures, events.launches
     found: list[CapturedGraph] = []
-    is_captured = np.isin(launches.other, list(_KIND_OF_CALL)) & ~np.isin(launches.value, events.work.value)
+    process_of = processes_of(events)
+    _, number = np.unique(launches.value, return_inverse=True)
+    id_in_process = number * (int(process_of.max()) + 1) + process_of[launches.track]
+    is_captured = np.isin(launches.other, list(_KIND_OF_CALL))
+    is_captured &= ~np.isin(id_in_process, id_in_process[launch[launch >= 0]])
     candidates = np.flatnonzero(is_captured)
     candidates = candidates[np.argsort(launches.start[candidates], kind="stable")]
     open_since: dict[int, int] = {}
@@ -56,6 +64,7 @@ def captured_graphs(events: ProfilerEvents, running: InnermostLookup, threads: I
             # What other threads launch meanwhile, as autograd's, is captured too.
             first, last = np.searchsorted(launches.start[candidates], (begin, captures.end[row]))
             rows = candidates[first:last]
+            rows = rows[process_of[launches.track[rows]] == process_of[track]]
             kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.other[rows].tolist())
             found.append(CapturedGraph(kinds, running.on_threads(threads[launches.track[rows]], launches.start[rows])))
     return [graph for graph in found if graph.kinds]

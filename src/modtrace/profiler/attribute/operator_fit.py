@@ -11,13 +11,17 @@ import numpy as np
 from ..._typing import Float64Array, Int64Array
 from ...timeline import Timeline
 from ..align.alignment import Alignment, ClockSegment, OperatorFit, sync_bounds
+from ..align.certain_offsets import certain_offsets
+from ..align.coarse_shift import InnermostCalls, find_coarse_shift
 from ..align.offset_band import OffsetBand, OffsetBounds, intersect
 from ..align.operator_bounds import (
     REACH_NS,
     CallEdges,
     bounds_from_gaps,
     busy_intervals,
+    cut_depth,
     distance_to_end,
+    innermost_operators,
     most_likely_shift,
 )
 from ..trace.event_columns import ProfilerEvents
@@ -37,11 +41,13 @@ class _Thread(NamedTuple):
         edges: int64[n], ns of the recording's clock, ascending: where calls begin and end.
         start: int64[m], ns from the trace's base, of its operators; ascending, an outer one first.
         end: int64[m].
+        calls: those in which no other ran, of the recording's clock.
     """
 
     edges: Int64Array
     start: Int64Array
     end: Int64Array
+    calls: InnermostCalls
 
 
 def refine_by_operators(
@@ -50,7 +56,7 @@ def refine_by_operators(
     """Return an alignment within what the operators of the trace prove; the same where none runs in a call.
 
     Args:
-        alignment: by sync marks or by the wall clock, off by at most `REACH_NS`.
+        alignment: by sync marks, off by at most `REACH_NS`, or by the wall clock, by at most `COARSE_REACH_NS`.
         timeline: the recording, in its own time.
         events: the trace's.
         threads: the OS thread of each of the trace's tracks, or -1.
@@ -59,6 +65,8 @@ def refine_by_operators(
     if not shared:
         return alignment
     marks = sync_bounds(timeline.marks, events.syncs, alignment.base_ns)
+    if not len(marks.time):
+        alignment = _bring_near(alignment, shared)
     found = alignment
     for margin, tolerance in _PASSES:
         alignment = replace(alignment, segments=_move_clock_steps(found, shared))
@@ -96,7 +104,81 @@ def refine_by_operators(
         if fit is None:
             return alignment
         found = replace(alignment, operators=fit)
-    return found
+    return _with_certain_bound(found, marks, shared) if len(marks.time) else found
+
+
+def _with_certain_bound(found: Alignment, marks: OffsetBounds, shared: Sequence[_Thread]) -> Alignment:
+    """Return the alignment with the bound that holds whichever of the possible gaps the edges lie in.
+
+    The likely gaps tell the offset, mostly to less than that. Where they are not the only possible ones, as around
+    long operators, the bound is wider.
+    """
+    fit = found.operators
+    if fit is None or fit.contradicted:
+        return found
+    by_marks = replace(found, operators=None)
+    limit = max(band.drift_limit for band in fit.bands if band is not None)
+    limit += max(abs(segment.drift) for segment in found.segments)
+    times, lows, highs = [marks.time], [marks.low], [marks.high]
+    asked = [marks.time]
+    for thread in shared:
+        for every in _edges_by_segment(by_marks, thread):
+            asked.append(every.time)
+            place = found.to_trace_clock(every.time)
+            busy = busy_intervals(thread.start, thread.end, np.sort(place), _PASSES[-1][0])
+            # What lies in an operator nonetheless is none of what the proof is about.
+            outside = cut_depth(busy, place) == 0
+            edges = CallEdges(every.time[outside], every.guess[outside])
+            if not len(edges.time):
+                continue
+            guessed = (edges.guess + found.base_ns - edges.time).astype(np.float64)
+            least, most = _within_marks(found.segments, marks, edges.time)
+            bounds = certain_offsets(edges, busy, least - guessed, most - guessed, limit)
+            if bounds is None:
+                return replace(found, operators=replace(fit, is_certain=False))
+            times.append(edges.time)
+            lows.append(bounds.low + guessed)
+            highs.append(bounds.high + guessed)
+    certain = OffsetBounds(np.concatenate(times), np.concatenate(lows), np.concatenate(highs))
+    moments = np.concatenate(asked)
+    least, most = _within_marks(found.segments, certain, moments)
+    offset = found.to_trace_clock(moments) + found.base_ns - moments
+    off = np.maximum(most - offset, offset - least)
+    if not np.isfinite(off).all():
+        return replace(found, operators=replace(fit, is_certain=False))
+    fit = replace(fit, typical_ns=float(np.median(off)), bound_ns=float(off.max()), is_certain=True)
+    return replace(found, operators=fit)
+
+
+def _edges_by_segment(alignment: Alignment, thread: _Thread) -> Iterator[CallEdges]:
+    """Yield the edges of a thread that lie near what was traced of it, those of each segment apart."""
+    guess = alignment.to_trace_clock(thread.edges)
+    near = (guess > int(thread.start.min()) - _AROUND_NS) & (guess < int(thread.end.max()) + _AROUND_NS)
+    begins = np.array([segment.begin_ns for segment in alignment.segments[1:]], np.int64)
+    segment_of = np.searchsorted(begins, thread.edges, side="right")
+    for segment in np.unique(segment_of[near]).tolist():
+        here = near & (segment_of == segment)
+        yield CallEdges(thread.edges[here], guess[here])
+
+
+def _bring_near(alignment: Alignment, shared: Sequence[_Thread]) -> Alignment:
+    """Return an alignment by the wall clock, off by less than `REACH_NS` now where that is clear, else as it was."""
+    base = alignment.base_ns
+    threads = [
+        (
+            InnermostCalls(thread.calls.start - base, thread.calls.end - base),
+            innermost_operators(thread.start, thread.end),
+        )
+        for thread in shared
+    ]
+    shift = find_coarse_shift(threads)
+    if shift is None or not shift.is_clear:
+        return alignment
+    note = "no sync mark is in both files; calls and operators tell that the clocks are "
+    if abs(shift.shift_ns) <= REACH_NS:
+        return replace(alignment, note=f"{note}less than {REACH_NS // 1000} µs apart")
+    segment = ClockSegment(0, shift.center_ns + base, shift.shift_ns, shift.drift)
+    return replace(alignment, segments=[segment], note=f"{note}{abs(shift.shift_ns) / 1000:,.0f} µs apart")
 
 
 def _within_marks(
@@ -148,6 +230,8 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
     start = np.concatenate([events.ops.start, events.plain_ops.start])
     end = np.concatenate([events.ops.end, events.plain_ops.end])
     on = threads[track]
+    holds = np.zeros(len(columns) + 1, np.bool_)  # the last is no span
+    holds[columns.parent[chosen]] = True
     for thread in np.unique(thread_of_span[chosen]).tolist():
         running = on == thread
         if running.any():
@@ -155,7 +239,9 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
             edges = np.sort(np.concatenate([columns.start[spans], columns.end[spans]]))
             begins, ends = start[running], end[running]
             order = np.lexsort((-ends, begins))
-            yield _Thread(edges, begins[order], ends[order])
+            innermost = np.flatnonzero(spans & ~holds[:-1])
+            calls = InnermostCalls(columns.start[innermost], columns.end[innermost])
+            yield _Thread(edges, begins[order], ends[order], calls)
 
 
 def _move_clock_steps(found: Alignment, shared: Sequence[_Thread]) -> Sequence[ClockSegment]:

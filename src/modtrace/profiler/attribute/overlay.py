@@ -10,8 +10,9 @@ import numpy as np
 
 from ..._errors import TraceError
 from ..._typing import Int64Array
-from ...timeline import Columns, CounterSeries, Process, Summary, Timeline, without_collectives
-from ...timeline.gpu_tracks import without_gpu
+from ...timeline import Process, Summary, Timeline
+from ...timeline.columns import join_columns
+from ...timeline.rewrite import move_times
 from ..align.alignment import Alignment, align_by_sync_marks
 from ..trace.event_columns import ProfilerEvents
 from ..trace.trace_file import base_time_ns
@@ -22,12 +23,14 @@ from .cpu_collectives import find_cpu_collectives
 from .gpu_times import compute_module_times
 from .gpu_work import Reason, attribute_gpu_work, running_calls
 from .graph_replays import CapturedGraph, captured_graphs
+from .launches import find_launches
 from .operator_fit import refine_by_operators
-from .profiled_window import clip_to_profile, profiled_window, with_profiled_steps
+from .profiled_window import clip_to_profile, drop_unused, profiled_window, with_profiled_steps
 from .reconstruct import reconstruct
+from .recorded_process import for_process, recorded_pid, threads_of_trace, with_pid
 from .stream_spans import StreamSpans, build_stream_spans
 
-__all__ = ["Overlay", "for_process", "overlay", "recorded_pid", "refuse_malformed", "threads_of_trace", "to_trace_time"]
+__all__ = ["Overlay", "Trace", "overlay", "refuse_malformed", "to_trace_time"]
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,17 @@ class Trace(NamedTuple):
     path: str
 
 
-class _Laid(NamedTuple):
-    """A recording over one trace: `timeline` in its time and cut to its nodes, `threads` as its tracks have them."""
+class _Aligned(NamedTuple):
+    """A recording over one trace.
+
+    Attributes:
+        timeline: in the trace's time, clipped to it and cut to its nodes.
+        running: which of its spans, of any phase, ran on a thread at a moment.
+        threads: the OS thread of each of the trace's tracks, or -1.
+    """
 
     timeline: Timeline
+    running: InnermostLookup
     pid: int | str
     threads: Int64Array
     alignment: Alignment | None
@@ -116,35 +126,36 @@ def overlay(
         TraceError: recording and trace have no moment in common, the trace does not say from when its times count, or
             it has no events.
     """
-    laid = _lay(timeline, events, keys, path)
-    known, threads = laid.timeline, laid.threads
-    graphs = captured_graphs(events, running_calls(known), threads)
+    aligned = _align(timeline, events, keys, path)
+    known, threads = aligned.timeline, aligned.threads
+    launch = find_launches(events)
+    graphs = captured_graphs(events, launch, aligned.running, threads)
     if capture is not None:
         known, added = _with_captures(known, timeline, capture)
         graphs += added
-    owners = attribute_gpu_work(laid.timeline, events, threads, graphs)
-    on_cpu = find_cpu_collectives(laid.timeline, events, threads)
+    owners = attribute_gpu_work(aligned.timeline, events, launch, threads, aligned.running, graphs)
+    on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
     reasons = np.bincount(owners.reason, minlength=len(Reason)).tolist()
     return Overlay(
-        timeline=laid.timeline,
-        pid=laid.pid,
-        alignment=laid.alignment,
+        timeline=aligned.timeline,
+        pid=aligned.pid,
+        alignment=aligned.alignment,
         known=known,
         devices=build_stream_spans(known, events, owners),
         collective_names=events.collective_names,
-        summary=compute_module_times(laid.timeline, known, events, owners, on_cpu),
-        nodes=len(laid.nodes),
-        attributed_nodes=int(np.count_nonzero(laid.nodes.call >= 0)),
+        summary=compute_module_times(aligned.timeline, known, events, owners, on_cpu),
+        nodes=len(aligned.nodes),
+        attributed_nodes=int(np.count_nonzero(aligned.nodes.call >= 0)),
         work=len(owners.span),
         attributed_work=int(np.count_nonzero(owners.span >= 0)),
         unattributed={reason.text: reasons[reason] for reason in Reason if reason and reasons[reason]},
-        straddling_ops=laid.straddling_ops,
-        max_straddle_ns=laid.max_straddle_ns,
-        notes=laid.notes,
+        straddling_ops=aligned.straddling_ops,
+        max_straddle_ns=aligned.max_straddle_ns,
+        notes=aligned.notes,
     )
 
 
-def _lay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> _Laid:
+def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> _Aligned:
     refuse_malformed(events, path)
     notes: list[str] = []
     alignment = None
@@ -159,11 +170,7 @@ def _lay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, A
         timeline, left_out = for_process(timeline, pid)
         notes += left_out
         threads = threads_of_trace(events, pid)
-        process = timeline.tracks[0].process if timeline.tracks else Process(pid if isinstance(pid, int) else 0)
-        if isinstance(pid, int) and process.pid != pid:
-            # The trace was made where the process had another pid: in a container, or by hand.
-            process = process._replace(pid=pid)
-            timeline = replace(timeline, tracks=[track._replace(process=process) for track in timeline.tracks])
+        timeline, process = with_pid(timeline, pid)
         alignment = align_by_sync_marks(timeline.marks, events.syncs, base)
         alignment = refine_by_operators(alignment, timeline, events, threads)
         timeline = to_trace_time(timeline, alignment)
@@ -178,7 +185,8 @@ def _lay(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, A
         tid: events.thread_names.get(events.tracks[index], "") for index, tid in enumerate(threads.tolist()) if tid >= 0
     }
     timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
-    return _Laid(timeline, pid, threads, alignment, nodes, cuts, worst, notes)
+    timeline = drop_unused(timeline)
+    return _Aligned(timeline, running_calls(timeline), pid, threads, alignment, nodes, cuts, worst, notes)
 
 
 def _with_captures(known: Timeline, timeline: Timeline | None, capture: Trace) -> tuple[Timeline, list[CapturedGraph]]:
@@ -190,108 +198,54 @@ def _with_captures(known: Timeline, timeline: Timeline | None, capture: Trace) -
         capture: the second trace.
     """
     try:
-        laid = _lay(timeline, *capture)
+        aligned = _align(timeline, *capture)
     except TraceError:
         if timeline is None:
             raise
-        laid = _lay(None, *capture)
-    graphs = captured_graphs(capture.events, running_calls(laid.timeline), laid.threads)
-    columns, more = known.columns, laid.timeline.columns
+        aligned = _align(None, *capture)
+    launch = find_launches(capture.events)
+    graphs = captured_graphs(capture.events, launch, aligned.running, aligned.threads)
+    columns, more = known.columns, aligned.timeline.columns
     first = len(columns)
     more = replace(
         more,
         name=more.name + len(known.names),
         track=more.track + len(known.tracks),
-        parent=np.where(more.parent >= 0, more.parent + first, -1),
     )
-    joined = Columns(*(np.concatenate([getattr(columns, f), getattr(more, f)]) for f in Columns.__slots__))
     return (
         replace(
             known,
-            columns=joined,
-            names=[*known.names, *laid.timeline.names],
-            tracks=[*known.tracks, *laid.timeline.tracks],
+            columns=join_columns([columns, more]),
+            names=[*known.names, *aligned.timeline.names],
+            tracks=[*known.tracks, *aligned.timeline.tracks],
         ),
         [graph._replace(spans=np.where(graph.spans >= 0, graph.spans + first, -1)) for graph in graphs],
     )
 
 
-def refuse_malformed(events: ProfilerEvents, path: str) -> None:
+def refuse_malformed(events: ProfilerEvents, path: str, *, empty: bool = True) -> None:
     """Refuse what looks like a trace, but has no event among what stands where events should.
+
+    Args:
+        events: what was read of them.
+        path: the trace, for errors.
+        empty: whether nothing stands there where none was read.
 
     Raises:
         TraceError: it is so.
     """
-    if events.total and events.malformed == events.total:
+    if events.malformed == events.total and (events.total or not empty):
+        count = f"{events.total} " if events.total else ""
         raise TraceError(
             path,
-            f"none of its {events.total} events can be used: an event of torch.profiler is an object with ph, ts, pid, "
-            "tid and name",
+            f"none of its {count}events can be used: an event of torch.profiler is an object with ph, ts, pid, tid and "
+            "name",
         )
 
 
 def to_trace_time(timeline: Timeline, alignment: Alignment) -> Timeline:
     """Return the timeline in ns from the trace's base."""
-    columns = timeline.columns
-    times = np.array([mark.time_ns for mark in timeline.marks], np.int64)
-    return replace(
-        timeline,
-        columns=replace(columns, start=alignment.to_trace(columns.start), end=alignment.to_trace(columns.end)),
-        marks=[
-            mark._replace(time_ns=time)
-            for mark, time in zip(timeline.marks, alignment.to_trace(times).tolist(), strict=True)
-        ],
-        counters=[replace(counter, time=alignment.to_trace(counter.time)) for counter in timeline.counters],
-        backward_passes=(),  # written nowhere
-    )
-
-
-def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]:
-    """Return what a timeline has of the threads of one process, and what was left out.
-
-    Of a timeline of a single process these are all its threads, whatever the process' pid.
-    """
-    timeline = without_collectives(without_gpu(timeline))  # the trace tells them anew
-    processes = {track.process for track in timeline.tracks}
-    if len(processes) <= 1:
-        return timeline, []
-    process = next((process for process in processes if process.pid == pid), timeline.tracks[0].process)
-    is_kept = np.array([track.process == process for track in timeline.tracks])
-    chosen = np.flatnonzero(is_kept[timeline.columns.track])
-    position = np.full(len(timeline.columns) + 1, -1, np.int64)
-    position[chosen] = np.arange(len(chosen))
-    columns = timeline.columns.take(chosen)
-    left = len(processes) - 1
-    counters: list[CounterSeries] = [counter for counter in timeline.counters if counter.process == process]
-    track_index = np.cumsum(is_kept) - 1
-    kept = replace(columns, parent=position[columns.parent], track=track_index[columns.track].astype(np.int32))
-    return (
-        replace(
-            timeline,
-            columns=kept,
-            tracks=[track for track in timeline.tracks if track.process == process],
-            counters=counters,
-            span_args={int(position[row]): args for row, args in timeline.span_args.items() if position[row] >= 0},
-        ),
-        [f"{left} other processes of the recording were left out: the trace is of pid {pid}"],
-    )
-
-
-def threads_of_trace(events: ProfilerEvents, pid: int | str) -> Int64Array:
-    """Return the OS thread of each of the trace's tracks, -1 for other processes and for devices."""
-    return np.array(
-        [tid if key_pid == pid and isinstance(tid, int) else -1 for key_pid, tid in events.tracks] or [-1], np.int64
-    )
-
-
-def recorded_pid(events: ProfilerEvents, timeline: Timeline | None) -> int | str:
-    """Return the process of a recording: its own if the trace has it, else the one with most CPU slices."""
-    pids = events.cpu_pids
-    if timeline is not None:
-        for track in timeline.tracks:
-            if track.process.pid in pids or not pids:
-                return track.process.pid
-    return max(pids, key=lambda pid: pids[pid]) if pids else 0
+    return move_times(timeline, alignment.to_trace)
 
 
 def _rank(keys: Mapping[str, Any]) -> int | None:

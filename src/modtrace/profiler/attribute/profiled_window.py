@@ -8,10 +8,10 @@ import numpy as np
 
 from ..._typing import Int64Array
 from ...timeline import Mark, Timeline
-from ...timeline.select import whole_spans
+from ...timeline.select import keep_tracks, whole_spans
 from ..trace.event_columns import ProfilerEvents
 
-__all__ = ["clip_to_profile", "profiled_window", "steps_of_profile", "with_profiled_steps"]
+__all__ = ["clip_to_profile", "drop_unused", "profiled_window", "steps_of_profile", "with_profiled_steps"]
 
 
 def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:
@@ -32,6 +32,26 @@ def clip_to_profile(timeline: Timeline, window: tuple[int, int] | None) -> Timel
         window: see `profiled_window`; None keeps all.
     """
     return timeline if window is None else whole_spans(timeline, *window)
+
+
+def drop_unused(timeline: Timeline) -> Timeline:
+    """Return the timeline without the names, tracks and counters that nothing in it refers to.
+
+    A long recording has seen threads and modules that did not run while the profiler did.
+    """
+    used = np.zeros(len(timeline.tracks), np.bool_)
+    used[timeline.columns.track] = used[timeline.collectives.track] = True
+    if not used.any():
+        return timeline
+    timeline = keep_tracks(timeline, used)
+    columns = timeline.columns
+    used_names, name = np.unique(columns.name, return_inverse=True)
+    return replace(
+        timeline,
+        columns=replace(columns, name=name.astype(np.int32)),
+        names=[timeline.names[index] for index in used_names.tolist()],
+        counters=[counter for counter in timeline.counters if len(counter.time)],
+    )
 
 
 def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
@@ -71,5 +91,6 @@ def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
     return replace(
         timeline,
         columns=replace(columns, step=steps_of_profile(events, columns.start)),
+        collectives=replace(timeline.collectives, step=steps_of_profile(events, timeline.collectives.start)),
         marks=sorted([*timeline.marks, *marks], key=lambda mark: mark.time_ns),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,13 @@ from .event_kinds import (
     ANNOTATION,
     C10D,
     CPU_OP,
+    KERNEL,
+    MEMCPY,
     MEMSET,
     MODULE,
+    MTIA,
+    MTIA_COPY,
+    MTIA_EVENTS,
     NODE,
     PARAM_COMMS,
     PYTHON,
@@ -30,6 +36,7 @@ from .event_kinds import (
     collective_of_operator,
     slice_kind,
 )
+from .flow_pairs import FlowPairs
 from .slice_table import SliceTable
 
 __all__ = ["EventCollector"]
@@ -41,13 +48,18 @@ _TABLES = (
     *("ops", "plain_ops", "nodes", "launches", "captures", "work", "modules", "steps"),
     *("collectives", "cpu_collectives", "regions", "syncs", "windows"),
 )
+_CPU_TABLES = ("ops", "plain_ops", "nodes", "launches", "modules", "regions")
+"""What only a process has, and no device."""
 _ORDINARY, _NODE, _SYNC, _STEP, _COLLECTIVE, _CPU_COLLECTIVE = range(6)
 """What slices of the CPU are, by their names."""
+_MAX_EXTERNAL = 1 << 59
 _CAPTURE = int(ApiCall.CAPTURE_BEGIN)
 _MAX_CACHED_NAMES = 1 << 16
 _MAX_PENDING = 1 << 14
 """Events whose rows may be pending."""
 _NO_ARGS: dict[str, Any] = {}
+_WORK_DETAILS = 4
+"""How many numbers are kept of a piece of work beside what all slices have."""
 
 
 class _IdByText(dict[str, int]):
@@ -72,15 +84,14 @@ class EventCollector:
         self._process_names: dict[int | str, str] = {}
         self._sort_indexes: dict[TrackKey, int] = {}
         self._tables = {name: SliceTable() for name in _TABLES}
-        self._work_details: list[tuple[int, int, int]] = []
+        self._work_details = array("q")
         self._rest: list[tuple[float, float]] = []
         self._module_names, self._region_names = _IdByText(), _IdByText()
         self._collective_names, self._sync_names = _IdByText(), _IdByText()
         self._kernel_collectives: dict[str, int] = {}
         self._cpu_kinds: dict[str, int] = {}
         self._api_calls: dict[str, int] = {}
-        self._begins: dict[Any, int] = {}
-        self._ends: dict[Any, tuple[int, float]] = {}
+        self._flows = FlowPairs()
         self._first, self._last = float("inf"), float("-inf")
         self._zero_times = self._malformed = self._total = self._pending = 0
 
@@ -121,9 +132,13 @@ class EventCollector:
                     call = api_call_of(event["name"])
                     if call is None:
                         call = self._api_call(event["name"])
-                    correlation = (event.get("args") or _NO_ARGS).get("correlation")
+                    args = event.get("args") or _NO_ARGS
+                    correlation = args.get("correlation")
                     if correlation is not None:
-                        launch((track, event["ts"], event["dur"], correlation, call))
+                        # The external id is what `other` holds above the call.
+                        external = args.get("External id")
+                        external = external if type(external) is int and 0 <= external < _MAX_EXTERNAL else -1
+                        launch((track, event["ts"], event["dur"], correlation, external << 3 | call))
                     if call >= _CAPTURE:
                         tables["captures"].pending.append((track, event["ts"], event["dur"], -1, call))
                 elif kind <= MEMSET:
@@ -139,8 +154,10 @@ class EventCollector:
     def _add_other(self, event: dict[str, Any], phase: str) -> None:
         if phase == "M":
             self._metadata(event)
-        elif phase in "sf":
-            self._flow(event, phase)
+        elif phase == "s":
+            self._flows.add_begin((event["pid"], event["id"]), self._track(event))
+        elif phase == "f":
+            self._flows.add_end((event["pid"], event["id"]), self._track(event), float(event["ts"]))
         elif "tid" in event:
             self._track(event)
 
@@ -200,11 +217,15 @@ class EventCollector:
         if collective >= 0 and isinstance(operator := args.get("Collective name"), str):
             collective = self._collective_names[collective_of_operator(PARAM_COMMS, operator) or ""]
         graph, node = args.get("graph id") or -1, args.get("graph node id") or -1
-        details = (collective, graph, node) if is_int64(graph) and is_int64(node) else (collective, -1, -1)
+        graph, node = (graph, node) if is_int64(graph) and is_int64(node) else (-1, -1)
+        external = args.get("External id")
+        external = external if type(external) is int and 0 <= external < _MAX_EXTERNAL else -1
+        # It ran, whatever its id is.
+        correlation = args["correlation"] if is_int64(args.get("correlation")) else -1
         # The row in these is what `other` holds above the kind.
-        number = len(self._work_details) << 2 | kind
-        self._tables["work"].pending.append((track, event["ts"], event["dur"], args.get("correlation", -1), number))
-        self._work_details.append(details)
+        number = len(self._work_details) // _WORK_DETAILS << 2 | kind
+        self._tables["work"].pending.append((track, event["ts"], event["dur"], correlation, number))
+        self._work_details.extend((collective, graph, node, external))
 
     def _add_rare(self, event: dict[str, Any], kind: int, track: int) -> None:
         times = event["ts"], event["dur"]
@@ -214,6 +235,12 @@ class EventCollector:
             self._tables["modules"].pending.append((track, *times, name, module_id))
         elif kind == WINDOW:
             self._tables["windows"].pending.append((track, *times, 0, 0))
+        elif kind == MTIA:
+            # What a stream of an MTIA waits for, and when, is no work of it.
+            if event["name"] in MTIA_EVENTS:
+                self._rest.append(times)
+            else:
+                self._add_work(event, MEMCPY if event["name"] == MTIA_COPY else KERNEL, track)
         elif kind == ANNOTATION:
             name = event["name"]
             what = self._cpu_kind(name)
@@ -262,23 +289,13 @@ class EventCollector:
             self._sort_indexes[event["pid"], event["tid"]] = index
         self.tids.add(int(event["tid"]))
 
-    def _flow(self, event: dict[str, Any], phase: str) -> None:
-        if phase == "s":
-            self._begins[event["id"]] = self._track(event)
-        else:
-            start = float(event["ts"])
-            if 0 <= start < MAX_TIME_US:
-                self._ends[event["id"]] = (self._track(event), start)
-
     def events(self) -> ProfilerEvents:
         """Return the columns."""
         self._take_pending()
-        tables = {name: table.rows() for name, table in self._tables.items()}
+        tables = {name: table.take_rows() for name, table in self._tables.items()}
         ends = microseconds_to_ns(np.array([self._first, self._last] if self._first <= self._last else [1.0, 0.0]))
-        by_track = np.bincount(
-            np.concatenate([tables[name].track for name in ("ops", "nodes", "launches", "modules", "regions")]),
-            minlength=len(self._tracks),
-        )
+        of_cpu = np.concatenate([tables[name].track for name in _CPU_TABLES])
+        by_track = np.bincount(of_cpu, minlength=len(self._tracks))
         pids: dict[int | str, int] = {}
         for (pid, _), track in self._tracks.items():
             pids[pid] = pids.get(pid, 0) + int(by_track[track])
@@ -290,9 +307,11 @@ class EventCollector:
             syncs[sync_names[name]].append((start, end))
         windows = tables.pop("windows")
         work = tables["work"]
-        details = np.array(self._work_details, np.int64).reshape(-1, 3)[work.other >> 2]
-        tables["work"] = SliceColumns(work.track, work.start, work.duration, work.value, work.other & 3)
-        collective, graph, node = details.T
+        details = np.array(self._work_details, np.int64).reshape(-1, _WORK_DETAILS)[work.other >> 2]
+        tables["work"] = SliceColumns(*work[:4], work.other & 3)
+        collective, graph, node, external = details.T
+        launches = tables["launches"]
+        tables["launches"] = SliceColumns(*launches[:4], launches.other & 7)
         return ProfilerEvents(
             tracks=list(self._tracks),
             thread_names=self._thread_names,
@@ -302,11 +321,13 @@ class EventCollector:
             work_collective=collective,
             work_graph=graph,
             work_node=node,
+            work_external=external,
+            launch_external=launches.other >> 3,
             collective_names=list(self._collective_names),
             region_names=list(self._region_names),
             module_names=list(self._module_names),
             syncs={name: times for name, times in syncs.items() if times},
-            flows=self._flows(),
+            flows=self._flows.columns(),
             first=int(ends[0]),
             last=int(ends[1]),
             window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
@@ -316,17 +337,6 @@ class EventCollector:
             malformed=self._malformed,
             total=self._total,
         )
-
-    def _flows(self) -> SliceColumns:
-        rows = [
-            (track, start, self._begins[identity])
-            for identity, (track, start) in self._ends.items()
-            if identity in self._begins
-        ]
-        start = microseconds_to_ns(np.array([start for _, start, _ in rows], np.float64))
-        track, begin = np.array([(track, begin) for track, _, begin in rows], np.int64).reshape(-1, 2).T
-        zeros = np.zeros(len(rows), np.int64)
-        return SliceColumns(track, start, zeros, begin, zeros)
 
 
 def _times(row: tuple[Any, Any]) -> tuple[float, float]:

@@ -90,6 +90,8 @@ class ProfilerEvents:
             `collective_names`; -1 where it computes, as far as its name tells.
         work_graph: int64, for each the id of the graph of which it is a node, or -1.
         work_node: int64, for each the id of this node, or -1.
+        work_external: int64, for each its `External id`, which its launch shares; -1 where there is none.
+        launch_external: int64, the same for each of the launches.
         collectives: slices of the CPU in which a collective is launched; `value` index into `collective_names`, `other`
             1 for an operator of c10d, which does more than that, else 0.
         cpu_collectives: collectives that a thread of the CPU runs; `value` as above.
@@ -124,6 +126,8 @@ class ProfilerEvents:
     work_collective: Int64Array
     work_graph: Int64Array
     work_node: Int64Array
+    work_external: Int64Array
+    launch_external: Int64Array
     collectives: SliceColumns
     cpu_collectives: SliceColumns
     collective_names: list[str]

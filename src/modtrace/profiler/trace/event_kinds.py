@@ -10,7 +10,13 @@ __all__ = [
     "ANNOTATION",
     "C10D",
     "CPU_OP",
+    "KERNEL",
+    "MEMCPY",
+    "MEMSET",
     "MODULE",
+    "MTIA",
+    "MTIA_COPY",
+    "MTIA_EVENTS",
     "NODE",
     "OTHER",
     "PARAM_COMMS",
@@ -34,7 +40,7 @@ NODE = "autograd::engine::evaluate_function: "
 MODULE = "nn.Module: "
 C10D, PARAM_COMMS = "c10d::", "record_param_comms"
 
-KERNEL, MEMCPY, MEMSET, CPU_OP, ANNOTATION, PYTHON, RUNTIME, WINDOW, OTHER = range(9)
+KERNEL, MEMCPY, MEMSET, CPU_OP, ANNOTATION, PYTHON, RUNTIME, WINDOW, MTIA, OTHER = range(10)
 """What slices are; the first three are work of a GPU."""
 
 SLICE_KINDS: dict[object, int] = {
@@ -47,6 +53,7 @@ SLICE_KINDS: dict[object, int] = {
     "cuda_runtime": RUNTIME,
     "cuda_driver": RUNTIME,
     "Trace": WINDOW,
+    "mtia_ccp_events": MTIA,
     # Kineto before torch 1.13.
     "Kernel": KERNEL,
     "Memcpy": MEMCPY,
@@ -55,6 +62,11 @@ SLICE_KINDS: dict[object, int] = {
     "Runtime": RUNTIME,
 }
 """The kind of a slice by its category; of others `slice_kind` tells it."""
+
+
+MTIA_COPY = "dma_request"
+MTIA_EVENTS = frozenset({"event_record", "event_wait"})
+"""What streams of an MTIA do beside kernels, by its name."""
 
 
 class ApiCall(IntEnum):

@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..._system.read_at import read_at
 from ..._version import __version__
 from ...timeline import Timeline
 from ...write.atomic_file import Sink, atomic_writer
 from ..align.alignment import Alignment, align_by_sync_marks
-from ..attribute.overlay import for_process, recorded_pid, refuse_malformed, to_trace_time
-from ..attribute.profiled_window import clip_to_profile
+from ..attribute.overlay import refuse_malformed, to_trace_time
+from ..attribute.profiled_window import clip_to_profile, drop_unused
+from ..attribute.recorded_process import for_process, recorded_pid
 from ..result import MergeResult, refuse_merged, trailer_json
 from ..trace.event_collector import EventCollector
 from ..trace.event_columns import ProfilerEvents
@@ -21,6 +23,7 @@ from ..trace.trace_file import TraceFile, base_time_ns
 from .double_safe_nesting import time_quantum_ns
 from .json_copy import CopyThread, find_event_bounds, find_syncs
 from .json_events import recording_events
+from .stream_copy import copy_chunks, write_added, write_end
 from .trace_rows import RowPlaces
 
 __all__ = ["append_recording"]
@@ -68,10 +71,11 @@ def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeRe
         if file.seekable():
             file.seek(0, os.SEEK_END)
         events = bounds.sample
-        added = _Addition(timeline, events, syncs, base_time_ns(bounds.keys, source.path), source.path)
-        for text in added.events(RowPlaces(events.tids, events.sort_indexes, all_known=False), comma=not bounds.empty):
-            sink.write(text)
-        tail = b"" if bounds.head.bare else os.pread(source.fileno(), source.size - bounds.end, bounds.end)
+        refuse_malformed(events, source.path, empty=bounds.empty)
+        added = _Addition(timeline, events, syncs, base_time_ns(bounds.keys, source.path))
+        places = RowPlaces(events.tids, events.sort_indexes, all_known=False)
+        write_added(sink, added.events(places), follow=not bounds.empty)
+        tail = b"" if bounds.head.bare else read_at(source.fileno(), source.size - bounds.end, bounds.end)
         merged = added.result(out, [])
         sink.write(trailer_json(added.metadata(merged), tail, bounds.keys, b""))
         return merged
@@ -80,27 +84,30 @@ def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeRe
 def _append_to_stream(source: TraceFile, timeline: Timeline, out: str, sink: Sink) -> MergeResult:
     stream = EventStream(source)
     collector = EventCollector()
-    sink.write(b'{"traceEvents":[' if stream.bare else stream.head)
-    comma = b""
-    for chunk in stream.chunks():
-        if not comma or SYNC.encode() in chunk.raw or b'"Trace"' in chunk.raw:
+    for number, chunk in enumerate(copy_chunks(stream, sink)):
+        if not number or SYNC.encode() in chunk.raw or b'"Trace"' in chunk.raw:
             collector.add(chunk.events)
         else:
             collector.tids.update(_tids_of(chunk.events))
-        sink.write(comma + chunk.raw)
-        comma = b","
     refuse_merged(stream.keys, source.path)
     events = collector.events()
-    added = _Addition(timeline, events, events.syncs, base_time_ns(stream.keys, source.path), source.path)
-    for text in added.events(RowPlaces(events.tids, events.sort_indexes, all_known=False), comma=bool(comma)):
-        sink.write(text)
+    refuse_malformed(events, source.path)
+    added = _Addition(timeline, events, events.syncs, base_time_ns(stream.keys, source.path))
+    places = RowPlaces(events.tids, events.sort_indexes, all_known=False)
+    write_added(sink, added.events(places), follow=stream.count > 0)
     merged = added.result(out, stream.notes)
-    sink.write(trailer_json(added.metadata(merged), b"" if stream.bare else stream.tail, stream.keys, stream.head))
+    write_end(sink, stream, added.metadata(merged))
     return merged
 
 
 def _tids_of(events: Sequence[Any]) -> Iterator[int]:
     return (tid for event in events if isinstance(event, dict) and isinstance(tid := event.get("tid"), int))
+
+
+_NOTHING_IN_WINDOW = (
+    "no span of the recording lies in what was profiled, as far as the begin and the end of the trace tell; merge with "
+    "attribution, which reads all of it"
+)
 
 
 class _Addition:
@@ -111,7 +118,6 @@ class _Addition:
         events: some of the trace's events.
         syncs: start and end of the trace's sync marks, in ns from its base.
         base: Unix ns from which the trace's times count.
-        path: the trace, for errors.
     """
 
     def __init__(
@@ -120,23 +126,21 @@ class _Addition:
         events: ProfilerEvents,
         syncs: Mapping[str, Sequence[tuple[int, int]]],
         base: int,
-        path: str,
     ) -> None:
-        refuse_malformed(events, path)
         self._pid = recorded_pid(events, timeline)
         own, self._notes = for_process(timeline, self._pid)
         self._alignment: Alignment = align_by_sync_marks(own.marks, syncs, base)
         # Without reading the events only the profiler's own slice of its run tells what was profiled.
-        self._timeline = clip_to_profile(to_trace_time(own, self._alignment), events.window)
+        self._timeline = drop_unused(clip_to_profile(to_trace_time(own, self._alignment), events.window))
+        if len(own.columns) and not len(self._timeline.columns):
+            self._notes = [*self._notes, _NOTHING_IN_WINDOW]
 
-    def events(self, places: RowPlaces, *, comma: bool) -> Iterator[bytes]:
-        """Yield what is added, some events at a time, with the commas that belong before them."""
+    def events(self, places: RowPlaces) -> Iterator[bytes]:
+        """Yield what is added, some events at a time."""
         latest = int(self._timeline.columns.end.max(initial=0))
         recording = recording_events(self._timeline, self._pid, places, time_quantum_ns(latest))
         self._header = recording.header()
-        for _, text in recording.events():
-            yield (b",\n" if comma else b"\n") + text
-            comma = True
+        yield from (text for _, text in recording.events())
 
     def result(self, out: str, notes: Sequence[str]) -> MergeResult:
         """Return what was done; after `events`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from ..._errors import TraceError
+from ..._system.read_at import read_at, read_into_at
 from ...formats.limits import MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError, check_nested_json
 from ..trace.envelope import Head, HeadError, find_head, find_tail
 from ..trace.event_collector import EventCollector
@@ -23,11 +25,12 @@ __all__ = ["CopyThread", "EventBounds", "copy_range", "find_event_bounds", "find
 _WINDOW_BYTES = 1 << 20
 """How much of the beginning and of the end of a file is parsed at first."""
 _BOUNDARIES_TRIED = 16
+_COPIED_BYTES = 32 << 20
+"""Bytes that the kernel copies at once."""
 _BLOCK_BYTES = 1 << 20
 """Bytes that are looked through, or copied, at once."""
 _OVERLAP_BYTES = 4096
 """Bytes of a block that are looked at again with the next, so that nothing is missed between two."""
-
 
 _BYTES_BEFORE_NAME, _BYTES_BEHIND_NAME = 512, 1024
 """How far an event reaches to both sides of a sync mark's name."""
@@ -60,7 +63,7 @@ def find_event_bounds(source: TraceFile) -> EventBounds | None:
     collector = EventCollector()
     window = _WINDOW_BYTES
     while True:
-        data = os.pread(source.fileno(), window, 0)
+        data = read_at(source.fileno(), window, 0)
         try:
             head = find_head(data)
             break
@@ -73,7 +76,7 @@ def find_event_bounds(source: TraceFile) -> EventBounds | None:
     window = _WINDOW_BYTES
     while True:
         begin = max(source.size - window, head.length)
-        data = os.pread(source.fileno(), source.size - begin, begin)
+        data = read_at(source.fileno(), source.size - begin, begin)
         try:
             check_nested_json(data)
             found = _find_end(data, head.bare, begin == head.length)
@@ -84,7 +87,7 @@ def find_event_bounds(source: TraceFile) -> EventBounds | None:
             end = begin + offset
             collector.add(last)
             before = max(head.length, end - _OVERLAP_BYTES)
-            empty = not os.pread(source.fileno(), end - before, before).strip()
+            empty = not read_at(source.fileno(), end - before, before).strip()
             return EventBounds(head, end, head.keys | keys, collector.events(), empty)
         if begin == head.length or window >= MAX_TAIL_BYTES:
             return None
@@ -112,8 +115,17 @@ def _find_end(data: bytes, bare: bool, whole: bool) -> tuple[int, dict[str, Any]
             continue
         found = find_tail(rest[length:], bare=bare)
         if found is not None:
-            return begin + length + found[0], found[1], events
+            return begin + length + found[0], found[1], events + _parse_last_event(rest[length : length + found[0]])
     return None
+
+
+def _parse_last_event(data: bytes) -> list[Any]:
+    """Parse what lies between the comma behind the last but one event and the `]`."""
+    try:
+        last: list[Any] = orjson.loads(b"[" + data + b"]")
+    except orjson.JSONDecodeError:
+        return []
+    return last
 
 
 def _parse_whole_events(data: bytes) -> tuple[list[Any], int]:
@@ -139,7 +151,7 @@ def find_syncs(source: TraceFile, end: int) -> dict[str, list[tuple[int, int]]]:
     view = memoryview(buffer)
     offset, overlap = 0, 0
     while offset < end:
-        count = os.preadv(source.fileno(), [view[overlap : overlap + min(_BLOCK_BYTES, end - offset)]], offset)
+        count = read_into_at(source.fileno(), view[overlap : overlap + min(_BLOCK_BYTES, end - offset)], offset)
         if count == 0:
             break
         offset += count
@@ -175,14 +187,20 @@ class CopyThread(threading.Thread):
     def __init__(self, source: int, target: int, begin: int, end: int) -> None:
         super().__init__(name="modtrace-copy")
         self._files, self._range = (source, target), (begin, end)
-        self.error: OSError | None = None
+        self.error: Exception | None = None
 
     def run(self) -> None:
         """Copy; `error` says whether it went wrong."""
         try:
             copy_range(*self._files, *self._range)
-        except OSError as error:
+        except Exception as error:  # whatever it is, the caller must not take the copy for whole
             self.error = error
+
+
+def _begin_to_store(target: int, count: int) -> None:
+    """Let the last bytes go to the disk meanwhile; else the sync at the end takes longer than all the rest."""
+    with contextlib.suppress(OSError, AttributeError):  # a pipe; a system without it
+        os.posix_fadvise(target, os.lseek(target, 0, os.SEEK_CUR) - count, count, os.POSIX_FADV_DONTNEED)
 
 
 def copy_range(source: int, target: int, begin: int, end: int) -> None:
@@ -190,13 +208,17 @@ def copy_range(source: int, target: int, begin: int, end: int) -> None:
     offset = begin
     if hasattr(os, "copy_file_range"):
         try:
-            while offset < end and (count := os.copy_file_range(source, target, min(end - offset, 1 << 30), offset)):
+            while offset < end:
+                count = os.copy_file_range(source, target, min(end - offset, _COPIED_BYTES), offset)
+                if not count:
+                    break
+                _begin_to_store(target, count)
                 offset += count
         except OSError:
             if offset != begin:
                 raise
     while offset < end:
-        block = os.pread(source, min(_BLOCK_BYTES, end - offset), offset)
+        block = read_at(source, min(_BLOCK_BYTES, end - offset), offset)
         if not block:
             raise OSError(None, "the trace became shorter while it was copied")
         offset += len(block)

@@ -13,6 +13,7 @@ from ...timeline import PHASES, Name, Timeline
 from ...write.chrome import ChromeTimeline, microseconds, row_metadata_events
 from ...write.chrome_events import span_head
 from ...write.lanes import Lanes
+from ...write.rows.whole_passes import with_pass_tracks
 from ..attribute.gpu_work import NO_MODULE, Reason
 from ..attribute.overlay import Overlay
 from ..attribute.stream_spans import collective_name
@@ -39,7 +40,7 @@ def recording_events(timeline: Timeline, pid: int | str, places: RowPlaces, quan
         places: where rows go.
         quantum: see `time_quantum_ns`.
     """
-    timeline = nested_timeline(timeline, quantum)
+    timeline = with_pass_tracks(nested_timeline(timeline, quantum))
     timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
     lanes = Lanes.from_timeline(timeline)
     above = [places.above(pid, timeline.tracks[lane.track].tid) for lane in lanes.lanes]

@@ -13,13 +13,14 @@ from ..._version import __version__
 from ...timeline import Timeline
 from ...write.atomic_file import Sink, atomic_writer
 from ..attribute.overlay import Overlay, Trace, overlay
-from ..result import MergeResult, Path, refuse_merged, trailer_json
+from ..result import MergeResult, Path, refuse_merged
 from ..trace.event_collector import EventCollector
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import Progress, TraceFile
 from .append import append_recording
 from .double_safe_nesting import time_quantum_ns
 from .json_events import device_events, recording_events
+from .stream_copy import copy_chunks, write_added, write_end
 from .trace_rows import RowPlaces, device_rows
 
 __all__ = ["merge"]
@@ -77,13 +78,8 @@ def _read_trace(path: Path) -> Trace:
 def _stream(source: TraceFile, timeline: Timeline | None, out: str, sink: Sink, capture: Trace | None) -> MergeResult:
     stream = EventStream(source)
     collector = EventCollector()
-    sink.write(b'{"traceEvents":[' if stream.bare else stream.head)
-    comma = b""
-    for chunk in stream.chunks():
+    for chunk in copy_chunks(stream, sink):
         collector.add(chunk.events)
-        sink.write(comma)
-        sink.write(chunk.raw)
-        comma = b","
     refuse_merged(stream.keys, source.path)
     events = collector.events()
     overlaid = overlay(timeline, events, stream.keys, source.path, capture)
@@ -92,12 +88,9 @@ def _stream(source: TraceFile, timeline: Timeline | None, out: str, sink: Sink, 
     recording = recording_events(overlaid.timeline, overlaid.pid, places, quantum)
     devices = device_rows(set(overlaid.devices.track.tolist()), events.tracks, events.thread_names, places)
     added = (text for _, text in recording.events())
-    for text in itertools.chain(added, device_events(overlaid, devices, quantum)):
-        sink.write(comma + b"\n" + text)
-        comma = b","
+    write_added(sink, itertools.chain(added, device_events(overlaid, devices, quantum)), follow=stream.count > 0)
     merged = describe(overlaid, stream, out)
-    metadata = {**merged.metadata, "header": recording.header()}
-    sink.write(trailer_json(metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
+    write_end(sink, stream, {**merged.metadata, "header": recording.header()})
     return merged
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+from ..._system.read_at import read_at
 from ...formats.limits import MAX_TAIL_BYTES, check_nested_json
 from ...formats.trace_kind import format_of
 from ...timeline import Summary
@@ -42,7 +43,7 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             length = BLOCK_BYTES
             while True:
                 begin = max(source.size - length, 0)
-                data = os.pread(source.fileno(), length, begin)
+                data = read_at(source.fileno(), length, begin)
                 metadata = _metadata(data)
                 if metadata is not None or begin == 0:
                     return metadata
@@ -71,7 +72,8 @@ def _metadata(data: bytes) -> dict[str, Any] | None:
     """Return the metadata of a merge that stand in `data` as a whole."""
     for needle in (_IN_JSON, _IN_PACKETS):
         found = data.rfind(needle)
-        begin = data.find(b"{", found)
+        # Not the first brace: the bytes in between hold the length of what follows, and one of them may look like it.
+        begin = data.find(b'{"', found)
         if found < 0 or begin < 0:
             continue
         try:

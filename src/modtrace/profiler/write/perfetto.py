@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
 
 from ..._typing import Int64Array
 from ...formats.escape import UNNAMED, escaped
 from ...formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
-from ...timeline import PHASES, Timeline
+from ...timeline import PHASES, Timeline, Track
+from ...timeline.rewrite import move_times
 from ...write.atomic_file import Sink, atomic_writer
 from ...write.perfetto import perfetto_packets
 from ...write.perfetto_descriptors import TrackParents, serialize
+from ...write.rows.whole_passes import with_pass_tracks
 from ..attribute.gpu_work import NO_MODULE, Reason
 from ..attribute.overlay import Overlay, Trace, overlay
 from ..attribute.stream_spans import collective_name
-from ..result import END_PACKET, MERGED_PACKET, MergeResult, refuse_merged
+from ..result import END_PACKET, MERGED_PACKET, MergeResult, metadata_json, refuse_merged
 from ..trace.event_collector import EventCollector
 from ..trace.event_columns import ProfilerEvents, TrackKey
 from ..trace.event_stream import EventStream
@@ -77,7 +78,7 @@ def _write(
     metadata: Mapping[str, Any],
 ) -> None:
     sink.write(serialize(*_sequence_start(base, metadata), *_tracks(slices, events, overlaid)))
-    threads = {track.tid: _uuid("track", (overlaid.pid, track.tid)) for track in overlaid.timeline.tracks}
+    threads = {track.tid: _uuid("track", (overlaid.pid, track.tid)) for track in _recorded_tracks(overlaid)}
     parents = TrackParents(_uuid("process", overlaid.pid), threads)
     for _, part in perfetto_packets(_in_unix_time(overlaid.timeline, base), parents):
         sink.write(part)
@@ -108,19 +109,19 @@ def _sequence_start(base: int, metadata: Mapping[str, Any]) -> Iterator[TracePac
     first.clock_snapshot.clocks.add(clock_id=REALTIME_CLOCK, timestamp=base)
     yield first
     about = sequence_packet()
-    about.chrome_events.metadata.add(name=MERGED_PACKET, string_value=orjson.dumps(metadata).decode())
+    about.chrome_events.metadata.add(name=MERGED_PACKET, string_value=metadata_json(metadata).decode())
     yield about
 
 
 def _in_unix_time(timeline: Timeline, base: int) -> Timeline:
     """Return a timeline of the trace's time in Unix time; without sync marks, which are slices of the profiler's."""
-    columns = timeline.columns
-    return replace(
-        timeline,
-        columns=replace(columns, start=columns.start + base, end=columns.end + base),
-        marks=[mark._replace(time_ns=mark.time_ns + base) for mark in timeline.marks if mark.kind != "sync"],
-        counters=[replace(counter, time=counter.time + base) for counter in timeline.counters],
-    )
+    moved = move_times(timeline, lambda time: time + base)
+    return replace(moved, marks=[mark for mark in moved.marks if mark.kind != "sync"])
+
+
+def _recorded_tracks(overlaid: Overlay) -> Sequence[Track]:
+    """Return the tracks of the recording, those of its backward passes among them."""
+    return with_pass_tracks(overlaid.timeline).tracks
 
 
 def _tracks_with_modules(overlaid: Overlay) -> list[int]:
@@ -135,7 +136,7 @@ def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -
     A process is one group, in which the recording's tracks lie too: below each thread, above its operators.
     """
     with_modules = {events.tracks[track] for track in _tracks_with_modules(overlaid)}
-    recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in overlaid.timeline.tracks}
+    recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in _recorded_tracks(overlaid)}
     keys = list(dict.fromkeys([*slices.tracks, *with_modules, *recorded]))
     for pid in dict.fromkeys([overlaid.pid, *(pid for pid, _ in keys if isinstance(pid, int))]):
         packet = _descriptor(("process", pid))

@@ -17,8 +17,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from ..._typing import Int64Array
 from ...formats.escape import UNNAMED, escaped
-from ...formats.limits import MAX_LINK
-from ...formats.perfetto_ids import PROFILER_SEQUENCE
+from ...formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
 from ...write.columns.packet_columns import message_field_tag, track_event_packets
 from ...write.columns.protobuf_columns import ByteTable, RaggedColumn, interleave, varint
 from ...write.perfetto_descriptors import serialize
@@ -180,8 +179,7 @@ class ProfilerSlices:
                     track.fields.append(own)
                 elif phase in _FLOW_PHASES:
                     flow = self._flow_ids[f"{event.get('cat')} {event['name']} {event['id']}"]
-                    # A recording's flow ids are links, which are smaller.
-                    self.flows.setdefault(key, {}).setdefault(start, []).append(MAX_LINK + flow)
+                    self.flows.setdefault(key, {}).setdefault(start, []).append(PROFILER_FLOW + flow)
                 else:
                     self.skipped += 1
             except (KeyError, TypeError, ValueError, AttributeError):

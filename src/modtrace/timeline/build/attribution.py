@@ -10,7 +10,7 @@ from ..._typing import BoolArray, Int64Array
 from ...ring.slot_format import FORWARD_THREAD_MASK, NO_NAME, SEQUENCE_MASK, Events, Kind
 from .call_tree import Intervals
 
-__all__ = ["attribute_nodes", "enclosing_call"]
+__all__ = ["attribute_nodes", "count_outside_runs", "enclosing_call"]
 
 _MAX_ROUNDS = 4
 """How many backward passes are followed that each run the graph which the one before it made."""
@@ -40,6 +40,23 @@ def attribute_nodes(intervals: Intervals, events: Events, torch_threads: Int64Ar
     if native.any():
         _attribute_by_sequence(intervals, events, torch_threads, native, call)
     return call
+
+
+def count_outside_runs(intervals: Intervals, call: Int64Array) -> int:
+    """Return how many runs of nodes of no known call there are, each in one pass on one thread.
+
+    Runs, as engines that write only where the nodes of another call begin do not see each node.
+
+    Args:
+        intervals: calls and nodes.
+        call: what `attribute_nodes` returned.
+    """
+    nodes = np.flatnonzero(intervals.is_node)
+    thread, backward_pass = intervals.thread[nodes], intervals.backward_pass[nodes]
+    order = np.lexsort((intervals.start_position[nodes], backward_pass, thread))
+    outside = call[nodes[order]] < 0
+    goes_on = (np.diff(thread[order]) == 0) & (np.diff(backward_pass[order]) == 0) & outside[:-1]
+    return int(np.count_nonzero(outside)) - int(np.count_nonzero(outside[1:] & goes_on))
 
 
 def _attribute_by_key(intervals: Intervals, call: Int64Array) -> None:

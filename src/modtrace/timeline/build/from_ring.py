@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ..._typing import AnyArray, Int64Array
+from ..._typing import Int64Array
 from ...ring import Events, Kind, RingSnapshot
-from ..columns import BACKWARD, Columns
+from ..columns import Columns
 from ..contents import BackwardPass, CounterSeries, Mark, Process, Stats
 from ..timeline import Timeline
-from .attribution import attribute_nodes
+from .attribution import attribute_nodes, count_outside_runs
 from .call_tree import build_intervals
 from .clock import Clock
 from .name_lookup import NameLookup
+from .own_args import find_own_args
 from .pair_collectives import assign_communication_tracks, build_collectives, is_communication
 from .passes import pair_passes
 from .span_rows import assign_tracks, build_span_rows, find_parents
@@ -64,14 +65,14 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
             torn=snapshot.slots.torn,
             unfinished=int(np.count_nonzero(~rows["has_end"])),
             unstarted=int(np.count_nonzero(~rows["has_start"])),
-            unattributed=int(np.count_nonzero(intervals.is_node & (call < 0))),
+            unattributed=count_outside_runs(intervals, call),
         ),
         marks=_marks(events, lookup.texts, clock),
         counters=_counters(events, lookup.texts, clock, process),
         backward_passes=_backward_passes(events, lookup.threads, clock, process),
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key != "host"},
-        span_args=_shapes(events, lookup.texts, rows["start_position"], rows["phase"]),
+        span_args=find_own_args(events, lookup.texts, snapshot.records, rows),
     )
     return replace(timeline, collectives=replace(collectives, track_names=timeline.track_names))
 
@@ -107,12 +108,20 @@ def _backward_passes(
     known = (begin >= 0) & (end >= 0)
     start_ns = clock.to_unix(np.where(begin >= 0, events.time[begin], events.time.min()))
     end_ns = clock.to_unix(np.where(end >= 0, events.time[end], events.time.max()))
-    rows = zip(thread.tolist(), start_ns.tolist(), end_ns.tolist(), known.tolist(), strict=True)
-    return [
-        BackwardPass(start, until, name, tid, process, whole)
-        for number, start, until, whole in rows
-        for name, tid in (threads[number],)
-    ]
+    found = []
+    ends_around: dict[int, list[int]] = {}
+    order = np.lexsort((-end_ns, start_ns))
+    columns = (thread, start_ns, end_ns, known)
+    for number, start, end, whole in zip(*(column[order].tolist() for column in columns), strict=True):
+        around = ends_around.setdefault(number, [])
+        while around and around[-1] <= start:
+            around.pop()
+        # One whose end is lost cannot outlast the one around it.
+        until = min([end, *around[-1:]])
+        around.append(until)
+        name, tid = threads[number]
+        found.append(BackwardPass(start, until, name, tid, process, whole and until == end))
+    return found
 
 
 def _counters(events: Events, texts: Sequence[str], clock: Clock, process: Process) -> list[CounterSeries]:
@@ -124,23 +133,3 @@ def _counters(events: Events, texts: Sequence[str], clock: Clock, process: Proce
         time = clock.to_unix(events.time[own])
         counters.append(CounterSeries(texts[name], "bytes", process, time, events.value[own]))
     return counters
-
-
-def _shapes(
-    events: Events, texts: Sequence[str], start_position: Int64Array, phase: AnyArray
-) -> dict[int, Mapping[str, str]]:
-    """Return the shapes of the calls that have them, by index of the span."""
-    shapes = np.flatnonzero(events.kind == Kind.SHAPES)
-    if not len(shapes):
-        return {}
-    by_thread = np.lexsort((np.arange(len(events)), events.thread))
-    before = np.empty(len(events), np.int64)
-    before[by_thread] = np.roll(by_thread, 1)
-    # The shapes of a call stand just behind its enter, on the same thread.
-    span_at = {position: span for span, position in enumerate(start_position.tolist()) if phase[span] != BACKWARD}
-    enters = (2 * before[shapes] + 1).tolist()
-    return {
-        span_at[enter]: {"shapes": texts[events.name[index]]}
-        for index, enter in zip(shapes.tolist(), enters, strict=True)
-        if enter in span_at
-    }

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Events, Kind, Record
-from ...ring.collective_text import parse_collective, parse_ranks
+from ...ring.collective_text import parse_collective
 from ...ring.slot_format import COMMUNICATION_KINDS, NO_NAME
 from ..collectives import Collectives, Group
 from ..contents import COMMUNICATION, Process, Track
@@ -118,12 +118,5 @@ def _find_done(events: Events, done: AnyArray, begin: Int64Array, is_wait: BoolA
 
 
 def _groups(records: Sequence[Record]) -> list[Group]:
-    groups: dict[str, Group] = {}
-    for record in records:
-        if record["kind"] == "group":
-            try:
-                ranks = tuple(parse_ranks(record["ranks"]))
-            except ValueError:
-                ranks = ()
-            groups[record["name"]] = Group(record["name"], ranks, record["description"])
+    groups = {record["name"]: Group.of_record(record) for record in records if record["kind"] == "group"}
     return list(groups.values())

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["SORT_KEYS", "Summary"]
 
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
-"""What a summary can be sorted by: `gpu` is GPU self time, `self` CPU self time, the phases are CPU totals, `mean` is
-per call, `p50` and `p95` are per step."""
 
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
 
@@ -67,7 +65,8 @@ class Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.
 
         Args:
-            key: one of `SORT_KEYS`; None: GPU self time where there are GPU columns, else CPU self time.
+            key: "gpu" (GPU self time), "self", "total", a phase (CPU total), "mean" of calls, "p50", "p95" of steps,
+                "calls" or "name"; None: GPU self time where there are GPU columns, else CPU self time.
             limit: how many rows to keep; None: all.
 
         Raises:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._terminal import counted
 from ..columns import RECOMPUTE
 from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
-from .percentiles import nearest_rank
+from .percentiles import median, nearest_rank
 from .step_times import StepTimes
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["Overview", "describe_recording", "overview_lines"]
+__all__ = ["Overview", "describe_recording", "overview_lines", "steps_note"]
 
 
 class Overview(NamedTuple):
@@ -30,10 +31,11 @@ class Overview(NamedTuple):
         spans: how many spans there are.
         modules: of how many modules.
         losses: what is missing and how much of it, only what is not 0: `overwritten` (events), `torn` (events),
-            `unfinished`, `unstarted` and `incomplete` (spans). `unattributed` is there too, and is no loss: autograd
-            nodes outside all modules, as a loss function's are.
+            `unfinished`, `unstarted` and `incomplete` (spans). `unattributed` is there too, and is no loss: runs of
+            autograd nodes outside all modules, as a loss function's are.
         recomputed: the classes of the modules that ran again as a whole, as checkpointing makes them, and how many
             modules of each.
+        steps_of: whose steps those of the summary are (`rank 0`), where there are several processes; else empty.
         communication: collectives by operator; a module's times hold what of them it called or waited for.
     """
 
@@ -46,6 +48,7 @@ class Overview(NamedTuple):
     losses: Mapping[str, int]
     recomputed: Mapping[str, int]
     communication: Mapping[str, OperatorTotals]
+    steps_of: str = ""
 
 
 _LOSSES = {
@@ -79,6 +82,7 @@ def describe_recording(timeline: Timeline) -> Overview:
         losses=losses | ({"incomplete": incomplete} if incomplete else {}),
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
         communication=sum_up_communication(timeline.collectives),
+        steps_of=_steps_of(timeline),
     )
 
 
@@ -87,7 +91,7 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
     recorded_by = [f"{overview.engine} engine"] if overview.engine else []
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
     what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
-    lines = [" · ".join(part for part in what if part), _steps_line(steps), _losses_line(overview)]
+    lines = [" · ".join(part for part in what if part), _steps_line(steps, overview.steps_of), _losses_line(overview)]
     lines += [_recompute_line(overview, steps), communication_line(overview.communication)]
     return [line for line in lines if line]
 
@@ -97,21 +101,39 @@ def _losses_line(overview: Overview) -> str:
     lost = ", ".join(f"{overview.losses[name]:,} {text}" for name, text in _LOSSES.items() if name in overview.losses)
     if not overview.spans and not lost:
         return ""
-    line = f"{_count(overview.spans, 'span')} of {_count(overview.modules, 'module')}"
+    line = f"{counted(overview.spans, 'span')} of {counted(overview.modules, 'module')}"
     line += f"; lost: {lost}" if lost else "; nothing was lost"
     outside = overview.losses.get("unattributed", 0)
-    return line + (f"; {_count(outside, 'autograd node')} outside all modules, as of the loss" if outside else "")
+    return line + (
+        f"; {counted(outside, 'run')} of autograd nodes outside all modules, as of the loss" if outside else ""
+    )
 
 
-def _steps_line(steps: Sequence[StepTimes]) -> str:
+def steps_note(overview: Overview | None) -> str:
+    """Say whose steps they are, where there are several processes."""
+    if overview is None or not overview.steps_of:
+        return ""
+    of_ranks = overview.steps_of.startswith("rank ")
+    return f"steps of {overview.steps_of}" + ("; modtrace ranks slow compares ranks" if of_ranks else "")
+
+
+def _steps_of(timeline: Timeline) -> str:
+    processes = list(dict.fromkeys(track.process for track in timeline.tracks))
+    if len(processes) < 2:
+        return ""
+    first = processes[0]
+    return first.name if first.rank is None else f"rank {first.rank}"
+
+
+def _steps_line(steps: Sequence[StepTimes], steps_of: str) -> str:
     whole = [step for step in steps if step.whole]
     if not steps:
         return "no spans"
     if not whole:
         return f"no whole step is marked: all {_ms(sum(step.duration_ns for step in steps))} count as 100 %"
-    median = nearest_rank([step.duration_ns for step in whole], 0.5)
     slowest = max(whole, key=lambda step: step.duration_ns)
-    text = f"{_count(len(whole), 'whole step')}, median {_ms(median)}"
+    text = f"{counted(len(whole), 'whole step')}{f' of {steps_of}' if steps_of else ''}"
+    text += f", median {_ms(median([step.duration_ns for step in whole]))}"
     if len(whole) > 1:
         p95 = nearest_rank([step.duration_ns for step in whole], 0.95)
         text += f", p95 {_ms(p95)}, slowest {_ms(slowest.duration_ns)} (step {slowest.step})"
@@ -123,19 +145,15 @@ def _recompute_line(overview: Overview, steps: Sequence[StepTimes]) -> str:
     total = sum(step.recompute_ns for step in chosen)
     if not total:
         return ""
-    median = nearest_rank([step.recompute_ns for step in chosen], 0.5)
+    usual = median([step.recompute_ns for step in chosen])
     share = total / sum(step.duration_ns for step in chosen)
-    again = ", ".join(f"{_count(count, 'module')} of {name}" for name, count in overview.recomputed.items())
-    return f"checkpointing costs {_ms(median)} of a step (median; {share:.1%} of all), to run {again} again"
+    again = ", ".join(f"{counted(count, 'module')} of {name}" for name, count in overview.recomputed.items())
+    return f"checkpointing costs {_ms(usual)} of a step (median; {share:.1%} of all), to run {again} again"
 
 
 def _shortened(names: Sequence[str], limit: int = 3) -> str:
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")
 
 
 def _ms(ns: int) -> str:

@@ -8,19 +8,18 @@ import numpy as np
 
 from ..._typing import Int64Array
 
-__all__ = ["nearest_rank", "percentiles_by_group"]
+__all__ = ["median", "median_and_p95_by_group", "nearest_rank"]
 
 
-def percentiles_by_group(
+def median_and_p95_by_group(
     group: Int64Array,
     step: Int64Array,
     ns: Int64Array,
     *,
     whole_steps: Sequence[int],
     groups: int,
-    fractions: Sequence[float],
-) -> list[Int64Array]:
-    """Add up times per group and step, and return for each fraction int64[groups]: its percentile over the steps.
+) -> tuple[Int64Array, Int64Array]:
+    """Add up times per group and step, and return int64[groups] twice: median and 95th percentile over the steps.
 
     Args:
         group: int64[n], below `groups`.
@@ -28,7 +27,6 @@ def percentiles_by_group(
         ns: int64[n], what was spent there.
         whole_steps: the steps that count; none given: all.
         groups: how many groups there are; those that are in no step get 0.
-        fractions: from 0 to 1.
     """
     if whole_steps:
         counted = np.isin(step, whole_steps)
@@ -43,14 +41,20 @@ def percentiles_by_group(
     sums = sums[np.lexsort((sums, group))]
     count = np.bincount(group, minlength=groups)
     start = np.cumsum(count) - count
-    results = []
-    for fraction in fractions:
-        found = np.zeros(groups, np.int64)
-        has_any = count > 0
-        rank = np.maximum(np.ceil(count * fraction).astype(np.int64), 1)
-        found[has_any] = sums[(start + rank - 1)[has_any]]
-        results.append(found)
-    return results
+    has_any = count > 0
+    start, count = start[has_any], count[has_any]
+    p50, p95 = np.zeros(groups, np.int64), np.zeros(groups, np.int64)
+    p50[has_any] = (sums[start + (count - 1) // 2] + sums[start + count // 2]) // 2
+    p95[has_any] = sums[start + np.ceil(count * 0.95).astype(np.int64) - 1]
+    return p50, p95
+
+
+def median(values: Sequence[int]) -> int:
+    """Return the middle value, of an even number the whole mean of the middle two; 0 where there are none."""
+    if not values:
+        return 0
+    in_order = sorted(values)
+    return (in_order[(len(values) - 1) // 2] + in_order[len(values) // 2]) // 2
 
 
 def nearest_rank(values: Sequence[int], fraction: float) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ..columns import FORWARD, RECOMPUTE
 from ..ranges import Ranges, union_of
-from ..select import first_ended_step
+from ..select import first_ended_step, first_process_tracks, keep_tracks
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -18,11 +18,12 @@ __all__ = ["StepTimes", "measure_steps"]
 
 
 class StepTimes(NamedTuple):
-    """One training step; times are integer nanoseconds, and those behind `duration_ns` add up to it.
+    """One training step; times are integer nanoseconds.
 
     A step reaches from the mark that ends the one before it to its own: `Recording.step`, or the end of an optimizer's
     step where the recording marks these. Each moment counts once, however many threads run: as recompute where any
-    module runs again, else as backward where any is in backward, else as forward.
+    module runs again, else as backward where any is in backward, else as forward. So the times from `forward_ns` to
+    `after_ns` add up to `duration_ns`.
 
     Attributes:
         step: its number, from 0.
@@ -34,6 +35,8 @@ class StepTimes(NamedTuple):
         between_ns: between its spans: the loss, and the loop around the model.
         after_ns: behind its last span: the optimizer and what else is done until the mark. Nothing in a recording marks
             the optimizer's own time.
+        backward_pass_ns: of all that, inside whole backward passes: what runs a pass, from its call to its return, with
+            waiting for other ranks; 0 where the timeline holds none.
         whole: False where its beginning was overwritten, or its end not marked; it may then have been longer.
     """
 
@@ -45,19 +48,22 @@ class StepTimes(NamedTuple):
     before_ns: int = 0
     between_ns: int = 0
     after_ns: int = 0
+    backward_pass_ns: int = 0
     whole: bool = True
 
 
 def measure_steps(timeline: Timeline) -> list[StepTimes]:
     """Return the steps of a timeline in order; all of it is one step where none was marked.
 
-    The first begins with its first span, as a recording does not say when its steps began.
+    The first begins with its first span, as a recording does not say when its steps began. A step in which no span
+    begins is none. Of several processes, the marks are those of the first, and so are the spans that count.
     """
+    timeline = keep_tracks(timeline, first_process_tracks(timeline))
     columns = timeline.columns
     if not len(columns):
         return []
     marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    first_step = first_ended_step(columns, marks)
+    first_step = first_ended_step(timeline, marks)
     first_start, last_end = int(columns.start[0]), int(columns.end.max())
     edges = np.concatenate([[min(first_start, int(marks[0]) if len(marks) else first_start)], marks])
     is_ended = np.ones(len(marks), np.bool_)
@@ -71,6 +77,11 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
     modules = all_busy.time_within(start, end)
     backward = _union(timeline, is_backward & (is_root | ~is_backward[columns.parent])).time_within(start, end)
     recompute = _union(timeline, recomputes & (is_root | ~recomputes[columns.parent])).time_within(start, end)
+    own = {track.process for track in timeline.tracks}
+    passes = np.array(
+        [(run.start_ns, run.end_ns) for run in timeline.backward_passes if not own or run.process in own], np.int64
+    ).reshape(-1, 2)
+    whole_passes = union_of(passes[:, 0], passes[:, 1]).time_within(start, end)
     before, after = _edges_outside(all_busy, start, end)
     rows = zip(
         (end - start).tolist(),
@@ -80,13 +91,15 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
         before.tolist(),
         (end - start - modules - before - after).tolist(),
         after.tolist(),
+        whole_passes.tolist(),
         is_ended.tolist(),
         strict=True,
     )
     steps = [StepTimes(first_step + index, *row) for index, row in enumerate(rows)]
     if timeline.stats.overwritten:
         steps[0] = steps[0]._replace(whole=False)
-    return steps
+    begun = set(np.searchsorted(marks, columns.start, side="right").tolist())
+    return [step for index, step in enumerate(steps) if index in begun]
 
 
 def _union(timeline: Timeline, spans: BoolArray) -> Ranges:

@@ -9,11 +9,12 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ..columns import FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import without_gpu
+from ..select import first_process_tracks
 from .groups import GroupBy, Groups, group_modules
 from .module_summary import Summary
 from .module_times import ModuleTimes
 from .overview import describe_recording
-from .percentiles import percentiles_by_group
+from .percentiles import median_and_p95_by_group
 from .step_times import measure_steps
 
 if TYPE_CHECKING:
@@ -41,13 +42,17 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
     np.add.at(phase_self_ns, (columns.phase, group), self_ns)
     calls = np.bincount(group[columns.phase == FORWARD], minlength=len(groups))
     steps = measure_steps(timeline)
-    p50_ns, p95_ns = percentiles_by_group(
+    # Steps are those of one process: of the others' spans, the marks say nothing.
+    own = first_process_tracks(timeline)[columns.track]
+    if not own.all():
+        timed, recomputed = timed[own[timed]], recomputed[own[recomputed]]
+        rerun_group, rerun_step, rerun_ns = _with_outer_groups(columns, groups, recomputed, self_ns[recomputed])
+    p50_ns, p95_ns = median_and_p95_by_group(
         np.concatenate([group[timed], rerun_group]),
         np.concatenate([columns.step[timed], rerun_step]),
         np.concatenate([in_phase_ns[timed], rerun_ns]),
         whole_steps=[step.step for step in steps if step.whole],
         groups=len(groups),
-        fractions=(0.5, 0.95),
     )
     by_phase = [times[phase] for phase in range(len(PHASES)) for times in (total_ns, phase_self_ns)]
     numbers = [calls, *by_phase, p50_ns, p95_ns]

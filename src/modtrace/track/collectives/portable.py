@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from ..._weak_map import WeakMap
 from ...ring import Kind, NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Layer, Patch, PatchTarget
@@ -50,7 +50,7 @@ class PortableCollectives:
         self._on_error = on_error
         self._name_ids: dict[tuple[str, str, int], int] = {}
         self._counters: dict[tuple[str, int], Callable[[], int]] = {}
-        self._works: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        self._works: WeakMap[Any, tuple[int, int]] = WeakMap()
 
     def start(self) -> None:
         """Begin; a torch without torch.distributed has nothing to note."""
@@ -98,7 +98,7 @@ class PortableCollectives:
     def wait(self, kind: Kind, work: Any) -> None:
         """Write that a thread begins or ends to wait for `work`."""
         try:
-            name_id, counter = self._works.get(work, (NO_NAME, -1))
+            name_id, counter = self._works.get(work) or (NO_NAME, -1)
             self._events.write_event(kind, name_id, counter)
         except Exception as error:
             self._on_error(error)

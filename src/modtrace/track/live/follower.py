@@ -7,14 +7,14 @@ of writing events.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
-from torch.utils.weak import WeakIdKeyDictionary
 
+from ..._weak_map import WeakMap
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Layer, Patch
@@ -58,9 +58,10 @@ class Follower(BackwardFollower):
     def __init__(self, follow_graphs_after_exit: bool) -> None:
         super().__init__(follow_graphs_after_exit)
         self._names = ModuleNames(NameTable(), None, self._forget, strip_wrappers=False)
+        self._dead = self._names.dead
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NamedModule]] = {}
-        self._roots: Any = WeakIdKeyDictionary()  # module → its name
+        self._roots: WeakMap[nn.Module, str] = WeakMap()  # their names
         self._inputs = InputHooks(self.on_input_gradient)
         self.pre_fw: Hook | None = None
         self.post_fw: Hook | None = None
@@ -95,7 +96,7 @@ class Follower(BackwardFollower):
         name = self._names.last(module)
         if name is not None:
             return name
-        for root, root_name in list(self._roots.items()):
+        for root, root_name in self._roots.items():
             for path, inner in named_modules(root):
                 if inner is module:
                     return f"{root_name}.{path}"
@@ -109,6 +110,8 @@ class Follower(BackwardFollower):
             thread = self._thread()
         depth = thread.stack_depth
         outer = thread.frames[depth]
+        if self._dead:
+            self._names.forget_dead()
         try:
             name, fqn, ref = self._names_by_module[id(module)][outer.name]
         except KeyError:
@@ -170,7 +173,7 @@ class Follower(BackwardFollower):
 
     def _resolve(self, module: nn.Module, outer_name: int, thread: LiveThread) -> NamedModule:
         frames = thread.open_frames()
-        open_calls: Iterable[OpenCall] = ((f.module, f.name) for f in reversed(frames) if f.module is not None)
+        open_calls: list[OpenCall] = [(f.module, f.name) for f in reversed(frames) if f.module is not None]
         name = self._names.resolve(module, open_calls)
         fqn = "" if name == NO_NAME else self._names.fqn(name)
         named = NamedModule(name, fqn, weakref.ref(module))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
+from ..._weak_map import WeakMap
 from ..portable.backward_hooks import node_of
 from ..tensors import tensors_in
 from .state import Call, GradientEdge
@@ -30,7 +29,7 @@ class InputHooks:
 
     def __init__(self, on_gradient: OnGradient) -> None:
         self._on_gradient = on_gradient
-        self._hooks: Any = WeakIdKeyDictionary()
+        self._hooks: WeakMap[Tensor, _InputHook] = WeakMap()
 
     def wait(self, call: Call, inputs: object) -> None:
         """Wait for the gradients of the tensors in what goes into `call`."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from ...ring.slot_format import NO_NAME
-from ..portable.backward_hooks import FrameBase, make_hook_tensor
+from ..portable.backward_hooks import FrameBase, FrameStack, make_hook_tensor
 
 __all__ = ["Call", "GradientEdge", "LiveFrame", "LiveGraphTask", "LiveThread"]
 
@@ -89,17 +89,15 @@ class LiveGraphTask:
         self.gradients: dict[Call, list[Tensor | None]] = {}
 
 
-class LiveThread:
+class LiveThread(FrameStack[LiveFrame]):
     """What one thread is doing.
 
     Attributes:
-        frames: its frames, outermost first; the bottom one is around all calls.
-        stack_depth: index of the innermost open call's frame.
         graph_tasks: the last one runs, those before it are around it or run by turns with it.
         hook_tensor: an empty tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("frames", "graph_tasks", "hook_tensor", "stack_depth")
+    __slots__ = ("graph_tasks", "hook_tensor")
 
     def __init__(self) -> None:
         self.frames = [LiveFrame(self, 0)]
@@ -108,7 +106,3 @@ class LiveThread:
         self.stack_depth = 0
         self.graph_tasks: list[LiveGraphTask] = []
         self.hook_tensor = make_hook_tensor()
-
-    def open_frames(self) -> list[LiveFrame]:
-        """Return the frames of the open calls, outermost first."""
-        return self.frames[1 : self.stack_depth + 1]

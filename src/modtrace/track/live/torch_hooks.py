@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
-from torch.utils.weak import WeakIdKeyDictionary
 
+from ..._weak_map import WeakMap
 from ..naming.module_inspection import class_name, named_modules
 from ..tensors import tensors_in
 
@@ -44,7 +44,7 @@ class TorchHooks:
 
     def __init__(self) -> None:
         self.hooked_names: Counter[str] = Counter()
-        self._known_modules: Any = WeakIdKeyDictionary()  # module → its name
+        self._known_modules: WeakMap[nn.Module, str] = WeakMap()  # their names
         self._backward: list[tuple[ModuleRef, str]] = []
         self._graph_tasks: set[int] = set()
 
@@ -57,7 +57,7 @@ class TorchHooks:
 
     def _get_mod_name(self, mod: nn.Module) -> str:
         """Return the name of `mod`; one that is not known becomes a root, named by its class."""
-        name: str | None = self._follower.name_of(mod) or self._known_modules.get(mod)
+        name = self._follower.name_of(mod) or self._known_modules.get(mod)
         if name is None:
             name = self._known_modules[mod] = class_name(mod)
             for path, inner in named_modules(mod):

@@ -42,10 +42,10 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
             yield from named
             return
     seen = {id(module)}
-    # The last is the next.
-    todo = [("", module)]
+    # The last is the next. Two lists, as a tuple for each is more for the garbage collector to count.
+    paths, todo = [""], [module]
     while todo:
-        path, inner = todo.pop()
+        path, inner = paths.pop(), todo.pop()
         if inner is not module:
             if id(inner) in seen:
                 if repeated is not None:
@@ -56,9 +56,10 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
         children = attribute(inner, "_modules")
         if children:
             prefix = f"{path}." if path else ""
-            for name, child in reversed(list(children.items())):
+            for name, child in zip(reversed(list(children.keys())), reversed(list(children.values())), strict=True):
                 if child is not None:
-                    todo.append((f"{prefix}{_text(name)}", child))
+                    paths.append(f"{prefix}{name if type(name) is str else _text(name)}")
+                    todo.append(child)
 
 
 def _named_by_class(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
@@ -70,6 +71,6 @@ def _named_by_class(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
 
 def _text(name: object) -> str:
     try:
-        return name if type(name) is str else str(name)
+        return str(name)
     except Exception:
         return f"<{_class_name(type(name))}>"

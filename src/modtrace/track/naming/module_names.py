@@ -6,10 +6,8 @@ A module shared under two parents has two names, one for each path it is called 
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 from torch.fx import GraphModule
@@ -17,11 +15,14 @@ from torch.fx import GraphModule
 from ..._exclusive import Exclusive
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
+from ..compiled_modules import CompiledModuleNames, inner_names
 from ..compiled_regions import CompiledRegion, is_inside_region
 from ..method_call import MethodCall
-from .module_inspection import attribute, class_name, named_modules
+from .module_inspection import class_name
+from .module_paths import Backoff, ModulePaths, ModuleRef
 from .other_threads import OutermostModules
-from .wrappers import can_wrap, is_inside, original_class_name, wrapping_of
+from .torch_graphs import is_compiled, is_optimized, is_torch_graph, without_compile
+from .wrappers import is_inside, original_class_name, wrapping_of
 
 __all__ = ["ModuleNames", "OpenCall"]
 
@@ -36,9 +37,13 @@ class ModuleNames:
         table: gives out the ids.
         model: names start at this module, or at one whose class has this name; None starts them at each outermost
             called module, for other threads too.
-        forget: called with `id(module)` when a module that was asked for dies.
+        forget: called with `id(module)` of modules that were asked for and died, by `forget_dead`.
         strip_wrappers: name modules as if those that only wrap others were not there (DistributedDataParallel's
             `module.`, torch.compile's `_orig_mod.`, PEFT's `base_model.model.`).
+
+    Attributes:
+        dead: references to modules that died and are not forgotten yet. A new module may have the id of one: whoever
+            keeps answers by id looks here first, and calls `forget_dead` where it is not empty.
     """
 
     def __init__(
@@ -54,24 +59,37 @@ class ModuleNames:
         self._strip = strip_wrappers
         self._models = _Models(model)
         self._outermost = OutermostModules()
+        self._compiled = CompiledModuleNames(table)
         self._fqns: dict[int, str] = {}
         # What the names of those inside begin with: of a wrapper, as if it was not there.
         self._prefixes: dict[int, str] = {}
         self._last_name_ids: dict[int, int] = {}
-        self._death_watches: dict[int, weakref.ref[nn.Module]] = {}
+        # By id, a reference that is put into `dead` when the module dies.
+        self._watched: dict[int, ModuleRef] = {}
+        self.dead: list[ModuleRef] = []
+        # What references call is no Python code: the exception of a signal's handler can come at any bytecode, and
+        # there the interpreter would ignore it.
+        self._on_death = self.dead.append
         # By id(parent), checked against the parent itself.
-        self._paths: dict[int, tuple[weakref.ref[nn.Module], _Paths]] = {}
+        self._paths: dict[int, tuple[weakref.ref[nn.Module], ModulePaths]] = {}
         self._walking = Exclusive()
 
-    def resolve(self, module: nn.Module, open_calls: Iterable[OpenCall]) -> int:
+    def resolve(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
         """Return the id of `module`'s name when it is called inside `open_calls` (innermost first).
 
         `NO_NAME` where it is not to be shown: what torch.compile runs in place of a module, and what is called by a
         module that only wraps it and is shown as what it wraps.
         """
-        open_calls = list(open_calls)
+        if self.dead:
+            self.forget_dead()
+        watched = self._watched.get(id(module))
+        if watched is None or watched() is not module:
+            self._refer_to(module)
+        name_id = self._by_path(module, open_calls)
+        if name_id is not None:
+            return name_id
         if open_calls and self._is_shown_by(open_calls[0][0], module):
-            self._note(module, open_calls[0][1])
+            self._last_name_ids[id(module)] = open_calls[0][1]
             return NO_NAME
         if type(module) is CompiledRegion:
             return self._resolve_region(module, open_calls)
@@ -84,25 +102,52 @@ class ModuleNames:
             name_id = self._last_name_ids.get(id(module))
         if name_id is None:
             name_id = self._relative_to_model(module)
+        if name_id is None and is_torch_graph(module):
+            return NO_NAME
         if name_id is None and not open_calls:
             name_id = self._relative_to_other_threads(module)
         if name_id is None:
             name_id = self._add_below("", "", module)
             if not open_calls:
                 self._outermost.add(module, name_id)
-        self._note(module, name_id)
+        self._last_name_ids[id(module)] = name_id
         return name_id
 
-    def _resolve_region(self, region: CompiledRegion, open_calls: list[OpenCall]) -> int:
+    def _by_path(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int | None:
+        """Return the id of a name that is made of a path and a class alone, as most are; None where it takes more."""
+        for outer, _ in reversed(open_calls):
+            known = self._paths.get(id(outer))
+            if known is not None and known[1].are_names and known[0]() is outer:
+                break
+        else:
+            return None
+        parent, parent_name_id = open_calls[0]
+        path = known[1].known(module) if parent is outer else known[1].below(parent, module)
+        prefix = self._prefixes[parent_name_id]
+        if not path or not prefix:
+            return None
+        own_name = class_name(module)
+        fqn = f"{prefix}.{path}"
+        name_id = self._table.name(f"{path}: {own_name}", fqn, own_name)
+        self._fqns[name_id] = self._prefixes[name_id] = fqn
+        self._last_name_ids[id(module)] = name_id
+        return name_id
+
+    def _resolve_region(self, region: CompiledRegion, open_calls: Sequence[OpenCall]) -> int:
         """Return the name of a compiled function; `NO_NAME` where it is part of the call of a module, which has one."""
-        if region.is_generated or (open_calls and (region.is_call_of_module or _is_compiled(open_calls[0][0]))):
+        if region.is_generated:
+            return NO_NAME
+        inner = inner_names(region.inner_modules, is_call_of_module=region.is_call_of_module)
+        if open_calls and (region.is_call_of_module or is_compiled(open_calls[0][0])):
+            self._compiled.add(open_calls[0][1], inner)
             return NO_NAME
         prefix = f"{self._prefixes[open_calls[0][1]]}." if open_calls else ""
         name_id = self._table.name(region.label, f"{prefix}{region.label}", "CompiledFunction")
         self._fqns[name_id] = self._prefixes[name_id] = f"{prefix}{region.label}"
+        self._compiled.add(name_id, inner)
         return name_id
 
-    def _resolve_method(self, call: MethodCall, open_calls: list[OpenCall]) -> int:
+    def _resolve_method(self, call: MethodCall, open_calls: Sequence[OpenCall]) -> int:
         """Return the name of a method's call; `NO_NAME` directly inside a call of its module, which shows it."""
         owner = call.owner()
         if owner is None or (open_calls and open_calls[0][0] is owner):
@@ -113,27 +158,24 @@ class ModuleNames:
         self._fqns[name_id], self._prefixes[name_id] = f"{around}.{call.method}", around
         return name_id
 
-    def _is_compiled_graph(self, module: nn.Module, open_calls: list[OpenCall]) -> bool:
+    def _is_compiled_graph(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> bool:
         """Whether torch.compile made the module, also of what compiled autograd traced of a backward pass."""
-        graph = getattr(module, "_orig_mod", None) if _is_optimized(module) else module
-        if graph is None or not issubclass(type(graph), GraphModule):
+        graph = without_compile(module)
+        if not issubclass(type(graph), GraphModule):
             return False
-        if class_name(graph).startswith("CompiledAutograd"):
+        if type(graph).__name__.startswith("CompiledAutograd"):
             return True
-        return graph is module and bool(open_calls) and _is_compiled(open_calls[0][0])
+        return graph is module and bool(open_calls) and is_compiled(open_calls[0][0])
 
     def _is_shown_by(self, outer: nn.Module, module: nn.Module) -> bool:
         if self._strip:
             return is_inside(outer, module)
-        return _is_optimized(outer) and getattr(outer, "_orig_mod", None) is module
-
-    def _note(self, module: nn.Module, name_id: int) -> None:
-        if id(module) not in self._death_watches:
-            self._death_watches[id(module)] = weakref.ref(module, self._on_death(id(module)))
-        self._last_name_ids[id(module)] = name_id
+        return is_optimized(outer) and getattr(outer, "_orig_mod", None) is module
 
     def last(self, module: nn.Module) -> str | None:
         """Return the fully qualified name under which `module` was called last, None where it was not."""
+        if self.dead:
+            self.forget_dead()
         name_id = self._last_name_ids.get(id(module))
         return None if name_id is None else self._fqns[name_id]
 
@@ -141,7 +183,7 @@ class ModuleNames:
         """Return the fully qualified name behind an id."""
         return self._fqns[name_id]
 
-    def _relative_to(self, open_calls: list[OpenCall], module: nn.Module) -> int | None:
+    def _relative_to(self, open_calls: Sequence[OpenCall], module: nn.Module) -> int | None:
         outermost = open_calls[-1][0] if open_calls else None
         for called, parent_name_id in open_calls:
             parent = called.owner() if type(called) is MethodCall else called
@@ -169,7 +211,7 @@ class ModuleNames:
     def _add_below(self, parent_fqn: str, path: str, module: nn.Module) -> int:
         """Add the name of a module whose path below the parent is `path`; both are empty where names start at it."""
         own_name = self._class_name(module)
-        prefix = fqn = ".".join(part for part in (parent_fqn, path) if part) or own_name
+        prefix = fqn = f"{parent_fqn}.{path}" if parent_fqn and path else parent_fqn or path or own_name
         wrapped = wrapping_of(module) if self._strip else None
         if wrapped is not None and wrapped[1].works:
             # Its own time is not that of what it wraps, whose name is to be the same with and without it.
@@ -201,28 +243,47 @@ class ModuleNames:
     def _path(self, parent: nn.Module, module: nn.Module) -> str | None:
         known = self._paths.get(id(parent))
         if known is None or known[0]() is not parent:
-            known = self._paths[id(parent)] = (weakref.ref(parent), _Paths(self._strip, self._walking))
+            known = self._paths[id(parent)] = (weakref.ref(parent), self._new_paths())
         return known[1].find(parent, module)
 
-    def _on_death(self, module_id: int) -> Callable[[Any], None]:
-        def on_death(_: Any) -> None:
-            self._death_watches.pop(module_id, None)
-            self._last_name_ids.pop(module_id, None)
-            self._paths.pop(module_id, None)
-            self._forget(module_id)
+    def _new_paths(self) -> ModulePaths:
+        return ModulePaths(self._refer_to, self._walking, strip_wrappers=self._strip)
 
-        return on_death
+    def _refer_to(self, module: nn.Module) -> ModuleRef:
+        """Return a new reference to a module, whose death the first one tells."""
+        module_id = id(module)
+        known = self._watched.get(module_id)
+        if known is not None and known() is module:
+            return ModuleRef(module)
+        ref = ModuleRef(module, self._on_death)
+        ref.module_id = module_id
+        self._watched[module_id] = ref
+        return ref
 
+    def forget_dead(self) -> None:
+        """Forget all that is known of the modules in `dead`, whose ids others may have by now.
 
-def _is_compiled(module: nn.Module) -> bool:
-    compiled = type(module) is not MethodCall and attribute(module, "_compiled_call_impl") is not None
-    return compiled or _is_optimized(module)
+        What an interrupt came into is done again. Where a module with such an id is named meanwhile, what is known of
+        it may be lost too, and it is asked for again; that its own death is told is not lost.
+        """
+        # Called by the handler of a signal, say, in the midst of itself.
+        inside = self._walking.entered
 
+        def forget() -> None:
+            dead = list(self.dead)
+            for ref in dead:
+                # None where an interrupt came before it was set.
+                module_id = getattr(ref, "module_id", None)
+                if module_id is not None:
+                    if self._watched.get(module_id) is ref:
+                        self._watched.pop(module_id, None)
+                    self._last_name_ids.pop(module_id, None)
+                    self._paths.pop(module_id, None)
+                    self._forget(module_id)
+            if not inside:
+                del self.dead[: len(dead)]
 
-def _is_optimized(module: nn.Module) -> bool:
-    # Where nothing was compiled, torch._dynamo is not imported, and importing it takes seconds.
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and issubclass(type(module), dynamo.OptimizedModule)
+        self._walking.run(forget)
 
 
 class _Models:
@@ -231,7 +292,7 @@ class _Models:
     def __init__(self, model: nn.Module | str | None) -> None:
         self._class_name = model if isinstance(model, str) else None
         self._models = [weakref.ref(model)] if isinstance(model, nn.Module) else []
-        self._searches = _Backoff()
+        self._searches = Backoff()
 
     def candidates(self, module: nn.Module) -> Iterator[nn.Module]:
         """Yield the models below which `module` may lie; those of a class are looked for when they are needed."""
@@ -252,81 +313,3 @@ class _Models:
             model = ref()
             if model is not None and model is not module:
                 yield model
-
-
-class _Backoff:
-    """Says when something costly that failed is due again: at the 1st, 2nd, 4th, 8th … time of asking."""
-
-    def __init__(self) -> None:
-        self._asked = 0
-
-    def is_due(self) -> bool:
-        self._asked += 1
-        return self._asked & (self._asked - 1) == 0
-
-
-class _Paths:
-    """The path of each module below one parent: by `id(module)`, checked against the module itself.
-
-    Args:
-        strip_wrappers: leave out the parts by which wrappers hold what they wrap.
-        walking: entered by a thread that walks through a parent.
-    """
-
-    def __init__(self, strip_wrappers: bool, walking: Exclusive) -> None:
-        self._strip = strip_wrappers
-        # Whether what lies below any module inside is what lies below the parent at paths that begin with its own.
-        self._holds_inside = False
-        self._by_id: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
-        # Modules can be added later; one made anew in every call must not cost a walk in every call.
-        self._walks = _Backoff()
-        self._exclusive = walking
-
-    def find(self, parent: nn.Module, module: nn.Module) -> str | None:
-        path = self._known(module)
-        if path is None:
-            # A thread that misses what another is about to find waits for it.
-            self._exclusive.run(lambda: self._walk_if_due(parent, module))
-            path = self._known(module)
-        return path
-
-    def between(self, outer: nn.Module, module: nn.Module) -> str | None:
-        """Return the path of `module` below another one that lies below the parent, where no walk is needed for it."""
-        if not self._holds_inside:
-            return None
-        outer_path, path = self._known(outer), self._known(module)
-        if outer_path is None or path is None or not path.startswith(f"{outer_path}."):
-            return None
-        return path[len(outer_path) + 1 :]
-
-    def _walk_if_due(self, parent: nn.Module, module: nn.Module) -> None:
-        if self._known(module) is None and self._walks.is_due():
-            repeated: list[nn.Module] = []
-            named = list(named_modules(parent, repeated))
-            kinds = {type(parent), *(type(inner) for _, inner in named)}
-            wrapped = self._strip and any(map(can_wrap, kinds))
-            if wrapped:
-                named = list(_without_wrappers(parent, named))
-            own = any(kind.named_modules is not nn.Module.named_modules for kind in kinds)
-            self._holds_inside = not (repeated or wrapped or own)
-            self._by_id = {id(inner): (weakref.ref(inner), path) for path, inner in named}
-
-    def _known(self, module: nn.Module) -> str | None:
-        entry = self._by_id.get(id(module))
-        return entry[1] if entry is not None and entry[0]() is module else None
-
-
-def _without_wrappers(parent: nn.Module, named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield paths without the parts by which wrappers hold what they wrap; that of what `parent` wraps is empty."""
-    shown = {"": ""}
-    modules = {"": parent}
-    for path, module in named:
-        outer, _, name = path.rpartition(".")
-        wrapped = wrapping_of(modules[outer]) if outer in modules else None
-        prefix = shown.get(outer, outer)
-        if wrapped is not None and wrapped[0] is module:
-            shown[path] = prefix
-        else:
-            shown[path] = f"{prefix}.{name}" if prefix else name
-        modules[path] = module
-        yield shown[path], module

@@ -5,14 +5,14 @@ They are known by the names of their classes, so that none of the libraries they
 
 from __future__ import annotations
 
-import weakref
 from typing import NamedTuple
 
 from torch import nn
 
+from ..._weak_map import WeakMap
 from .module_inspection import attribute, class_name
 
-__all__ = ["Wrapping", "can_wrap", "is_inside", "original_class_name", "wrapping_of"]
+__all__ = ["Wrapping", "can_wrap", "is_inside", "is_original", "original_class_name", "wrapping_of"]
 
 
 class Wrapping(NamedTuple):
@@ -46,20 +46,22 @@ _WRAPPERS = {
 }
 """By module and name of a class, from which others may be derived."""
 
+_ATTRIBUTES = frozenset(how.attribute for how in _WRAPPERS.values())
+
 _PREFIXED = {"FSDPModule", "ReplicateModule"}
 """Classes of torch.distributed that it puts before a module's own, in a class that it makes for it."""
 
-_UNKNOWN = Wrapping("", False)
-_known: weakref.WeakKeyDictionary[type, Wrapping | None] = weakref.WeakKeyDictionary()
+_NONE = Wrapping("", False)
+_known: WeakMap[type, Wrapping] = WeakMap()
 
 
 def _wrapping(kind: type) -> Wrapping | None:
     """Return how modules of a class wrap another one, None where they do not."""
-    how = _known.get(kind, _UNKNOWN)
-    if how is _UNKNOWN:
+    how = _known.get(kind)
+    if how is None:
         bases = ((base.__module__, base.__name__) for base in kind.__mro__)
-        how = _known[kind] = next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), None)
-    return how
+        how = _known[kind] = next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), _NONE)
+    return None if how is _NONE else how
 
 
 def can_wrap(kind: type[nn.Module]) -> bool:
@@ -67,12 +69,29 @@ def can_wrap(kind: type[nn.Module]) -> bool:
     return _wrapping(kind) is not None
 
 
+def is_original(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class stand for no others: `original_class_name` is their own."""
+    return not (can_wrap(kind) or _is_scripted(kind) or _is_prefixed(kind))
+
+
+def _is_scripted(kind: type) -> bool:
+    return kind.__module__.startswith("torch.jit")
+
+
+def _is_prefixed(kind: type) -> bool:
+    bases = kind.__mro__
+    return len(bases) > 2 and bases[1].__name__ in _PREFIXED and bases[1].__module__.startswith("torch.distributed.")
+
+
 def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
     """Return the module that `module` wraps, and how; None where it wraps none."""
+    children = attribute(module, "_modules")
+    # Most have no child under such a name, which is found sooner than what their class is.
+    if not children or not any(map(children.__contains__, _ATTRIBUTES)):
+        return None
     how = _wrapping(type(module))
     if how is None:
         return None
-    children = attribute(module, "_modules") or {}
     inner = children.get(how.attribute)
     return (inner, how) if isinstance(inner, nn.Module) and inner is not module else None
 
@@ -97,11 +116,8 @@ def original_class_name(module: nn.Module) -> str:
         module = found[0]
         found = wrapping_of(module)
     kind = type(module)
-    if kind.__module__.startswith("torch.jit"):
+    if _is_scripted(kind):
         original = getattr(module, "original_name", None)
         if isinstance(original, str) and original:
             return original
-    bases = kind.__mro__
-    if len(bases) > 2 and bases[1].__name__ in _PREFIXED and bases[1].__module__.startswith("torch.distributed."):
-        return bases[2].__name__
-    return class_name(module)
+    return kind.__mro__[2].__name__ if _is_prefixed(kind) else class_name(module)

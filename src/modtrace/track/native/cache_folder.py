@@ -8,9 +8,11 @@ from pathlib import Path
 
 from ..._errors import EngineError
 
-__all__ = ["LIBRARY_NAME", "cache_home", "cached_engines", "engine_folder"]
+__all__ = ["LIBRARY_NAME", "PACKAGED", "cache_home", "engine_folder", "engines_for"]
 
 LIBRARY_NAME = "modtrace_native"
+PACKAGED = Path(__file__).parent / "engines"
+"""The engines that came with the package, for some versions of torch; see `scripts/wheels`."""
 
 
 def cache_home() -> Path:
@@ -25,20 +27,21 @@ def cache_home() -> Path:
         return home.expanduser()
     except RuntimeError as error:
         raise EngineError(
-            f"{home}: the home folder is not known (HOME is not set, and user {os.geteuid()} has none); "
+            f"{home}: the home folder is not known (HOME is not set, and the user has none); "
             "name a folder in MODTRACE_CACHE"
         ) from error
 
 
 def engine_folder(torch_version: str, key: str) -> str:
-    """Return the name of an engine's folder in the cache; `key` tells builds of one version apart."""
+    """Return the name of an engine's folder; `key` tells builds of one version apart."""
     return f"torch-{torch_version}-{sys.implementation.cache_tag}-{key}"
 
 
-def cached_engines(torch_version: str) -> list[Path]:
-    """Return the engines in the cache for a version of torch and this Python, of any build and source.
+def engines_for(torch_version: str) -> list[Path]:
+    """Return the engines for a version of torch and this Python, of any build and source: the package's, then cached.
 
     Raises:
         EngineError: nothing says where the user's folders are.
     """
-    return sorted(cache_home().glob(f"{engine_folder(torch_version, '*')}/{LIBRARY_NAME}.so"))
+    wanted = f"{engine_folder(torch_version, '*')}/{LIBRARY_NAME}.so"
+    return [*sorted(PACKAGED.glob(wanted)), *sorted(cache_home().glob(wanted))]

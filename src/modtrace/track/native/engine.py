@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType, ModuleType
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from ...ring import Kind, Ring
-from ...ring.slot_format import FORWARD_THREAD_MASK, FORWARD_THREAD_SHIFT, GRAPH_TASK_MASK, KIND_SHIFT
+from ...ring.slot_format import BACKWARD_PASS_BITS, CALL_KEY_BITS, KIND_SHIFT, NO_NAME
 from ..call_patch import RUN_BACKWARD, Layer, Patch
 from ..collectives.native import NativeCollectives
 from ..event_sink import OnError
@@ -44,7 +43,6 @@ class NativeEngine:
     ) -> None:
         self._native: ModuleType = load()
         self._ring = ring
-        self._local = threading.local()
         self._on_error = on_error
         self._sync = SyncMarks(self, ring.names)
         self._module_names = ModuleNames(ring.names, model, self._native.forget_module, strip_wrappers=strip_wrappers)
@@ -60,6 +58,8 @@ class NativeEngine:
             ring.offset,
             ring.capacity,
             self._module_names.resolve,
+            self._module_names.dead,
+            self._module_names.forget_dead,
             self._add_thread,
             self._sync,
             self._on_error,
@@ -86,26 +86,28 @@ class NativeEngine:
         """Write one event of this thread."""
         self._native.write_event(kind << KIND_SHIFT | name, value)
 
-    def begin_compiled_backward(self, newest_node: int) -> None:
-        """Write that compiled autograd runs the backward of the call that made this node."""
-        self._write_compiled_backward(Kind.NODE_BEGIN, newest_node)
+    def begin_compiled_backward(self) -> None:
+        """Write that compiled autograd runs the backward of the outermost call that this thread made last."""
+        call = self._native.last_call()
+        if call is not None:
+            name, index = call
+            self.write_event(Kind.CALL_BACKWARD, name, _compiled_pass() << CALL_KEY_BITS | index)
 
-    def end_compiled_backward(self, newest_node: int) -> None:
+    def end_compiled_backward(self) -> None:
         """Write that it ended."""
-        self._write_compiled_backward(Kind.NODE_END, newest_node)
-
-    def _write_compiled_backward(self, kind: Kind, newest_node: int) -> None:
-        thread = getattr(self._local, "torch_thread_id", None)
-        if newest_node >= 0 and thread is not None:
-            graph_task = torch._C._current_graph_task_id() & GRAPH_TASK_MASK
-            name = (thread & FORWARD_THREAD_MASK) << FORWARD_THREAD_SHIFT | graph_task
-            self.write_event(kind, name, newest_node)
+        if self._native.last_call() is not None:
+            self.write_event(Kind.BACKWARD_OVER, NO_NAME, _compiled_pass())
 
     def _add_thread(self, torch_thread_id: int) -> int:
-        self._local.torch_thread_id = torch_thread_id
         return self._ring.names.thread(*describe_thread(), torch_thread_id)
 
 
+def _compiled_pass() -> int:
+    """Return the number of the pass that compiled autograd runs: no pass that hooks tell of has such a high one."""
+    return torch._C._current_graph_task_id() | _COMPILED
+
+
+_COMPILED = 1 << BACKWARD_PASS_BITS
 _CALL: Any = nn.Module._wrapped_call_impl
 
 

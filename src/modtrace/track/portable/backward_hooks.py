@@ -6,9 +6,12 @@ run in descending order of their sequence numbers, so the newest node of a segme
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from operator import itemgetter
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +19,12 @@ from torch.autograd.graph import Node
 
 from ..tensors import tensors_in
 
-__all__ = ["FrameBase", "SegmentHooks", "make_hook_tensor", "node_of"]
+__all__ = ["FrameBase", "FrameStack", "SegmentHooks", "Segments", "make_hook_tensor", "node_of"]
 
 _MAX_NODES_SEARCHED = 20_000
+
+Segments = deque[tuple[int, int]]
+"""Segments in the order in which they were made: the first and the last sequence number of each."""
 
 
 class FrameBase:
@@ -40,6 +46,27 @@ class FrameBase:
         self.depth = depth
         self.entry_seq = self.segment_start_seq = 0
         self.unhooked_segments: list[tuple[int, int]] = []
+
+
+_Frame = TypeVar("_Frame", bound=FrameBase)
+
+
+class FrameStack(Generic[_Frame]):
+    """What is open on one thread.
+
+    Attributes:
+        frames: its frames, outermost first; the bottom one is around all calls.
+        stack_depth: index of the innermost open call's frame.
+    """
+
+    __slots__ = ("frames", "stack_depth")
+
+    frames: list[_Frame]
+    stack_depth: int
+
+    def open_frames(self) -> list[_Frame]:
+        """Return the frames of the open calls, outermost first."""
+        return self.frames[1 : self.stack_depth + 1]
 
 
 def make_hook_tensor() -> Tensor:
@@ -107,6 +134,36 @@ class SegmentHooks:
                     best[index] = (number, node)
             todo.extend(inner for inner, _ in node.next_functions if inner is not None)
         for _, node in best.values():
+            self._hook(thread, node, frame.call_id)
+
+    def hook_outside(self, thread: _HookingThread, frame: FrameBase, segments: Segments, outputs: object) -> None:
+        """Hook what a pass from `outputs` runs first of each segment that lies outside of all calls.
+
+        The graph is followed through such segments only: where calls begin, their inputs were looked at.
+
+        Args:
+            thread: where it runs.
+            frame: what is around all calls.
+            segments: those outside of all calls; what is found is taken out.
+            outputs: where the pass begins.
+        """
+        newest_by_segment: dict[tuple[int, int], tuple[int, Node]] = {}
+        seen: set[Node] = set()
+        todo = [node for tensor in tensors_in(outputs) if (node := node_of(tensor)) is not None]
+        while todo and len(seen) < _MAX_NODES_SEARCHED:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            number = node._sequence_nr()
+            index = bisect_right(segments, number, key=itemgetter(0)) - 1
+            if index < 0 or number > (segment := segments[index])[1]:
+                continue
+            if segment not in newest_by_segment or newest_by_segment[segment][0] < number:
+                newest_by_segment[segment] = (number, node)
+            todo.extend(inner for inner, _ in node.next_functions if inner is not None)
+        for segment, (_, node) in newest_by_segment.items():
+            segments.remove(segment)
             self._hook(thread, node, frame.call_id)
 
     def _hook(self, thread: _HookingThread, node: Node, call_id: Any) -> None:

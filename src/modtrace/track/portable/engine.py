@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,6 +97,7 @@ class PortableEngine(SegmentHooks):
             lambda module_id: self._names_by_module.pop(module_id, None),
             strip_wrappers=strip_wrappers,
         )
+        self._dead = self._module_names.dead
         self._local = threading.local()
         self._graph_tasks = GraphTasks(self._write, self._thread, on_error)
         self.on_segment_start = self._graph_tasks.make_segment_hook(self._local)
@@ -133,11 +134,8 @@ class PortableEngine(SegmentHooks):
         if self._active:
             try:
                 self.write_event(Kind.PASS_BEGIN, NO_NAME, number)
-                thread = self._thread()
-                frame, sequence = thread.frames[thread.stack_depth], _sequence()
-                if sequence != frame.segment_start_seq and not is_backward_compiled():
-                    # What was made since the last call, as the loss: its nodes run first.
-                    self.close_segment(thread, frame, outputs, sequence)
+                if not is_backward_compiled():
+                    self._hook_outputs(self._thread(), outputs)
             except Exception as error:
                 self._on_error(error)
 
@@ -166,7 +164,11 @@ class PortableEngine(SegmentHooks):
                 self._write_sync_mark()
             sequence = _sequence()
             if sequence != outer.segment_start_seq and not is_backward_compiled():
+                if depth == 0:
+                    thread.outside_segments.append((outer.segment_start_seq, sequence - 1))
                 self.close_segment(thread, outer, inputs, sequence)
+            if self._dead:
+                self._module_names.forget_dead()
             try:
                 name, next_forward, next_recompute = self._names_by_module[id(module)][outer.name]
             except KeyError:
@@ -219,8 +221,9 @@ class PortableEngine(SegmentHooks):
             # that another one interrupted can find its own gone.
             if thread.stack_depth > depth:
                 thread.stack_depth = depth
-            if sequence != frame.entry_seq and output is not None and not is_backward_compiled():
-                if sequence != frame.segment_start_seq:
+            made_nodes = sequence != frame.segment_start_seq
+            if (made_nodes or frame.unhooked_segments) and output is not None and not is_backward_compiled():
+                if made_nodes:
                     self.close_segment(thread, frame, output, sequence)
                 if frame.unhooked_segments:
                     self.hook_unfound(thread, frame, output)
@@ -234,16 +237,28 @@ class PortableEngine(SegmentHooks):
             self._on_error(error)
 
     @skip_all
-    def begin_compiled_backward(self, newest_node: int) -> None:  # noqa: ARG002 (what the other engine goes by)
+    def begin_compiled_backward(self) -> None:
         """Write that compiled autograd runs the backward of the outermost call that this thread made last."""
         if self._active:
             self._graph_tasks.begin_compiled(self._thread())
 
     @skip_all
-    def end_compiled_backward(self, newest_node: int) -> None:  # noqa: ARG002
+    def end_compiled_backward(self) -> None:
         """Write that it ended."""
         if self._active:
             self._graph_tasks.end_compiled(self._thread())
+
+    def _hook_outputs(self, thread: ThreadState, outputs: object) -> None:
+        """Hook what was made since the last call, as the loss, and before: its nodes run first."""
+        frame, sequence = thread.frames[thread.stack_depth], _sequence()
+        if sequence != frame.segment_start_seq:
+            if frame.depth:
+                self.close_segment(thread, frame, outputs, sequence)
+            else:
+                thread.outside_segments.append((frame.segment_start_seq, sequence - 1))
+                frame.segment_start_seq = sequence
+        if thread.outside_segments:
+            self.hook_outside(thread, thread.frames[0], thread.outside_segments, outputs)
 
     def _undo_enter(self, frame: CallFrame, meta: int, value: int) -> None:
         """Exit a call that an interrupt kept from being made; its exit is written if its enter was."""
@@ -262,9 +277,9 @@ class PortableEngine(SegmentHooks):
         return thread
 
     def _resolve(self, module: nn.Module, outer_name: int, thread: ThreadState) -> NameCounters:
-        open_calls: Iterable[OpenCall] = (
+        open_calls: list[OpenCall] = [
             (frame.module, frame.name) for frame in reversed(thread.open_frames()) if frame.module is not None
-        )
+        ]
         name = self._module_names.resolve(module, open_calls)
         counters = self._counters_by_name.get(name)
         if counters is None:

@@ -6,10 +6,9 @@ one before it or follows one that failed.
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
-
 import torch
+
+from ..frame_count import count_frames
 
 __all__ = ["backward_nesting_depth"]
 
@@ -18,9 +17,4 @@ _RUN_BACKWARD_CODE = torch.autograd.graph._engine_run_backward.__code__
 
 def backward_nesting_depth() -> int:
     """Return how many passes this thread has called and not returned from; 0 on the engine's own threads."""
-    count = 0
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        count += frame.f_code is _RUN_BACKWARD_CODE
-        frame = frame.f_back
-    return count
+    return count_frames(_RUN_BACKWARD_CODE)

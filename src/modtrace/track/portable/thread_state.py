@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from torch import nn
 
 from ...ring.slot_format import CALL_KEY_BITS, NO_NAME
-from .backward_hooks import FrameBase, make_hook_tensor
+from .backward_hooks import FrameBase, FrameStack, Segments, make_hook_tensor
 
 __all__ = ["NO_CALL_ID", "CallFrame", "GraphTask", "ThreadState"]
 
 NO_CALL_ID = NO_NAME << CALL_KEY_BITS
 """The call id of what is around all calls."""
+_MAX_OUTSIDE_SEGMENTS = 1024
 
 
 class CallFrame(FrameBase):
@@ -55,28 +57,24 @@ class GraphTask:
     call_id: int = -1
 
 
-class ThreadState:
+class ThreadState(FrameStack[CallFrame]):
     """What one thread is doing.
 
     Attributes:
         bits: its id, where a slot's first word has it.
-        frames: its frames, outermost first; the bottom one is around all calls.
-        stack_depth: index of the innermost open call's frame.
+        outside_segments: segments of nodes that were made outside of all calls and that no pass ran yet; the last ones.
         graph_tasks: those it runs, outermost first.
         last_call_id: the outermost call that made nodes last; `NO_CALL_ID` before the first.
         hook_tensor: an empty tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("bits", "frames", "graph_tasks", "hook_tensor", "last_call_id", "stack_depth")
+    __slots__ = ("bits", "graph_tasks", "hook_tensor", "last_call_id", "outside_segments")
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.frames = [CallFrame(self, 0)]
         self.stack_depth = 0
+        self.outside_segments: Segments = deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
         self.graph_tasks: list[GraphTask] = []
         self.last_call_id = NO_CALL_ID
         self.hook_tensor = make_hook_tensor()
-
-    def open_frames(self) -> list[CallFrame]:
-        """Return the frames of the open calls, outermost first."""
-        return self.frames[1 : self.stack_depth + 1]

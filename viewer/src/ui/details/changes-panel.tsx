@@ -3,15 +3,13 @@ import { useComputed, useSignal } from "@preact/signals";
 
 import { flaggedSpans } from "../../analysis/search";
 import { VERDICT_COLORS } from "../../color";
-import { formatCount } from "../../format";
+import { compareValues, formatCount } from "../../format";
 import type { Store } from "../../store";
 import { type Change, ratioOf, VERDICTS, type Verdict } from "../../trace/comparison";
 import { CopyButton } from "../copy-button";
 import { ColumnHead, type Order } from "./column-head";
+import { MoreRows, PAGE_ROWS } from "./more-rows";
 import { Choice } from "./scope";
-
-/** Rows shown at first, and added by "more". */
-const PAGE_ROWS = 200;
 
 type Key = "cost" | "fqn" | "phase" | "before" | "after" | "difference" | "ratio" | "calls" | "verdict";
 
@@ -50,14 +48,20 @@ function verdictTitle(verdict: Verdict, [before, after]: readonly [string, strin
 
 /** The rows as tab-separated text with a line of titles; times in nanoseconds. */
 function toText(changes: readonly Change[], [before, after]: readonly [string, string]): string {
-  const lines = changes.map((change) =>
-    [change.fqn, change.phase, change.before, change.after, change.difference]
-      .concat([change.interval?.[0] ?? "", change.interval?.[1] ?? "", change.callsBefore, change.callsAfter])
-      .concat([change.verdict])
-      .join("\t"),
-  );
-  const titles = ["module", "phase", `${before} ns`, `${after} ns`, "difference ns", "low ns", "high ns"];
-  return [[...titles, `${before} calls`, `${after} calls`, "verdict"].join("\t"), ...lines].join("\n");
+  const columns: readonly (readonly [string, (change: Change) => number | string])[] = [
+    ["module", ({ fqn }) => fqn],
+    ["phase", ({ phase }) => phase],
+    [`${before} ns`, (change) => change.before],
+    [`${after} ns`, (change) => change.after],
+    ["difference ns", ({ difference }) => difference],
+    ["low ns", ({ interval }) => interval?.[0] ?? ""],
+    ["high ns", ({ interval }) => interval?.[1] ?? ""],
+    [`${before} calls`, ({ callsBefore }) => callsBefore],
+    [`${after} calls`, ({ callsAfter }) => callsAfter],
+    ["verdict", ({ verdict }) => verdict],
+  ];
+  const lines = changes.map((change) => columns.map(([, value]) => value(change)).join("\t"));
+  return [columns.map(([title]) => title).join("\t"), ...lines].join("\n");
 }
 
 function Swatch({ verdict }: { verdict: Verdict }) {
@@ -76,7 +80,7 @@ export function ChangesPanel({ store }: { store: Store }) {
     if (key === "cost") return rows;
     const sign = descending ? -1 : 1;
     const value = (index: number) => VALUE[key](changes[index]);
-    return rows.sort((a, b) => sign * (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : 0) || a - b);
+    return rows.sort((a, b) => sign * compareValues(value(a), value(b)) || a - b);
   });
   const hasOtherCalls = changes.some(({ callsBefore, callsAfter }) => callsBefore !== callsAfter);
   const hasInterval = changes.some(({ interval }) => interval);
@@ -156,7 +160,7 @@ export function ChangesPanel({ store }: { store: Store }) {
                     aria-pressed={index === picked}
                     onClick={() => store.pickChange(index)}
                   >
-                    {fqn}
+                    <bdi>{fqn}</bdi>
                   </button>
                 </th>
                 <td>{phase}</td>
@@ -175,17 +179,7 @@ export function ChangesPanel({ store }: { store: Store }) {
         </tbody>
       </table>
       {!shown.value.length && <p class="hint">The search matches none of these.</p>}
-      {shown.value.length > limit.value && (
-        <button
-          type="button"
-          class="more"
-          onClick={() => {
-            limit.value += PAGE_ROWS;
-          }}
-        >
-          {formatCount(shown.value.length - limit.value)} more rows
-        </button>
-      )}
+      <MoreRows count={shown.value.length} limit={limit} />
     </>
   );
 }

@@ -11,6 +11,8 @@ export interface Order<Key extends string> {
 interface ColumnHeadProps<Key extends string> {
   readonly column: Key;
   readonly title: string;
+  /** What the column says, shown at its head. */
+  readonly hint?: string;
   readonly order: Signal<Order<Key>>;
   /** Numbers stand on the right, and are sorted largest first at the first click. */
   readonly isNumber?: boolean;
@@ -18,12 +20,13 @@ interface ColumnHeadProps<Key extends string> {
 }
 
 export function ColumnHead<Key extends string>(props: ColumnHeadProps<Key>) {
-  const { column, title, order, isNumber = false } = props;
+  const { column, title, hint, order, isNumber = false } = props;
   const { key, descending } = order.value;
   const sorted = key === column;
   return (
     <th
       scope="col"
+      title={hint}
       class={isNumber ? "number" : (props.class ?? "")}
       aria-sort={!sorted ? "none" : descending ? "descending" : "ascending"}
     >

@@ -19,31 +19,18 @@ interface PanelProps {
 }
 
 interface TabBody {
-  readonly id: Tab;
   readonly title: string;
   readonly body: FunctionComponent<PanelProps>;
 }
 
-const SELECTION: TabBody = { id: "selection", title: "Selection", body: SelectionPanel };
-const RECORDING: TabBody = { id: "recording", title: "Recording", body: RecordingPanel };
-
-/** Totals are of a recording, and not of two sides together. */
-function tabsOf({ trace, steps }: Store): readonly TabBody[] {
-  if (trace.comparison) return [{ id: "changes", title: "Changes", body: ChangesPanel }, SELECTION, RECORDING];
-  return [
-    SELECTION,
-    { id: "modules", title: "Modules", body: ModulesPanel },
-    ...(steps.length > 1 ? [{ id: "steps", title: "Steps", body: StepsPanel } as const] : []),
-    { id: "flame", title: "Flame graph", body: FlamePanel },
-    RECORDING,
-  ];
-}
-
-/** The chosen tab; the first where what is shown has none of that name. */
-function shownTab(store: Store): TabBody {
-  const tabs = tabsOf(store);
-  return tabs.find(({ id }) => id === store.tab.value) ?? tabs[0];
-}
+const TABS: Readonly<Record<Tab, TabBody>> = {
+  changes: { title: "Changes", body: ChangesPanel },
+  selection: { title: "Selection", body: SelectionPanel },
+  modules: { title: "Modules", body: ModulesPanel },
+  steps: { title: "Steps", body: StepsPanel },
+  flame: { title: "Flame graph", body: FlamePanel },
+  recording: { title: "Recording", body: RecordingPanel },
+};
 
 /** Sizes of the panel in percent of the page. */
 const INITIAL_SIZE = { below: 36, beside: 42, besideCompared: 48 } as const;
@@ -93,21 +80,20 @@ interface DetailsPanelProps extends PanelProps {
 }
 
 function TabList({ store, dock, setDock }: DetailsPanelProps) {
-  const tabs = tabsOf(store);
-  const current = shownTab(store).id;
+  const { tabs } = store;
+  const current = store.tab.value;
   const onKeyDown = (event: KeyboardEvent) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    const index = tabs.findIndex((tab) => tab.id === current);
-    const next = tabs[(index + step + tabs.length) % tabs.length];
-    store.tab.value = next.id;
-    document.getElementById(`tab-${next.id}`)?.focus();
+    const next = tabs[(tabs.indexOf(current) + step + tabs.length) % tabs.length];
+    store.tab.value = next;
+    document.getElementById(`tab-${next}`)?.focus();
   };
   return (
     <div class="tab-bar">
       <div class="tabs" role="tablist" aria-label="Details" onKeyDown={onKeyDown}>
-        {tabs.map(({ id, title }) => (
+        {tabs.map((id) => (
           <button
             key={id}
             id={`tab-${id}`}
@@ -120,7 +106,7 @@ function TabList({ store, dock, setDock }: DetailsPanelProps) {
               store.tab.value = id;
             }}
           >
-            {title}
+            {TABS[id].title}
           </button>
         ))}
       </div>
@@ -149,7 +135,8 @@ export function DetailsPanel({ store, session, dock, setDock }: DetailsPanelProp
     beside: useSignal<number>(store.trace.comparison ? INITIAL_SIZE.besideCompared : INITIAL_SIZE.beside),
   };
   const size = sizes[dock];
-  const { id: current, body: Panel } = shownTab(store);
+  const current = store.tab.value;
+  const { body: Panel } = TABS[current];
   return (
     <section class="panel" aria-label="Details" style={{ [dock === "below" ? "height" : "width"]: `${size.value}%` }}>
       <Splitter size={size} dock={dock} />

@@ -1,7 +1,7 @@
 /** Cells of a call tree, each as wide as its total; arrow keys move the focus. */
 import { useRef } from "preact/hooks";
 
-import type { CallTreeNode } from "../../analysis/call-tree";
+import type { CallTreeNode } from "../../analysis/merged-tree";
 import { formatDuration } from "../../format";
 import type { FlameCell } from "../../layout/flame-layout";
 import type { Store } from "../../store";

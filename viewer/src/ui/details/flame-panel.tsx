@@ -1,7 +1,8 @@
 /** Calls merged by path, as wide as their total: from the top down, or around one module or class. */
 import { useComputed, useSignal } from "@preact/signals";
 
-import { buildCallTree, type CallTreeNode, rootOf } from "../../analysis/call-tree";
+import { buildCallTree } from "../../analysis/call-tree";
+import { type CallTreeNode, rootOf } from "../../analysis/merged-tree";
 import { buildSandwich } from "../../analysis/sandwich";
 import { formatDuration, plural } from "../../format";
 import { layoutFlame } from "../../layout/flame-layout";

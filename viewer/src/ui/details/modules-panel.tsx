@@ -9,16 +9,17 @@ import type { Store } from "../../store";
 import { CopyButton } from "../copy-button";
 import { CallStatsCard } from "./call-stats-card";
 import { ColumnHead, type Order } from "./column-head";
+import { MoreRows, PAGE_ROWS } from "./more-rows";
 import { Scope } from "./scope";
 
-/** Rows shown at first, and added by "more". */
-const PAGE_ROWS = 200;
 /** Percent of its column that the bar of a share of 100 % takes. */
 const FULL_BAR = 60;
 
 interface Column {
   readonly key: SortKey;
   readonly title: string;
+  /** What the column says, shown at its head. */
+  readonly hint?: string;
   /** Says in percent what the column before it says, and sorts as that does. */
   readonly isShare?: boolean;
   /** @param wholeNs the self times of all rows together */
@@ -28,20 +29,30 @@ interface Column {
 const formatShare = (ns: number, wholeNs: number): string =>
   wholeNs > 0 ? `${((ns / wholeNs) * 100).toFixed(1)} %` : "–";
 
-const timeColumn = (key: "forward" | "backward" | "recompute" | "total" | "self", title: string): Column => ({
+const timeColumn = (
+  key: "forward" | "backward" | "recompute" | "total" | "self",
+  title: string,
+  hint: string,
+): Column => ({
   key,
   title,
+  hint,
   format: (row) => (row[key] ? formatDuration(row[key]) : "–"),
 });
 
 const COLUMNS: readonly Column[] = [
   { key: "spans", title: "Spans", format: (row) => formatCount(row.spans) },
-  timeColumn("forward", "Forward"),
-  timeColumn("backward", "Backward"),
-  timeColumn("recompute", "Recompute"),
-  timeColumn("total", "Total"),
+  timeColumn("forward", "Forward", "In forward, with the modules inside"),
+  timeColumn("backward", "Backward", "In backward, with the modules inside, without what was recomputed meanwhile"),
+  timeColumn(
+    "recompute",
+    "Recompute",
+    "Forward run again for activation checkpoints, in the backward of whichever module: counted to the module that runs " +
+      "again and to those that contain it",
+  ),
+  timeColumn("total", "Total", "Forward, backward and recompute together, as modtrace summary has them"),
   { key: "total", title: "% total", isShare: true, format: (row, wholeNs) => formatShare(row.total, wholeNs) },
-  timeColumn("self", "Self"),
+  timeColumn("self", "Self", "In all phases together, outside the modules inside"),
 ];
 
 function SelfShare({ ns, wholeNs }: { ns: number; wholeNs: number }) {
@@ -94,13 +105,13 @@ export function ModulesPanel({ store }: { store: Store }) {
           <tr>
             <ColumnHead column="title" title={byModule ? "Module" : "Class"} order={order} />
             {byModule && <ColumnHead column="moduleClass" title="Class" order={order} class="module-class" />}
-            {columns.map(({ key, title, isShare }) =>
+            {columns.map(({ key, title, hint, isShare }) =>
               isShare ? (
                 <th key={title} scope="col" class="number" title="Total as a part of what all rows take">
                   {title}
                 </th>
               ) : (
-                <ColumnHead key={title} column={key} title={title} order={order} isNumber />
+                <ColumnHead key={title} column={key} title={title} hint={hint} order={order} isNumber />
               ),
             )}
             <th scope="col" class="share" title="Self as a part of what all rows take">
@@ -124,7 +135,7 @@ export function ModulesPanel({ store }: { store: Store }) {
                     aria-pressed={row.group === picked}
                     onClick={() => store.pickGroup(row.group)}
                   >
-                    {row.title}
+                    <bdi>{row.title}</bdi>
                   </button>
                 </th>
                 {byModule && <td class="module-class">{row.moduleClass}</td>}
@@ -148,17 +159,7 @@ export function ModulesPanel({ store }: { store: Store }) {
       </table>
       {!rows.value.length && <p class="hint">No span lies in this range.</p>}
       {!!rows.value.length && !sorted.value.length && <p class="hint">The search matches none of these.</p>}
-      {sorted.value.length > limit.value && (
-        <button
-          type="button"
-          class="more"
-          onClick={() => {
-            limit.value += PAGE_ROWS;
-          }}
-        >
-          {formatCount(sorted.value.length - limit.value)} more rows
-        </button>
-      )}
+      <MoreRows count={sorted.value.length} limit={limit} />
     </>
   );
 }

@@ -10,12 +10,12 @@ const formatMetadata = (value: unknown): string =>
 
 /** What the statistics of a recording count, over all of it and not only what is shown. */
 const STAT_MEANINGS: Readonly<Record<string, string>> = {
-  recorded: "events written: starts and ends of calls and of autograd nodes, steps, marks, samples",
-  overwritten: "the oldest events, which newer ones replaced; a larger capacity keeps them",
-  torn: "events that were being written when the recording was read or its process died",
+  recorded: "events: starts and ends of calls and of autograd nodes, steps, marks, samples",
+  overwritten: "the oldest events, which newer ones replaced; a larger capacity keeps more",
+  torn: "events that were half written when the recording was read, or when its process died",
   unfinished: "spans that had not ended when the recording did",
   unstarted: "spans whose start was overwritten",
-  unattributed: "autograd nodes of backward that belong to no module",
+  unattributed: "runs of autograd nodes outside all modules, as those of a loss function: no loss, and not shown",
 };
 
 /** Select the next incomplete span after the selected one, around the end. */
@@ -41,13 +41,15 @@ export function RecordingPanel({ store, session }: { store: Store; session: Sess
     ...(comparison
       ? []
       : [["time 0", `${new Date(Number(base / 1_000_000n)).toISOString()} (Unix ${base} ns)`] as [string, string]]),
-    ...Object.entries(metadata).map(([key, value]): [string, string] => [visibleText(key), formatMetadata(value)]),
+    ...Object.entries(metadata)
+      .filter(([, value]) => value !== null)
+      .map(([key, value]): [string, string] => [visibleText(key), formatMetadata(value)]),
   ];
   return (
     <>
       {losses.length ? (
         <div class="loss-notice">
-          <h2>Not all is here</h2>
+          <h2>Not everything is here</h2>
           <ul>
             {losses.map((sentence) => (
               <li key={sentence}>{sentence}</li>

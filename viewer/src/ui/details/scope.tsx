@@ -27,7 +27,6 @@ export function Choice<T extends string>({ label, options, value, choose }: Choi
 /** @param children stand at its end */
 export function Scope({ store, children }: { store: Store; children?: ComponentChildren }) {
   const range = store.range.value;
-  const hasGpu = store.trace.tracks.some((track) => track.kind === "gpu");
   return (
     <div class="scope">
       <Choice
@@ -39,7 +38,7 @@ export function Scope({ store, children }: { store: Store; children?: ComponentC
         value={store.grouping.value}
         choose={store.groupBy}
       />
-      {hasGpu && (
+      {store.hasGpu && (
         <Choice
           label="Time on"
           options={[

@@ -1,10 +1,11 @@
 /** What is known about the selected span. */
 import type { ComponentChildren } from "preact";
 
+import { describePhase } from "../../analysis/describe";
 import { formatCount, formatDuration, formatMoment } from "../../format";
 import type { Store } from "../../store";
 import { sameCall } from "../../trace/neighbours";
-import { PHASES, selfTime } from "../../trace/trace";
+import { selfTime } from "../../trace/trace";
 import { CopyButton } from "../copy-button";
 
 /** Links to linked spans that are listed; of more only the number is given. */
@@ -105,9 +106,7 @@ export function SelectionPanel({ store }: { store: Store }) {
       )}
       <dl class="fields">
         <Field name="Class">{moduleClass || "–"}</Field>
-        <Field name="Phase">
-          {track.kind === "communication" ? track.kind : PHASES[spans.phase[span] as 0 | 1 | 2]}
-        </Field>
+        <Field name="Phase">{describePhase(trace, span)}</Field>
         <Field name="Duration">{formatDuration(spans.end[span] - spans.start[span])}</Field>
         <Field name="Self">{formatDuration(selfTime(spans, span))}</Field>
         <Field name="Start">{formatMoment(spans.start[span])}</Field>

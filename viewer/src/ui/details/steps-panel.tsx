@@ -1,17 +1,28 @@
 /** The training steps and what they took; two of them are chosen to be shown side by side. */
 import { useComputed, useSignal } from "@preact/signals";
 
-import { percentile } from "../../analysis/call-stats";
 import { formatCount, formatDuration } from "../../format";
 import { durationOf } from "../../layout/viewport";
 import type { Session } from "../../session";
 import type { Store } from "../../store";
+import { STEP_PARTS, type StepPart, stepTimesOf } from "../../trace/step-times";
+import { medianDuration, STEP_PROCESS } from "../../trace/steps";
+import { isOnThread, type Trace } from "../../trace/trace";
 import { ColumnHead, type Order } from "./column-head";
+import { MoreRows, PAGE_ROWS } from "./more-rows";
 
-/** Rows shown at first, and added by "more". */
-const PAGE_ROWS = 200;
+type Key = "number" | "duration" | StepPart;
 
-type Key = "number" | "duration";
+const PART_HINTS: Readonly<Record<StepPart, string>> = {
+  forward: "In forward of any module",
+  backward: "In backward of any module, without recompute",
+  recompute: "Forward run again for activation checkpoints",
+  before: "Before its first span: loading a batch, and what else comes first",
+  between: "Between its spans: the loss, and the loop around the model",
+  after: "Behind its last span: the optimizer, and what else is done until the step ends",
+};
+
+const titleOf = (part: StepPart): string => part[0].toUpperCase() + part.slice(1);
 
 /** The step nearest the median, and the slowest; the two first where these are one. */
 function usualAndSlowest(durations: readonly number[], median: number): readonly [number, number] {
@@ -23,10 +34,21 @@ function usualAndSlowest(durations: readonly number[], median: number): readonly
   return usual === slowest ? [0, 1] : [usual, slowest];
 }
 
+/** Whose steps these are, where the recording has several processes; else empty. */
+function processNote({ tracks, processes }: Trace): string {
+  if (!tracks.some((track) => track.process !== STEP_PROCESS && isOnThread(track))) return "";
+  const { rank, name } = processes[STEP_PROCESS];
+  return rank === null ? `steps of ${name}` : `steps of rank ${rank}; modtrace ranks slow compares ranks`;
+}
+
 export function StepsPanel({ store, session }: { store: Store; session: Session }) {
   const { steps } = store;
   const durations = steps.map(durationOf);
-  const median = percentile(Float64Array.from(durations).sort(), 50);
+  const wholeCount = steps.filter(({ isWhole }) => isWhole).length;
+  const note = processNote(store.trace);
+  const times = useComputed(() => stepTimesOf(store.trace, steps));
+  const parts = STEP_PARTS.filter((part) => part !== "recompute" || times.value.some((step) => step.recompute));
+  const median = medianDuration(steps);
   const [usual, slowest] = usualAndSlowest(durations, median);
   const first = useSignal(usual);
   const second = useSignal(slowest);
@@ -35,7 +57,11 @@ export function StepsPanel({ store, session }: { store: Store; session: Session 
   const shown = useComputed(() => {
     const { key, descending } = order.value;
     const sign = descending ? -1 : 1;
-    return [...steps.keys()].sort((a, b) => sign * (key === "duration" ? durations[a] - durations[b] : a - b) || a - b);
+    const value = (index: number) => {
+      if (key === "number") return index;
+      return key === "duration" ? durations[index] : times.value[index][key];
+    };
+    return [...steps.keys()].sort((a, b) => sign * (value(a) - value(b)) || a - b);
   });
   const radio = (chosen: typeof first, index: number, label: string) => (
     <td class="number">
@@ -54,8 +80,10 @@ export function StepsPanel({ store, session }: { store: Store; session: Session 
     <>
       <div class="scope">
         <p>
-          {formatCount(steps.length)} steps, median {formatDuration(median)}
+          {formatCount(steps.length)} steps, {wholeCount < steps.length && `${formatCount(wholeCount)} whole, `}
+          median {formatDuration(median)}
         </p>
+        {note && <p>{note}</p>}
         <button
           type="button"
           class="more compare"
@@ -73,6 +101,16 @@ export function StepsPanel({ store, session }: { store: Store; session: Session 
             <th scope="col" class="number">
               % of median
             </th>
+            {parts.map((part) => (
+              <ColumnHead
+                key={part}
+                column={part}
+                title={titleOf(part)}
+                hint={PART_HINTS[part]}
+                order={order}
+                isNumber
+              />
+            ))}
             <th scope="col" class="number">
               First
             </th>
@@ -86,28 +124,23 @@ export function StepsPanel({ store, session }: { store: Store; session: Session 
             <tr key={index}>
               <th scope="row">
                 <button type="button" class="link" title="Zoom to this step" onClick={() => store.toStep(index)}>
-                  {steps[index].name}
+                  <bdi>{steps[index].name}</bdi>
                 </button>
               </th>
               <td class="number">{formatDuration(durations[index])}</td>
               <td class="number">{((durations[index] / median) * 100).toFixed(1)} %</td>
+              {parts.map((part) => (
+                <td key={part} class="number">
+                  {times.value[index][part] ? formatDuration(times.value[index][part]) : "–"}
+                </td>
+              ))}
               {radio(first, index, "first")}
               {radio(second, index, "second")}
             </tr>
           ))}
         </tbody>
       </table>
-      {steps.length > limit.value && (
-        <button
-          type="button"
-          class="more"
-          onClick={() => {
-            limit.value += PAGE_ROWS;
-          }}
-        >
-          {formatCount(steps.length - limit.value)} more rows
-        </button>
-      )}
+      <MoreRows count={steps.length} limit={limit} />
     </>
   );
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...._tables import to_html
 from ...._terminal import printable
-from ..overview import overview_lines
+from ..overview import overview_lines, steps_note
 from .cells import module_table, step_table
 
 if TYPE_CHECKING:
@@ -30,5 +30,6 @@ def render_html(summary: Summary) -> str:
         hidden = len(steps.rows) - MAX_STEPS
         note = f"{hidden:,} more steps; " if hidden > 0 else ""
         parts.append("<p>Slowest steps</p>")
-        parts += to_html(steps.first_rows(MAX_STEPS), f"{note}after: the optimizer runs there, and has no mark")
+        whose = f"{text}; " if (text := steps_note(summary.overview)) else ""
+        parts += to_html(steps.first_rows(MAX_STEPS), f"{note}{whose}after: the optimizer runs there, and has no mark")
     return "\n".join(parts) + "\n"

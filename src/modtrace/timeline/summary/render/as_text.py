@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...._tables import shortened, to_text, without_columns
 from ...._terminal import printable
 from ..module_tree import in_tree_order
-from ..overview import overview_lines
+from ..overview import overview_lines, steps_note
 from .cells import module_table, step_table
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["render_steps", "render_text", "render_tree"]
 
 _GAP = "  "
+_MIN_TREE_NAME_WIDTH = 8
 
 
 def render_text(summary: Summary, width: int | None = None) -> str:
@@ -30,23 +32,30 @@ def render_text(summary: Summary, width: int | None = None) -> str:
     table, left_out = without_columns(module_table(summary), width)
     lines = [*_header(summary, width), *to_text(table, width)]
     lines += _wrapped(summary.note, width)
-    if left_out:
-        note = f"left out for want of room: {', '.join(left_out)}; a wider terminal or a pipe has them"
-        lines += _wrapped(note, width)
+    if "% step" in table.headings and summary.steps_ns and any(row.total_ns > summary.steps_ns for row in summary.rows):
+        several = "processes" if summary.overview and summary.overview.steps_of else "threads"
+        lines += _wrapped(f"% step above 100: {several} ran at once, and each counts", width)
+    lines += _left_out(left_out, width)
     return "\n".join(lines)
 
 
 def render_steps(summary: Summary, limit: int | None = None, width: int | None = None) -> str:
     """Return the table of steps, slowest first, and how to read it."""
-    table, _ = without_columns(step_table(summary), width)
+    table, left_out = without_columns(step_table(summary), width)
     shown = table.first_rows(limit)
     lines = to_text(shown, width)
     hidden = len(table.rows) - len(shown.rows)
     if hidden:
         lines.append(f"{hidden:,} more {'step' if hidden == 1 else 'steps'}")
-    lines += _wrapped("after: behind the last span, where the optimizer runs; nothing marks its own time", width)
+    lines += _wrapped(steps_note(summary.overview), width)
+    if "after" in table.headings:
+        lines += _wrapped("after: behind the last span, where the optimizer runs; nothing marks its own time", width)
+    if "backward()" in table.headings:
+        waiting = ", with waiting for other ranks" if summary.overview and summary.overview.communication else ""
+        lines += _wrapped(f"backward(): from its call to its return{waiting}", width)
     if not all(step.whole for step in summary.steps):
         lines += _wrapped("+: its beginning or end is not marked, so it may have been longer", width)
+    lines += _left_out(left_out, width)
     return "\n".join(lines)
 
 
@@ -60,13 +69,20 @@ def render_tree(summary: Summary, width: int | None = None) -> str:
     of_row = dict(zip((row.fqn for row in summary.rows), cells, strict=True))
     headings = ["% step", "total ms", "self"]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    lines = [_GAP.join([*map(str.rjust, headings, widths), "module"])]
-    for row, path, branch in in_tree_order(summary.rows):
-        numbers = _GAP.join(map(str.rjust, of_row[row.fqn], widths))
+    drawn = in_tree_order(summary.rows)
+    least = max((len(branch) for _, _, branch in drawn), default=0) + _MIN_TREE_NAME_WIDTH
+    while width is not None and len(widths) > 1 and sum(widths) + len(_GAP) * len(widths) + least > width:
+        widths.pop()
+    shown = len(widths)
+    lines = [_GAP.join([*map(str.rjust, headings[:shown], widths), "module"])]
+    for row, path, branch in drawn:
+        numbers = _GAP.join(map(str.rjust, of_row[row.fqn][:shown], widths))
         name = printable(f"{path}: {row.module_class}" if path != row.module_class else path)
-        room = None if width is None else max(width - len(numbers) - len(_GAP) - len(branch), 8)
+        room = None if width is None else max(width - len(numbers) - len(_GAP) - len(branch), _MIN_TREE_NAME_WIDTH)
         lines.append(f"{numbers}{_GAP}{branch}{shortened(name, room)}")
-    return "\n".join([*_header(summary, width), *lines, *_wrapped(summary.note, width)])
+    return "\n".join(
+        [*_header(summary, width), *lines, *_wrapped(summary.note, width), *_left_out(headings[shown:], width)]
+    )
 
 
 def _header(summary: Summary, width: int | None) -> list[str]:
@@ -74,6 +90,12 @@ def _header(summary: Summary, width: int | None) -> list[str]:
         return []
     header = overview_lines(summary.overview, summary.steps)
     return [*(line for text in header for line in _wrapped(printable(text), width)), ""]
+
+
+def _left_out(headings: Sequence[str], width: int | None) -> list[str]:
+    if not headings:
+        return []
+    return _wrapped(f"left out for want of room: {', '.join(headings)}; a wider terminal or a pipe has them", width)
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:

@@ -68,17 +68,18 @@ _GPU_COLUMNS = (
 _STEP_COLUMNS = (
     _Column("step", "step"),
     _Column("duration ms", "duration_ns"),
-    _Column("forward", "forward_ns"),
-    _Column("backward", "backward_ns"),
-    _Column("recompute", "recompute_ns", 0, optional=True),
-    _Column("before", "before_ns"),
-    _Column("between", "between_ns"),
-    _Column("after", "after_ns"),
+    _Column("forward", "forward_ns", 1),
+    _Column("backward", "backward_ns", 1),
+    _Column("recompute", "recompute_ns", 2, optional=True),
+    _Column("before", "before_ns", 5),
+    _Column("between", "between_ns", 4),
+    _Column("after", "after_ns", 3),
+    _Column("backward()", "backward_pass_ns", 6, optional=True),
 )
 _GPU_STEP_COLUMNS = (
-    _Column("GPU", "gpu_ns", optional=True),
-    _Column("communication", "communication_ns", optional=True),
-    _Column("overlapped", "communication_overlap_ns", optional=True),
+    _Column("GPU", "gpu_ns", 1, optional=True),
+    _Column("communication", "communication_ns", 2, optional=True),
+    _Column("overlapped", "communication_overlap_ns", 7, optional=True),
 )
 
 

@@ -219,7 +219,7 @@ class Tap final : public c10::OperatorKernel {
       const std::lock_guard<std::mutex> lock(state.mutex);
       if (state.generation != entered.generation) return;
       for (const void* address : {static_cast<const void*>(work.get()), memory}) {
-        if (address != nullptr) recent_work(state, address) = {address, entered.name_id, entered.counter};
+        if (address != nullptr) note_work(state, address, entered.name_id, entered.counter);
       }
     }
     if (!entered.no_future) note_done(work, entered, on_cpu);

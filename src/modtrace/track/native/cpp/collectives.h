@@ -36,7 +36,7 @@ PyObject* set_wait_active(PyObject*, PyObject* args);
 void reset_collectives();
 
 constexpr int64_t kNoPeer = -1, kNoCounter = -1;
-constexpr size_t kRecentWorks = 4096;
+constexpr size_t kRecentWorks = 4096, kWorksPerAddress = 8;
 
 // The name of an operator on a group (for p2p: with a peer), and what counts its calls.
 struct NamedOperator {
@@ -50,6 +50,7 @@ struct NamedOperator {
 struct RecentWork {
   const void* address = nullptr;
   int64_t name_id = 0, counter = 0;
+  uint64_t order = 0;  // of what was noted; 0 where nothing was
 };
 
 // What the tap knows in a session. Guarded by the mutex, under which nobody takes the interpreter's lock.
@@ -59,6 +60,7 @@ struct CollectiveState {
   std::map<std::tuple<const void*, const void*, int64_t>, NamedOperator> operators;  // (tap, group, peer) → name
   std::map<std::pair<std::string, int64_t>, int64_t> counters;  // (group, −1 or name of p2p) → calls so far
   std::array<RecentWork, kRecentWorks> works;
+  uint64_t noted_works = 0;
 };
 
 // Never destroyed, as the engine's state; replaced in a forked child.
@@ -67,20 +69,37 @@ inline std::atomic<CollectiveState*> collective_state{nullptr};
 // Called once where collectives pass the tap by, or null. Guarded by the interpreter's lock.
 inline PyObject* on_unseen = nullptr;
 
-inline RecentWork& recent_work(CollectiveState& state, const void* address) {
+// The first of the places where an address is noted.
+inline RecentWork* works_of(CollectiveState& state, const void* address) {
   const auto bits = reinterpret_cast<uintptr_t>(address);
-  return state.works[(bits >> 4 ^ bits >> 16) % kRecentWorks];
+  return &state.works[(bits >> 4 ^ bits >> 16) % (kRecentWorks / kWorksPerAddress) * kWorksPerAddress];
+}
+
+// Notes which collective an address is of: in its own place, or in that of what was noted longest ago.
+inline void note_work(CollectiveState& state, const void* address, int64_t name_id, int64_t counter) {
+  RecentWork* const first = works_of(state, address);
+  RecentWork* chosen = first;
+  for (RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
+    if (work->address == address) {
+      chosen = work;
+      break;
+    }
+    if (work->order < chosen->order) chosen = work;
+  }
+  *chosen = {address, name_id, counter, ++state.noted_works};
 }
 
 // What is waited for: the name and counter of its collective, or none.
 inline std::pair<int64_t, int64_t> find_awaited(const void* address) {
   CollectiveState& state = *collective_state.load();
   const std::lock_guard<std::mutex> lock(state.mutex);
-  const RecentWork& found = recent_work(state, address);
-  if (address == nullptr || found.address != address || state.generation != current_generation()) {
-    return {kNoName, kNoCounter};
+  if (address != nullptr && state.generation == current_generation()) {
+    const RecentWork* const first = works_of(state, address);
+    for (const RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
+      if (work->address == address) return {work->name_id, work->counter};
+    }
   }
-  return {found.name_id, found.counter};
+  return {kNoName, kNoCounter};
 }
 
 }  // namespace modtrace

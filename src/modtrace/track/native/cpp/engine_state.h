@@ -27,6 +27,8 @@ struct Session {
   int capacity_log2 = -1;  // of a power of two, else -1: dividing by the capacity is the dearest step of a write
   Py_buffer buffer{};      // keeps the slots' memory
   PyRef resolve_name;      // (module, [(module, name id) of the open calls, innermost first]) → name id
+  PyRef dead;              // a list, not empty where modules died and `names` may hold what has their addresses now
+  PyRef forget_dead;       // () → anything; empties it
   PyRef add_thread;        // (torch's number of the thread) → our number
   PyRef emit_sync_mark;    // () → anything
   PyRef on_error;          // (exception) → anything
@@ -51,6 +53,8 @@ struct ThreadState {
   int open_passes = 0;            // backward passes that it has called and not returned from
   uint64_t segment_pass = 0;      // the pass of the last segment that began on it; 0 where there was none
   std::vector<OpenCall> open_calls;
+  uint64_t outermost_sequence = 0;                        // the sequence number at the enter of its outermost open call
+  int64_t last_call_name = kNoName, last_call_index = 0;  // the outermost call that made nodes last
   SequenceBoundaries boundaries;
   ThreadState* next = nullptr;  // in the list of all threads
 };

@@ -92,6 +92,13 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+PyObject* py_last_call(PyObject*, PyObject*) {
+  const ThreadState& thread = this_thread();
+  if (thread.generation != current_generation() || thread.last_call_name == kNoName) Py_RETURN_NONE;
+  return Py_BuildValue("(LL)", static_cast<long long>(thread.last_call_name),
+                       static_cast<long long>(thread.last_call_index));
+}
+
 PyObject* py_forget_module(PyObject*, PyObject* module_id) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session != nullptr) session->names.erase(reinterpret_cast<PyObject*>(PyLong_AsVoidPtr(module_id)));
@@ -102,9 +109,9 @@ PyObject* py_start(PyObject*, PyObject* args) {
   auto session = std::make_unique<Session>();
   Py_ssize_t offset;
   unsigned long long capacity;
-  PyObject *resolve_name, *add_thread, *emit_sync_mark, *on_error;
-  if (!PyArg_ParseTuple(args, "w*nKOOOO", &session->buffer, &offset, &capacity, &resolve_name, &add_thread,
-                        &emit_sync_mark, &on_error)) {
+  PyObject *resolve_name, *dead, *forget_dead, *add_thread, *emit_sync_mark, *on_error;
+  if (!PyArg_ParseTuple(args, "w*nKOO!OOOO", &session->buffer, &offset, &capacity, &resolve_name, &PyList_Type, &dead,
+                        &forget_dead, &add_thread, &emit_sync_mark, &on_error)) {
     return nullptr;
   }
   const auto length = static_cast<unsigned long long>(session->buffer.len);
@@ -117,6 +124,8 @@ PyObject* py_start(PyObject*, PyObject* args) {
   session->capacity = capacity;
   session->capacity_log2 = (capacity & (capacity - 1)) == 0 ? __builtin_ctzll(capacity) : -1;
   session->resolve_name = PyRef::borrow(resolve_name);
+  session->dead = PyRef::borrow(dead);
+  session->forget_dead = PyRef::borrow(forget_dead);
   session->add_thread = PyRef::borrow(add_thread);
   session->emit_sync_mark = PyRef::borrow(emit_sync_mark);
   session->on_error = PyRef::borrow(on_error);
@@ -162,8 +171,9 @@ PyObject* py_slot_format(PyObject*, PyObject*) {
 
 PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS,
-     "start(buffer, offset, capacity, resolve_name, add_thread, emit_sync_mark, on_error): begin a session, which\n"
-     "writes `capacity` slots from byte `offset` of the buffer on. RuntimeError where one runs already."},
+     "start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error): begin a\n"
+     "session, which writes `capacity` slots from byte `offset` of the buffer on. RuntimeError where one runs "
+     "already."},
     {"stop", py_stop, METH_NOARGS, "stop(): end the session, once no thread writes any more."},
     {"after_fork", py_after_fork, METH_NOARGS, "after_fork(): end the session of the parent, in a forked child."},
     {"wrap_call", py_wrap_call, METH_VARARGS,
@@ -184,6 +194,8 @@ PyMethodDef methods[] = {
     {"set_wait_active", set_wait_active, METH_VARARGS,
      "set_wait_active(wrapper, active): for what wrap_wait returned; it is inactive at first."},
     {"write_event", py_write_event, METH_VARARGS, "write_event(meta, value): write one event of this thread."},
+    {"last_call", py_last_call, METH_NOARGS,
+     "last_call(): name and index of the outermost call of this thread that made nodes last; None before the first."},
     {"forget_module", py_forget_module, METH_O, "forget_module(id): the module with this id() died."},
     {"slot_format", py_slot_format, METH_NOARGS, "slot_format(): the constants of slot_format.h, by name."},
     {nullptr, nullptr, 0, nullptr},

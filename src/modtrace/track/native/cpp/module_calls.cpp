@@ -44,7 +44,21 @@ int64_t resolve_name(Session& session, ThreadState& thread, PyObject* module, in
   return name_id;
 }
 
+// Calls a function of Python that returns nothing. False where it failed or the session ended.
+bool run_python(Session& session, const PyRef& function) {
+  const SessionRef hold(session);
+  if (!call_without_dynamo(function)) {
+    report_error(session);
+    return false;
+  }
+  return is_active(session);
+}
+
 int64_t name_of(Session& session, ThreadState& thread, PyObject* module) {
+  // A new module may have the address of one that died.
+  if (C10_UNLIKELY(PyList_GET_SIZE(session.dead.get()) != 0) && !run_python(session, session.forget_dead)) {
+    return kNotFound;
+  }
   const int64_t parent = thread.open_calls.empty() ? kNoName : thread.open_calls.back().name_id;
   const auto known = session.names.find(module);
   if (C10_LIKELY(known != session.names.end())) {
@@ -53,17 +67,6 @@ int64_t name_of(Session& session, ThreadState& thread, PyObject* module) {
     }
   }
   return resolve_name(session, thread, module, parent);
-}
-
-// Emits a sync mark where one is due, by which the recording is aligned with torch.profiler's trace. False where that
-// failed or the session ended.
-bool emit_sync_mark(Session& session) {
-  const SessionRef hold(session);
-  if (!call_without_dynamo(session.emit_sync_mark)) {
-    report_error(session);
-    return false;
-  }
-  return is_active(session);
 }
 
 void write_call(Session& session, ThreadState& thread, int64_t meta, int64_t value) {
@@ -79,8 +82,12 @@ bool enter(PyObject* module) {
   if (session == nullptr) return false;
   ThreadState& thread = this_thread();
   if (C10_UNLIKELY(thread.generation != current_generation()) && !register_thread(*session, thread)) return false;
-  if (thread.open_calls.empty() && C10_UNLIKELY(torch::profiler::impl::profilerEnabled())) {
-    if (!emit_sync_mark(*session)) return false;
+  if (thread.open_calls.empty()) {
+    // Where one is due: by sync marks the recording is aligned with torch.profiler's trace.
+    if (C10_UNLIKELY(torch::profiler::impl::profilerEnabled()) && !run_python(*session, session->emit_sync_mark)) {
+      return false;
+    }
+    thread.outermost_sequence = at::sequence_number::peek();
   }
   const int64_t name_id = name_of(*session, thread, module);
   if (name_id < 0 || name_id == kNoName) return false;
@@ -103,6 +110,11 @@ PyObject* pass_on(PyObject* wrapper, PyObject* const* args, size_t flagged_count
 // Notes that the call at this height of the stack ended. Calls above it have lost their exit to an interrupt.
 void exit(Session& session, ThreadState& thread, size_t height) {
   const OpenCall& call = thread.open_calls[height];
+  if (height == 0 && at::sequence_number::peek() != thread.outermost_sequence &&
+      (call.exit_meta >> kKindShift) == kForwardExit) {
+    thread.last_call_name = call.name_id;
+    thread.last_call_index = call.exit_value >> kSequenceBits;
+  }
   write_call(session, thread, call.exit_meta, call.exit_value);
   drop_open_calls(thread, height);
 }

@@ -25,6 +25,7 @@ bool register_thread(Session& session, ThreadState& thread) {
   if (!is_active(session)) return false;
   thread.meta_bits = meta_bits;
   thread.open_passes = 0;
+  thread.last_call_name = kNoName;
   thread.generation = current_generation();
   return true;
 }

@@ -1,0 +1,39 @@
+"""What has to be there to record: torch, and a Python with the GIL. Files are read without either."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import sysconfig
+
+from ._errors import RecordingError
+
+__all__ = ["TorchMissingError", "check_can_record", "is_free_threaded"]
+
+
+class TorchMissingError(RecordingError, ImportError):
+    """Something that records is asked for, and torch is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("torch is not installed, and without it nothing is recorded: pip install 'modtrace[torch]'")
+
+
+def check_can_record() -> None:
+    """Check, without importing torch, that recordings can be made in this Python.
+
+    Raises:
+        TorchMissingError: torch is not installed.
+        RecordingError: this is a free-threaded build of CPython.
+    """
+    if is_free_threaded():
+        raise RecordingError(
+            f"this is a free-threaded build of CPython {platform.python_version()}, which modtrace does not record in; "
+            "use the ordinary one, which has the GIL (files can be read with both)"
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise TorchMissingError
+
+
+def is_free_threaded() -> bool:
+    """Return whether this Python was built to run without the GIL, whether or not it does now."""
+    return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))

@@ -1,0 +1,67 @@
+"""`modtrace top`: what a job does now."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from ..output import make_console
+from ..recordings import RING_SUFFIXES, find_each
+
+if TYPE_CHECKING:
+    from ...top.screen import JobView
+    from ...where import ParallelReader
+
+__all__ = ["command"]
+
+_MAX_EVENTS = 1 << 16
+"""Of all rings together: what is read again and again must not keep a core busy."""
+_MIN_EVENTS = 1 << 12
+_PIPE_WIDTH = 120
+_SECONDS = click.FloatRange(0.1, 3600)
+
+
+@click.command("top", short_help="Show what a running job does now.")
+@click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1, required=True)
+@click.option("--seconds", type=_SECONDS, default=10.0, show_default=True, help="How far to look back.")
+@click.option("--refresh", type=_SECONDS, default=1.0, show_default=True, help="Seconds between readings.")
+def command(rings: tuple[str, ...], seconds: float, refresh: float) -> None:
+    """Show what a job does now: steps per second, and what each module takes in the last seconds.
+
+    RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them.
+    They are read from outside; the training does not notice. A ring that is not there yet is waited for, and one that
+    is replaced by a new run is followed. Ranks are shown together; what hangs, stalls or died is in red.
+
+    Keys: q quits, p pauses, s sorts by the next column, - and + fold, m shows a line per rank, [ and ] choose a rank,
+    arrows scroll. Into a pipe, the state of now is printed once.
+    """
+    from ...top.screen import render
+    from ...top.shown import View
+    from ...where import ParallelReader
+
+    console = make_console()
+    with ParallelReader() as reader:
+        if console.is_terminal:
+            from ...top.live_screen import show_live
+
+            show_live(lambda: _read(reader, rings, seconds), console, refresh)
+            return
+        job = _read(reader, rings, seconds)
+    console.print(render(job, View(), _PIPE_WIDTH))
+    if not job.ranks:
+        raise click.exceptions.Exit(1)
+
+
+def _read(reader: ParallelReader, rings: tuple[str, ...], seconds: float) -> JobView:
+    from ...top import read_rank_rates
+    from ...top.screen import JobView
+
+    begin = time.monotonic()
+    paths, missing = find_each(rings, RING_SUFFIXES)
+    events = max(_MIN_EVENTS, _MAX_EVENTS // max(1, len(paths)))
+    ranks, errors = reader.read(partial(read_rank_rates, seconds=seconds, max_events=events), paths)
+    ranks.sort(key=lambda rank: (rank.state.rank is None, rank.state.rank or 0, rank.state.path))
+    return JobView(ranks, missing + errors, time.monotonic() - begin)

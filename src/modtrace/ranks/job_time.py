@@ -1,0 +1,161 @@
+"""Where the times of each rank lie in the time of the whole job, and how far that is off at most."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from .._typing import Int64Array
+from ..clocks import ClockTree, Offset, clock_in, measurements_in
+from ..ring import Record, read_ring_records
+from ..timeline.build import Clock
+from .collective_offsets import offsets_by_collectives
+from .rank_folder import RankFile
+from .rank_timeline import load_own_time
+
+__all__ = ["WALL_CLOCK_BOUND_NS", "JobTime", "Method", "RankTime"]
+
+WALL_CLOCK_BOUND_NS = 100_000_000
+"""How far the wall clocks of two hosts are apart at most where NTP runs; nothing measures it."""
+
+_CLOCK_KINDS = ("clock", "offset", "anchor")
+Method = Literal["same clock", "pings", "collectives", "wall clock"]
+
+_ToJob = Callable[[Int64Array], Offset]
+_LargestBound = Callable[[int, int], int]
+
+
+class RankTime(NamedTuple):
+    """One rank's clock against the job's.
+
+    A rank's own times are monotonic nanoseconds of its clock for a ring, Unix nanoseconds for a trace.
+
+    Attributes:
+        rank: its number.
+        clock: the id of the clock that it was placed by; times of ranks with one are compared without error. A rank
+            that was placed alone has one of its own.
+        method: how it was found where the rank lies: it reads the clock that the job's time is of, pings between
+            hosts, collectives ("without pings"), or the wall clock.
+        to_job: own times → what to add to get Unix nanoseconds of the job's clock, and how far that is off at most.
+        largest_bound: the first and the last of some own times → how far any between them is off at most.
+    """
+
+    rank: int
+    clock: str
+    method: Method
+    to_job: _ToJob
+    largest_bound: _LargestBound
+
+    def move(self, own_ns: Int64Array) -> Int64Array:
+        """Return own times as Unix nanoseconds of the job's clock."""
+        return own_ns + self.to_job(own_ns).offset_ns
+
+    def bound_ns(self, own_ns: Int64Array) -> int:
+        """Return how far times in the range of `own_ns` are off at most; 0 for no times."""
+        return self.largest_bound(int(own_ns.min()), int(own_ns.max())) if len(own_ns) else 0
+
+
+class JobTime:
+    """The time of a job: that of the clock which most ranks can be compared with.
+
+    Ranks whose clocks were measured against each other are placed by that. What is left is placed by collectives, which
+    no rank can leave before the last one has come, and what has none with the others by the wall clock.
+
+    Args:
+        files: the recordings.
+
+    Attributes:
+        reference: says which time it is; times of two jobs with one reference can be compared.
+
+    Raises:
+        ModtraceError: a file cannot be read.
+    """
+
+    def __init__(self, files: Sequence[RankFile]) -> None:
+        records = {file.rank: _clock_records(file) for file in files if file.is_ring}
+        self._clocks = {file.rank: _clock(file, records.get(file.rank, [])) for file in files}
+        tree = ClockTree(measurement for found in records.values() for measurement in measurements_in(found))
+        roots = Counter(tree.root_of(clock) for clock in self._clocks.values())
+        # Of equally many the one with the lowest rank.
+        root = max(roots, key=lambda root: roots[root])
+        reference = next(rank for rank in sorted(self._clocks) if tree.root_of(self._clocks[rank]) == root)
+        anchors = {rank: Clock(found) for rank, found in records.items()}
+        wall_ns = _wall_ahead(tree, self._clocks[reference], anchors.get(reference))
+        self.reference = f"{root} {wall_ns}"
+        self._times: dict[int, RankTime] = {}
+        for rank, clock in self._clocks.items():
+            if tree.root_of(clock) == root:
+                method: Method = "same clock" if clock == root else "pings"
+                by_clocks = partial(_by_clocks, tree, clock, wall_ns)
+                self._times[rank] = RankTime(rank, clock, method, by_clocks, partial(tree.largest_bound, clock))
+        left = [file for file in files if file.rank not in self._times]
+        if left:
+            self._place_by_collectives(files)
+        for file in left:
+            if file.rank not in self._times:
+                by_wall = partial(_by_wall_clock, anchors.get(file.rank))
+                clock = _own_clock(file.rank)
+                self._times[file.rank] = RankTime(file.rank, clock, "wall clock", by_wall, _wall_clock_bound)
+
+    def __getitem__(self, rank: int) -> RankTime:
+        return self._times[rank]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks, ascending."""
+        return sorted(self._times)
+
+    @property
+    def methods(self) -> Mapping[Method, list[int]]:
+        """Which ranks were placed how."""
+        found: dict[Method, list[int]] = {}
+        for rank in self.ranks:
+            found.setdefault(self._times[rank].method, []).append(rank)
+        return found
+
+    def _place_by_collectives(self, files: Sequence[RankFile]) -> None:
+        collectives = {file.rank: load_own_time(file).collectives for file in files}
+        placed = {rank: time.to_job for rank, time in self._times.items()}
+        for rank, offsets in offsets_by_collectives(collectives, placed):
+            self._times[rank] = RankTime(rank, _own_clock(rank), "collectives", offsets.at, offsets.largest_bound)
+
+
+def _clock_records(file: RankFile) -> list[Record]:
+    """Return what a ring says of its clock, and not its names, which are many."""
+    return [record for record in read_ring_records(file.path) if record["kind"] in _CLOCK_KINDS]
+
+
+def _clock(file: RankFile, records: Sequence[Record]) -> str:
+    """Return the id of a rank's clock; one of its own where the recording does not say it."""
+    return clock_in(records) or _own_clock(file.rank)
+
+
+def _own_clock(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def _wall_ahead(tree: ClockTree, clock: str, anchors: Clock | None) -> int:
+    """Return how far Unix time is ahead of the root's clock, by the first anchor of one rank."""
+    if anchors is None:
+        return 0
+    own = np.array([anchors.first_monotonic_ns], np.int64)
+    root = own + tree.to_root(clock, own).offset_ns
+    return int(anchors.to_unix(own)[0] - root[0])
+
+
+def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Offset:
+    found = tree.to_root(clock, own_ns)
+    return Offset(found.offset_ns + wall_ns, found.bound_ns)
+
+
+def _by_wall_clock(anchors: Clock | None, own_ns: Int64Array) -> Offset:
+    offset = np.zeros(len(own_ns), np.int64) if anchors is None else anchors.to_unix(own_ns) - own_ns
+    return Offset(offset, np.full(len(own_ns), WALL_CLOCK_BOUND_NS))
+
+
+def _wall_clock_bound(_first_ns: int, _last_ns: int) -> int:
+    return WALL_CLOCK_BOUND_NS

@@ -1,0 +1,123 @@
+"""A folder → the recordings of ranks in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from .._errors import ModtraceError, TraceError
+from ..read import FileKind, file_kind_by_head, load
+from ..ring import MAGIC, read_ring_rank
+
+__all__ = ["RankFile", "find_rank_files", "parse_rank_list"]
+
+_TRACE_SUFFIXES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
+_OTHER_JSON = (".speedscope.json",)
+_RECORDINGS = (FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.PROFILE, FileKind.MERGED_PERFETTO)
+
+
+class RankFile(NamedTuple):
+    """The recording of one rank.
+
+    Attributes:
+        rank: its number.
+        path: the file.
+        is_ring: whether it is a ring file, else a trace.
+    """
+
+    rank: int
+    path: Path
+    is_ring: bool
+
+
+def find_rank_files(folder: str | os.PathLike[str]) -> list[RankFile]:
+    """Return the recordings in a folder, by rank: its ring files where there are any, else its traces.
+
+    A rank's number is what the recording says, else the last number in the name of the file.
+
+    Raises:
+        ModtraceError: there is none, two are of one rank, or one does not tell its rank.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ModtraceError(f"{root}: it is no folder; give the one that holds a recording of each rank")
+    try:
+        paths = sorted(path for path in root.iterdir() if path.is_file())
+    except OSError as error:
+        raise ModtraceError(f"{root}: cannot be read: {error.strerror}") from error
+    found = list(_rings(paths)) or list(_traces(paths))
+    if not found:
+        raise ModtraceError(f"{root}: it holds no recording; record with ring='{root}/%r.modtrace'")
+    by_rank: dict[int, RankFile] = {}
+    for file in found:
+        other = by_rank.setdefault(file.rank, file)
+        if other is not file:
+            raise ModtraceError(f"{other.path} and {file.path} are both of rank {file.rank}; leave one in the folder")
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def parse_rank_list(text: str) -> tuple[list[int], int]:
+    """Return the ranks that a list names, and how many of the worst ones it asks for.
+
+    Example:
+        >>> parse_rank_list("0-2,7,worst:4")
+        ([0, 1, 2, 7], 4)
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    ranks: list[int] = []
+    worst = 0
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if part.startswith("worst:"):
+            worst = int(part.removeprefix("worst:"))
+            if worst < 1:
+                raise ValueError(part)
+        else:
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if not numbers or numbers.start < 0 or len(numbers) > 1 << 20:
+                raise ValueError(part)
+            ranks.extend(numbers)
+    return sorted(set(ranks)), worst
+
+
+def _rings(paths: list[Path]) -> Iterator[RankFile]:
+    for path in paths:
+        if path.suffix == ".new" or not _is_ring(path):
+            continue
+        rank = read_ring_rank(path)
+        yield RankFile(_rank_in_name(path) if rank is None else rank, path, is_ring=True)
+
+
+def _is_ring(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _traces(paths: list[Path]) -> Iterator[RankFile]:
+    for path in paths:
+        name = path.name.lower()
+        if not name.endswith(_TRACE_SUFFIXES) or name.endswith(_OTHER_JSON):
+            continue
+        if file_kind_by_head(path) not in _RECORDINGS:
+            continue
+        ranks = {track.process.rank for track in load(path).tracks}
+        known = ranks - {None}
+        if len(known) > 1:
+            continue  # a trace of all ranks, as `ranks timeline` writes it
+        rank = known.pop() if known else None
+        yield RankFile(_rank_in_name(path) if rank is None else rank, path, is_ring=False)
+
+
+def _rank_in_name(path: Path) -> int:
+    numbers = re.findall(r"\d+", path.name.split(".")[0]) or re.findall(r"\d+", path.name)
+    if not numbers:
+        raise TraceError(path, "neither it nor its name tells its rank; put the rank's number in the name")
+    return int(numbers[-1])

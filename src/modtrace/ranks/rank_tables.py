@@ -1,0 +1,239 @@
+"""A rank's timeline → the tables that questions over many ranks are asked of: spans, collectives and steps.
+
+Times are Unix nanoseconds of the job's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
+from ..ring.collective_text import format_ranks
+from ..timeline import Name, Timeline
+from ..timeline.summary import self_times
+from .distinct import number_distinct
+from .inferred_waits import inferred_waits
+from .sync_points import group_keys
+
+__all__ = [
+    "CALL",
+    "INFERRED_WAIT",
+    "ROW_KINDS",
+    "WAIT",
+    "CollectiveTable",
+    "SpanTable",
+    "StepTable",
+    "collective_table",
+    "group_text",
+    "join_collectives",
+    "join_spans",
+    "join_steps",
+    "span_table",
+    "step_table",
+    "take",
+]
+
+ROW_KINDS = ("call", "wait", "inferred wait")
+"""What a row of the collectives is, by its code in `CollectiveTable.kind`."""
+CALL, WAIT, INFERRED_WAIT = range(3)
+
+_MAX_STEP_DIGITS = 9
+"""What an int32 holds in any case."""
+
+
+class SpanTable(NamedTuple):
+    """Spans of some ranks; each rank's in start order, a parent before its children. Arrays of equal length.
+
+    Attributes:
+        names: what `name` points into.
+        rank: int32.
+        step: int32.
+        track: int32, one row of spans of its rank.
+        phase: int8, index into `timeline.PHASES`.
+        name: int32, index into `names`.
+        call: int64, which call of the module it is.
+        start: int64, Unix ns.
+        duration: int64, ns.
+        self_time: int64, ns outside the spans inside it.
+        depth: int32, the number of spans around it on its track.
+    """
+
+    names: Sequence[Name]
+    rank: Int32Array
+    step: Int32Array
+    track: Int32Array
+    phase: Int8Array
+    name: Int32Array
+    call: Int64Array
+    start: Int64Array
+    duration: Int64Array
+    self_time: Int64Array
+    depth: Int32Array
+
+
+class CollectiveTable(NamedTuple):
+    """Collectives of some ranks, and the waits for them; each rank's in start order. Arrays of equal length.
+
+    Attributes:
+        operators: what `operator` points into; "" for a wait for something unknown.
+        groups: what `group` points into, see `group_text`.
+        rank: int32.
+        step: int32.
+        operator: int32.
+        group: int32.
+        peer: int32, the rank in the group at the other end of a message, or -1.
+        kind: int8, index into `ROW_KINDS`.
+        counter: int64, which collective of its group it is, or -1.
+        start: int64, Unix ns.
+        end: int64, Unix ns.
+        done: int64, Unix ns; -1 where it is not known.
+        nbytes: int64.
+    """
+
+    operators: Sequence[str]
+    groups: Sequence[str]
+    rank: Int32Array
+    step: Int32Array
+    operator: Int32Array
+    group: Int32Array
+    peer: Int32Array
+    kind: Int8Array
+    counter: Int64Array
+    start: Int64Array
+    end: Int64Array
+    done: Int64Array
+    nbytes: Int64Array
+
+
+class StepTable(NamedTuple):
+    """When the steps of some ranks ended. Arrays of equal length.
+
+    Attributes:
+        rank: int32.
+        step: int32.
+        end: int64, Unix ns.
+    """
+
+    rank: Int32Array
+    step: Int32Array
+    end: Int64Array
+
+
+Table = TypeVar("Table", SpanTable, CollectiveTable, StepTable)
+
+
+def take(table: Table, index: AnyArray) -> Table:
+    """Return the rows of a table at `index` (indices or a mask)."""
+    columns: Any = table
+    taken: Table = columns._make(column[index] if isinstance(column, np.ndarray) else column for column in columns)
+    return taken
+
+
+def join_steps(parts: Sequence[StepTable]) -> StepTable:
+    """Return the steps of several tables as one."""
+    return StepTable._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+
+def join_spans(parts: Sequence[SpanTable]) -> SpanTable:
+    """Return the spans of several tables as one."""
+    names: dict[Name, int] = {}
+    joined = []
+    for part in parts:
+        number = np.array([names.setdefault(name, len(names)) for name in part.names] or [0], np.int32)
+        joined.append(part._replace(name=number[part.name]))
+    return SpanTable._make([list(names), *_concatenated(joined, 1)])
+
+
+def join_collectives(parts: Sequence[CollectiveTable]) -> CollectiveTable:
+    """Return the collectives of several tables as one."""
+    operators: dict[str, int] = {}
+    groups: dict[str, int] = {}
+    joined = []
+    for part in parts:
+        operator = np.array([operators.setdefault(text, len(operators)) for text in part.operators], np.int32)
+        group = np.array([groups.setdefault(text, len(groups)) for text in part.groups], np.int32)
+        joined.append(part._replace(operator=operator[part.operator], group=group[part.group]))
+    return CollectiveTable._make([list(operators), list(groups), *_concatenated(joined, 2)])
+
+
+def _concatenated(parts: Sequence[SpanTable] | Sequence[CollectiveTable], first: int) -> list[AnyArray]:
+    columns: list[tuple[Any, ...]] = list(zip(*(part[first:] for part in parts), strict=True))
+    return [np.concatenate(column) for column in columns]
+
+
+def span_table(timeline: Timeline, rank: int) -> SpanTable:
+    """Return the spans of a rank's timeline; those above GPUs, which no thread ran, are left out."""
+    columns = timeline.columns
+    on_gpu = np.array([track.device is not None for track in timeline.tracks] or [False])
+    if np.any(on_gpu):
+        columns = columns.take(~on_gpu[columns.track])
+    return SpanTable(
+        timeline.names,
+        np.full(len(columns), rank, np.int32),
+        columns.step.astype(np.int32),
+        columns.track,
+        columns.phase,
+        columns.name,
+        columns.call,
+        columns.start,
+        columns.end - columns.start,
+        self_times(timeline.columns)[~on_gpu[timeline.columns.track]],
+        columns.depth,
+    )
+
+
+def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
+    """Return the collectives of a rank's timeline, and the waits that nothing saw but what ran around them tells."""
+    table = timeline.collectives
+    inferred = inferred_waits(timeline)
+    texts = {name: group_text(*key) for name, key in group_keys(table.groups).items()}
+    # The last of each is that of a wait for something unknown, whose name is -1.
+    operators, operator = number_distinct([*(name.operator for name in table.names), ""])
+    groups, group = number_distinct([*(texts.get(name.group, name.group) for name in table.names), ""])
+    peer = np.array([name.peer for name in table.names] + [-1], np.int32)
+    count, more = len(table), len(inferred.start)
+
+    def join(seen: Int64Array, unseen: Int64Array) -> Int64Array:
+        return np.concatenate([seen, unseen]).astype(np.int64)
+
+    none = np.full(more, -1, np.int64)
+    name = join(table.name.astype(np.int64), none)
+    start = join(table.start, inferred.start)
+    order = np.argsort(start, kind="stable")
+    kind = join(np.where(table.is_wait, WAIT, CALL), np.full(more, INFERRED_WAIT))
+    return CollectiveTable(
+        operators,
+        groups,
+        np.full(count + more, rank, np.int32),
+        join(table.step, inferred.step).astype(np.int32)[order],
+        operator[name][order],
+        group[name][order],
+        peer[name][order],
+        kind.astype(np.int8)[order],
+        join(table.counter, none)[order],
+        start[order],
+        join(table.end, inferred.end)[order],
+        join(table.done, none)[order],
+        join(table.nbytes, np.zeros(more, np.int64))[order],
+    )
+
+
+def step_table(timeline: Timeline, rank: int) -> StepTable:
+    """Return when a rank's steps ended."""
+    marks = [mark for mark in timeline.marks if mark.kind == "step"]
+    step = np.array([_step_number(mark.text) for mark in marks], np.int32)
+    return StepTable(np.full(len(marks), rank, np.int32), step, np.array([mark.time_ns for mark in marks], np.int64))
+
+
+def _step_number(text: str) -> int:
+    """Return the step that a mark ends; -1 where it does not say it, as one of a file can say anything."""
+    number = text.removeprefix("step ")
+    return int(number) if number.isdecimal() and len(number) <= _MAX_STEP_DIGITS else -1
+
+
+def group_text(name: str, ranks: Sequence[int]) -> str:
+    """Return what tells a group from all others of the job (`0 [0-3]`)."""
+    return f"{name} [{format_ranks(ranks)}]" if ranks else name

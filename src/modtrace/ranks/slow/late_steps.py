@@ -1,0 +1,145 @@
+"""Arrivals → per step the rank that made it late, by how much, and whether that can be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._typing import Float64Array, Int64Array
+from .arrivals import Arrivals
+from .runs import median_of_runs, run_lengths, run_starts
+from .step_finding import StepFinding, Verdict
+
+__all__ = ["Bounds", "LateStep", "late_steps"]
+
+_MIN_NOISES = 6.0
+"""A step is told to be late from this many times the spread on."""
+_COUNTED_NOISES = 3.0
+"""An excess counts from this many times the spread on."""
+_MIN_STEPS = 4
+"""Steps from which on what a rank always takes more can be told from what varies."""
+_MAD_TO_SIGMA = 1.4826
+
+
+class Bounds:
+    """How far the times of ranks are off at most.
+
+    Args:
+        ranks: ascending.
+        bound_ns: of each rank.
+        clocks: of each rank: those with one clock are compared without error.
+    """
+
+    def __init__(self, ranks: Sequence[int], bound_ns: Sequence[int], clocks: Sequence[str]) -> None:
+        self._ranks = np.array(ranks, np.int64)
+        self._bound = np.array(bound_ns, np.int64)
+        self._clock = np.unique(np.array(clocks, object), return_inverse=True)[1] if len(clocks) else self._ranks
+
+    def largest(self, rank: int, others: Int64Array) -> int:
+        """Return how far the difference of a rank's times and those of any of the others is off at most, ns."""
+        own, index = np.searchsorted(self._ranks, rank), np.searchsorted(self._ranks, others)
+        apart = self._clock[index] != self._clock[own]
+        return int(np.max((self._bound[index] + self._bound[own])[apart], initial=0))
+
+    def of_arrivals(self, found: Arrivals) -> Int64Array:
+        """Return for each arrival how far it is off at most against the others at its collective, ns."""
+        if not len(found.rank):
+            return found.rank
+        index = np.searchsorted(self._ranks, found.rank)
+        bound, clock = self._bound[index], self._clock[index]
+        begins = run_starts(found.collective)
+        apart = np.minimum.reduceat(clock, begins) != np.maximum.reduceat(clock, begins)
+        largest = np.maximum.reduceat(bound, begins)
+        apart, largest = (np.repeat(values, found.size[begins]) for values in (apart, largest))
+        return np.where(apart, bound + largest, 0)
+
+
+class LateStep(NamedTuple):
+    """A step, and what made it late.
+
+    Attributes:
+        finding: what it says, without modules and duration.
+        arrivals: int64, those of its rank that cost something, as indices of `Arrivals`.
+    """
+
+    finding: StepFinding
+    arrivals: Int64Array
+
+
+def late_steps(found: Arrivals, bounds: Bounds) -> list[LateStep]:
+    """Return what each step says, in order.
+
+    Args:
+        found: all arrivals.
+        bounds: how far times are off.
+    """
+    noise = _noise(found)
+    # Only the last one keeps others waiting, and by no more than it is late at most.
+    latest = found.lateness + bounds.of_arrivals(found)
+    cost = np.where(found.is_last, np.clip(found.excess, 0, np.maximum(latest, 0)), 0)
+    # What varies anyway is nobody's, and would add up over many collectives.
+    cost = np.where(cost > _COUNTED_NOISES * noise, cost, 0)
+    saved = np.minimum(cost, found.lead)
+    order = np.argsort(found.step, kind="stable")
+    steps, first = np.unique(found.step[order], return_index=True)
+    parts = np.split(order, first[1:]) if len(steps) else []
+    return [_late_step(found, rows, cost, saved, noise, bounds) for rows in parts]
+
+
+def _late_step(
+    found: Arrivals, rows: Int64Array, cost: Int64Array, saved: Int64Array, noise: Float64Array, bounds: Bounds
+) -> LateStep:
+    lasts = rows[found.is_last[rows]]
+    ranks, index = np.unique(found.rank[lasts], return_inverse=True)
+    by_rank = np.bincount(index, cost[lasts], len(ranks))
+    rank = int(ranks[np.argmax(by_rank)])
+    own = lasts[found.rank[lasts] == rank]
+    costly = own[cost[own] > 0]
+    counted = costly if len(costly) else own
+    limit = _limit(noise[counted], len(rows))
+    total = int(cost[own].sum())
+    worst = int(counted[np.argmax(found.lateness[counted])])
+    lateness = int(found.lateness[worst])
+    # The last but one and those around the median can be any rank: the largest bound of those that came.
+    bound = bounds.largest(
+        rank, found.rank[slice(*np.searchsorted(found.collective, found.collective[worst] + np.arange(2)))]
+    )
+    verdict: Verdict = "late"
+    if total <= limit:
+        verdict = "even"
+    elif lateness <= bound:
+        verdict = "cannot tell"
+    finding = StepFinding(
+        int(found.step[rows[0]]), verdict, rank, total, int(saved[own].sum()), lateness, bound, round(limit)
+    )
+    return LateStep(finding, costly)
+
+
+def _noise(found: Arrivals) -> Float64Array:
+    """Return for each arrival how much excesses at its place in the step vary from step to step, as a deviation, ns.
+
+    A rank that is slower in each step does not vary: what it always has more is taken out first.
+    """
+    noise = np.zeros(len(found.rank))
+    place = found.position
+    order = np.lexsort((found.excess, found.rank, place))
+    begins = run_starts(place[order], found.rank[order])
+    steps = run_lengths(begins, len(order))
+    # Of few steps nothing tells what is always so: then ranks are compared alone.
+    always = np.where(steps < _MIN_STEPS, 0, median_of_runs(found.excess[order], begins))
+    rest = np.empty(len(noise))
+    rest[order] = np.abs(found.excess[order] - np.repeat(always, steps))
+    order = np.lexsort((rest, place))
+    begins = run_starts(place[order])
+    spread = np.repeat(median_of_runs(rest[order], begins), run_lengths(begins, len(order)))
+    noise[order] = _MAD_TO_SIGMA * spread
+    return noise
+
+
+def _limit(noise: Float64Array, count: int) -> float:
+    """Return what the sum of some excesses must exceed, where the largest of `count` is looked at."""
+    factor = max(_MIN_NOISES, 1 + math.sqrt(2 * math.log(max(count, 2))))
+    return factor * float(np.sqrt(np.sum(noise**2)))

@@ -1,0 +1,51 @@
+"""The own time of ranks: their clock, which stands still while they wait."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+
+from ..._typing import Int64Array
+from ...timeline.ranges import Ranges, union_of
+from ..rank_tables import CALL, CollectiveTable
+
+__all__ = ["OwnTime"]
+
+
+class OwnTime:
+    """Times of many ranks on one axis, and how much of them their ranks did not wait.
+
+    Args:
+        table: the collectives of all ranks. A rank waits in waits, and in calls that return when they are complete.
+
+    Attributes:
+        ranks: int64, the ranks, ascending.
+    """
+
+    def __init__(self, table: CollectiveTable) -> None:
+        self.ranks = np.unique(table.rank).astype(np.int64)
+        first, last = (int(table.start.min()), int(table.end.max())) if len(table.start) else (0, 0)
+        # What lies before the first moment, as the begin of a span, is on the axis too.
+        self._length = 4 * (last - first + 1)
+        self._zero = first - (last - first + 1)
+        blocks = (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end)
+        start = self.place(table.rank[blocks], table.start[blocks])
+        self._waits = union_of(start, self.place(table.rank[blocks], table.end[blocks]))
+
+    def place(self, rank: Int64Array, time: Int64Array) -> Int64Array:
+        """Return where times of ranks lie on the axis; the order is by rank, then by time."""
+        position: Int64Array = np.searchsorted(self.ranks, rank) * self._length + (time - self._zero)
+        return position
+
+    def of_rank(self, rank: int) -> OwnTime:
+        """Return the same for one rank alone, which is quicker to ask."""
+        index = int(np.searchsorted(self.ranks, rank))
+        first, last = np.searchsorted(self._waits.start, [index * self._length, (index + 1) * self._length])
+        alone = copy.copy(self)
+        alone._waits = Ranges(self._waits.start[first:last], self._waits.end[first:last])
+        return alone
+
+    def until(self, place: Int64Array) -> Int64Array:
+        """Return for places on the axis the own time until then, ns; only differences within one rank mean anything."""
+        return place - self._waits.time_until(place)

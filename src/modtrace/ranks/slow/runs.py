@@ -1,0 +1,51 @@
+"""Runs of equal keys in columns that are ordered by them, and medians in each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..._typing import Float64Array, Int64Array
+
+__all__ = ["median_of_others", "median_of_runs", "run_lengths", "run_starts"]
+
+
+def run_starts(*keys: Int64Array) -> Int64Array:
+    """Return where the runs begin whose entries have all keys alike."""
+    changes = np.ones(len(keys[0]), np.bool_)
+    changes[1:] = False
+    for key in keys:
+        changes[1:] |= key[1:] != key[:-1]
+    return np.flatnonzero(changes)
+
+
+def run_lengths(begins: Int64Array, count: int) -> Int64Array:
+    """Return how long the runs of `count` entries are."""
+    return np.diff(np.append(begins, count))
+
+
+def median_of_runs(values: Float64Array | Int64Array, begins: Int64Array) -> Float64Array:
+    """Return the median of each run; values are ascending within each, and below 2**53."""
+    size = run_lengths(begins, len(values))
+    low, high = values[begins + (size - 1) // 2], values[begins + size // 2]
+    median: Float64Array = low + (high - low) / 2
+    return median
+
+
+def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
+    """Return for each value the median of the others in its run.
+
+    Args:
+        values: int64[n], ascending within each run, below 2**53 so that a double holds them: not Unix nanoseconds.
+        begins: where the runs begin, each of two values at least.
+    """
+    size = run_lengths(begins, len(values))
+    begin, count = np.repeat(begins, size), np.repeat(size, size) - 1
+    own = np.arange(len(values)) - begin
+
+    def other(index: Int64Array) -> Int64Array:
+        found: Int64Array = values[begin + index + (index >= own)]
+        return found
+
+    low, high = other((count - 1) // 2), other(count // 2)
+    middle: Float64Array = low + (high - low) / 2
+    return middle

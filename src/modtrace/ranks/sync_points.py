@@ -1,0 +1,95 @@
+"""The collectives of one rank that no rank can leave before the last one has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import BoolArray, Int64Array
+from ..timeline import Collectives, Group
+from .distinct import number_distinct
+
+__all__ = ["SYNCHRONIZING", "GroupKey", "SyncPoints", "group_keys", "is_synchronizing", "sync_points"]
+
+SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
+"""How the names of operators begin that end on no rank before all have called them."""
+
+GroupKey = tuple[str, tuple[int, ...]]
+"""A process group: its name as torch has it, and its global ranks, as different groups can have one name."""
+
+
+class SyncPoints(NamedTuple):
+    """Calls of synchronizing collectives, in the order of their starts; arrays of equal length.
+
+    Attributes:
+        groups: what `group` points into.
+        row: int64, index of the call among the collectives.
+        group: int64.
+        counter: int64, which collective of its group it is.
+        start: int64, when it was called, nanoseconds.
+        released: int64, when it was complete or, where nothing says that, when a thread had waited for it; -1 where
+            neither is known.
+    """
+
+    groups: Sequence[GroupKey]
+    row: Int64Array
+    group: Int64Array
+    counter: Int64Array
+    start: Int64Array
+    released: Int64Array
+
+
+def is_synchronizing(operator: str) -> bool:
+    """Tell whether no rank can leave a collective of this operator before the last one has come."""
+    return operator.startswith(SYNCHRONIZING)
+
+
+def group_keys(groups: Sequence[Group]) -> dict[str, GroupKey]:
+    """Return what tells the groups of a rank from those of others, by name."""
+    return {group.name: (group.name, group.ranks) for group in groups}
+
+
+def sync_points(collectives: Collectives) -> SyncPoints:
+    """Return the calls of a rank that have a counter and synchronize."""
+    known = group_keys(collectives.groups)
+    keys = [known.get(name.group, (name.group, ())) for name in collectives.names]
+    groups, number_of_name = number_distinct(keys)
+    group_of_name = np.append(number_of_name, -1).astype(np.int64)
+    synchronizes = np.array([is_synchronizing(name.operator) for name in collectives.names] + [False], np.bool_)
+    chosen = synchronizes[collectives.name] & (collectives.counter >= 0)
+    rows = np.flatnonzero(chosen & ~collectives.is_wait)
+    group, counter = group_of_name[collectives.name[rows]], collectives.counter[rows]
+    released = collectives.done[rows].copy()
+    waits = np.flatnonzero(chosen & collectives.is_wait & collectives.complete)
+    waited = _first_wait_end(collectives, group_of_name, waits, group, counter)
+    return SyncPoints(
+        groups,
+        rows.astype(np.int64),
+        group,
+        counter,
+        collectives.start[rows],
+        np.where(released >= 0, released, waited),
+    )
+
+
+def _first_wait_end(
+    collectives: Collectives, group_of_name: Int64Array, waits: Int64Array, group: Int64Array, counter: Int64Array
+) -> Int64Array:
+    """Return for each call the first end of a wait for it; -1 where there is none."""
+    found = np.full(len(group), -1, np.int64)
+    if not len(waits):
+        return found
+    key = _key(group_of_name[collectives.name[waits]], collectives.counter[waits])
+    order = np.lexsort((collectives.end[waits], key))
+    key, end = key[order], collectives.end[waits][order]
+    wanted = _key(group, counter)
+    position = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
+    fits: BoolArray = key[position] == wanted
+    found[fits] = end[position[fits]]
+    return found
+
+
+def _key(group: Int64Array, counter: Int64Array) -> Int64Array:
+    return group << 40 | counter

@@ -1,0 +1,129 @@
+"""Where modules lie: the path of each below another one, found by one walk for all."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+
+from torch import nn
+
+from ..._exclusive import Exclusive
+from .module_inspection import named_modules
+from .wrappers import can_wrap, is_original, wrapping_of
+
+__all__ = ["Backoff", "ModulePaths", "ModuleRef"]
+
+
+class Backoff:
+    """Says when something costly that failed is due again: at the 1st, 2nd, 4th, 8th … time of asking."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def is_due(self) -> bool:
+        """Count one time of asking, and return whether it is due."""
+        self._asked += 1
+        return self._asked & (self._asked - 1) == 0
+
+
+# Fields of the reference, not a tuple around it: every object that the garbage collector looks at brings its next run
+# nearer, and a full run takes longer than all else that a recording does.
+class ModuleRef(weakref.ref[nn.Module]):
+    """A module.
+
+    Attributes:
+        module_id: its `id()`, where this is the reference that tells its death.
+        path: its path, where it is known below another one.
+    """
+
+    __slots__ = ("module_id", "path")
+    module_id: int
+    path: str
+
+
+class ModulePaths:
+    """The path of each module below one parent: by `id(module)`, checked against the module itself.
+
+    Args:
+        refer_to: returns a new reference to a module.
+        walking: entered by a thread that walks through a parent.
+        strip_wrappers: leave out the parts by which wrappers hold what they wrap.
+
+    Attributes:
+        are_names: whether the path and the class of each module are all that its name takes, below the parent and below
+            each module inside; False before the first walk.
+    """
+
+    def __init__(self, refer_to: Callable[[nn.Module], ModuleRef], walking: Exclusive, *, strip_wrappers: bool) -> None:
+        self._refer_to = refer_to
+        self._strip = strip_wrappers
+        self.are_names = False
+        # Whether what lies below any module inside is what lies below the parent at paths that begin with its own.
+        self._holds_inside = False
+        self._by_id: dict[int, ModuleRef] = {}
+        # Modules can be added later; one made anew in every call must not cost a walk in every call.
+        self._walks = Backoff()
+        self._exclusive = walking
+
+    def find(self, parent: nn.Module, module: nn.Module) -> str | None:
+        """Return the path of `module` below the parent; None where it is not there, or no walk is due to see that."""
+        path = self.known(module)
+        if path is None:
+            # A thread that misses what another is about to find waits for it.
+            self._exclusive.run(lambda: self._walk_if_due(parent, module))
+            path = self.known(module)
+        return path
+
+    def between(self, outer: nn.Module, module: nn.Module) -> str | None:
+        """Return the path of `module` below another one that lies below the parent, where no walk is needed for it."""
+        return self.below(outer, module) if self._holds_inside else None
+
+    def below(self, outer: nn.Module, module: nn.Module) -> str | None:
+        """Return what the path of `module` has behind that of `outer`; None where one is unknown, or none begins so."""
+        path, outer_path = self.known(module), self.known(outer)
+        if path is None or outer_path is None or not path.startswith(f"{outer_path}."):
+            return None
+        return path[len(outer_path) + 1 :]
+
+    def _walk_if_due(self, parent: nn.Module, module: nn.Module) -> None:
+        if self.known(module) is None and self._walks.is_due():
+            repeated: list[nn.Module] = []
+            kinds = {type(parent)}
+            by_id = self._by_id_of(named_modules(parent, repeated), kinds)
+            wrapped = self._strip and any(map(can_wrap, kinds))
+            if wrapped:
+                by_id = self._by_id_of(_without_wrappers(parent, named_modules(parent)), kinds)
+            own = any(kind.named_modules is not nn.Module.named_modules for kind in kinds)
+            self._holds_inside = not (repeated or wrapped or own)
+            self.are_names = self._holds_inside and self._strip and all(map(is_original, kinds))
+            self._by_id = by_id
+
+    def _by_id_of(self, named: Iterable[tuple[str, nn.Module]], kinds: set[type[nn.Module]]) -> dict[int, ModuleRef]:
+        """Return the modules by id, with their paths, and add their classes to `kinds`."""
+        by_id = {}
+        for path, module in named:
+            kinds.add(type(module))
+            ref = by_id[id(module)] = self._refer_to(module)
+            ref.path = path
+        return by_id
+
+    def known(self, module: nn.Module) -> str | None:
+        """Return the path of `module` below the parent where a walk has found it."""
+        ref = self._by_id.get(id(module))
+        return ref.path if ref is not None and ref() is module else None
+
+
+def _without_wrappers(parent: nn.Module, named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield paths without the parts by which wrappers hold what they wrap; that of what `parent` wraps is empty."""
+    shown = {"": ""}
+    modules = {"": parent}
+    for path, module in named:
+        outer, _, name = path.rpartition(".")
+        wrapped = wrapping_of(modules[outer]) if outer in modules else None
+        prefix = shown.get(outer, outer)
+        if wrapped is not None and wrapped[0] is module:
+            shown[path] = prefix
+        else:
+            shown[path] = f"{prefix}.{name}" if prefix else name
+        modules[path] = module
+        yield shown[path], module

@@ -1,0 +1,93 @@
+"""Building the native engine into the user's cache: when it is asked for, or once where it can be had."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from ..._errors import EngineError
+from ...record_options import EngineName
+from .compile import compile_library, missing_compiler
+from .library import FAILURE, HINT, find_library, forget_loaded, is_built, native_path, why_distrusted
+
+__all__ = ["build", "build_if_missing"]
+
+
+def build(force: bool = False) -> Path:
+    """Return the engine for the installed torch; compile it into the user's cache where there is none.
+
+    Args:
+        force: compile it again.
+
+    Raises:
+        EngineError: there is no compiler, the build failed, or the cache cannot be written or is open to others.
+    """
+    if not force and is_built():
+        return find_library()
+    if (missing := missing_compiler()) is not None:
+        raise EngineError(f"{missing}. {HINT}")
+    path = native_path()
+    try:
+        _compile(path)
+    except EngineError as error:
+        raise EngineError(f"the native engine: {error}. {HINT}") from error
+    except OSError as error:
+        raise EngineError(f"{path.parent}: {error.strerror}; name a writable folder in MODTRACE_CACHE") from error
+    return path
+
+
+def build_if_missing(wanted: EngineName, say: Callable[[str], object]) -> None:
+    """Build the engine where a recording would take it, a compiler is there, and it was not tried before.
+
+    Where that fails, the reason is what `why_unavailable` tells from then on. `MODTRACE_BUILD=0` keeps it from trying.
+
+    Args:
+        wanted: the engine that is asked for; "python" builds none.
+        say: called with a line before the compiler runs, by the one process that runs it.
+    """
+    if wanted == "python" or os.environ.get("MODTRACE_BUILD") == "0" or is_built() or missing_compiler() is not None:
+        return
+    # A cache that cannot be used is told by who loads from it.
+    with contextlib.suppress(EngineError, OSError):
+        path = native_path()
+        with _alone(path.parent):
+            # Another rank may have built it, or failed, meanwhile.
+            if not is_built() and not (path.parent / FAILURE).exists():
+                say(f"compiling the native engine for torch {torch.__version__}, once; about 20 seconds")
+                _compile(path)
+    forget_loaded()
+
+
+def _compile(path: Path) -> None:
+    _make_folders(path)
+    failure = path.parent / FAILURE
+    try:
+        compile_library(path)
+    except EngineError as error:
+        failure.write_text(" ".join(str(error).split()), "utf-8")
+        raise
+    failure.unlink(missing_ok=True)
+    forget_loaded()
+
+
+def _make_folders(path: Path) -> None:
+    for folder in (path.parent.parent, path.parent):
+        # Whatever the umask lets others do.
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, exist_ok=True)
+        if (distrust := why_distrusted(folder)) is not None:
+            raise EngineError(distrust)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Run the block while no other process runs it for the same folder."""
+    _make_folders(folder / "library")
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

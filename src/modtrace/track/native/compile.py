@@ -1,0 +1,119 @@
+"""Compiling the native engine against the installed torch: a C++ compiler is all that it needs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+from ..._errors import EngineError
+from .cache_folder import LIBRARY_NAME
+from .library import seal
+
+__all__ = ["UNITS", "compile_library", "missing_compiler"]
+
+UNITS = {
+    "calls": ("-O3", ("backward.cpp", "module.cpp", "module_calls.cpp", "ring_writer.cpp")),
+    "collectives": ("-O2", ("collective_waits.cpp", "collectives.cpp")),
+}
+"""What is compiled as one: most of the time goes into torch's headers, which each of two cores reads once."""
+_FOLDER = Path(__file__).parent / "cpp"
+_FLAGS = ("-fPIC", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden", "-w")
+_LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
+_STANDARDS = {"201402": "c++14", "201703": "c++17", "202002": "c++20", "202302": "c++23"}
+
+
+def _compiler() -> list[str]:
+    # $CXX may have arguments, as in "ccache g++".
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+
+
+def missing_compiler() -> str | None:
+    """Say that there is no C++ compiler, or none of Python's headers, and what to do; None where there are."""
+    command = _compiler()
+    found = shutil.which(command[0]) is not None
+    if not found or subprocess.run([*command, "--version"], capture_output=True, check=False).returncode != 0:
+        return f"there is no C++ compiler ({shlex.join(command)}); install one (g++), or name it in CXX"
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").is_file():
+        return f"there is no Python.h in {headers}; install Python's headers (python3-dev)"
+    return None
+
+
+def compile_library(path: Path) -> None:
+    """Compile the engine for the torch of this process; a library that is there already is replaced as a whole.
+
+    Args:
+        path: the library, in a folder that can be written.
+
+    Raises:
+        EngineError: it cannot be compiled, or what was compiled does not load.
+        OSError: the folder cannot be written.
+    """
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        built = Path(work) / f"{LIBRARY_NAME}.so"
+        flags = [*_FLAGS, *_flags_of_torch()]
+        commands, objects = [], []
+        for unit, (level, names) in UNITS.items():
+            source, made = Path(work) / f"{unit}.cpp", Path(work) / f"{unit}.o"
+            source.write_text("".join(f'#include "{_FOLDER / name}"\n' for name in names), "utf-8")
+            commands.append([*_compiler(), level, *flags, "-c", str(source), "-o", str(made)])
+            objects.append(str(made))
+        _run(commands)
+        torch_libraries = [f"-L{_torch_folder() / 'lib'}", *(f"-l{name}" for name in _LIBRARIES)]
+        _run([[*_compiler(), "-shared", *objects, *torch_libraries, "-o", str(built)]])
+        seal(built)
+        try:
+            # What does not load is not kept: a compiler whose ABI is not torch's leaves symbols that nobody has.
+            ctypes.CDLL(str(built), os.RTLD_NOW)
+        except OSError as error:
+            raise EngineError(f"what was built for torch {torch.__version__} does not load: {error}") from error
+        # Several processes may build at once; each moves a whole file into place.
+        os.replace(built, path)
+
+
+def _run(commands: list[list[str]]) -> None:
+    """Run commands at the same time; raises EngineError with the first errors that one of them prints."""
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        for command in commands
+    ]
+    try:
+        outputs = [process.communicate()[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()  # where an interrupt came
+    for process, output in zip(running, outputs, strict=True):
+        if process.returncode != 0:
+            lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()
+            raise EngineError("it could not be built: " + "\n".join(lines[:8]))
+
+
+def _flags_of_torch() -> Iterator[str]:
+    """Yield the flags that what is linked with torch is compiled with."""
+    include = _torch_folder() / "include"
+    folders = [include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_path("include"))]
+    for folder in folders:
+        yield from ("-isystem", str(folder))
+    standards = [line.rpartition(" ")[2] for line in torch.__config__.show().splitlines() if "C++ Version" in line]
+    yield f"-std={_STANDARDS.get(standards[0] if standards else '', 'c++17')}"
+    yield f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    yield f"-DTORCH_EXTENSION_NAME={LIBRARY_NAME}"
+    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # of pybind11, which torches of before 2.9 tell
+        if value := getattr(torch._C, f"_PYBIND11_{name}", None):
+            yield f'-DPYBIND11_{name}="{value}"'
+    if torch.distributed.is_available():
+        yield "-DMODTRACE_DISTRIBUTED"
+
+
+def _torch_folder() -> Path:
+    return Path(torch.__file__).parent

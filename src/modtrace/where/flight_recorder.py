@@ -1,0 +1,237 @@
+"""Dumps of torch's flight recorder → how far each process is with collectives, sends and receives.
+
+A dump is a pickle, or its form in JSON, of one process: the last collectives of each group with their sequence
+numbers, whether they are complete, and the frames that called them. Of a pickle only plain values are read; no code in
+it is run.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import orjson
+
+from .._errors import TraceError
+from ..timeline import Group
+from .blocked import Blocked, GroupProgress, PeerProgress
+
+__all__ = ["FlightRecord", "rank_of_dump", "read_flight_record"]
+
+_MAX_BYTES = 1 << 28
+_MAX_OPERATORS = 256
+_NO_NUMBER = 1 << 63
+"""Numbers from here on are damage; what is written of them could be of any length."""
+_NOT_THE_USERS = ("/torch/", "/modtrace/track/")
+"""In the files of frames that say nothing of who called."""
+_RANK = re.compile(r"(\d{1,6})(\.json|\.pickle|\.pkl)?$")
+_PEERS = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
+_OPERATORS = {
+    "_all_gather_base": "all_gather_into_tensor",
+    "_allgather_base": "all_gather_into_tensor",
+    "ALLGATHER_coalesced": "all_gather_coalesced",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "REDUCE_SCATTER_coalesced": "reduce_scatter_coalesced",
+    "allreduce_coalesced": "all_reduce_coalesced",
+}
+"""What `torch.distributed` calls them, where the flight recorder calls them otherwise."""
+
+
+class FlightRecord(NamedTuple):
+    """What the dump of one process says; times are Unix nanoseconds, counters the flight recorder's.
+
+    Attributes:
+        path: the file.
+        rank: the process's, from the end of the file's name.
+        dumped_ns: when the file was written.
+        groups: how far it is with the collectives of each group; ranks are missing where the dump has none.
+        peers: how far it is with its sends and receives, counted from 0 among those that are not complete.
+    """
+
+    path: str
+    rank: int
+    dumped_ns: int
+    groups: tuple[GroupProgress, ...]
+    peers: tuple[PeerProgress, ...]
+
+
+def rank_of_dump(path: str) -> int | None:
+    """Return the rank that the name of a dump ends with; None where it does not."""
+    found = _RANK.search(os.path.basename(path))
+    return None if found is None else int(found[1])
+
+
+def read_flight_record(path: str) -> FlightRecord:
+    """Read a dump, as torch writes it to `TORCH_FR_DUMP_TEMP_FILE` or `_dump_fr_trace` returns it.
+
+    Raises:
+        TraceError: it cannot be read, is no dump, or its name does not end with a rank.
+    """
+    rank = rank_of_dump(path)
+    if rank is None:
+        raise TraceError(path, "the name of a flight recorder's dump ends with its rank (nccl_trace_rank_0)")
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(min(status.st_size, _MAX_BYTES) + 1)
+    except OSError as error:
+        raise TraceError(path, f"cannot be read: {error.strerror}") from error
+    if len(data) > _MAX_BYTES:
+        raise TraceError(path, f"a flight recorder's dump is smaller than {_MAX_BYTES:,} bytes")
+    dump = _load(path, data)
+    entries = dump.get("entries") if isinstance(dump, dict) else None
+    if not isinstance(entries, list):
+        raise TraceError(path, "not a flight recorder's dump: it has no list of entries")
+    groups = _groups(dump.get("pg_config"))
+    collectives: dict[str, list[_Entry]] = {}
+    sent: dict[tuple[str, str, int], list[_Entry]] = {}
+    for entry in _entries(entries):
+        groups.setdefault(entry.group, Group(entry.group, (), entry.description))
+        if entry.peer is None:
+            collectives.setdefault(entry.group, []).append(entry)
+        else:
+            sent.setdefault((entry.group, entry.operator, entry.peer), []).append(entry)
+    return FlightRecord(
+        path,
+        rank,
+        status.st_mtime_ns,
+        tuple(_group_progress(groups[name], of_group) for name, of_group in collectives.items()),
+        tuple(
+            _peer_progress(groups[name], operator, peer, of_peer) for (name, operator, peer), of_peer in sent.items()
+        ),
+    )
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Reads numbers, texts, lists, tuples and dictionaries; anything else is refused.
+
+    The one in C makes room for as many objects as a pickle says that it has, and so may this one for a bytearray.
+    """
+
+    dispatch: ClassVar = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _load(path: str, data: bytes) -> Any:
+    if data.lstrip()[:1] == b"{":
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise TraceError(path, f"not a flight recorder's dump: {error}") from error
+    try:
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except EOFError as error:
+        raise TraceError(path, "not a flight recorder's dump: it is empty, or was cut") from error
+    except Exception as error:  # a broken pickle raises whatever its instructions lead to
+        raise TraceError(path, f"not a flight recorder's dump, or a broken one: {error}") from error
+
+
+class _Entry(NamedTuple):
+    group: str
+    description: str
+    operator: str
+    peer: int | None
+    counter: int
+    since_ns: int
+    is_complete: bool
+    details: tuple[str, ...]
+
+
+def _entries(entries: Iterable[Any]) -> Iterator[_Entry]:
+    """Yield the entries that make sense, in order."""
+    for entry in entries:
+        match entry:
+            case {
+                "process_group": [str(group), str(description)] | (str(group), str(description)),
+                "profiling_name": str(name),
+                "collective_seq_id": int(counter),
+                "time_created_ns": int(created_ns),
+                "state": str(state),
+            } if _is_number(counter) and _is_number(created_ns):
+                operator = name.partition(":")[2]
+                of_peer = _PEERS.match(operator)
+                if of_peer is None and entry.get("is_p2p"):
+                    continue  # one of several that are sent together, without saying to whom
+                yield _Entry(
+                    group,
+                    "" if description == "undefined" else description,
+                    of_peer[1] if of_peer else _OPERATORS.get(operator, operator),
+                    int(of_peer[3]) if of_peer else None,
+                    counter,
+                    created_ns,
+                    state == "completed" or bool(entry.get("retired")),
+                    tuple(_details(entry, state)),
+                )
+
+
+def _details(entry: Mapping[str, Any], state: str) -> Iterator[str]:
+    sizes, types = entry.get("input_sizes"), entry.get("input_dtypes")
+    if isinstance(sizes, list) and isinstance(types, list) and len(sizes) == len(types) and sizes:
+        size, kind = sizes[0], types[0]
+        # Only these: written out, lists in lists that share parts can be longer than any file.
+        if isinstance(kind, str) and isinstance(size, list) and all(map(_is_number, size)):
+            more = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
+            yield f"{kind}{size}{more}"
+    if state == "started":
+        yield "started on the device"
+    frames = entry.get("frames")
+    for frame in frames if isinstance(frames, list) else ():
+        match frame:
+            case {"filename": str(file), "line": line, "name": str(function)} if _is_number(line) and not any(
+                part in file for part in _NOT_THE_USERS
+            ):
+                yield f"called at {os.path.basename(file)}:{line}, {function}"
+                return
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < _NO_NUMBER
+
+
+def _groups(config: Any) -> dict[str, Group]:
+    """Return the groups of a dump that have ranks; on gloo it has one without a name."""
+    groups: dict[str, Group] = {}
+    for entry in config.values() if isinstance(config, dict) else ():
+        match entry:
+            case {"name": str(name), "desc": str(description), "ranks": str(text)} if name:
+                try:
+                    ranks = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(ranks, list) and all(type(rank) is int for rank in ranks):
+                    groups[name] = Group(name, tuple(sorted(ranks)), "" if description == "undefined" else description)
+    return groups
+
+
+def _group_progress(group: Group, entries: list[_Entry]) -> GroupProgress:
+    operators: dict[int, str] = {}
+    for entry in entries:
+        operators.setdefault(entry.counter, entry.operator)
+    last = max(operators)
+    first = max(min(operators), last + 1 - _MAX_OPERATORS)
+    blocked = min((entry for entry in entries if not entry.is_complete), key=lambda e: e.counter, default=None)
+    return GroupProgress(
+        group,
+        last,
+        tuple(operators.get(counter, "") for counter in range(first, last + 1)),
+        None if blocked is None else _blocked(blocked, blocked.counter),
+    )
+
+
+def _peer_progress(group: Group, operator: str, peer: int, entries: list[_Entry]) -> PeerProgress:
+    # How many came before is not known of a recorder that keeps the last ones; both ends complete together.
+    pending = [entry for entry in entries if not entry.is_complete]
+    return PeerProgress(group, operator, peer, len(pending) - 1, _blocked(pending[0], 0) if pending else None)
+
+
+def _blocked(entry: _Entry, counter: int) -> Blocked:
+    return Blocked(entry.operator, counter, entry.since_ns, 0, entry.details)

@@ -1,0 +1,130 @@
+"""One ring → which collectives, sends and receives its process has called, and in which one it is stuck."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..ring import Kind, RingSnapshot
+from ..ring.collective_text import CollectiveName, parse_collective
+from ..ring.slot_format import NO_NAME
+from ..timeline import Group
+from ..timeline.build import is_communication
+from .blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
+
+__all__ = ["RankProgress", "read_rank_progress"]
+
+_MAX_OPERATORS = 256
+"""How many of the last collectives of a group are told by name."""
+_ANY_SOURCE = "recv_any_source"
+_MESSAGES = ("send", "recv", _ANY_SOURCE)
+"""The operators that have a peer."""
+
+
+class RankProgress(NamedTuple):
+    """How far one process is.
+
+    Attributes:
+        groups: with the collectives of each group that has any in the ring, or that the ring knows.
+        peers: with the sends and receives of each pair.
+        first_ns: the oldest event that was read, monotonic nanoseconds; what was called before is not known. None
+            where the ring holds all of the recording.
+    """
+
+    groups: tuple[GroupProgress, ...] = ()
+    peers: tuple[PeerProgress, ...] = ()
+    first_ns: int | None = None
+
+
+def read_rank_progress(snapshot: RingSnapshot) -> RankProgress:
+    """Return how far the process of a ring is."""
+    slots = snapshot.slots
+    first_ns = int(slots.events.time[0]) if slots.overwritten and len(slots.events) else None
+    events = slots.events.take(is_communication(slots.events))
+    texts = {record["id"]: record["text"] for record in snapshot.records if record["kind"] == "text"}
+    tids = {record["id"]: record["tid"] for record in snapshot.records if record["kind"] == "thread"}
+    groups = {record["name"]: Group.of_record(record) for record in snapshot.records if record["kind"] == "group"}
+    names = {
+        number: parse_collective(texts.get(number, f"#{number}"))
+        for number in np.unique(events.name).tolist()
+        if number != NO_NAME
+    }
+    of_group = {name: _Calls() for name in groups}
+    of_peer: dict[CollectiveName, _Calls] = {}
+    columns = (events.kind, events.name, events.value, events.time, events.thread)
+    for kind, number, value, time_ns, thread in zip(*(column.tolist() for column in columns), strict=True):
+        name = names.get(number)
+        if name is None or (name.peer >= 0 and name.operator not in _MESSAGES):
+            continue
+        is_collective = name.peer < 0 and name.operator != _ANY_SOURCE
+        calls = of_group.setdefault(name.group, _Calls()) if is_collective else of_peer.setdefault(name, _Calls())
+        calls.add(kind, Blocked(name.operator, value, time_ns, tids.get(thread, 0)))
+
+    def group(name: str) -> Group:
+        return groups.get(name) or Group(name)
+
+    return RankProgress(
+        tuple(
+            GroupProgress(group(name), calls.last, calls.recent(), calls.blocked()) for name, calls in of_group.items()
+        ),
+        tuple(
+            PeerProgress(
+                group(name.group),
+                "recv" if name.operator == _ANY_SOURCE else name.operator,
+                ANY_PEER if name.operator == _ANY_SOURCE else name.peer,
+                calls.last,
+                calls.blocked(),
+            )
+            for name, calls in of_peer.items()
+        ),
+        first_ns,
+    )
+
+
+class _Calls:
+    """The calls of one group, or with one peer, as their events come."""
+
+    def __init__(self) -> None:
+        self.called: dict[int, Blocked] = {}
+        self._in_call: dict[int, Blocked] = {}
+        self._done: set[int] = set()
+        self._completing: set[str] = set()
+        self._waiting: dict[int, Blocked] = {}
+
+    def add(self, kind: int, call: Blocked) -> None:
+        """Add an event; the counter of `call` is its value."""
+        value = call.counter
+        if kind == Kind.COLLECTIVE_ENTER:
+            self.called[value] = self._in_call[call.tid] = call
+        elif kind == Kind.COLLECTIVE_EXIT:
+            self._in_call.pop(call.tid, None)
+        elif kind == Kind.COLLECTIVE_DONE:
+            self._completing.add(call.operator)
+            self._done.add(value)
+        elif kind == Kind.WAIT_ENTER and value >= 0:
+            self._waiting[value] = call
+            self.called.setdefault(value, call)
+        elif kind == Kind.WAIT_EXIT:
+            self._waiting.pop(value, None)
+            self._done.add(value)
+
+    @property
+    def last(self) -> int:
+        return max(self.called, default=-1)
+
+    def recent(self) -> tuple[str, ...]:
+        first = max(min(self.called, default=0), self.last + 1 - _MAX_OPERATORS)
+        return tuple(
+            self.called[counter].operator if counter in self.called else "" for counter in range(first, self.last + 1)
+        )
+
+    def blocked(self) -> Blocked | None:
+        found = [*self._waiting.values(), *self._in_call.values()]
+        # Others of its kind were seen to complete, so this one has not.
+        found += [
+            call
+            for counter, call in self.called.items()
+            if counter not in self._done and counter not in self._waiting and call.operator in self._completing
+        ]
+        return min(found, key=lambda call: call.counter, default=None)

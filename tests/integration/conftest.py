@@ -1,0 +1,30 @@
+"""A browser and the Perfetto UI, for the tests that look at both; each file starts its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import perfetto_ui
+from tests.support.browser import chromium, missing, require
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A running Chromium."""
+    require(missing())
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ui() -> Iterator[str]:
+    """The origin from which the real Perfetto UI is served."""
+    require(perfetto_ui.missing())
+    with perfetto_ui.perfetto_ui() as origin:
+        yield origin

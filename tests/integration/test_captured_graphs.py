@@ -1,0 +1,50 @@
+"""What torch.compile captures is the same without a recording and under one of each engine, in fresh processes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from modtrace.track.engine import EngineName
+from tests.support.captured_graphs import CASES
+from tests.support.python_process import start_python
+
+pytestmark = pytest.mark.usefixtures("native_engine")
+
+Told = dict[str, dict[str, Any]]
+ENGINES: tuple[EngineName, ...] = ("native", "python")
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Told]:
+    """Per engine, and for `none`, what each case captured."""
+    processes = {engine: start_python("-m", "tests.support.captured_graphs", engine) for engine in ("none", *ENGINES)}
+    outputs = {engine: process.communicate()[0] for engine, process in processes.items()}
+    assert [process.returncode for process in processes.values()] == [0, 0, 0]
+    return {engine: json.loads(output.splitlines()[-1]) for engine, output in outputs.items()}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_and_breaks_are_those_without_a_recording(told: dict[str, Told], case: str, engine: EngineName) -> None:
+    plain, recorded = told["none"][case], told[engine][case]
+
+    assert len(plain["graphs"]) >= 1
+    assert recorded["graphs"] == plain["graphs"]
+    assert recorded["breaks"] == plain["breaks"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", CASES)
+def test_spans_are_of_the_users_modules_with_their_backward(
+    told: dict[str, Told], case: str, engine: EngineName
+) -> None:
+    names = told[engine][case]["names"]
+
+    root = {"a training step": "step", "activation checkpoints": "Checkpointed"}.get(case, "Net")
+    root = "DistributedDataParallel" if case == "DistributedDataParallel" else root
+    assert {f"forward {root}", f"backward {root}"} <= set(names)
+    # No graph of torch.compile's own, and none run again.
+    assert [name for name in names if name.split()[0] == "recompute" or "Graph" in name or "Wrapper" in name] == []

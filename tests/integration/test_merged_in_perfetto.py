@@ -1,0 +1,81 @@
+"""Merged traces in the real Perfetto UI: where the rows are, and pictures for people, in `MODTRACE_SCREENSHOTS`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import modtrace
+from tests.support import perfetto_ui
+from tests.support.browser import visit
+from tests.support.kineto import GPU_TRACES
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Frame
+
+ALEXNET = GPU_TRACES[0]
+PROCESS, THREAD = "python3.10 2869224", "thread 2869224 (python3.10)"
+
+_ROWS = """() => {
+    const row = node => [node.name, node.collapsed, node.children.map(row)];
+    return app.trace.workspace.children.map(row);
+}"""
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    chosen = os.environ.get("MODTRACE_SCREENSHOTS")
+    path = Path(chosen) if chosen else tmp_path_factory.mktemp("screenshots")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def rows(frame: Frame) -> list[tuple[str, bool, Any]]:
+    """The rows as the UI shows them: name, whether it is folded, and the rows in it."""
+    return [(name, folded, inside) for name, folded, inside in frame.evaluate(_ROWS)]
+
+
+def group(found: list[Any], name: str) -> tuple[bool, list[Any]]:
+    (only,) = (row for row in found if row[0] == name)
+    return only[1], only[2]
+
+
+def names(found: list[Any]) -> list[str]:
+    return [name.strip() for name, _, _ in found]
+
+
+@pytest.mark.usefixtures("gpu_traces")
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_rows_of_modules_lie_where_one_looks(
+    browser: Browser, ui: str, tmp_path: Path, pictures: Path, suffix: str
+) -> None:
+    trace = tmp_path / f"merged{suffix}"
+    modtrace.merge(ALEXNET, None, trace)
+
+    with visit(browser, viewport={"width": 1600, "height": 1000}) as seen:
+        frame = perfetto_ui.hand_over(seen.page, trace, "merged", ui)
+        frame.evaluate("async () => { await waitForPerfettoIdle(); }")
+        seen.page.screenshot(path=pictures / f"perfetto-merged{suffix}.png")
+        found = rows(frame)
+
+    if suffix == ".pftrace":
+        # Our own layout: one group for the process, in it the thread, its modules above its operators.
+        folded, inside = group(found, PROCESS)
+        assert not folded
+        _, thread = group(inside, f"{THREAD} 2869224")
+        assert names(thread) == ["modules (2869224)", f"{THREAD} 2869224"]
+        assert names(thread[0][2]) == [f"forward · {THREAD} (2869224)"]
+        _, device = group(found, "GPU 0")
+        assert names(device) == [
+            *("modules · stream 7", "stream 7", "7 · overlapping slices"),
+            *("Device 0", "modules · stream 20", "stream 20"),
+        ]
+    else:
+        # In JSON each row is a group, and this version of the UI sorts them by their ids, the main thread first.
+        folded, inside = group(found, PROCESS)
+        assert not folded
+        assert names(inside)[0] == f"{THREAD} 2869224"
+        assert names(inside)[1].startswith(f"forward · {THREAD}")

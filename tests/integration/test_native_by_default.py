@@ -1,0 +1,150 @@
+"""`modtrace run` and `modtrace demo` build the native engine by themselves where they can; `record` never does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import modtrace
+from modtrace.track.native.compile import UNITS
+from modtrace.track.native.library import find_library
+from tests.support.python_process import python_environment, run_python
+from tests.support.quick_compiler import write_compiler
+
+TRAIN = """
+import torch
+torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+"""
+COMPILES_AND_LINKS = len(UNITS) + 1
+
+
+class Home(NamedTuple):
+    """A folder with a script and a compiler that is quick, and an environment with an empty cache."""
+
+    folder: Path
+    environment: Mapping[str, str]
+
+    def times_compiled(self) -> int:
+        log = self.folder / "compiled.log"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def set_compiler(self, *, fails: bool = False) -> None:
+        write_compiler(self.folder / "c++", self.folder / "compiled.log", find_library(), fails=fails)
+
+    def run(self, *arguments: str, **variables: str) -> tuple[str, str]:
+        """Run a command; return the engine that recorded, and what was said on stderr before the trace was."""
+        environment = {**self.environment, **variables}
+        said = run_python("-m", "modtrace", *arguments, cwd=self.folder, env=environment).stderr
+        (trace,) = self.folder.glob("*.pftrace")
+        engine = str(modtrace.load(trace).metadata["engine"])
+        trace.unlink()
+        return engine, "".join(line for line in said.splitlines(keepends=True) if " spans of " not in line)
+
+
+@pytest.fixture
+def home(native_engine: None, tmp_path: Path) -> Home:
+    environment = python_environment(
+        MODTRACE_CACHE=str(tmp_path / "cache"), CXX=str(tmp_path / "c++"), MODTRACE_BUILD="1", PATH="/usr/bin:/bin"
+    )
+    home = Home(tmp_path, environment)
+    home.set_compiler()
+    (tmp_path / "train.py").write_text(TRAIN)
+    return home
+
+
+@pytest.mark.parametrize("arguments", [("run", "train.py"), ("demo", "-o", "demo.pftrace")])
+def test_the_engine_is_built_once(arguments: tuple[str, ...], home: Home) -> None:
+    first = home.run(*arguments)
+    second = home.run(*arguments)
+
+    assert [engine for engine, _ in (first, second)] == ["native", "native"]
+    assert first[1].count("modtrace: compiling the native engine for torch ") == 1
+    assert "compiling" not in second[1]
+    assert home.times_compiled() == COMPILES_AND_LINKS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (("run", "--engine", "python", "train.py"), {}),
+        (("run", "train.py"), {"MODTRACE_BUILD": "0"}),
+        (("demo", "-o", "demo.pftrace", "--engine", "python"), {}),
+    ],
+)
+def test_where_it_is_not_wanted_it_is_not_built(
+    arguments: tuple[str, ...], variables: dict[str, str], home: Home
+) -> None:
+    engine, said = home.run(*arguments, **variables)
+
+    assert engine == "python"
+    assert "compiling" not in said
+    assert home.times_compiled() == 0
+
+
+def test_a_build_that_fails_is_told_in_one_line_and_not_tried_again(home: Home) -> None:
+    home.set_compiler(fails=True)
+
+    first = home.run("run", "train.py")
+    second = home.run("run", "train.py")
+
+    assert (first[0], second[0]) == ("python", "python")
+    progress, reason, *_ = first[1].splitlines()
+    assert progress.startswith("modtrace: compiling the native engine for torch ")
+    assert "it could not be built: calls.cpp:1: error: no such header; `modtrace build` tries again" in reason
+    assert second[1].splitlines()[0] == reason
+    assert home.times_compiled() == len(UNITS)
+
+    home.set_compiler()
+    run_python("-m", "modtrace", "build", env=home.environment)
+
+    assert home.run("run", "train.py") == ("native", home.run("run", "train.py")[1])
+
+
+def test_without_a_compiler_nothing_is_tried(home: Home) -> None:
+    engine, said = home.run("run", "train.py", CXX="absent-compiler")
+
+    assert engine == "python"
+    assert "it is not built for torch" in said
+    assert "compiling" not in said
+
+
+def test_ranks_build_it_together_once(home: Home) -> None:
+    script = """
+import os, sys
+from modtrace.track.native.cached_build import build_if_missing
+from modtrace.track.native.library import is_built
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        build_if_missing("auto", lambda line: print(line, flush=True))
+        os._exit(0 if is_built() else 1)
+    children.append(child)
+print([os.waitpid(child, 0)[1] for child in children])
+"""
+
+    done = run_python("-c", script, env=home.environment)
+
+    said, ended = done.stdout.splitlines()
+    assert said.startswith("compiling the native engine for torch ")
+    assert ended == "[0, 0, 0]"
+    assert home.times_compiled() == COMPILES_AND_LINKS
+
+
+def test_record_never_compiles(home: Home) -> None:
+    script = "import modtrace\nwith modtrace.record() as recording:\n    pass\nprint(recording.engine)"
+
+    done = run_python("-c", script, env=home.environment)
+
+    assert done.stdout == "python\n"
+    assert "it is not built for torch" in done.stderr
+    assert home.times_compiled() == 0
+
+
+def test_every_source_is_compiled_once() -> None:
+    sources = Path(modtrace.__file__).parent.glob("track/native/cpp/*.cpp")
+
+    assert sorted(name for _, names in UNITS.values() for name in names) == sorted(path.name for path in sources)

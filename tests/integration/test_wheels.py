@@ -1,0 +1,120 @@
+"""A wheel with engines, installed where no compiler is: the torch at hand finds its own, any other passes them over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import modtrace
+from modtrace.track.native.library import find_library, native_folder
+from tests.support.quick_compiler import write_compiler
+
+ROOT = Path(__file__).parents[2]
+OTHER_TORCH = "import torch\ntorch.__version__ = torch.torch_version.TorchVersion('{version}')\n"
+RECORD = """
+import modtrace, torch
+with modtrace.record("made.pftrace") as recording:
+    torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+print(recording.engine, len(recording.timeline().spans), modtrace.__file__)
+"""
+
+
+class Installed(NamedTuple):
+    """An environment that has the wheel, outside the checkout, without a compiler and with an empty cache."""
+
+    folder: Path
+    wheel: Path
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(self.folder / "venv" / "bin"), "HOME": str(self.folder), **variables}
+        python = self.folder / "venv" / "bin" / "python"
+        return subprocess.run(
+            [python, *arguments], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
+        )
+
+
+def pretend(folder: Path, version: str) -> Path:
+    """A folder for PYTHONPATH, by which torch says that it is another version."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(OTHER_TORCH.format(version=version))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(native_engine: None, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel of the torch at hand and of one that does not exist."""
+    folder = tmp_path_factory.mktemp("wheels")
+    other = folder / "python-of-another-torch"
+    other.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{pretend(folder / "2.99", "2.99.0")}:$PYTHONPATH" exec {sys.executable} "$@"\n'
+    )
+    other.chmod(0o755)
+    write_compiler(folder / "c++", folder / "compiled.log", find_library())
+    subprocess.run(
+        [ROOT / "scripts" / "wheels", "--out", folder / "dist", sys.executable, other],
+        env={**os.environ, "CXX": str(folder / "c++")},
+        check=True,
+    )
+    (wheel,) = (folder / "dist").iterdir()
+    venv = folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    # torch and the other dependencies are those of the tests; of ours, only what the wheel holds is found.
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return Installed(folder, wheel)
+
+
+def test_the_wheel_is_of_one_python_and_holds_an_engine_for_each_torch(installed: Installed) -> None:
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert installed.wheel.name.startswith(f"modtrace-{modtrace.__version__}-{python}-{python}-linux_")
+
+    with zipfile.ZipFile(installed.wheel) as archive:
+        engines = [name.split("/")[-2] for name in archive.namelist() if name.endswith(".so")]
+
+    assert len(engines) == 2
+    assert native_folder() in engines
+    assert any(name.startswith("torch-2.99.0-") for name in engines)
+
+
+def test_without_a_compiler_the_native_engine_records(installed: Installed) -> None:
+    done = installed.run("-c", RECORD)
+
+    assert done.stderr == ""
+    assert done.stdout.split()[:2] == ["native", "2"]
+    assert str(installed.folder) in done.stdout
+
+
+def test_a_torch_that_the_wheel_does_not_know_is_recorded_by_the_portable_engine(installed: Installed) -> None:
+    done = installed.run("-c", RECORD, PYTHONPATH=str(pretend(installed.folder / "2.98", "2.98.0")))
+
+    assert done.stdout.split()[:2] == ["python", "2"]
+    assert "it is not built for torch 2.98.0; run `modtrace build`" in done.stderr
+
+
+def test_the_version_tells_the_engine_of_the_wheel(installed: Installed) -> None:
+    done = installed.run("-m", "modtrace", "--version")
+
+    assert done.stdout.splitlines()[-1] == (
+        "native engine: built for this torch; `modtrace doctor` says whether it loads"
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["summary made.pftrace", "convert made.pftrace made.json", "report made.pftrace -o bug.zip"]
+)
+def test_what_it_recorded_is_read_without_torch(command: str, installed: Installed) -> None:
+    assert installed.run("-c", RECORD).returncode == 0
+    without_torch = "import sys; sys.modules['torch'] = None; from modtrace.cli import main; main()"
+
+    done = installed.run("-c", without_torch, *command.split())
+
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,28 @@
+"""What is said once where collectives cannot be recorded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from modtrace.ring import NameTable
+from modtrace.track.collectives import notice
+from modtrace.track.collectives.native import NativeCollectives
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
+def test_a_torch_that_does_not_take_the_tap_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*arguments: Any) -> bool:
+        raise RuntimeError("no operator c10d::allreduce_")
+
+    native: Any = SimpleNamespace(start_collectives=refuse)
+    notice.say_unavailable.cache_clear()
+    for _ in range(2):
+        NativeCollectives(native, NameTable()).start()
+    notice.say_unavailable.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"collectives are not recorded: torch {torch.__version__} does not take the tap (no operator c10d::allreduce_)"
+    ]

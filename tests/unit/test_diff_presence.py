@@ -1,0 +1,187 @@
+"""Comparing what not every step, or not every recording, has; and recordings that are given twice."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import modtrace
+from modtrace.compare.calls import compare_calls
+from modtrace.compare.changes import Change
+from modtrace.compare.run_times import ModuleRun, RunTimes
+from modtrace.compare.typical import Typical
+from modtrace.timeline import FORWARD, Timeline
+from tests.unit.test_diff import FQNS, changed, invoke, recording
+
+
+def keeping(timeline: Timeline, keep: Callable[[str, int], bool]) -> Timeline:
+    """The spans whose module and step are to be kept."""
+    columns = timeline.columns
+    names = [timeline.names[name].fqn for name in columns.name]
+    kept = [keep(fqn, int(step)) for fqn, step in zip(names, columns.step, strict=True)]
+    flat = replace(columns, parent=np.full_like(columns.parent, -1), depth=np.zeros_like(columns.depth))
+    return replace(timeline, columns=flat.take(np.flatnonzero(kept)))
+
+
+def every(steps: int, timeline: Timeline) -> Timeline:
+    """Of layer 3 the calls of every so manyth step alone."""
+    return keeping(timeline, lambda fqn, step: fqn != "Net.h.3" or step % steps == 0)
+
+
+def without(fqn: str, timeline: Timeline) -> Timeline:
+    return keeping(timeline, lambda other, _: other != fqn)
+
+
+def row(found: modtrace.Diff, fqn: str, phase: str = "forward") -> Change:
+    return next(change for change in found.changes if (change.fqn, change.phase) == (fqn, phase))
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_a_module_called_in_every_step_instead_of_every_tenth_comes_first(runs: int) -> None:
+    base = [every(10, recording(seed)) for seed in range(runs)]
+    new = [every(1, recording(seed)) for seed in range(runs, 2 * runs)]
+    found = modtrace.diff(base, new)
+
+    first = found.changes[:2]
+    assert {change[:2] for change in first} == {("Net.h.3", "forward"), ("Net.h.3", "backward")}
+    assert {(c.base_calls, c.new_calls, c.calls_changed, c.verdict) for c in first} == {(0.1, 1, True, "slower")}
+    assert "0.1 → 1" in found.to_text()
+    # 100 µs in each step, 10 µs per step before.
+    forward = row(found, "Net.h.3")
+    assert forward.base_ns == pytest.approx(10_000, rel=0.1)
+    assert forward.new_ns == pytest.approx(100_000, rel=0.1)
+    assert found.above(0.05) == list(found.changes[:2])
+    assert [change for change in found.changes[2:] if change.calls_changed] == []
+    back = modtrace.diff(new, base)
+    assert {(c.base_calls, c.new_calls, c.verdict) for c in back.changes[:2]} == {(1, 0.1, "faster")}
+
+
+def run_of(called: int, steps: int) -> RunTimes:
+    time = Typical(1e6, 1e-4, 20)
+    return RunTimes({("Net", "forward"): ModuleRun(time, called, 1, 1, 1)}, {}, time, (), steps, 0, steps, {})
+
+
+def test_a_share_of_steps_within_chance_did_not_change() -> None:
+    key = ("Net", "forward")
+
+    def compare(before: list[int], after: list[int]) -> bool:
+        sides = [[run_of(called, 30) for called in side] for side in (before, after)]
+        return compare_calls(sides[0], sides[1], key, 80).changed
+
+    # Of 30 steps with one chance in two, 15 ± 2.7 have it; the ends of the sides must lie apart too.
+    assert not compare([12], [18])
+    assert not compare([15], [25])
+    assert compare([3], [30])
+    assert compare([5, 6, 7], [22, 24, 25])
+    assert not compare([5, 6, 25], [22, 24, 25])
+    random = np.random.default_rng(0)
+    called = random.binomial(30, 0.5, (4000, 2, 2)).tolist()
+    assert sum(compare(before, after) for before, after in called) == 0
+
+
+def test_a_module_that_one_recording_lacks_is_compared_over_the_others() -> None:
+    base = [recording(seed) for seed in range(8)]
+    base[2] = without("Net.h.3", base[2])
+    new = [recording(seed, {("Net.h.3", FORWARD): 1.6}) for seed in range(8, 16)]
+    found = modtrace.diff(base, new)
+
+    assert changed(found) == [("Net.h.3", "forward", "slower")]
+    change = found.changes[0]
+    assert (change.base_recordings, change.new_recordings, change.calls_changed) == (7, 8, False)
+    assert change.ratio == pytest.approx(0.6, abs=0.03)
+    assert found.above(0.05) == [change]
+    assert "not in every recording: Net.h.3 forward (7 of 8 before), Net.h.3 backward (7 of 8 before)" in found.header
+
+
+def test_what_has_no_estimate_has_no_interval(tmp_path: Path) -> None:
+    base = [recording(0), *(without("Net.h.3", recording(seed)) for seed in (1, 2))]
+    found = modtrace.diff(base, [recording(seed, recompute=("Net.h.1",)) for seed in (3, 4, 5)])
+
+    seldom, added = row(found, "Net.h.3"), row(found, "Net.h.1", "recompute")
+    assert (seldom.low_ns, seldom.high_ns, seldom.verdict) == (None, None, "cannot tell")
+    assert (added.low_ns, added.high_ns, added.verdict) == (None, None, "added")
+    assert json.loads(found.to_json())["changes"][0]["low_ns"] is None
+    found.save(tmp_path / "d.html")
+
+
+def test_copies_of_a_recording_count_once() -> None:
+    one, other = recording(0), recording(1)
+    found = modtrace.diff([one] * 8, [other] * 8)
+
+    single = modtrace.diff(one, other)
+    assert (found.runs, found.copies, found.changes) == ((1, 1), (7, 7), single.changes)
+    assert "14 recordings left out: a copy says nothing new" in found.header
+
+
+def test_the_same_recordings_on_both_sides_are_said_to_be() -> None:
+    recordings = [recording(seed) for seed in range(8)]
+    found = modtrace.diff(recordings, recordings)
+
+    assert {change.difference_ns for change in found.changes} == {0}
+    assert {change.verdict for change in found.changes} <= {"same", "cannot tell"}
+    assert "both sides hold the same recordings: they say nothing of a change" in found.header
+    partly = modtrace.diff(recordings[:5], recordings[4:])
+    assert "1 recording on both sides: they say nothing of a change" in partly.header
+
+
+def test_what_is_shorter_than_the_clock_tells_has_no_verdict_and_no_percentage() -> None:
+    def instant(timeline: Timeline) -> Timeline:
+        columns = timeline.columns
+        end = np.where(columns.name == FQNS.index("Net.h.3"), columns.start, columns.end)
+        return replace(timeline, columns=replace(columns, end=end))
+
+    base, new = ([recording(side * 5 + seed) for seed in range(5)] for side in (0, 1))
+    both = row(modtrace.diff(list(map(instant, base)), list(map(instant, new))), "Net.h.3")
+    assert (both.verdict, both.ratio, both.low_ns) == ("cannot tell", 0, None)
+    found = modtrace.diff(list(map(instant, base)), new)
+    grown = row(found, "Net.h.3", "backward")
+    assert (grown.verdict, grown.ratio) == ("slower", math.inf)
+    line = next(line for line in found.to_text().splitlines() if line.startswith("Net.h.3  backward"))
+    low = f"{(grown.low_ns or 0) / 1e6:+.3f}"
+    assert line.split()[4:6] == [f"{grown.difference_ns / 1e6:+.3f}", low]
+
+
+def test_the_header_states_what_was_measured_alone() -> None:
+    def few(seed: int, steps: int = 30) -> Timeline:
+        return keeping(recording(seed, steps=steps), lambda fqn, _: fqn in {"Net.h.1", "Net.h.2"})
+
+    header = "\n".join(modtrace.diff(few(0), few(1)).header)
+    assert "too few modules to tell the machine's speed: it is in all differences" in header
+    assert "median module changed" not in header
+    header = "\n".join(modtrace.diff(few(0), without("Net.h.2", without("Net.h.1", recording(1)))).header)
+    assert "no module is in enough recordings of both sides: no time can be compared" in header
+    assert "differs by" not in header
+    header = "\n".join(modtrace.diff(few(0, 5), few(1, 5)).header)
+    assert "fewer than 6 steps on a side: too few for any verdict" in header
+    assert "drifted" not in header
+
+
+@pytest.mark.parametrize("name_map", [{"Net.hh": "Net.h"}, {"Net.h": "Net.hh"}])
+def test_a_map_that_matches_nothing_is_an_error_that_names_it(tmp_path: Path, name_map: dict[str, str]) -> None:
+    ((old, new),) = name_map.items()
+    message = f"{old}={new} maps nothing: no module {'before' if old == 'Net.hh' else 'after'} is Net.hh or inside it"
+    with pytest.raises(modtrace.ModtraceError, match=message):
+        modtrace.diff(recording(0), recording(1), map=name_map)
+
+    files = tmp_path / "base.pftrace", tmp_path / "new.pftrace"
+    for seed, file in enumerate(files):
+        recording(seed).save(file)
+    done = invoke(*files, "--map", f"{old}={new}")
+    assert (done.exit_code, message in done.stderr) == (1, True)
+
+
+def test_a_file_without_whole_steps_is_named(tmp_path: Path) -> None:
+    for seed in range(2):
+        recording(seed).save(tmp_path / f"{seed}.pftrace")
+    replace(recording(2), marks=[]).save(tmp_path / "2.pftrace")
+
+    with pytest.raises(modtrace.ModtraceError, match=r"/2\.pftrace: a recording without whole steps"):
+        modtrace.diff(recording(3), [tmp_path / f"{seed}.pftrace" for seed in range(3)])
+    done = invoke(tmp_path, tmp_path)
+    assert (done.exit_code, "2.pftrace: a recording without whole steps" in done.stderr) == (1, True)

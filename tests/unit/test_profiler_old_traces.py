@@ -1,0 +1,114 @@
+"""Other traces than today's on CUDA: categories of before torch 1.13, HIP's names; and what is no trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import modtrace
+from modtrace import TraceError
+from modtrace.profiler import read_merged_summary
+from tests.support.kineto import evaluate, recording, trace, x
+from tests.support.overlaid import overlaid
+
+CALLS = recording(("Net", 1000, 5000, 0), ("a: Linear", 1100, 2000, 1), ("b: Linear", 2050, 4500, 1))
+OLD = {
+    "cpu_op": "Operator",
+    "cuda_runtime": "Runtime",
+    "kernel": "Kernel",
+    "gpu_memcpy": "Memcpy",
+    "gpu_memset": "Memset",
+}
+
+
+def step() -> list[dict[str, Any]]:
+    """An operator and a launch in each call, backward of one, and what ran on the GPU: 100, 30 and 7 ns."""
+    return [
+        x("cpu_op", "aten::linear", 1200, 1900, Sequence_number=1),
+        x("cuda_runtime", "cudaLaunchKernel", 1300, 1310, correlation=1),
+        x("cuda_runtime", "cudaMemcpyAsync", 2100, 2110, correlation=2),
+        x("cuda_runtime", "cudaMemsetAsync", 2200, 2210, correlation=3),
+        evaluate("AddmmBackward0", 6000, 6500, 1),
+        x("kernel", "gemm", 3000, 3100, pid=0, tid=7, correlation=1),
+        x("gpu_memcpy", "Memcpy", 3100, 3130, pid=0, tid=7, correlation=2),
+        x("gpu_memset", "Memset", 3200, 3207, pid=0, tid=7, correlation=3),
+    ]
+
+
+def test_categories_of_old_traces_are_those_of_today() -> None:
+    old = [event | {"cat": OLD[event["cat"]]} for event in step()]
+
+    found, today = overlaid(CALLS, *old), overlaid(CALLS, *step())
+
+    for overlay in (found, today):
+        assert (overlay.nodes, overlay.attributed_nodes) == (1, 1)
+        assert (overlay.work, overlay.attributed_work) == (3, 3)
+        times = {row.fqn: (row.kernel_ns, row.memcpy_ns, row.memset_ns) for row in overlay.summary.rows}
+        assert times == {"Net": (0, 0, 0), "Net.a": (100, 0, 0), "Net.b": (0, 30, 7)}
+
+
+def test_replays_of_hip_graphs_belong_to_the_modules_of_the_capture() -> None:
+    """As MI300 traces have them: no ids of graphs or nodes, and the work in the order of its times."""
+    found = overlaid(
+        CALLS,
+        x("cuda_runtime", "hipStreamBeginCapture", 1150, 1155, correlation=1),
+        x("cuda_runtime", "hipLaunchKernel", 1200, 1205, correlation=2),
+        x("cuda_runtime", "hipExtModuleLaunchKernel", 2100, 2105, correlation=3),
+        x("cuda_runtime", "hipStreamEndCapture", 2200, 2205, correlation=4),
+        x("cuda_runtime", "hipGraphLaunch", 8000, 8005, correlation=5),
+        x("kernel", "second", 9200, 9240, pid=2, tid=0, correlation=5),
+        x("kernel", "first", 9000, 9100, pid=2, tid=0, correlation=5),
+    )
+
+    assert {row.fqn: row.kernel_ns for row in found.summary.rows} == {"Net": 0, "Net.a": 100, "Net.b": 40}
+    assert found.unattributed == {}
+
+
+@pytest.mark.parametrize("correlation", [None, "1", 1.5, [], 1 << 63])
+def test_a_kernel_of_an_odd_correlation_id_counts_and_says_why_it_has_no_module(correlation: Any) -> None:
+    odd = x("kernel", "odd", 4000, 4050, pid=0, tid=7, correlation=correlation)
+
+    found = overlaid(CALLS, *step(), odd)
+
+    assert (found.work, found.attributed_work) == (4, 3)
+    assert found.unattributed == {"no correlation id": 1}
+    assert sum(row.gpu_self_ns for row in found.summary.rows) == 100 + 30 + 7 + 50
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_a_module_named_by_half_a_character_is_merged_as_a_look_alike(tmp_path: Path, suffix: str) -> None:
+    path, out = tmp_path / "trace.json", tmp_path / f"out{suffix}"
+    events = trace(x("python_function", "nn.Module: HALF_0", 1000, 2000), x("cpu_op", "aten::linear", 1200, 1900))
+    path.write_bytes(events.replace(b"HALF", b"\\ud800"))
+
+    modtrace.merge(path, None, out)
+
+    summary = read_merged_summary(out)
+    assert summary is not None
+    assert [row.fqn for row in summary.rows] == ["＼ud800_0"]
+    assert [span.fqn for span in modtrace.load(out).spans] == ["\ud800_0"]
+
+
+@pytest.mark.parametrize(("suffix", "attribute"), [(".json", True), (".json", False), (".pftrace", True)])
+@pytest.mark.parametrize("events", ["[1, 2, 3]", '["a", null]', "[[]]"])
+def test_a_trace_of_what_are_no_events_is_refused(tmp_path: Path, suffix: str, attribute: bool, events: str) -> None:
+    path, out = tmp_path / "trace.json", tmp_path / f"out{suffix}"
+    path.write_text(f'{{"traceEvents": {events}}}')
+
+    with pytest.raises(
+        TraceError, match=r"none of its (3 |2 |1 )?events can be used: an event of torch.profiler is an object"
+    ):
+        modtrace.merge(path, CALLS, out, attribute=attribute)
+
+    assert not out.exists()
+
+
+def test_a_trace_without_events_is_no_trace_of_the_recording(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(trace())
+
+    modtrace.merge(path, CALLS, tmp_path / "out.json")
+
+    assert len(modtrace.load(tmp_path / "out.json").spans) == 3

@@ -1,0 +1,282 @@
+"""Datasets of ranks: what is packed is what was recorded, laid out so that a bucket is read alone, and can be asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from modtrace import ModtraceError
+from modtrace.cli.group import group as commands
+from modtrace.ranks import JobTime, find_rank_files, load_rank
+from modtrace.ranks.find_slow import slow_of_dataset, slow_of_folder
+from modtrace.ring import Kind
+from tests.support.event_script import EventScript
+from tests.support.made_job import Culprit, MadeJob, read_template
+from tests.unit.test_ranks_slow import ALL_REDUCE, MS, write_steps
+
+pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("duckdb")
+
+from modtrace.ranks.dataset.dataset_tables import DatasetTables  # noqa: E402 (it needs pyarrow)
+
+STEPS = 25
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a job with 12 ranks of two hosts, of which rank 3 is slow."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    script = EventScript(1024, tmp_path / "one.modtrace", {"rank": 0, "pid": 1})
+    write_steps(script, sharded=False)
+    script.close()
+    culprit = Culprit(3, "Net.second", "backward", 2 * MS)
+    MadeJob(read_template(tmp_path / "one.modtrace"), 12, STEPS, [culprit]).write(folder)
+    return folder
+
+
+def invoke(*arguments: object, exit_code: int = 0) -> str:
+    done = CliRunner().invoke(commands, ["ranks", *map(str, arguments)])
+    assert done.exit_code == exit_code, done.output
+    return done.output
+
+
+def pack(run: Path, *options: object) -> Path:
+    dataset = run.parent / "dataset"
+    invoke("pack", run, "-o", dataset, "--processes", 1, *options)
+    return dataset
+
+
+def test_what_is_packed_is_what_was_recorded_in_the_jobs_time(run: Path) -> None:
+    dataset = pack(run)
+
+    files = find_rank_files(run)
+    job = JobTime(files)
+    timeline = load_rank(files[9], job[9]).timeline
+    table = pq.read_table(dataset / "spans", filters=[("rank", "=", 9)]).sort_by(
+        [("start_ns", "ascending"), ("depth", "ascending")]
+    )
+    assert table["start_ns"].to_pylist() == timeline.columns.start.tolist()
+    assert table["duration_ns"].to_pylist() == (timeline.columns.end - timeline.columns.start).tolist()
+    assert table["fqn"].to_pylist() == [span.fqn for span in timeline.spans]
+    assert table["phase"].to_pylist() == [span.phase for span in timeline.spans]
+    assert table["step"].to_pylist() == timeline.columns.step.tolist()
+    # Net in forward is 2 × 1 ms in its layers, and 10 µs beside them twice or so.
+    assert sum(table["self_ns"].to_pylist()) == sum(
+        int(one) for one in (timeline.columns.end - timeline.columns.start)[timeline.columns.depth == 0]
+    )
+    rows = pq.read_table(dataset / "collectives", filters=[("rank", "=", 9), ("kind", "=", "call")]).sort_by("start_ns")
+    assert rows["start_ns"].to_pylist() == timeline.collectives.start.tolist()
+    assert rows["done_ns"].to_pylist() == timeline.collectives.done.tolist()
+    assert set(rows["group"].to_pylist()) == {"0 [0-11]"}
+
+
+def test_row_groups_hold_buckets_of_steps(run: Path) -> None:
+    dataset = pack(run, "--steps-per-bucket", 10)
+
+    for path in (dataset / "spans").iterdir():
+        metadata = pq.ParquetFile(path).metadata
+        column = metadata.schema.names.index("step")
+        statistics = [metadata.row_group(index).column(column).statistics for index in range(metadata.num_row_groups)]
+        assert [(one.min, one.max) for one in statistics] == [(0, 9), (10, 19), (20, 24)]
+
+
+def test_packing_goes_on_where_it_was_cut_off_and_again_what_changed(run: Path) -> None:
+    hidden = run.parent / "hidden"
+    hidden.mkdir()
+    for path in sorted(run.iterdir())[8:]:
+        path.rename(hidden / path.name)
+    dataset = pack(run)
+    before = {path.name: path.stat().st_mtime_ns for path in (dataset / "spans").iterdir()}
+    for path in hidden.iterdir():
+        path.rename(run / path.name)
+    (dataset / "spans" / "left.new").write_bytes(b"cut off")
+
+    said = invoke("pack", run, "-o", dataset, "--processes", 1)
+
+    assert said.startswith("12 ranks (8 were there) and 1,800 spans")
+    after = {path.name: path.stat().st_mtime_ns for path in (dataset / "spans").glob("*.parquet")}
+    assert before.items() <= after.items()
+    os.utime(run / "000009.modtrace", ns=(1, 1))
+    assert invoke("pack", run, "-o", dataset, "--processes", 1).startswith("12 ranks (8 were there)")
+    assert invoke("pack", run, "-o", dataset, "--processes", 1).startswith("12 ranks (12 were there)")
+
+
+def test_a_folder_that_was_moved_is_packed_again_and_not_twice(run: Path) -> None:
+    dataset = pack(run)
+    moved = run.rename(run.with_name("moved"))
+
+    assert invoke("pack", moved, "-o", dataset, "--processes", 1).startswith("12 ranks and 1,800 spans")
+    assert invoke("query", dataset, "select count(distinct rank) as n from steps", "--format", "csv") == "n\n12\n"
+
+
+def test_two_processes_pack_the_same(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modtrace.ranks.dataset.pack._MAX_RANKS_PER_PART", 5)
+    dataset = run.parent / "two"
+
+    invoke("pack", run, "-o", dataset, "--processes", 2)
+
+    assert sorted(path.name for path in (dataset / "parts").iterdir()) == [
+        *("000000-000004.json", "000005-000009.json", "000010-000011.json")
+    ]
+    one, two = (
+        pq.read_table(path / "spans").sort_by(
+            [("rank", "ascending"), ("start_ns", "ascending"), ("depth", "ascending")]
+        )
+        for path in (pack(run), dataset)
+    )
+    assert one.to_pylist() == two.to_pylist()
+
+
+def test_a_dataset_says_the_same_of_who_is_late_as_the_recordings(run: Path) -> None:
+    found, expected = slow_of_dataset(pack(run, "--steps-per-bucket", STEPS)), slow_of_folder(run)
+
+    assert found.steps == expected.steps
+    assert found.late == expected.late
+    in_buckets = slow_of_dataset(pack(run, "--steps-per-bucket", 10))
+    assert [(step.step, step.rank, step.modules[0].fqn) for step in in_buckets.steps[1:]] == [
+        (step, 3, "Net.second") for step in range(1, STEPS)
+    ]
+    assert np.array_equal(
+        np.concatenate([part.lateness for part in in_buckets.parts], axis=1), expected.parts[0].lateness
+    )
+
+
+def test_queries_of_all_and_of_each_bucket_agree(run: Path) -> None:
+    dataset = pack(run)
+    counted = "select phase, count(*) as n from spans group by phase order by phase"
+
+    whole = json.loads(invoke("query", dataset, counted, "--format", "json"))
+    sums = ["--each-bucket", "--then", "select phase, sum(n)::bigint as n from results group by phase order by phase"]
+    assert json.loads(invoke("query", dataset, counted, "--format", "json", *sums)) == whole
+    assert whole == [{"phase": "backward", "n": 12 * STEPS * 3}, {"phase": "forward", "n": 12 * STEPS * 3}]
+    assert invoke("query", dataset, "select rank, method from ranks where rank in (0, 9)").split() == [
+        *("rank", "method", "0", "same", "clock", "9", "pings")
+    ]
+    assert invoke("query", dataset, "select 1 as a", "--format", "csv") == "a\n1\n"
+
+
+def test_buckets_of_steps_without_collectives_are_asked_too(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in range(2):
+        script = EventScript(1024, folder / f"{rank}.modtrace", {"rank": rank, "pid": 1})
+        script.note_group("0", "0-1", "")
+        model = script.name("Net", "Net", "Net")
+        for step in range(30):
+            begin = 10**16 + step * 100 * MS
+            script.enter(begin, model, step)
+            if step < 5 or step >= 25:
+                script.collective(begin + MS, Kind.COLLECTIVE_ENTER, ALL_REDUCE, step)
+                script.collective(begin + 2 * MS, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 8)
+            script.exit(begin + 10 * MS, model, step)
+            script.step(begin + 20 * MS, step)
+        script.close()
+    dataset = pack(folder)
+
+    sums = ["--each-bucket", "--then", "select sum(n) as n from results", "--format", "csv"]
+    assert invoke("query", dataset, "select count(*) as n from spans", *sums) == "n\n60\n"
+    assert [step.step for step in slow_of_dataset(dataset).steps] == [*range(5), *range(25, 30)]
+
+
+def test_sums_are_numbers_and_columns_of_one_name_stay_apart(run: Path) -> None:
+    dataset = pack(run)
+    total = (
+        "select rank, sum(depth) as depths, 'nan'::double as ratio from spans where rank < 2 group by rank order by 1"
+    )
+    joined = "select a.rank, b.rank, a.spans from ranks a join ranks b on b.rank = a.rank + 1 where a.rank = 4"
+
+    # In each phase of a step, two of three spans lie in the third.
+    assert json.loads(invoke("query", dataset, total, "--format", "json")) == [
+        {"rank": rank, "depths": STEPS * 4, "ratio": None} for rank in (0, 1)
+    ]
+    assert [line.split() for line in invoke("query", dataset, total, "--format", "markdown").splitlines()[1:2]] == [
+        ["|", "---:", "|", "---:", "|", "---:", "|"]
+    ]
+    assert invoke("query", dataset, joined, "--format", "csv") == "rank,rank_1,spans\n4,5,150\n"
+    assert json.loads(invoke("query", dataset, joined, "--format", "json")) == [{"rank": 4, "rank_1": 5, "spans": 150}]
+
+
+def test_recordings_in_which_nothing_is_make_an_empty_dataset(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in range(2):
+        EventScript(16, folder / f"{rank}.modtrace", {"rank": rank}).close()
+
+    dataset = pack(folder)
+
+    counted = "select count(*) as n from spans"
+    assert invoke("query", dataset, counted, "--format", "csv") == "n\n0\n"
+    assert "nothing is in it" in invoke("query", dataset, counted, "--each-bucket", exit_code=1)
+    assert "no two ranks called one collective" in invoke("slow", dataset, exit_code=1)
+
+
+def test_a_dataset_that_was_packed_anew_is_read_anew(run: Path) -> None:
+    dataset = pack(run)
+    spans = [len(DatasetTables(dataset).spans([0], 0, STEPS).start)]
+    shutil.rmtree(dataset)
+    for path in run.iterdir():
+        write_steps(script := EventScript(1024, path, {"rank": int(path.stem), "pid": 1}), sharded=False)
+        script.close()
+    pack(run)
+    spans.append(len(DatasetTables(dataset).spans([0], 0, STEPS).start))
+
+    assert spans == [STEPS * 6, 6 * 6]
+
+
+@pytest.mark.parametrize("table", ["collectives", "steps"])
+def test_damaged_tables_are_named(run: Path, table: str) -> None:
+    dataset = pack(run)
+    (path,) = (dataset / table).iterdir()
+
+    path.write_bytes(path.read_bytes()[:-10])
+
+    for command in (("slow",), ("query", "select 1")):
+        said = invoke(command[0], dataset, *command[1:], exit_code=1)
+        assert said.startswith(f"modtrace: {dataset}: cannot be read: ")
+        assert said.endswith("; delete it and pack again\n")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[7]", '[{"rank": 0, "spans": 1}]'])
+def test_damaged_descriptions_are_named(run: Path, text: str) -> None:
+    dataset = pack(run)
+    (part,) = (dataset / "parts").iterdir()
+    part.write_text(text)
+
+    if text != "[]":
+        for command in (("slow", dataset), ("query", dataset, "select 1"), ("pack", run, "-o", dataset)):
+            said = invoke(*command, exit_code=1)
+            assert said.startswith(f"modtrace: {part}: ")
+            assert said.endswith("; delete it and pack again\n")
+    (dataset / "dataset.json").write_text(text)
+    assert "it is no dataset" in invoke("slow", dataset, exit_code=1)
+
+
+def test_a_folder_of_another_program_is_left_alone(run: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "parts").mkdir(parents=True)
+    (theirs / "dataset.json").write_text('{"name": "images"}')
+    (theirs / "parts" / "labels.json").write_text("[]")
+
+    assert "holds something else than a dataset" in invoke("pack", run, "-o", theirs, exit_code=1)
+    assert [path.name for path in sorted(theirs.rglob("*.json"))] == ["dataset.json", "labels.json"]
+
+
+def test_errors_say_what_to_do(run: Path, tmp_path: Path) -> None:
+    dataset = pack(run)
+    with pytest.raises(ModtraceError, match="make one with `modtrace ranks pack`"):
+        slow_of_dataset(tmp_path)
+    with pytest.raises(ModtraceError, match="there is no engine 'spark'"):
+        slow_of_dataset(dataset, engine="spark")
+    assert "the SQL cannot be run" in invoke("query", dataset, "select nothing from nowhere", exit_code=1)
+    assert "need --each-bucket" in invoke("query", dataset, "select 1", "--engine", "ray", exit_code=2)
+    assert "holds something else than a dataset of this version" in invoke("pack", run, "-o", run, exit_code=1)
+    (dataset / "dataset.json").write_text('{"format": 99}')
+    with pytest.raises(ModtraceError, match="its format is 99"):
+        slow_of_dataset(dataset)

@@ -1,0 +1,263 @@
+"""Who is late, of jobs made with known culprits; and the steps of the way there, by hand."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from modtrace.cli.group import group as commands
+from modtrace.ranks.find_slow import slow_of_folder, worst_ranks
+from modtrace.ranks.inferred_waits import inferred_waits
+from modtrace.ranks.rank_tables import StepTable, step_table
+from modtrace.ranks.slow import SlowRun, lateness_matrix
+from modtrace.ranks.slow.findings import at_least, step_durations
+from modtrace.ranks.slow.lateness_page import png
+from modtrace.ranks.slow.runs import median_of_others
+from modtrace.ring import Kind
+from modtrace.ring.slot_format import SEQUENCE_BITS
+from modtrace.timeline import Columns, Mark, Timeline, build_timeline
+from tests.support.event_script import WALL, EventScript
+from tests.support.made_job import Culprit, MadeJob, Template, read_template
+
+STEPS = 12
+MS = 1_000_000
+ALL_REDUCE, ALL_GATHER = '["all_reduce", "0"]', '["all_gather_into_tensor", "0"]'
+
+
+def write_steps(script: EventScript, *, sharded: bool) -> None:
+    """Six steps of a net with two layers, 1 ms each way: as under DDP, or under FSDP, which waits in each."""
+    net, first, second = (script.name(f"Net{path}", "Net") for path in ("", ".first", ".second"))
+    script.note_group("0", "0-1", "default_pg")
+    now = 10**16
+    counter = 0
+
+    def then(after: int, kind: Kind, name: int, value: int) -> None:
+        nonlocal now
+        now += after
+        script.event(now, kind, name, value)
+
+    def collective(text: str, *, wait: bool) -> None:
+        nonlocal now, counter
+        kinds = [Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, *([Kind.WAIT_ENTER, Kind.WAIT_EXIT] if wait else [])]
+        for kind in kinds:
+            now += 10_000
+            script.collective(now, kind, text, 64 if kind == Kind.COLLECTIVE_EXIT else counter)
+        script.collective(now + 50_000, Kind.COLLECTIVE_DONE, text, counter)
+        counter += 1
+
+    for step in range(6):
+        base = 4 * step
+        call = step << SEQUENCE_BITS
+        then(100_000, Kind.FORWARD_ENTER, net, call | base)
+        for layer, (low, high) in ((first, (0, 2)), (second, (2, 4))):
+            then(10_000, Kind.FORWARD_ENTER, layer, call | base + low)
+            if sharded:
+                collective(ALL_GATHER, wait=True)
+            then(MS, Kind.FORWARD_EXIT, layer, call | base + high)
+        then(10_000, Kind.FORWARD_EXIT, net, call | base + 4)
+        then(10_000, Kind.PASS_BEGIN, 0xFFFFFF, step)
+        for sequence in (3, 1):
+            then(10_000, Kind.SEGMENT_BEGIN, 0x100, step << SEQUENCE_BITS | base + sequence)
+            now += MS
+            collective(ALL_REDUCE, wait=sharded)
+        then(10_000, Kind.BACKWARD_OVER, 0xFFFFFF, step)
+        then(200_000, Kind.PASS_END, 0xFFFFFF, step)
+        then(300_000, Kind.OPTIMIZER_STEP, 0xFFFFFF, step)
+
+
+@pytest.fixture(params=["ddp", "fsdp"])
+def template(request: pytest.FixtureRequest, tmp_path: Path) -> Template:
+    script = EventScript(1024, tmp_path / "one.modtrace", {"rank": 0, "pid": 1})
+    write_steps(script, sharded=request.param == "fsdp")
+    script.close()
+    return read_template(tmp_path / "one.modtrace")
+
+
+def find(folder: Path, job: MadeJob) -> SlowRun:
+    folder.mkdir()
+    job.write(folder)
+    return slow_of_folder(folder)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize(("ranks", "group_size"), [(2, 0), (4, 0), (24, 4)])
+def test_the_rank_and_the_module_that_were_made_slow_are_named_with_what_it_cost(
+    tmp_path: Path, template: Template, phase: str, ranks: int, group_size: int
+) -> None:
+    culprit = Culprit(ranks - 1, "Net.second", phase, 2 * MS)
+
+    run = find(tmp_path / "run", MadeJob(template, ranks, STEPS, [culprit], group_size=group_size, noise=0.02))
+
+    # What came before the first collective of a recording is not known.
+    for step in run.steps[1:]:
+        assert (step.verdict, step.rank) == ("late", culprit.rank)
+        assert (step.modules[0].fqn, step.modules[0].phase) == ("Net.second", phase)
+        assert abs(step.cost_ns - culprit.extra_ns) <= 0.2 * culprit.extra_ns
+        assert abs(step.modules[0].excess_ns - culprit.extra_ns) <= 0.2 * culprit.extra_ns
+    assert [(one.rank, one.is_slow) for one in run.late] == [(culprit.rank, True)]
+    assert worst_ranks(run, 1) == [culprit.rank]
+
+
+def test_now_and_then_is_not_slow_and_balanced_ranks_are_not_accused(tmp_path: Path, template: Template) -> None:
+    balanced = find(tmp_path / "balanced", MadeJob(template, 4, 40))
+    once = find(tmp_path / "once", MadeJob(template, 4, 40, [Culprit(2, "Net.first", "forward", 5 * MS, every=20)]))
+
+    assert [one for one in balanced.late if one.is_slow] == []
+    assert sum(step.verdict == "late" for step in balanced.steps) <= 2
+    assert (once.steps[20].verdict, once.steps[20].rank, once.steps[20].modules[0].fqn) == ("late", 2, "Net.first")
+    assert [one for one in once.late if one.is_slow] == []
+
+
+def test_lateness_below_the_bounds_cannot_be_told(tmp_path: Path, template: Template) -> None:
+    culprit = Culprit(9, "Net.second", "forward", MS // 2)
+
+    run = find(tmp_path / "run", MadeJob(template, 16, STEPS, [culprit], noise=0.01, bound_ns=2 * MS))
+
+    # Where the error of the clocks and the lateness add up to more than the bound, it can be told after all.
+    assert {step.rank for step in run.steps if step.verdict == "late"} <= {9}
+    assert sum(step.verdict == "cannot tell" for step in run.steps) > 0
+    assert all(step.bound_ns >= MS for step in run.steps)
+    assert all(step.lateness_ns <= step.bound_ns for step in run.steps if step.verdict == "cannot tell")
+
+
+def test_two_ranks_late_in_turns_are_both_named(tmp_path: Path, template: Template) -> None:
+    culprits = [
+        Culprit(1, "Net.first", "backward", 3 * MS, every=2),
+        Culprit(2, "Net.second", "forward", 8 * MS, every=3),
+    ]
+
+    run = find(tmp_path / "run", MadeJob(template, 4, 30, culprits))
+
+    named = {step.step: step.rank for step in run.steps if step.verdict == "late"}
+    assert {step for step, rank in named.items() if rank == 2} - {0} == set(range(3, 30, 3))
+    assert {step for step, rank in named.items() if rank == 1} >= set(range(2, 30, 2)) - set(range(0, 30, 3))
+    assert {one.rank for one in run.late if one.is_slow} == {1, 2}
+
+
+def test_lateness_is_exact_to_the_nanosecond(tmp_path: Path) -> None:
+    # Rank 2 calls 1,012 ns behind one and 1,002 behind the other, in each of 3 steps.
+    for rank, late in enumerate((0, 10, 1_012)):
+        script = EventScript(64, tmp_path / f"{rank}.modtrace", {"rank": rank, "pid": 1})
+        script.note({"kind": "clock", "clock": "a"})
+        script.note_group("0", "0-2", "default_pg")
+        for step in range(3):
+            begin = 10**16 + 12_345_677 + step * MS + late
+            script.collective(begin, Kind.COLLECTIVE_ENTER, ALL_REDUCE, step)
+            script.collective(begin + 10, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 8)
+            script.step(begin + 20, step)
+        script.close()
+
+    run = slow_of_folder(tmp_path)
+
+    assert [step.lateness_ns for step in run.steps] == [1_007] * 3
+    assert lateness_matrix(run)[0].tolist() == [[-511] * 3, [-496] * 3, [1_007] * 3]
+
+
+def test_the_duration_of_a_step_is_the_median_of_all_ranks() -> None:
+    # Step 1 lasts 10 on rank 0, 30 on rank 1, 20 on rank 2; step 2 lasts 5 and 8; before step 4 one is missing.
+    rows = [(1, 1, 130), (0, 0, 100), (0, 1, 110), (0, 2, 115), (1, 0, 100), (2, 0, 100), (2, 1, 120), (2, 2, 128)]
+    rank, step, end = np.array([*rows, (0, 4, 200)]).T
+
+    assert step_durations(StepTable(rank, step, end)) == {1: 20, 2: 6}
+    assert step_durations(StepTable(*np.empty((3, 0), np.int64))) == {}
+
+
+def test_a_mark_that_names_no_step_is_of_none() -> None:
+    texts = ("step 7", "step 999999999", "step 99999999999", "epoch 3")
+    timeline = Timeline(Columns.empty(), marks=[Mark(time, "step", text) for time, text in enumerate(texts)])
+
+    assert step_table(timeline, 5).step.tolist() == [7, 999_999_999, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([1, 5], [5, 1]), ([1, 2, 9], [5.5, 5, 1.5]), ([0, 10, 20, 40], [20, 20, 10, 10])],
+)
+def test_median_of_the_others(values: list[int], expected: list[float]) -> None:
+    found = median_of_others(np.array(values), np.array([0]))
+
+    assert found.tolist() == expected
+
+
+def test_the_wait_of_the_reducer_is_inferred_from_the_pass_around_it() -> None:
+    script = EventScript(1024)
+    write_steps(script, sharded=False)
+    timeline = build_timeline(script.snapshot())
+
+    waits = inferred_waits(timeline)
+
+    # In each step both all_reduces are complete 50 µs behind their return; the second returns 20 µs behind the layer's
+    # last node, whose run ends when backward is over, 10 µs behind the return. So 40 µs were waiting.
+    assert (waits.end - waits.start).tolist() == [40_000] * 6
+    assert waits.step.tolist() == [*range(6)]
+    assert int(waits.end[0]) - WALL == int(timeline.collectives.done[1]) - WALL
+
+
+def test_waits_that_were_seen_are_not_inferred_again() -> None:
+    script = EventScript(1024)
+    write_steps(script, sharded=True)
+
+    assert len(inferred_waits(build_timeline(script.snapshot())).start) == 0
+
+
+def test_chance_of_being_late_so_often() -> None:
+    assert at_least(0, 10, 0.5) == 1
+    assert at_least(10, 10, 0.5) == pytest.approx(1 / 1024)
+    assert at_least(9, 10, 0.5) == pytest.approx(11 / 1024)
+
+
+def test_png_holds_the_pixels() -> None:
+    pixels = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [9, 8, 7]]], np.uint8)
+
+    data = png(pixels)
+
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    begin = data.index(b"IDAT") + 4
+    length = int.from_bytes(data[begin - 8 : begin - 4], "big")
+    assert zlib.decompress(data[begin : begin + length]) == b"\0\xff\0\0\0\xff\0\0\0\0\xff\x09\x08\x07"
+
+
+@pytest.fixture
+def run_command(tmp_path: Path, template: Template) -> Callable[..., str]:
+    (tmp_path / "run").mkdir()
+    MadeJob(template, 4, STEPS, [Culprit(3, "Net.second", "backward", 2 * MS)]).write(tmp_path / "run")
+
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(commands, ["ranks", arguments[0], str(tmp_path / "run"), *arguments[1:]])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return run
+
+
+def test_the_command_says_who_is_late_in_each_form(tmp_path: Path, run_command: Callable[..., str]) -> None:
+    page = tmp_path / "late.html"
+
+    text = run_command("slow", "-o", str(page))
+
+    assert "4 ranks, 12 steps; ranks that wait for each other read one clock" in text
+    assert "rank 3 was late in 1" in text
+    assert "mostly in Net.second backward" in text
+    found = json.loads(run_command("slow", "--format", "json"))
+    assert [one["rank"] for one in found["late_ranks"]] == [3]
+    assert {step["modules"][0]["fqn"] for step in found["steps"][1:]} == {"Net.second"}
+    assert run_command("slow", "--format", "csv").splitlines()[0].startswith("step,verdict,rank,module,phase")
+    assert "| `Net.second` | backward |" in run_command("slow", "--format", "markdown")
+    html = page.read_text()
+    assert "<script" not in html
+    assert "default-src 'none'" in html
+    assert "data:image/png;base64," in html
+
+
+def test_worst_ranks_can_be_chosen_for_the_timeline(tmp_path: Path, run_command: Callable[..., str]) -> None:
+    out = tmp_path / "all.json"
+
+    assert "2 ranks, " in run_command("timeline", "-o", str(out), "--ranks", "0,worst:1")
+    header = json.loads(out.read_bytes())["otherData"]
+    assert [process["rank"] for process in header["processes"]] == [0, 3]

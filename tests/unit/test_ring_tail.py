@@ -1,0 +1,94 @@
+"""The last events of a ring file: as many as were asked for, read without the others."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modtrace.ring import Kind, Ring, file_slots, read_ring
+from modtrace.ring.file_format import SLOTS_OFFSET
+from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, NO_NAME, SLOT_BYTES
+
+CAPACITY = 64
+
+
+@pytest.fixture(autouse=True)
+def few_slots_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_slots, "_SLOTS_AHEAD", 4)
+
+
+def make(path: Path, events: int) -> Ring:
+    ring = Ring(CAPACITY, path)
+    ring.names.thread("main", 1)
+    write = ring.make_writer()
+    for number in range(events):
+        write(Kind.STEP << KIND_SHIFT | NO_NAME, number)
+    return ring
+
+
+def stamp(path: Path, slot: int, value: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(SLOTS_OFFSET + slot * SLOT_BYTES + 24)
+        file.write(struct.pack("<q", value))
+
+
+@pytest.mark.parametrize("events", [0, 1, 30, 63, 64, 65, 70, 127, 128, 200])
+@pytest.mark.parametrize("asked", [1, 10, 50])
+def test_the_last_events_are_those_at_the_end_of_the_ring(tmp_path: Path, events: int, asked: int) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path, events)
+    slots = read_ring(path, asked).slots
+    assert slots.events.value.tolist() == [*range(max(0, events - asked), events)]
+    assert (slots.recorded, slots.overwritten, slots.torn) == (events, max(0, events - asked), 0)
+
+
+def test_only_the_slots_asked_for_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path, 100)
+    for slot in range(45, 60):  # events 45 to 59; 100 events end in slot 35, and the last ten are in 26 to 35
+        with path.open("r+b") as file:
+            file.seek(SLOTS_OFFSET + slot * SLOT_BYTES)
+            file.write(b"\xff" * 24)  # all but the stamp, which tells where the end is
+    assert read_ring(path).slots.torn == 15
+    assert read_ring(path, 10).slots.torn == 0
+
+
+@pytest.mark.parametrize("damaged", [0, 16, 32, 48])
+def test_where_a_slot_says_what_it_cannot_the_whole_ring_is_read(tmp_path: Path, damaged: int) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path, 100)
+    stamp(path, damaged, 12_345_678)
+    assert read_ring(path, 10).slots.events.value[-1] == 99
+    assert len(read_ring(path, 10).slots.events) in (10, 63)
+
+
+def test_of_a_file_that_was_cut_the_last_events_there_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path, 40)
+    with path.open("r+b") as file:
+        file.truncate(SLOTS_OFFSET + 30 * SLOT_BYTES)
+    assert read_ring(path, 5).slots.events.value.tolist() == [25, 26, 27, 28, 29]
+
+
+def test_what_is_written_while_the_end_is_looked_for_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.modtrace"
+    ring = make(path, 70)
+    slots = np.frombuffer(ring.buffer, np.int64, 4 * CAPACITY, SLOTS_OFFSET).reshape(-1, 4)
+    find_newest = file_slots._find_newest
+
+    def find_newest_and_go_on(descriptor: int, count: int, capacity: int) -> int | None:
+        newest = find_newest(descriptor, count, capacity)
+        for serial in range(70, 73):
+            meta = serial // CAPACITY << LAP_SHIFT | Kind.STEP << KIND_SHIFT | NO_NAME
+            slots[serial % CAPACITY] = (meta, slots[5, 1], serial, serial + 1)
+        return newest
+
+    monkeypatch.setattr(file_slots, "_find_newest", find_newest_and_go_on)
+    found = read_ring(path, 10).slots
+    assert found.events.value.tolist() == [*range(60, 73)]
+    assert (found.recorded, found.overwritten, found.torn) == (73, 60, 0)

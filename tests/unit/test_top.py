@@ -1,0 +1,310 @@
+"""`modtrace top`: what a ring tells of the last seconds, what several tell together, the screen and its keys."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from modtrace.cli.group import group as commands
+from modtrace.ring import Kind
+from modtrace.timeline import OpenCall
+from modtrace.timeline.summary import ModuleTimes
+from modtrace.top import RankRates, read_rank_rates
+from modtrace.top.job_rates import ModuleRate, merge_ranks, sort_modules
+from modtrace.top.live_screen import _Latest, _read_on, show_live
+from modtrace.top.rank_rates import steps_per_second
+from modtrace.top.screen import JobView, render
+from modtrace.top.shown import View
+from modtrace.top.terminal_keys import TerminalKeys
+from modtrace.where import RankState
+from tests.support.where_rings import Writer
+from tests.unit.test_hangs import NOW, called, calls, state
+
+SECOND = 10**9
+
+
+@pytest.mark.parametrize(
+    ("ends_s", "now_s", "rate"),
+    [
+        ([], 100, None),
+        ([99], 100, None),
+        ([91, 92, 93, 99.5], 100, 3 / 8.5),
+        ([80, 89, 95, 99], 100, 2 / 10),  # from the last one before the window on
+        ([10, 40], 60, 1 / 30),  # both before the window
+        ([10, 40], 130, 1 / 120),  # the third has taken three times as long
+        ([98, 99], 100, 1.0),
+        ([50, 50], 50, None),
+    ],
+)
+def test_steps_per_second_are_those_of_the_window_or_the_last_two(
+    ends_s: list[float], now_s: float, rate: float | None
+) -> None:
+    ends = (np.array(ends_s) * SECOND).astype(np.int64)
+    found = steps_per_second(ends, int(now_s * SECOND), 10 * SECOND)
+    assert found == (None if rate is None else pytest.approx(rate))
+
+
+def test_a_ring_tells_what_ran_in_the_last_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "0.modtrace"
+    writer = Writer(path, rank=3, pid=1 << 30)
+    writer.enter(0, "Net")  # 6 of its 10 s lie in the last 8
+    writer.enter(1, "Net.old")
+    writer.call(2, Kind.FORWARD_EXIT, "Net.old")
+    writer.enter(4, "Net.a")
+    writer.call(6, Kind.FORWARD_EXIT, "Net.a")
+    writer.call(8, Kind.FORWARD_EXIT, "Net")
+    writer.event(10, Kind.STEP, 0, 7)
+    rates = read_rank_rates(path, 8, 1000)
+    assert (rates.state.state, rates.state.rank, rates.state.step) == ("dead", 3, 7)
+    assert (rates.window_ns, rates.steps_per_s, rates.communication_ns) == (8 * SECOND, None, 0)
+    assert [(row.fqn, row.calls, row.forward_ns, row.self_ns) for row in rates.rows] == [
+        ("Net", 1, 6 * SECOND, 4 * SECOND),
+        ("Net.a", 1, 2 * SECOND, 2 * SECOND),
+    ]
+
+
+def test_a_ring_without_events_tells_nothing(tmp_path: Path) -> None:
+    Writer(tmp_path / "0.modtrace", pid=1 << 30)
+    rates = read_rank_rates(tmp_path / "0.modtrace", 8, 1000)
+    assert (rates.window_ns, rates.rows, rates.steps_per_s) == (0, (), None)
+
+
+def rank_rates(
+    number: int, *rows: ModuleTimes, steps_per_s: float | None = 4.0, at: RankState | None = None
+) -> RankRates:
+    return RankRates(at or state(number), steps_per_s, 10 * SECOND, rows, SECOND)
+
+
+def module(fqn: str, calls: int, forward_s: float, own_s: float, backward_s: float = 0) -> ModuleTimes:
+    forward_ns, own_ns, backward_ns = (int(seconds * SECOND) for seconds in (forward_s, own_s, backward_s))
+    return ModuleTimes(fqn, "M", calls, forward_ns, own_ns, backward_ns, backward_ns)
+
+
+def test_ranks_are_merged_to_their_mean_with_the_busiest_one() -> None:
+    first = rank_rates(0, module("Net", 40, 5, 2.5, 2.5), module("Net.a", 40, 2.5, 2.5))
+    second = rank_rates(1, module("Net", 40, 7.5, 2.5, 2.5), module("Net.a", 40, 5, 5))
+    silent = rank_rates(2)
+    assert merge_ranks([first, second, silent], None) == [
+        ModuleRate("Net", 4.0, 0.5, 0.875, 0.625, 0.25, 0.5, 1),
+        ModuleRate("Net.a", 4.0, 0.375, 0.375, 0.375, 0.0, 0.5, 1),
+    ]
+    (folded,) = merge_ranks([first], 1)
+    assert (folded.fqn, folded.self_share, folded.total_share, folded.busiest_rank) == ("Net", 0.75, 0.75, None)
+
+
+def test_modules_are_sorted_by_any_column() -> None:
+    a, b = ModuleRate("a", 1, 0.2, 0.5, 0.1, 0.4, 0, None), ModuleRate("b", 2, 0.1, 0.6, 0.5, 0.1, 0, None)
+    assert [sort_modules([b, a], key)[0].fqn for key in ("self", "total", "forward", "backward", "calls", "name")] == [
+        *("a", "b", "b", "a", "b", "a")
+    ]
+
+
+def test_keys_change_the_view() -> None:
+    view = View()
+
+    def press(*keys: str) -> View:
+        for key in keys:
+            view.press(key, ranks=2, depth=3)
+        return view
+
+    assert press("s").sort == "total"
+    assert press("S", "S").sort == "name"
+    assert press("-").max_depth == 2
+    assert press("-", "-").max_depth == 1
+    assert press("+").max_depth == 2
+    assert press("+").max_depth is None
+    assert press("p").paused
+    assert not press(" ").paused
+    assert press("m").by_rank
+    assert (press("]").rank, view.by_rank) == (0, False)
+    assert press("]").rank == 1
+    assert press("]").rank is None
+    assert press("[").rank == 1
+    assert press("down", "page down", "up").first == 10
+    assert press("page up", "page up").first == 0
+    assert not press("x").quits
+    assert press("q").quits
+
+
+def lines(job: JobView, view: View | None = None, width: int = 80, height: int | None = 24) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height or 100, markup=False, highlight=False)
+    console.print(render(job, view or View(), width, height))
+    return out.getvalue().splitlines()
+
+
+JOB = JobView([rank_rates(0, module("Net", 40, 4, 1, 1), module("Net.a", 40, 3, 3))], (), 0.1)
+
+
+def test_the_screen_shows_what_modules_take() -> None:
+    shown = lines(JOB)
+    assert shown[:6] == [
+        "rank 0 running · step 3 · 4.0 steps/s · communication 10% · last 10.0 s",
+        "",
+        "module · ms per step             self %↓   total %    fwd ms    bwd ms   calls/s",
+        "Net.a                               30.0      30.0     75.00      0.00       4.0",
+        "Net                                 20.0      50.0    100.00     25.00       4.0",
+        "",
+    ]
+    assert shown[-1] == "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"
+    assert len(shown) == 24
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (200, 60), (20, 5)])
+def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
+    rows = [module(f"Net.blocks.{number}.attention.projection", 4, 1, 1) for number in range(50)]
+    job = JobView([rank_rates(number, *rows) for number in range(3)], ["x.modtrace: " + "cannot " * 30] * 6, 2.5)
+    for view in (View(), View(by_rank=True), View(rank=1), View(first=1000)):
+        shown = lines(job, view, width, height)
+        assert len(shown) <= max(height, 12)
+        assert max(map(len, shown)) <= width
+
+
+def test_scrolling_shows_what_comes_next() -> None:
+    rows = [module(f"Net.m{number:02}", 4, 1, 1 - number / 100) for number in range(50)]
+    job = JobView([rank_rates(0, *rows)], (), 0.1)
+    view = View(first=30)
+    shown = lines(job, view)
+    assert shown[3].startswith("Net.m30 ")
+    assert shown[-1].startswith("31–50 of 50  q quit")
+    view.first = 1000
+    lines(job, view)
+    assert view.first == 50 - 20
+
+
+def test_a_hang_a_stall_and_the_dead_are_said() -> None:
+    waiting = state(0, called("barrier", waits_s=20, ranks=2))
+    late = state(1, stack=calls("Net.slow"))
+    shown = " ".join(lines(JobView([rank_rates(0, at=waiting), rank_rates(1, at=late)], (), 0), width=200))
+    assert "rank 0 waits in barrier #0 for 20.0 s; rank 1 has not called it: in forward Net.slow for 25.0 s" in shown
+
+    stalled = state(0, stack=(OpenCall("Net.slow", "forward", NOW - 90 * SECOND),))
+    assert lines(JobView([rank_rates(0, at=stalled)], (), 0))[1] == "rank 0 stays in forward Net.slow for 90.0 s"
+
+    dead = [rank_rates(number, at=state(number, state="dead")) for number in (0, 1, 3)]
+    assert lines(JobView(dead, (), 0))[1] == "ranks 0-1, 3 died"
+
+
+def test_a_line_per_rank_says_where_each_is() -> None:
+    shown = lines(
+        JobView([rank_rates(0, at=state(0, stack=calls("Net", "Net.a"))), rank_rates(1)], (), 0), View(by_rank=True)
+    )
+    assert shown[2].split() == ["rank", "state", "step", "steps/s", "comm", "%", "in"]
+    assert shown[3].split() == [*["rank", "0", "running", "3", "4.0", "10%", "forward", "Net", "›", "a", "25.0", "s"]]
+    assert shown[4].split() == [*["rank", "1", "running", "3", "4.0", "10%", "no", "module"]]
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    job = JobView([rank_rates(0, module("Net\x1b[2J", 1, 1, 1))], ("x\x1b]0;title\x07",), 0)
+    assert "\x1b" not in "".join(lines(job))
+    file = state(0, state="dead")._replace(rank=None, path="/runs/\x1b[2J.modtrace")
+    shown = lines(JobView([rank_rates(0, at=file)], (), 0))
+    assert "\x1b" not in "".join(shown)
+    assert shown[:2] == [
+        r"\x1b[2J.modtrace dead · step 3 · 4.0 steps/s · communication 10% · last 10.0 s",
+        r"\x1b[2J.modtrace died",
+    ]
+
+
+def test_the_dead_with_and_without_a_rank_are_all_named() -> None:
+    unknown = state(7, state="dead")._replace(rank=None, path="/runs/x.modtrace")
+    job = JobView([rank_rates(0, at=state(1, state="dead")), rank_rates(1, at=unknown)], (), 0)
+    assert lines(job)[1] == "rank 1, x.modtrace died"
+
+
+def test_communication_of_threads_at_once_counts_once(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "0.modtrace", pid=1 << 30)
+    first, second = (writer.ring.names.text(f'["barrier", "{group}"]') for group in "05")
+    main, worker = writer.thread, writer.ring.names.thread("worker", 8, 2)
+    for thread, at, kind, name in [
+        (main, 1, Kind.COLLECTIVE_ENTER, first),
+        (worker, 2, Kind.COLLECTIVE_ENTER, second),
+        (main, 4, Kind.COLLECTIVE_EXIT, first),
+        (worker, 5, Kind.COLLECTIVE_EXIT, second),
+        (worker, 6, Kind.WAIT_ENTER, second),
+        (worker, 8, Kind.WAIT_EXIT, second),
+    ]:
+        writer.thread = thread
+        writer.event(at, kind, name, 0)
+    # From 1 to 5 s on one of them or both, and from 6 to 8 s on the second.
+    assert read_rank_rates(tmp_path / "0.modtrace", 100, 1000).communication_ns == 6 * SECOND
+
+
+def test_what_is_shown_stays_while_paused_also_where_a_reading_was_under_way() -> None:
+    view, latest, over = View(), _Latest(), threading.Event()
+
+    def read() -> JobView:
+        view.paused = True
+        over.set()
+        return JOB
+
+    _read_on(read, view, latest, over, 0.1)
+    assert latest.job.ranks == ()
+
+
+def test_a_signal_that_ends_the_process_ends_the_reading_first() -> None:
+    readings: list[int] = []
+
+    def read() -> JobView:
+        readings.append(1)
+        if len(readings) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return JOB
+
+    others, before = set(threading.enumerate()), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        show_live(read, Console(file=io.StringIO(), width=80, height=24, force_terminal=True), 0.1)
+    assert (ended.value.code, signal.getsignal(signal.SIGTERM)) == (128 + signal.SIGTERM, before)
+    for reader in set(threading.enumerate()) - others:
+        reader.join(20)
+        assert not reader.is_alive()
+
+
+def test_keys_are_read_one_by_one_also_behind_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, own = os.openpty()
+    stdin = open(own, encoding="utf-8")  # noqa: SIM115 (closed below, behind the terminal's settings)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with contextlib.closing(stdin), TerminalKeys() as keys:
+        for typed, read in [
+            (b"q+", ["q", "+"]),
+            (b"\x1b[A\x1bOB\x1b[5~", ["up", "down", "page up"]),
+            (b"\x1b[", []),
+            (b"6~", ["page down"]),
+            (b"\x1b", []),
+        ]:
+            os.write(terminal, typed)
+            assert keys.read(10) == read
+        assert keys.read(0) == []
+        os.write(terminal, b"q")
+        assert keys.read(10) == ["q"]
+    os.close(terminal)
+
+
+def test_into_a_pipe_the_state_of_now_is_printed_once(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "0.modtrace", rank=0, pid=1 << 30)
+    for second in range(4):
+        writer.call(second, Kind.FORWARD_ENTER, "Net", second)
+        writer.call(second + 0.5, Kind.FORWARD_EXIT, "Net", second)
+        writer.event(second + 0.5, Kind.STEP, 0, second)
+    done = CliRunner().invoke(commands, ["top", str(tmp_path)])
+    assert done.exit_code == 0
+    shown = done.output.splitlines()
+    assert shown[0].startswith("rank 0 dead · step 3 · ")
+    assert shown[1] == "rank 0 died"
+    assert shown[4].split()[:3] == ["Net", "57.1", "57.1"]
+
+
+def test_where_nothing_can_be_read_the_exit_status_says_so(tmp_path: Path) -> None:
+    done = CliRunner().invoke(commands, ["top", str(tmp_path / "none.modtrace")])
+    assert done.exit_code == 1
+    assert "none.modtrace: cannot be read: No such file or directory" in " ".join(done.output.split())

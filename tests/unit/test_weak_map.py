@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from modtrace._weak_map import WeakMap
+
+
+class Key:
+    """Equal to all others, and without a hash."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def uncollected() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_objects_are_told_apart_by_identity() -> None:
+    first, second, values = Key(), Key(), WeakMap[Key, int]()
+
+    values[first] = 1
+    values[second] = 2
+    values[first] = 3
+
+    assert (values.get(first), values.get(second), values.get(Key())) == (3, 2, None)
+    assert list(values.items()) == [(first, 3), (second, 2)]
+
+
+def test_a_value_goes_with_its_object() -> None:
+    key, kept, values = Key(), Key(), WeakMap[Key, int]()
+    values[key] = 1
+    values[kept] = 2
+
+    del key
+    # Most often one of these has the id that it had.
+    others = [Key() for _ in range(1000)]
+
+    assert [values.get(other) for other in others] == [None] * 1000
+    assert [value for _, value in values.items()] == [2]
+
+
+def test_what_died_is_not_kept_for_long() -> None:
+    kept, values = [Key() for _ in range(10)], WeakMap[Key, Key]()
+    for key in kept:
+        values[key] = key
+    alive = []
+    for _ in range(1000):
+        value = Key()
+        alive.append(weakref.ref(value))
+        values[Key()] = value
+    del value
+
+    # As many as are looked through at once, the ten that are kept among them.
+    assert sum(ref() is not None for ref in alive) <= 64 - 10
+    assert [id(value) for _, value in values.items()] == [id(key) for key in kept]
+
+
+def test_what_has_no_weak_references_is_an_error() -> None:
+    with pytest.raises(TypeError):
+        WeakMap[int, int]()[1] = 1

@@ -1,0 +1,140 @@
+"""Ranks that are in one place as one group, and how a group is told."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from datetime import datetime
+
+import pytest
+from rich.console import Console
+
+from modtrace.where import group_ranks, headline
+from modtrace.where.durations import format_durations
+from modtrace.where.rank_groups import format_ranges, format_stack
+from modtrace.where.render import render
+from tests.support.where_rings import SECOND, state
+
+
+def test_ranks_that_agree_are_one_group_and_the_odd_one_comes_first() -> None:
+    ahead = (("GPT", "forward"), ("GPT.h.8", "forward"), ("GPT.h.8.attn", "forward"))
+    behind = (("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward"))
+
+    groups = group_ranks(state(rank, *(behind if rank == 3 else ahead)) for rank in reversed(range(64)))
+
+    assert [one.label for one in groups] == ["rank 3", "ranks 0-2, 4-63"]
+    assert headline(groups) == "rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn"
+
+
+def test_ranks_differ_by_step_state_and_phase() -> None:
+    groups = group_ranks(
+        [
+            state(0, ("GPT", "forward")),
+            state(1, ("GPT", "backward")),
+            state(2, ("GPT", "forward"), step=6),
+            state(3, ("GPT", "forward"), state="dead"),
+            state(4, ("GPT", "forward")),
+        ]
+    )
+
+    assert [one.label for one in groups] == ["rank 1", "rank 2", "rank 3", "ranks 0, 4"]
+    assert headline(groups) == "ranks 0-4 are in GPT"
+
+
+def test_headline_of_three_groups_names_each_module() -> None:
+    groups = group_ranks(
+        [state(0, ("A", "forward")), *[state(rank, ("B", "forward")) for rank in (1, 2)]]
+        + [state(rank) for rank in (3, 4, 5)]
+    )
+
+    assert headline(groups) == "rank 0 is in A, ranks 1-2 in B, the other 3 in no module"
+
+
+def test_files_without_a_rank_are_called_by_their_name() -> None:
+    groups = group_ranks(
+        [state(None, ("A", "forward"), path="/runs/a.modtrace"), state(None, ("A", "forward"), path="b")]
+    )
+
+    assert [one.label for one in groups] == ["a.modtrace, b"]
+
+
+def test_of_many_files_without_a_rank_the_first_are_named() -> None:
+    groups = group_ranks(state(None, ("A", "forward"), path=f"{number}.modtrace") for number in range(9))
+
+    assert [one.label for one in groups] == ["0.modtrace, 1.modtrace, 7 more files"]
+    assert [one.label for one in group_ranks(groups[0].ranks[:3])] == ["0.modtrace, 1.modtrace, 2.modtrace"]
+
+
+def test_format_stack_shortens_inner_names_and_names_each_phase() -> None:
+    assert format_stack([]) == ""
+    assert (
+        format_stack([("GPT", "forward"), ("GPT.h.7", "forward"), ("GPT.h.7.mlp", "forward")])
+        == "forward GPT › h.7 › mlp"
+    )
+    assert format_stack(
+        [("GPT", "backward"), ("GPT.h.7", "backward"), ("GPT.h.7", "recompute"), ("Other", "recompute")]
+    ) == ("backward GPT › h.7 · recompute GPT.h.7 › Other")
+
+
+def test_the_headline_names_ranks_in_their_order() -> None:
+    groups = group_ranks([state(10, ("A", "forward")), state(2, ("B", "forward")), state(11), state(12)])
+
+    assert headline(groups) == "rank 2 is in B, rank 10 in A, the other 2 in no module"
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "lasts_s", "state_name", "hung"),
+    [
+        (1, 10.1, "running", True),
+        (1, 9.9, "running", False),
+        (0.01, 5.1, "running", True),
+        (0.01, 4.9, "running", False),
+        (None, 60.1, "running", True),
+        (None, 59.9, "running", False),
+        (1, 1000, "dead", False),
+    ],
+)
+def test_a_call_that_takes_ten_times_as_long_seems_hung(
+    usual_s: float | None, lasts_s: float, state_name: str, hung: bool
+) -> None:
+    usual = {} if usual_s is None else {("Net", "forward"): int(usual_s * SECOND)}
+    now_ns = 100 * SECOND + int(lasts_s * SECOND)
+    found = state(0, ("Net", "forward"), usual_ns=usual, now_ns=now_ns, state=state_name)
+
+    assert found.seems_hung(found.threads[0]) is hung
+    assert not found.seems_hung(found.threads[1])
+    colors = render(group_ranks([found]))
+    console = Console(force_terminal=True, color_system="standard", width=120, file=io.StringIO())
+    console.print(colors)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert ("\x1b[1;31mforward Net" in text) is hung
+
+
+def test_format_ranges_and_durations_are_short() -> None:
+    assert format_ranges([5, 0, 1, 2, 2, 9, 8]) == "0-2, 5, 8-9"
+    assert format_durations([0.0123]) == "12 ms"
+    assert format_durations([0.00042]) == "0.4 ms"
+    assert format_durations([0.00004]) == "<0.1 ms"
+    assert format_durations([0.0]) == "0.0 ms"
+    assert format_durations([12.34, 12.3]) == "12.3 s"
+    assert format_durations([0.5, 119.0]) == "500 ms to 119.0 s"
+    assert format_durations([125.0]) == "2 min 5 s"
+    assert format_durations([7200 + 61.0]) == "2 h 1 min"
+
+
+def test_in_80_columns_the_end_of_a_recording_leaves_room_for_the_modules() -> None:
+    place = (("GPT", "forward"), ("GPT.transformer.h.11.attn.c_proj", "forward"))
+    long_ago = datetime(2001, 2, 3, 4, 5, 6).timestamp()
+    dead = [state(3, *place, state="dead", last_unix_ns=int(at * SECOND)) for at in (long_ago, time.time())]
+    shown = []
+    for one in dead:
+        console = Console(width=80, file=io.StringIO())
+        console.print(render(group_ranks([one])))
+        _, *lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        shown += lines
+
+    # A line each: what runs is shortened from the left.
+    assert len(shown) == 2
+    assert " ".join(shown[0].split()) == "rank 3 1 dead 5 MainThread …11.attn.c_proj until 2001-02-03"
+    assert re.search(r"…h\.11\.attn\.c_proj +until \d\d:\d\d:\d\d +$", shown[1])

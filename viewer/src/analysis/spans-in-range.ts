@@ -1,0 +1,23 @@
+/** What totals, flame graphs and spreads are of: spans on one device that lie in a range, whole or in part. */
+import { isOfModules, type TimeRange, type Trace } from "../trace/trace";
+
+export type Device = "cpu" | "gpu";
+
+/**
+ * Call `visit` with each span of a module on the device that lies in the range (null: anywhere), in start order, and with
+ * its nanoseconds in the range.
+ */
+export function forEachSpanInRange(
+  trace: Trace,
+  device: Device,
+  range: TimeRange | null,
+  visit: (span: number, ns: number) => void,
+): void {
+  const { spans } = trace;
+  const onDevice = trace.tracks.map((track) => isOfModules(track) && (track.kind === "gpu") === (device === "gpu"));
+  const [from, to] = range ? [range.start, range.end] : [-Infinity, Infinity];
+  for (let i = 0; i < spans.count && spans.start[i] < to; i++) {
+    if (!onDevice[spans.track[i]] || spans.end[i] < from) continue;
+    visit(i, Math.min(spans.end[i], to) - Math.max(spans.start[i], from));
+  }
+}

@@ -1,0 +1,23 @@
+/** A long table's rows are shown a page at a time; a button below it shows more. */
+import type { Signal } from "@preact/signals";
+
+import { formatCount } from "../../format";
+
+/** Rows shown at first, and added by the button. */
+export const PAGE_ROWS = 200;
+
+/** @param limit rows shown now */
+export function MoreRows({ count, limit }: { count: number; limit: Signal<number> }) {
+  if (count <= limit.value) return null;
+  return (
+    <button
+      type="button"
+      class="more"
+      onClick={() => {
+        limit.value += PAGE_ROWS;
+      }}
+    >
+      {formatCount(count - limit.value)} more rows
+    </button>
+  );
+}
