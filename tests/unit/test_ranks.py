@@ -179,10 +179,12 @@ def test_ranks_come_from_the_metadata_else_from_the_name_and_two_of_one_rank_are
     assert [file.rank for file in find_rank_files(tmp_path)] == [3, 7]
 
     EventScript(16, tmp_path / "other.modtrace", {"rank": 7}).close()
+    empty = tmp_path / "empty"
+    empty.mkdir()
     with pytest.raises(ModtraceError, match=r"host1-rank7\.modtrace and .*other\.modtrace are both of rank 7"):
         find_rank_files(tmp_path)
     with pytest.raises(ModtraceError, match="holds no recording"):
-        find_rank_files(tmp_path / ".." / tmp_path.name / "..")
+        find_rank_files(empty)
     with pytest.raises(ModtraceError, match="it is no folder"):
         find_rank_files(tmp_path / "9.modtrace")
 
