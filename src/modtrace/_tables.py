@@ -7,9 +7,10 @@ import html
 import io
 import re
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from ._terminal import printable
+from ._terminal import cell_width, padded, printable
 
 __all__ = ["CellKind", "Table", "shortened", "to_csv", "to_html", "to_markdown", "to_text", "without_columns"]
 
@@ -29,7 +30,8 @@ class Table(NamedTuple):
         headings: what stands above each column, no two alike.
         rows: the cells, as they are: whoever writes them makes them safe for its format.
         kinds: what each column holds: a "name" of a module or class, a "text" of ours, or a "number".
-        ranks: of each column how soon it is left out where there is no room: the highest first, 0 never.
+        ranks: of each column how soon it is left out where there is no room: the highest first, and 0 only where names
+            would not even have `_MIN_NAME_WIDTH`.
     """
 
     headings: list[str]
@@ -47,7 +49,7 @@ def to_text(table: Table, width: int | None = None) -> list[str]:
 
     Args:
         table: what to show.
-        width: characters in a line: names of the first column are shortened from the left. None: they are not.
+        width: cells in a line: names of the first column are shortened from the left. None: they are not.
     """
     widths = _widths(table)
     if width is not None and table.kinds[0] != "number":
@@ -58,7 +60,7 @@ def to_text(table: Table, width: int | None = None) -> list[str]:
         _GAP.join(
             cell.rjust(column_width)
             if kind == "number"
-            else shortened(cell, widths[0] if index == 0 else None).ljust(column_width)
+            else padded(shortened(cell, widths[0] if index == 0 else None), column_width)
             for index, (cell, kind, column_width) in enumerate(zip(cells, table.kinds, widths, strict=True))
         ).rstrip()
         for cells in lines
@@ -66,9 +68,14 @@ def to_text(table: Table, width: int | None = None) -> list[str]:
 
 
 def without_columns(table: Table, width: int | None) -> tuple[Table, list[str]]:
-    """Return the table with the columns that `width` characters have room for, and the headings of the others."""
+    """Return the table with the columns that `width` characters have room for, and the headings of the others.
+
+    The first column always stays.
+    """
     left_out: list[str] = []
-    while width is not None and any(table.ranks) and _least_width(table) > width:
+    while width is not None and len(table.headings) > 1:
+        if _least_width(table, _GOOD_NAME_WIDTH if any(table.ranks) else _MIN_NAME_WIDTH) <= width:
+            break
         column = max(range(len(table.ranks)), key=lambda index: (table.ranks[index], index))
         left_out.insert(0, table.headings[column])
         table = Table(
@@ -81,8 +88,12 @@ def without_columns(table: Table, width: int | None) -> tuple[Table, list[str]]:
 
 
 def shortened(name: str, width: int | None) -> str:
-    """Return the end of a name that is too long: there it differs from its neighbours."""
-    return name if width is None or len(name) <= width else f"…{name[len(name) - width + 1 :]}"
+    """Return the end of a printable name that takes more than `width` cells: there it differs from its neighbours."""
+    if width is None or cell_width(name) <= width:
+        return name
+    ends = accumulate(cell_width(c) for c in reversed(name))
+    kept = sum(taken < width for taken in ends)
+    return f"…{name[len(name) - kept :]}"
 
 
 def to_markdown(table: Table) -> list[str]:
@@ -131,12 +142,12 @@ def to_csv(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
 
 def _widths(table: Table) -> list[int]:
     lines = [table.headings, *([printable(cell) for cell in cells] for cells in table.rows)]
-    return [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [max(map(cell_width, column)) for column in zip(*lines, strict=True)]
 
 
-def _least_width(table: Table) -> int:
-    """Return how wide the table is with its first names shortened."""
+def _least_width(table: Table, name_width: int) -> int:
+    """Return how wide the table is with its first names shortened to `name_width`."""
     widths = _widths(table)
     if table.kinds[0] != "number":
-        widths[0] = min(widths[0], _GOOD_NAME_WIDTH)
+        widths[0] = min(widths[0], name_width)
     return sum(widths) + len(_GAP) * (len(widths) - 1)

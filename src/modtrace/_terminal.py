@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["counted", "printable"]
+import unicodedata
+
+__all__ = ["cell_width", "counted", "padded", "printable"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -18,3 +20,18 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def cell_width(text: str) -> int:
+    """Return how many cells of a terminal a printable text takes: 2 for a wide character, 0 for a combining one."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.category(c) in {"Mn", "Me"} else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def padded(text: str, width: int) -> str:
+    """Return a printable text with blanks behind it, `width` cells wide at least."""
+    return text + " " * (width - cell_width(text))

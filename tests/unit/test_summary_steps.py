@@ -198,8 +198,42 @@ def test_lines_fit_the_terminal_and_names_keep_their_ends(width: int) -> None:
     text = summary.to_text(width)
     assert max(map(len, text.splitlines())) <= width
     assert sum("h.4.mlp.act" in line for line in text.splitlines()) == 1
+    assert max(map(len, summary.steps_text(5, width).splitlines())) <= width
     # Of a name in a tree at least 8 characters are shown.
     assert max(map(len, summary.to_tree(width).splitlines())) <= max(width, 60)
+
+
+def test_the_last_columns_are_left_out_too_where_names_would_have_no_room() -> None:
+    times = ModuleTimes("GPT.blocks.0.mlp", "MLP", 20, 123_456_789_000, 123_456_789_000)
+    summary = Summary([times], 1, steps=[StepTimes(0, 246_913_578_000)])
+
+    # "% step" takes 6 cells, "total ms" and "self" 10 each here, gaps 2, and a name 12 at least: all of it 44.
+    assert [line.split() for line in summary.to_text(44).splitlines()[:2]] == [
+        ["module", "%", "step", "total", "ms", "self"],
+        ["…locks.0.mlp", "50.0", "123456.789", "123456.789"],
+    ]
+    assert [line.split() for line in summary.to_text(43).splitlines()[:2]] == [
+        ["module", "%", "step", "total", "ms"],
+        ["GPT.blocks.0.mlp", "50.0", "123456.789"],
+    ]
+    assert summary.to_text(31).splitlines()[:2] == ["module            % step", "GPT.blocks.0.mlp    50.0"]
+    assert summary.to_text(10).splitlines()[:2] == ["module", "…locks.0.mlp"]
+
+
+def test_wide_and_combining_characters_of_names_leave_columns_below_their_headings() -> None:
+    names = ("Net", "Net.模块", "Net.🚀", "Net.e\u0301")
+    rows = [ModuleTimes(name, "N", 1, 1_000_000, 1_000_000) for name in names]
+
+    # Of 30 cells 17 are for the other columns; a rocket takes two of the 13.
+    lines = Summary([*rows, ModuleTimes("Net.🚀🚀🚀🚀🚀🚀", "N")], 5).to_text(30).splitlines()
+    assert lines[:6] == [
+        "module         total ms   self",
+        "Net               1.000  1.000",
+        "Net.模块          1.000  1.000",
+        "Net.🚀            1.000  1.000",
+        "Net.e\u0301             1.000  1.000",
+        "…🚀🚀🚀🚀🚀🚀     0.000  0.000",
+    ]
 
 
 def test_without_a_width_nothing_is_left_out() -> None:
@@ -333,6 +367,12 @@ def test_of_several_ranks_steps_and_percentiles_are_of_the_first_and_totals_of_a
     assert summary.steps == alone.steps
     assert [row[9:11] for row in summary.rows] == [row[9:11] for row in alone.rows]
     assert [row.total_ns // MS for row in summary.rows] == [80 + 115, 50, 24]
+    # The steps of rank 0 take 290, and rank 1 ran from 60 to 350.
+    assert (alone.steps_ns // MS, summary.steps_ns // MS, summary.others_ns // MS) == (290, 580, 290)
+    text, tree = summary.to_text().splitlines(), summary.to_tree().splitlines()
+    assert [line.split()[3] for line in text[6:9]] == ["33.6", "8.6", "4.1"]
+    assert [line.split()[0] for line in tree[6:9]] == ["33.6", "8.6", "4.1"]
+    assert text[9:] == tree[9:] == ["% step: of the time of all processes, each from its first span to its last"]
     assert str(summary).splitlines()[1].startswith("2 whole steps of rank 0, median 145.000 ms")
     note = "steps of rank 0; modtrace ranks slow compares ranks"
     assert note in summary.steps_text().splitlines()

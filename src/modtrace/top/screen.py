@@ -9,7 +9,8 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .._terminal import counted, printable
+from .._tables import shortened
+from .._terminal import counted, padded, printable
 from ..where import RankGroup, find_hangs
 from ..where.durations import format_durations
 from ..where.rank_groups import format_stack
@@ -182,24 +183,19 @@ def _rank_table(ranks: Sequence[RankRates], width: int) -> list[RenderableType]:
         ]
         place_width = max(8, width - label_width - sum(widths) - len(widths) - 2)
         style = "bold red" if any(state.seems_hung(t) for t in state.threads) or state.state == "dead" else ""
-        shown = _shortened(printable(place), place_width)
+        shown = shortened(printable(place), place_width)
         lines.append(_row(printable(state.label), [*cells, f" {shown}"], label_width, [*widths, 0], style))
     return lines
 
 
 def _row(name: str, cells: Sequence[str], name_width: int, widths: Sequence[int], style: str) -> Text:
-    text = _shortened(name, name_width).ljust(name_width)
+    text = padded(shortened(name, name_width), name_width)
     numbers = " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
     return Text(f"{text} {numbers}", style=style, no_wrap=True, overflow="crop")
 
 
 def _line(text: str, style: str, width: int) -> Text:
     return Text(text if len(text) <= width else f"{text[: width - 1]}…", style=style, no_wrap=True, overflow="crop")
-
-
-def _shortened(name: str, width: int) -> str:
-    """Return a name with its end, which tells more than its begin."""
-    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"
 
 
 def _rate(per_s: float) -> str:

@@ -74,5 +74,5 @@ def make_engine(
 @cache
 def _log_fallback(reason: str) -> None:
     logging.getLogger("modtrace").warning(
-        "the portable engine records, not the native one (exact, and a tenth of the cost): %s", reason
+        "the portable engine records, not the native one (exact, and a fifth of the cost): %s", reason
     )

@@ -44,6 +44,8 @@ class Summary:
         steps: what each step took; all of the timeline is one step where none was marked.
         by: what the rows stand for, "module" or "class".
         gpu_steps: what was launched on GPUs in each step; empty where that is not known.
+        others_ns: what the processes but the first took, whose steps are not marked: each from the start of its first
+            span to the end of its last, in nanoseconds together.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -60,6 +62,7 @@ class Summary:
     steps: Sequence[StepTimes] = ()
     by: str = "module"
     gpu_steps: Sequence[GpuStepTimes] = ()
+    others_ns: int = 0
 
     def sort_by(self, key: str | None = None, limit: int | None = None) -> Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.
@@ -100,8 +103,8 @@ class Summary:
 
     @property
     def steps_ns(self) -> int:
-        """What the steps took together, in nanoseconds: the 100 % of the table."""
-        return sum(step.duration_ns for step in self.steps)
+        """What the steps took together in all processes, in nanoseconds: the 100 % of the table."""
+        return sum(step.duration_ns for step in self.steps) + self.others_ns
 
     @property
     def note(self) -> str:

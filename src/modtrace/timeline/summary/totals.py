@@ -74,7 +74,24 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
         overview=describe_recording(timeline),
         steps=steps,
         by=by,
+        others_ns=_time_of_others(timeline),
     )
+
+
+def _time_of_others(timeline: Timeline) -> int:
+    """Return what the processes but the first took, in ns: each from the start of its first span to its last end."""
+    index_of = {
+        process: index for index, process in enumerate(dict.fromkeys(track.process for track in timeline.tracks))
+    }
+    if len(index_of) < 2:
+        return 0
+    process = np.array([index_of[track.process] for track in timeline.tracks], np.int64)[timeline.columns.track]
+    first_start = np.full(len(index_of), np.iinfo(np.int64).max)
+    last_end = np.full(len(index_of), np.iinfo(np.int64).min)
+    np.minimum.at(first_start, process, timeline.columns.start)
+    np.maximum.at(last_end, process, timeline.columns.end)
+    ran = np.flatnonzero(np.bincount(process, minlength=len(index_of))[1:]) + 1
+    return int((last_end[ran] - first_start[ran]).sum())
 
 
 def self_times(columns: Columns) -> Int64Array:

@@ -32,9 +32,8 @@ def render_text(summary: Summary, width: int | None = None) -> str:
     table, left_out = without_columns(module_table(summary), width)
     lines = [*_header(summary, width), *to_text(table, width)]
     lines += _wrapped(summary.note, width)
-    if "% step" in table.headings and summary.steps_ns and any(row.total_ns > summary.steps_ns for row in summary.rows):
-        several = "processes" if summary.overview and summary.overview.steps_of else "threads"
-        lines += _wrapped(f"% step above 100: {several} ran at once, and each counts", width)
+    if "% step" in table.headings:
+        lines += _share_notes(summary, width)
     lines += _left_out(left_out, width)
     return "\n".join(lines)
 
@@ -81,8 +80,24 @@ def render_tree(summary: Summary, width: int | None = None) -> str:
         room = None if width is None else max(width - len(numbers) - len(_GAP) - len(branch), _MIN_TREE_NAME_WIDTH)
         lines.append(f"{numbers}{_GAP}{branch}{shortened(name, room)}")
     return "\n".join(
-        [*_header(summary, width), *lines, *_wrapped(summary.note, width), *_left_out(headings[shown:], width)]
+        [
+            *_header(summary, width),
+            *lines,
+            *_wrapped(summary.note, width),
+            *_share_notes(summary, width),
+            *_left_out(headings[shown:], width),
+        ]
     )
+
+
+def _share_notes(summary: Summary, width: int | None) -> list[str]:
+    """Say what 100 % is, where that is more than the steps shown or a row is above it."""
+    notes: list[str] = []
+    if summary.others_ns:
+        notes += _wrapped("% step: of the time of all processes, each from its first span to its last", width)
+    if summary.steps_ns and any(row.total_ns > summary.steps_ns for row in summary.rows):
+        notes += _wrapped("% step above 100: threads ran at once, and each counts", width)
+    return notes
 
 
 def _header(summary: Summary, width: int | None) -> list[str]:
