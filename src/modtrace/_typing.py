@@ -11,6 +11,7 @@ __all__ = [
     "AnyArray",
     "AnyIntArray",
     "BoolArray",
+    "Float32Array",
     "Float64Array",
     "IndexArray",
     "Int8Array",
@@ -29,6 +30,7 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 UInt8Array: TypeAlias = npt.NDArray[np.uint8]
 """Also for bytes: text that is put together column by column."""
 UInt32Array: TypeAlias = npt.NDArray[np.uint32]
+Float32Array: TypeAlias = npt.NDArray[np.float32]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 ObjectArray: TypeAlias = npt.NDArray[np.object_]

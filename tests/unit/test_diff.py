@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -356,3 +357,33 @@ def test_one_step_that_calls_otherwise_does_not_hide_what_all_others_do() -> Non
     (change,) = compare_runs([before], [after], {}).changes
 
     assert (change.base_calls, change.new_calls, change.calls_changed) == (1, 2, True)
+
+
+def of_ranks(*ranks: Timeline) -> Timeline:
+    """One file of several ranks, whose marks are those of the first."""
+    tracks = [track._replace(process=Process(rank, rank)) for rank, one in enumerate(ranks) for track in one.tracks]
+    firsts = np.cumsum([0, *(len(one.columns) for one in ranks)]).tolist()
+    parts = [
+        replace(
+            one.columns,
+            track=one.columns.track + rank * len(one.tracks),
+            parent=np.where(one.columns.parent < 0, -1, one.columns.parent + firsts[rank]).astype(np.int32),
+        )
+        for rank, one in enumerate(ranks)
+    ]
+    columns = Columns(*(np.concatenate([getattr(part, f) for part in parts]) for f in Columns.__slots__))
+    return replace(ranks[0], columns=columns, tracks=tracks)
+
+
+def test_of_a_file_of_several_ranks_a_sample_is_the_mean_of_the_ranks() -> None:
+    one, slow = recording(0), recording(0, speed=2)
+    alone = take_samples(one)
+
+    for count in (2, 4):
+        several = take_samples(of_ranks(*[one] * count))
+        assert {key: times.tolist() for key, times in several.self_ns.items()} == {
+            key: times.tolist() for key, times in alone.self_ns.items()
+        }
+        assert {int(calls.max()) for calls in several.calls.values()} == {1}
+    mixed = take_samples(of_ranks(one, slow)).self_ns["Net.h.3", "forward"]
+    assert np.max(np.abs(mixed - 1.5 * alone.self_ns["Net.h.3", "forward"])) <= 1

@@ -28,6 +28,8 @@ _PARALLEL_CLASSES = {"DistributedDataParallel", "DataParallel"}
 class Samples(NamedTuple):
     """Times per step, of the whole steps behind the warm-up; a module that was not called in a step took 0.
 
+    Of a file of several ranks they are means over the ranks that called the module, whose steps are numbered alike.
+
     Attributes:
         self_ns: of each module and phase int64[steps], self times on the CPU, and on the streams of GPUs.
         calls: of each module and phase int64[steps], how many spans there were.
@@ -68,8 +70,10 @@ def take_samples(timeline: Timeline) -> Samples:
     place = inverse * len(steps) + row % len(steps)
     shape = (len(key_of_row), len(steps))
     # Sums of less than 2^53 ns, which is 104 days, are exact.
-    self_ns = np.bincount(place, self_times(columns)[chosen], shape[0] * shape[1]).astype(np.int64)
-    calls = np.bincount(place, minlength=len(self_ns)).reshape(shape)
+    total_ns = np.bincount(place, self_times(columns)[chosen], shape[0] * shape[1]).reshape(shape)
+    ranks = _ranks_of(timeline, module[columns.name], len(fqns))[key_of_row // len(SAMPLED_PHASES), None]
+    self_ns = np.rint(total_ns / ranks).astype(np.int64)
+    calls = np.rint(np.bincount(place, minlength=total_ns.size).reshape(shape) / ranks).astype(np.int64)
     keys = [
         (fqns[key // len(SAMPLED_PHASES)], SAMPLED_PHASES[key % len(SAMPLED_PHASES)]) for key in key_of_row.tolist()
     ]
@@ -78,12 +82,20 @@ def take_samples(timeline: Timeline) -> Samples:
     for name in called[np.argsort(first)].tolist():
         classes.setdefault(name_fqns[name], timeline.names[name].module_class)
     return Samples(
-        dict(zip(keys, self_ns.reshape(shape), strict=True)),
+        dict(zip(keys, self_ns, strict=True)),
         dict(zip(keys, calls, strict=True)),
         duration_ns[warm_up:],
         warm_up,
         classes,
     )
+
+
+def _ranks_of(timeline: Timeline, module: Int64Array, count: int) -> Int64Array:
+    """Return how many processes each of `count` modules has spans in; `module` says whose each span is."""
+    processes = {process: number for number, process in enumerate(dict.fromkeys(t.process for t in timeline.tracks))}
+    process = np.array([processes[track.process] for track in timeline.tracks] or [0], np.int64)
+    pairs = np.unique(module * max(len(processes), 1) + process[timeline.columns.track])
+    return np.bincount(pairs // max(len(processes), 1), minlength=count)
 
 
 def _plain_fqns(timeline: Timeline) -> list[str]:

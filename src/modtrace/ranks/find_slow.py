@@ -20,7 +20,7 @@ def slow_of_folder(folder: str | os.PathLike[str]) -> SlowRun:
     """Say who is late in a folder of recordings, all of which are read into memory.
 
     Raises:
-        ModtraceError: there are none, one cannot be read, or no two ranks called one collective.
+        ModtraceError: there are none, one cannot be read, or no two ranks waited for each other.
     """
     files = find_rank_files(folder)
     return slow_of_files(files, JobTime(files))
@@ -30,7 +30,7 @@ def slow_of_files(files: Sequence[RankFile], job: JobTime) -> SlowRun:
     """Say who is late in recordings, all of which are read into memory.
 
     Raises:
-        ModtraceError: one cannot be read, or no two ranks called one collective.
+        ModtraceError: one cannot be read, or no two ranks waited for each other.
     """
     tables = FolderTables(files, job)
     return _checked(join_parts([find_late(tables, 0, tables.step_count)]), files[0].path.parent)
@@ -44,7 +44,7 @@ def slow_of_dataset(dataset: str | os.PathLike[str], *, engine: str = "local") -
         engine: where the buckets are looked at: `local`, `ray` or `ray://HOST:PORT`.
 
     Raises:
-        ModtraceError: it is none, there is no such engine, or no two ranks called one collective.
+        ModtraceError: it is none, there is no such engine, or no two ranks waited for each other.
     """
     from .dataset.dataset_tables import DatasetTables
     from .dataset.engines import map_buckets
@@ -71,5 +71,5 @@ def _slow_bucket(dataset: str, first: int, last: int) -> PartOfRun:
 
 def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:
     if not run.steps:
-        raise ModtraceError(f"{os.fspath(path)}: no two ranks called one collective, so nobody waited for another")
+        raise ModtraceError(f"{os.fspath(path)}: no two ranks called one collective or sent each other something")
     return run

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
-from ..ring.collective_text import format_ranks
+from ..ring.collective_text import format_ranks, parse_ranks
 from ..timeline import Name, Timeline
 from ..timeline.summary import self_times
 from .distinct import number_distinct
@@ -27,6 +27,7 @@ __all__ = [
     "SpanTable",
     "StepTable",
     "collective_table",
+    "group_ranks",
     "group_text",
     "join_collectives",
     "join_spans",
@@ -237,3 +238,12 @@ def _step_number(text: str) -> int:
 def group_text(name: str, ranks: Sequence[int]) -> str:
     """Return what tells a group from all others of the job (`0 [0-3]`)."""
     return f"{name} [{format_ranks(ranks)}]" if ranks else name
+
+
+def group_ranks(text: str) -> list[int]:
+    """Return the ranks of a group from what `group_text` made of it; none where it does not say them."""
+    _, bracket, ranks = text.rpartition(" [")
+    try:
+        return parse_ranks(ranks.removesuffix("]")) if bracket else []
+    except ValueError:  # the end of a name, which can be anything
+        return []

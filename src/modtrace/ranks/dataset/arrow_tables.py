@@ -85,19 +85,21 @@ def arrow_steps(table: StepTable) -> pa.Table:
 
 
 def spans_from_arrow(table: pa.Table) -> SpanTable:
-    """Return the spans of an Arrow table; of their names only the fully qualified ones."""
-    fqns, name = _codes(table["fqn"])
+    """Return the spans of an Arrow table; their names lack what a slice is called."""
+    fqns, fqn = _codes(table["fqn"])
+    classes, module_class = _codes(table["module_class"])
+    pairs, name = np.unique(fqn.astype(np.int64) * max(len(classes), 1) + module_class, return_inverse=True)
     phases, phase = _codes(table["phase"])
     of_phase = np.array([PHASES.index(text) for text in phases] or [0], np.int8)
     numbers = {column: table[column].to_numpy() for column in ("rank", "step", "track", "call", "depth")}
     start, duration, self_time = (table[column].to_numpy() for column in ("start_ns", "duration_ns", "self_ns"))
     return SpanTable(
-        [Name("", fqn, "") for fqn in fqns],
+        [Name("", fqns[pair // len(classes)], classes[pair % len(classes)]) for pair in pairs.tolist()],
         numbers["rank"],
         numbers["step"],
         numbers["track"].astype(np.int32),
         of_phase[phase],
-        name,
+        name.astype(np.int32),
         numbers["call"],
         start,
         duration,

@@ -29,7 +29,6 @@ class Arrivals(NamedTuple):
         own: int64, own time between the two, ns; -1 where there is none before.
         excess: int64, by how much `own` is more than the median of the other ranks', ns; 0 where it is not known.
         lateness: int64, by how much the call was later than the median of the other ranks' calls, ns.
-        lead: int64, of the last call of a collective: by how much it was later than the one before, ns; else 0.
         is_last: bool, whether it is the last call of its collective.
         size: int64, how many ranks called it.
     """
@@ -44,7 +43,6 @@ class Arrivals(NamedTuple):
     own: Int64Array
     excess: Int64Array
     lateness: Int64Array
-    lead: Int64Array
     is_last: BoolArray
     size: Int64Array
 
@@ -82,16 +80,14 @@ def arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     size = run_lengths(begins, len(collective))
     of_row = np.repeat(np.arange(len(begins)), size)
     last = begins + size - 1
-    is_last, lead = np.zeros(len(time), np.bool_), np.zeros(len(time), np.int64)
-    is_last[last], lead[last] = True, time[last] - time[last - 1]
+    is_last = np.zeros(len(time), np.bool_)
+    is_last[last] = True
     step, position = (np.minimum.reduceat(values, begins)[of_row] for values in (step, position))
     excess = _excess(own, begins, of_row)
     # From the first call of all on: a double does not hold Unix nanoseconds.
     since = time - time.min(initial=np.iinfo(np.int64).max)
     lateness = np.rint(since - median_of_others(since, begins)).astype(np.int64)
-    return Arrivals(
-        of_row, rank, step, position, time, place, before, own, excess, lateness, lead, is_last, size[of_row]
-    )
+    return Arrivals(of_row, rank, step, position, time, place, before, own, excess, lateness, is_last, size[of_row])
 
 
 def _excess(own: Int64Array, begins: Int64Array, of_row: Int64Array) -> Int64Array:

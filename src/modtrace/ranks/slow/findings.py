@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..._typing import Int64Array
+from ..._typing import Float32Array, Int64Array
 from ..rank_tables import CollectiveTable, SpanTable, StepTable, take
 from .arrivals import Arrivals, arrivals
+from .late_senders import late_senders
 from .late_steps import Bounds, LateStep, late_steps
 from .module_excess import module_excess, peers_of
 from .own_time import OwnTime
+from .rank_events import rank_events
+from .replay import saved_by_step
 from .runs import median_of_runs, run_starts
-from .step_finding import ModuleExcess, StepFinding
+from .step_finding import ModuleExcess, StepFinding, Verdict
+from .what_if import without_excess
 
 __all__ = [
     "LateRank",
@@ -34,6 +38,8 @@ _SIGNIFICANT = 1e-3
 _LATE_BY_CHANCE = 0.02
 """In what part of the steps a rank is taken to be late by chance where most never are; less where there are many."""
 _MODULES_PER_STEP = 3
+_VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
+"""What says more comes last."""
 
 
 class RankTables(Protocol):
@@ -60,11 +66,15 @@ class PartOfRun(NamedTuple):
         ranks: the ranks that were there, ascending.
         lateness: float32[ranks, steps], the most that each rank was behind the median of the others, ns; NaN where it
             has no collective.
+        saved: of each rank that was late in one of them, by how much shorter they would have been without its excess.
+        saved_ns: the same without that of all these.
     """
 
     steps: list[StepFinding]
     ranks: Int64Array
-    lateness: np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+    lateness: Float32Array
+    saved: Mapping[int, int]
+    saved_ns: int
 
 
 class LateRank(NamedTuple):
@@ -108,7 +118,7 @@ class SlowRun:
     @property
     def saved_ns(self) -> int:
         """By how much shorter the run would be had nobody been late."""
-        return sum(step.saved_ns for step in self.steps if step.verdict == "late")
+        return sum(part.saved_ns for part in self.parts)
 
 
 def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
@@ -122,16 +132,54 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     duration = step_durations(tables.steps(first - 1, last))
     in_steps = late_steps(found, tables.bounds())
     modules = _modules_of(found, in_steps, tables, own_time)
+    by_step = {
+        late.finding.step: late.finding._replace(modules=modules.get(late.finding.step, ())) for late in in_steps
+    }
+    events = rank_events(table, own_time)
+    without: dict[int, Int64Array] = {}
+    for late in in_steps:
+        if late.finding.verdict == "late":
+            _add(without, late.finding.rank, without_excess(events, found, late.slower.tolist()))
+    for finding, shorter in late_senders(table, own_time, events, tables, first, last):
+        if finding.step not in by_step or _weight(finding) > _weight(by_step[finding.step]):
+            by_step[finding.step] = finding
+            if finding.verdict == "late":
+                _add(without, finding.rank, shorter)
+    saved = {rank: saved_by_step(events, shorter) for rank, shorter in without.items()}
     steps = [
-        finding._replace(modules=modules.get(finding.step, ()), duration_ns=duration.get(finding.step, 0))
-        for finding, _ in in_steps
+        finding._replace(saved_ns=saved.get(finding.rank, {}).get(step, 0), duration_ns=duration.get(step, 0))
+        if finding.verdict == "late"
+        else finding._replace(duration_ns=duration.get(step, 0))
+        for step, finding in sorted(by_step.items())
     ]
-    ranks, index = np.unique(found.rank, return_inverse=True)
-    numbers, of_step = np.unique(found.step, return_inverse=True)
+    each = {rank: sum(own.values()) for rank, own in saved.items()}
+    together = sum(each.values())
+    if len(without) > 1:
+        together = sum(saved_by_step(events, np.sum(list(without.values()), axis=0)).values())
+    ranks = np.unique(events.rank)
+    return PartOfRun(steps, ranks, _lateness(found, steps, ranks), each, together)
+
+
+def _add(without: dict[int, Int64Array], rank: int, shorter: Int64Array) -> None:
+    without[rank] = np.maximum(without[rank], shorter) if rank in without else shorter
+
+
+def _weight(finding: StepFinding) -> tuple[int, int]:
+    return _VERDICTS.index(finding.verdict), finding.cost_ns
+
+
+def _lateness(found: Arrivals, steps: Sequence[StepFinding], ranks: Int64Array) -> Float32Array:
+    """Return the most that each rank was behind in each step; of pipelines only of who was late in it."""
+    arrived = set(found.step.tolist())
+    late = [step for step in steps if step.step not in arrived and step.verdict == "late"]
+    index = np.searchsorted(ranks, np.append(found.rank, [step.rank for step in late]).astype(np.int64))
+    numbers = np.array([step.step for step in steps], np.int64)
+    of_step = np.searchsorted(numbers, np.append(found.step, [step.step for step in late]).astype(np.int64))
+    behind = np.append(found.lateness, [step.lateness_ns for step in late]).astype(np.float32)
     lateness = np.full((len(ranks), len(numbers)), -np.inf, np.float32)
-    np.maximum.at(lateness, (index, of_step), found.lateness.astype(np.float32))
+    np.maximum.at(lateness, (index, of_step), behind)
     lateness[np.isinf(lateness)] = np.nan
-    return PartOfRun(steps, ranks, lateness)
+    return lateness
 
 
 def _modules_of(
@@ -170,12 +218,13 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
     counts = sorted([len(own) for own in by_rank.values()] + [0] * (ranks - len(by_rank)))
     by_chance = counts[(ranks - 1) // 2] / len(steps) if steps else 0.0
     by_chance = max(by_chance, min(_LATE_BY_CHANCE, 1 / max(ranks, 1)))
-    late = [_late_rank(rank, own, len(steps), ranks, by_chance) for rank, own in by_rank.items()]
+    saved = {rank: sum(part.saved.get(rank, 0) for part in in_order) for rank in by_rank}
+    late = [_late_rank(rank, own, len(steps), ranks, by_chance, saved[rank]) for rank, own in by_rank.items()]
     late.sort(key=lambda one: (-one.cost_ns, one.rank))
     return SlowRun(steps, ranks, late, sum(step.duration_ns for step in steps), in_order)
 
 
-def lateness_matrix(run: SlowRun) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.float32]], list[int], list[int]]:
+def lateness_matrix(run: SlowRun) -> tuple[Float32Array, list[int], list[int]]:
     """Return by how much each rank was behind the median of the others, at most, in each step.
 
     Returns:
@@ -192,7 +241,9 @@ def lateness_matrix(run: SlowRun) -> tuple[np.ndarray[tuple[int, ...], np.dtype[
     return matrix, ranks.tolist(), steps
 
 
-def _late_rank(rank: int, own: Sequence[StepFinding], steps: int, ranks: int, by_chance: float) -> LateRank:
+def _late_rank(
+    rank: int, own: Sequence[StepFinding], steps: int, ranks: int, by_chance: float, saved_ns: int
+) -> LateRank:
     modules: dict[tuple[str, str], list[int]] = {}
     for step in own:
         if step.modules:
@@ -203,7 +254,7 @@ def _late_rank(rank: int, own: Sequence[StepFinding], steps: int, ranks: int, by
         rank,
         len(own),
         sum(step.cost_ns for step in own),
-        sum(step.saved_ns for step in own),
+        saved_ns,
         ranks * at_least(len(own), steps, by_chance) < _SIGNIFICANT,
         tuple(rows),
     )

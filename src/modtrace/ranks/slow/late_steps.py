@@ -13,15 +13,15 @@ from .arrivals import Arrivals
 from .runs import median_of_runs, run_lengths, run_starts
 from .step_finding import StepFinding, Verdict
 
-__all__ = ["Bounds", "LateStep", "late_steps"]
+__all__ = ["COUNTED_NOISES", "MAD_TO_SIGMA", "Bounds", "LateStep", "late_steps", "noise_limit"]
 
 _MIN_NOISES = 6.0
 """A step is told to be late from this many times the spread on."""
-_COUNTED_NOISES = 3.0
+COUNTED_NOISES = 3.0
 """An excess counts from this many times the spread on."""
 _MIN_STEPS = 4
 """Steps from which on what a rank always takes more can be told from what varies."""
-_MAD_TO_SIGMA = 1.4826
+MAD_TO_SIGMA = 1.4826
 
 
 class Bounds:
@@ -61,12 +61,14 @@ class LateStep(NamedTuple):
     """A step, and what made it late.
 
     Attributes:
-        finding: what it says, without modules and duration.
+        finding: what it says, without modules, duration, and what it saved.
         arrivals: int64, those of its rank that cost something, as indices of `Arrivals`.
+        slower: int64, those before which its rank took more than all vary by, whether somebody waited or not.
     """
 
     finding: StepFinding
     arrivals: Int64Array
+    slower: Int64Array
 
 
 def late_steps(found: Arrivals, bounds: Bounds) -> list[LateStep]:
@@ -81,17 +83,14 @@ def late_steps(found: Arrivals, bounds: Bounds) -> list[LateStep]:
     latest = found.lateness + bounds.of_arrivals(found)
     cost = np.where(found.is_last, np.clip(found.excess, 0, np.maximum(latest, 0)), 0)
     # What varies anyway is nobody's, and would add up over many collectives.
-    cost = np.where(cost > _COUNTED_NOISES * noise, cost, 0)
-    saved = np.minimum(cost, found.lead)
+    cost = np.where(cost > COUNTED_NOISES * noise, cost, 0)
     order = np.argsort(found.step, kind="stable")
     steps, first = np.unique(found.step[order], return_index=True)
     parts = np.split(order, first[1:]) if len(steps) else []
-    return [_late_step(found, rows, cost, saved, noise, bounds) for rows in parts]
+    return [_late_step(found, rows, cost, noise, bounds) for rows in parts]
 
 
-def _late_step(
-    found: Arrivals, rows: Int64Array, cost: Int64Array, saved: Int64Array, noise: Float64Array, bounds: Bounds
-) -> LateStep:
+def _late_step(found: Arrivals, rows: Int64Array, cost: Int64Array, noise: Float64Array, bounds: Bounds) -> LateStep:
     lasts = rows[found.is_last[rows]]
     ranks, index = np.unique(found.rank[lasts], return_inverse=True)
     by_rank = np.bincount(index, cost[lasts], len(ranks))
@@ -99,7 +98,7 @@ def _late_step(
     own = lasts[found.rank[lasts] == rank]
     costly = own[cost[own] > 0]
     counted = costly if len(costly) else own
-    limit = _limit(noise[counted], len(rows))
+    limit = noise_limit(noise[counted], len(rows))
     total = int(cost[own].sum())
     worst = int(counted[np.argmax(found.lateness[counted])])
     lateness = int(found.lateness[worst])
@@ -112,10 +111,9 @@ def _late_step(
         verdict = "even"
     elif lateness <= bound:
         verdict = "cannot tell"
-    finding = StepFinding(
-        int(found.step[rows[0]]), verdict, rank, total, int(saved[own].sum()), lateness, bound, round(limit)
-    )
-    return LateStep(finding, costly)
+    finding = StepFinding(int(found.step[rows[0]]), verdict, rank, total, 0, lateness, bound, round(limit))
+    slower = rows[(found.rank[rows] == rank) & (found.excess[rows] > COUNTED_NOISES * noise[rows])]
+    return LateStep(finding, costly, slower)
 
 
 def _noise(found: Arrivals) -> Float64Array:
@@ -135,11 +133,11 @@ def _noise(found: Arrivals) -> Float64Array:
     order = np.lexsort((rest, place))
     begins = run_starts(place[order])
     spread = np.repeat(median_of_runs(rest[order], begins), run_lengths(begins, len(order)))
-    noise[order] = _MAD_TO_SIGMA * spread
+    noise[order] = MAD_TO_SIGMA * spread
     return noise
 
 
-def _limit(noise: Float64Array, count: int) -> float:
+def noise_limit(noise: Float64Array, count: int) -> float:
     """Return what the sum of some excesses must exceed, where the largest of `count` is looked at."""
     factor = max(_MIN_NOISES, 1 + math.sqrt(2 * math.log(max(count, 2))))
     return factor * float(np.sqrt(np.sum(noise**2)))

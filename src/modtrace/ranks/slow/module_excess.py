@@ -9,11 +9,11 @@ import numpy as np
 
 from ..._typing import Int64Array
 from ...timeline import PHASES
-from ...timeline.build.span_rows import find_parents
 from ..rank_tables import SpanTable, take
 from .arrivals import Arrivals
 from .late_steps import LateStep
 from .own_time import OwnTime
+from .segments import segments_of
 from .step_finding import OUTSIDE, ModuleExcess
 
 __all__ = ["module_excess", "peers_of"]
@@ -63,7 +63,7 @@ def module_excess(
         windows, own = _windows(found, rows[found.rank[rows] == rank])
         part = take(spans, spans.rank == rank)
         of_rank = own_time.of_rank(rank)
-        segments = _segments(part, of_rank, rank)
+        segments = segments_of(part, of_rank, rank)
         for begin, end in zip(windows.begin.tolist(), windows.end.tolist(), strict=True):
             inside = np.clip(segments.end, begin, end), np.clip(segments.begin, begin, end)
             length = of_rank.until(inside[0]) - of_rank.until(inside[1])
@@ -97,38 +97,3 @@ def _windows(found: Arrivals, rows: Int64Array) -> tuple[_Windows, int]:
     """Return what lies before a rank's arrivals, and its own time in it."""
     rows = rows[found.place_before[rows] >= 0]
     return _Windows(found.place_before[rows], found.place[rows]), int(found.own[rows].sum())
-
-
-class _Segments(NamedTuple):
-    """When which span of a rank was the innermost one of its track.
-
-    Attributes:
-        key: int64, name × phases + phase.
-        begin: int64, on the axis of `OwnTime`.
-        end: int64.
-    """
-
-    key: Int64Array
-    begin: Int64Array
-    end: Int64Array
-
-
-def _segments(spans: SpanTable, own_time: OwnTime, rank: int) -> _Segments:
-    count = len(spans.start)
-    if not count:
-        return _Segments(*(np.empty(0, np.int64) for _ in range(3)))
-    parent = find_parents(spans.track.astype(np.int64), spans.depth.astype(np.int64))
-    track = np.concatenate([spans.track, spans.track])
-    time = np.concatenate([spans.start, spans.start + spans.duration])
-    is_end = np.repeat([False, True], count)
-    depth = np.concatenate([spans.depth, spans.depth])
-    # At one moment ends come before begins, the inner ones first, and of begins the outer ones.
-    order = np.lexsort((np.where(is_end, -depth, depth), ~is_end, time, track))
-    owner = np.concatenate([np.arange(count), parent])[order]
-    begin, track = time[order], track[order]
-    end = np.append(begin[1:], 0)
-    goes_on = np.append(track[1:] == track[:-1], False) & (owner >= 0) & (end > begin)
-    owner, begin, end = owner[goes_on], begin[goes_on], end[goes_on]
-    ranks = np.full(len(owner), rank, np.int64)
-    key = spans.name[owner].astype(np.int64) * len(PHASES) + spans.phase[owner]
-    return _Segments(key, own_time.place(ranks, begin), own_time.place(ranks, end))

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..._typing import Float64Array, Int64Array
 
-__all__ = ["median_of_others", "median_of_runs", "run_lengths", "run_starts"]
+__all__ = ["median_of_others", "median_of_runs", "run_lengths", "run_starts", "slowest_of_others"]
 
 
 def run_starts(*keys: Int64Array) -> Int64Array:
@@ -38,14 +38,27 @@ def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
         values: int64[n], ascending within each run, below 2**53 so that a double holds them: not Unix nanoseconds.
         begins: where the runs begin, each of two values at least.
     """
-    size = run_lengths(begins, len(values))
-    begin, count = np.repeat(begins, size), np.repeat(size, size) - 1
-    own = np.arange(len(values)) - begin
-
-    def other(index: Int64Array) -> Int64Array:
-        found: Int64Array = values[begin + index + (index >= own)]
-        return found
-
-    low, high = other((count - 1) // 2), other(count // 2)
+    count = np.repeat(run_lengths(begins, len(values)), run_lengths(begins, len(values))) - 1
+    low, high = _other(values, begins, (count - 1) // 2), _other(values, begins, count // 2)
     middle: Float64Array = low + (high - low) / 2
     return middle
+
+
+def slowest_of_others(values: Int64Array, begins: Int64Array) -> Int64Array:
+    """Return for each value the largest of the others in its run; of many others, of all but the largest eighth.
+
+    Args:
+        values: int64[n], ascending within each run.
+        begins: where the runs begin, each of two values at least.
+    """
+    size = run_lengths(begins, len(values))
+    return _other(values, begins, -(-7 * (np.repeat(size, size) - 1) // 8) - 1)
+
+
+def _other(values: Int64Array, begins: Int64Array, index: Int64Array) -> Int64Array:
+    """Return for each value the one at `index` among the others in its run."""
+    size = run_lengths(begins, len(values))
+    begin = np.repeat(begins, size)
+    own = np.arange(len(values)) - begin
+    found: Int64Array = values[begin + index + (index >= own)]
+    return found

@@ -1,0 +1,170 @@
+"""What ranks did in turn, as a replay needs it: calls of collectives and messages, and ends of waits for them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._typing import BoolArray, Int64Array
+from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, group_ranks
+from ..sync_points import is_synchronizing
+from .own_time import OwnTime
+from .runs import run_starts
+
+__all__ = ["MESSAGES", "RankEvents", "message_ends", "rank_events", "shared_keys"]
+
+MESSAGES = ("send", "recv")
+"""The operators of messages whose other end is known."""
+
+_COUNTER_BITS = 40
+_RANK_BITS = 24
+
+
+class RankEvents(NamedTuple):
+    """Calls, and ends of waits, by rank and then by time; arrays of equal length.
+
+    Attributes:
+        rank: int64.
+        step: int64.
+        place: int64, on the axis of `OwnTime`.
+        time: int64, Unix ns.
+        key: int64, which collective or message it is of, from 0; -1 where that is not known.
+        is_call: bool, whether it is a call; else the end of a wait.
+        own: int64, the rank's own time since its event before, ns; 0 for its first.
+        waited: int64, its waiting since then.
+        binds: bool, whether it is the end of a wait that cannot be before the last call of `key`.
+        transfer: int64, of such a one: how long after that call it was released at least, ns.
+        over: int64, of such a one: how much later it went on.
+    """
+
+    rank: Int64Array
+    step: Int64Array
+    place: Int64Array
+    time: Int64Array
+    key: Int64Array
+    is_call: BoolArray
+    own: Int64Array
+    waited: Int64Array
+    binds: BoolArray
+    transfer: Int64Array
+    over: Int64Array
+
+
+class _Rows(NamedTuple):
+    """Events as they are found: the row of each, its time, and when what it waits for was complete (-1: not known)."""
+
+    row: Int64Array
+    time: Int64Array
+    done: Int64Array
+    is_call: BoolArray
+
+
+def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
+    """Return the events of all ranks.
+
+    Args:
+        table: the collectives of all ranks.
+        own_time: their own time.
+    """
+    keys = shared_keys(table)
+    found = _events(table, keys)
+    place = own_time.place(table.rank[found.row].astype(np.int64), found.time)
+    # At one moment a rank leaves a wait before it calls something.
+    order = np.lexsort((found.is_call, place))
+    row, time, done, place = (values[order] for values in (found.row, found.time, found.done, place))
+    is_call = found.is_call[order]
+    rank, key = table.rank[row].astype(np.int64), keys[row]
+    own, passed = np.diff(own_time.until(place), prepend=0), np.diff(time, prepend=0)
+    first = run_starts(rank)
+    own[first] = passed[first] = 0
+    waited = passed - own
+    last = np.full(int(keys.max(initial=-1)) + 1, np.iinfo(np.int64).min // 2)
+    np.maximum.at(last, key[is_call], time[is_call])
+    binds = ~is_call & (key >= 0)
+    binds[first] = False  # nothing is known of what it did before
+    since_last = np.where(binds, time - last[key], 0)
+    # A send that was complete before its receiver asked for it did not wait for that; nor what no call is known of.
+    is_message = np.array([operator in MESSAGES for operator in table.operators], np.bool_)[table.operator[row]]
+    binds &= (since_last >= 0) | ~is_message
+    binds &= since_last < np.iinfo(np.int64).max // 4
+    transfer = np.where(done >= 0, np.minimum(done, time) - last[key], since_last)
+    # Where a wait began behind the last call, it says less than others of how long the transfer took.
+    least = np.full(len(last), np.iinfo(np.int64).max)
+    np.minimum.at(least, key[binds], transfer[binds])
+    came_late = binds & (done < 0) & (waited < since_last)
+    transfer = np.where(binds, np.where(came_late, least[key], transfer), 0)
+    over = np.where(binds, time - np.maximum(time - waited, last[key] + transfer), 0)
+    step = table.step[row].astype(np.int64)
+    return RankEvents(rank, step, place, time, key, is_call, own, waited, binds, transfer, over)
+
+
+def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
+    """Return sender and receiver of each row that is a message, as ranks of the job; -1 for all others."""
+    kind = np.array([MESSAGES.index(text) if text in MESSAGES else -1 for text in table.operators] or [-1], np.int8)
+    kind = kind[table.operator]
+    other = np.full(len(kind), -1, np.int64)
+    for group, text in enumerate(table.groups):
+        rows = np.flatnonzero((table.group == group) & (kind >= 0) & (table.peer >= 0) & (table.counter >= 0))
+        members = np.array(group_ranks(text), np.int64)
+        peer = table.peer[rows]
+        known = peer < len(members)
+        other[rows[known]] = members[peer[known]]
+    own = np.where(other >= 0, table.rank, -1)
+    return np.where(kind == 0, own, other), np.where(kind == 0, other, own)
+
+
+def shared_keys(table: CollectiveTable) -> Int64Array:
+    """Return for each row a number of its collective or message; -1 where it is of none that ranks share."""
+    sender, receiver = message_ends(table)
+    synchronizes = np.array([is_synchronizing(operator) for operator in table.operators], np.bool_)[table.operator]
+    is_message = sender >= 0
+    pair = np.where(is_message, (sender + 1) << _RANK_BITS | receiver, 0)
+    _, pair = np.unique(pair, return_inverse=True)
+    _, channel = np.unique(table.group.astype(np.int64) << 32 | pair, return_inverse=True)
+    shared = (table.counter >= 0) & (synchronizes | is_message)
+    keys = np.full(len(table.rank), -1, np.int64)
+    _, keys[shared] = np.unique((channel << _COUNTER_BITS | table.counter)[shared], return_inverse=True)
+    return keys
+
+
+def _events(table: CollectiveTable, keys: Int64Array) -> _Rows:
+    is_call = table.kind == CALL
+    returns_complete = is_call & (table.done >= 0) & (table.done <= table.end)
+    parts = [
+        _rows(table.start, table.done, np.flatnonzero(is_call & (keys >= 0)), called=True),
+        _rows(table.end, table.done, np.flatnonzero(returns_complete), called=False),
+        _rows(table.end, table.done, np.flatnonzero(~is_call & (table.kind != INFERRED_WAIT)), called=False),
+        _inferred(table, keys, returns_complete),
+    ]
+    return _Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _rows(time: Int64Array, done: Int64Array, rows: Int64Array, *, called: bool) -> _Rows:
+    return _Rows(rows, time[rows], done[rows], np.full(len(rows), called))
+
+
+def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolArray) -> _Rows:
+    """Return the ends of inferred waits: one for each collective that it was for, when that was complete."""
+    inferred = np.flatnonzero(table.kind == INFERRED_WAIT)
+    is_wait = (table.kind != CALL) & (keys >= 0)
+    of_rank = table.rank.astype(np.int64) << _COUNTER_BITS
+    waited_for = np.isin(of_rank | keys, (of_rank | keys)[is_wait])
+    calls = np.flatnonzero((table.kind == CALL) & (keys >= 0) & (table.done >= 0) & ~returns_complete & ~waited_for)
+    if not len(inferred) or not len(calls):
+        return _rows(table.end, table.done, inferred, called=False)
+    # Both by rank and time; a wait is for the calls of its rank since its wait before.
+    inferred = inferred[np.lexsort((table.end[inferred], table.rank[inferred]))]
+    begin = int(min(table.start.min(), table.end.min()))
+    span = int(table.end.max()) - begin + 1
+    wait_place = table.rank[inferred].astype(np.int64) * span + (table.end[inferred] - begin)
+    wait = np.searchsorted(wait_place, table.rank[calls].astype(np.int64) * span + (table.start[calls] - begin))
+    known = wait < len(inferred)
+    calls, wait = calls[known], inferred[wait[known]]
+    same = (table.rank[wait] == table.rank[calls]) & (table.step[wait] == table.step[calls])
+    calls, wait = calls[same], wait[same]
+    time = np.clip(table.done[calls], table.start[wait], table.end[wait])
+    unknown = np.setdiff1d(inferred, wait)
+    rest = _rows(table.end, table.done, unknown, called=False)
+    found = _Rows(calls, time, time, np.zeros(len(calls), np.bool_))
+    return _Rows(*(np.concatenate(columns) for columns in zip(found, rest, strict=True)))

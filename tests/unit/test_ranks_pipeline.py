@@ -1,0 +1,141 @@
+"""Who is late in a pipeline, of simulated ranks that send each other what they computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from modtrace.ranks.rank_tables import CollectiveTable, SpanTable, StepTable, join_spans, take
+from modtrace.ranks.slow import Bounds, find_late, join_parts
+from modtrace.timeline import PHASES, Name
+from tests.support.simulated_ranks import BEGIN, Job, Op, run, table_of
+
+RANKS, STEPS, MICRO_BATCHES = 3, 6, 2
+FORWARD_NS, BACKWARD_NS, BOUND_NS = 1_000, 2_000, 70
+
+
+class Pipeline:
+    """GPipe on three ranks of one layer each; some take longer. Is where tables come from as well.
+
+    Args:
+        extra: of (step, rank, phase), by how much longer a micro-batch takes.
+    """
+
+    def __init__(self, extra: dict[tuple[int, int, str], int], *, one_clock: bool = True) -> None:
+        self.job = Job([[] for _ in range(RANKS)], [], [], [])
+        self.computed: list[list[tuple[int, int, str]]] = [[] for _ in range(RANKS)]
+        self._extra, self._one_clock = extra, one_clock
+        for step in range(STEPS):
+            keys = {
+                (rank, phase, batch): self._message(step, [rank, rank + 1] if phase == "forward" else [rank, rank - 1])
+                for phase in ("forward", "backward")
+                for rank in range(RANKS)
+                for batch in range(MICRO_BATCHES)
+            }
+            for rank in range(RANKS):
+                for phase, before in (("forward", rank - 1), ("backward", rank + 1)):
+                    for batch in range(MICRO_BATCHES):
+                        if 0 <= before < RANKS:
+                            key = keys[before, phase, batch]
+                            self.job.programs[rank] += [Op(1, "call", key), Op(1, "wait", key)]
+                        self._compute(step, rank, phase, keys[rank, phase, batch])
+        self.table = table_of(self.job, with_done=False)
+
+    def _message(self, step: int, members: list[int]) -> int:
+        inside = [rank for rank in members if 0 <= rank < RANKS]
+        self.job.members.append(inside)
+        self.job.transfer.append([1] * RANKS)
+        assert self.job.steps is not None
+        self.job.steps.append(step)
+        return len(self.job.members) - 1
+
+    def _compute(self, step: int, rank: int, phase: str, key: int) -> None:
+        duration = FORWARD_NS if phase == "forward" else BACKWARD_NS
+        duration += self._extra.get((step, rank, phase), 0)
+        self.job.programs[rank].append(Op(duration, "call", key))
+        self.computed[rank].append((step, len(self.job.programs[rank]) - 1, phase))
+
+    def bounds(self) -> Bounds:
+        return Bounds(range(RANKS), [BOUND_NS] * RANKS, ["a"] * RANKS if self._one_clock else ["a", "b", "c"])
+
+    def collectives(self, first: int, last: int) -> CollectiveTable:
+        return take(self.table, (self.table.step >= first) & (self.table.step < last))
+
+    def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
+        times = run(self.job)
+        parts = []
+        for rank in ranks:
+            rows = [row for row in self.computed[rank] if first <= row[0] < last]
+            duration = np.array([self.job.programs[rank][op].own for _, op, _ in rows], np.int64)
+            start = np.array([times[rank][op] for _, op, _ in rows], np.int64) - duration
+            phase = np.array([PHASES.index(phase) for *_, phase in rows], np.int8)
+            step, zeros = np.array([row[0] for row in rows], np.int32), np.zeros(len(rows), np.int32)
+            name = Name("", f"Net.layers.{rank}", "Layer")
+            parts.append(
+                SpanTable(
+                    [name],
+                    zeros + rank,
+                    step,
+                    phase.astype(np.int32),
+                    phase,
+                    zeros,
+                    np.arange(len(rows)),
+                    start,
+                    duration,
+                    duration,
+                    zeros,
+                )
+            )
+        return join_spans(parts)
+
+    def steps(self, first: int, last: int) -> StepTable:
+        return StepTable(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64))
+
+    def ends(self) -> list[int]:
+        """When each step is over: the last operation of any rank in it."""
+        assert self.job.steps is not None
+        ends = [BEGIN] * STEPS
+        for program, times in zip(self.job.programs, run(self.job), strict=True):
+            for op, time in zip(program, times, strict=True):
+                ends[self.job.steps[op.key]] = max(ends[self.job.steps[op.key]], time)
+        return ends
+
+
+def test_a_balanced_pipeline_accuses_nobody() -> None:
+    found = join_parts([find_late(Pipeline({}), 0, STEPS)])
+
+    assert [step.verdict for step in found.steps] == ["even"] * STEPS
+    assert (found.ranks, found.late, found.saved_ns) == (RANKS, [], 0)
+
+
+def test_the_stage_that_made_others_wait_is_named_with_its_module_and_what_it_cost() -> None:
+    slow = Pipeline({(step, 1, "backward"): 300 for step in range(STEPS)})
+
+    found = join_parts([find_late(slow, 0, STEPS)])
+
+    longer = [late - usual for late, usual in zip(slow.ends(), Pipeline({}).ends(), strict=True)]
+    for step, saved in zip(found.steps, np.diff(longer, prepend=0).tolist(), strict=True):
+        assert (step.verdict, step.rank, step.cost_ns, step.saved_ns) == ("late", 1, MICRO_BATCHES * 300, saved)
+        assert [module[:3] for module in step.modules] == [("Net.layers.1", "backward", MICRO_BATCHES * 300)]
+    assert [(one.rank, one.saved_ns, one.is_slow) for one in found.late] == [(1, longer[-1], True)]
+    assert found.saved_ns == longer[-1] > 0
+
+
+def test_in_the_steps_in_which_a_stage_is_slow_it_is_named_and_in_no_other() -> None:
+    slow = Pipeline({(2, 0, "forward"): 400, (4, 2, "forward"): 900})
+
+    found = find_late(slow, 0, STEPS)
+
+    named = [
+        (step.step, step.rank, step.modules[0].fqn, step.cost_ns) for step in found.steps if step.verdict == "late"
+    ]
+    assert named == [(2, 0, "Net.layers.0", 800), (4, 2, "Net.layers.2", 1_800)]
+
+
+def test_a_wait_that_is_shorter_than_clocks_are_off_accuses_nobody() -> None:
+    found = find_late(Pipeline({(3, 1, "forward"): 30}, one_clock=False), 0, STEPS)
+
+    assert {step.verdict for step in found.steps} <= {"even", "cannot tell", "late"}
+    told = found.steps[3]
+    assert (told.verdict == "late") == (told.lateness_ns > 2 * BOUND_NS)
