@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from modtrace.clocks import ClockTree, clock_in, measurements_in
+from modtrace.clocks.pings import PingClient
 from modtrace.ring import read_ring
+from tests.support.delaying_relay import delaying_relay
 from tests.support.python_process import python_environment
+from tests.support.test_scale import FULL_EFFORT
 
 AHEAD_S = 5_000
 UNSHARE = ("unshare", "--time", "--monotonic", str(AHEAD_S), "--fork", "--")
 TIMEOUT_S = 120
+WINDOWS = 1_000 if FULL_EFFORT else 40
 
 
 def can_unshare() -> bool:
@@ -59,3 +63,24 @@ def test_the_offset_of_a_rank_in_another_time_namespace_is_measured(ending: str,
     assert abs(int(found.offset_ns[0]) - truth) <= int(found.bound_ns[0])
     errors = [abs(measurement.reading.offset_ns - truth) for measurement in measurements]
     assert all(error <= m.reading.bound_ns for error, m in zip(errors, measurements, strict=True))
+
+
+@needs_time_namespaces
+@pytest.mark.parametrize(("there_us", "back_us"), [(0, 200), (200, 0)])
+def test_the_bound_holds_in_all_windows_where_one_direction_is_slower(there_us: int, back_us: int) -> None:
+    command = [*UNSHARE, sys.executable, "-m", "tests.support.delaying_relay"]
+    server = subprocess.Popen(
+        command, env=python_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    port, token = server.stdout.readline().split()
+    with delaying_relay(int(port), there_us / 1e6, back_us / 1e6) as address:
+        client = PingClient(address, token)
+        readings = [client.read() for _ in range(WINDOWS)]
+        client.close()
+    server.communicate(timeout=TIMEOUT_S)
+
+    errors = [reading.offset_ns - AHEAD_S * 10**9 for reading in readings]
+    assert all(abs(error) <= reading.bound_ns for error, reading in zip(errors, readings, strict=True))
+    # It is wrong by half of what one direction takes more, at least: what a bound is for.
+    assert min(errors) >= 100_000 if there_us else max(errors) <= -100_000
