@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.made_job import Culprit, MadeJob, Template, read_template
+from tests.support.ranks_job import MICRO_BATCHES
 
 from modtrace.ranks import find_rank_files
 from modtrace.ranks.dataset.dataset_tables import DatasetTables
@@ -30,6 +31,7 @@ from modtrace.ranks.slow.slow_report import to_json
 
 MS = 1_000_000
 KINDS = ("ddp", "fsdp", "tp")
+PIPELINES = ("gpipe", "1f1b")
 USUAL = """
     WITH total AS (SELECT step, rank, fqn, phase, sum({column}) AS ns FROM spans GROUP BY ALL),
     usual AS (SELECT step, fqn, phase, median(ns) AS ns FROM total GROUP BY ALL)
@@ -182,25 +184,35 @@ def measure_scale(folder: Path, ranks: int, steps: int, layers: int, kind: str) 
     print(f"query of two steps: {seconds:.2f} s", flush=True)
 
 
-def measure_live(folder: Path, steps: int) -> None:
-    """Real ranks on this machine, which has to be quiet: sleeping and busy modules."""
-    for kind in KINDS:
+def measure_live(folder: Path, steps: int, milliseconds: int) -> None:
+    """Real ranks on this machine, which has to be quiet: sleeping and busy modules; at first none."""
+    for kind in (*KINDS, *PIPELINES):
         for ranks in (2, 4):
-            for phase, how in (("forward", "sleep"), ("backward", "busy")):
+            for phase, how in (("", ""), ("forward", "sleep"), ("backward", "busy")):
                 own = folder / f"live-{kind}-{ranks}-{phase}"
                 own.mkdir()
-                run_ranks(own, kind, ranks, 4, steps, ranks - 1, "2.up", phase, 30, how)
+                name = f"{4 * (ranks - 1) + 2 if kind in PIPELINES else 2}.up"
+                run_ranks(own, kind, ranks, 4, steps, *((ranks - 1, name, phase, milliseconds, how) if phase else ()))
                 found = json.loads(command("slow", own, "--format", "json")[0])
-                name = "Sequential.2.up"
-                culprit = Culprit(ranks - 1, name, phase, 30 * MS)
                 told = found["steps"][1:]
-                right = sum(is_right(step, [culprit]) for step in told)
-                noise = sorted(step["noise_ns"] for step in told)[len(told) // 2] / 1e6
                 slow = [one["rank"] for one in found["late_ranks"] if one["is_slow"]]
-                costs = sorted(step["cost_ns"] / 1e6 for step in told if is_right(step, [culprit])) or [0.0]
+                noise = sorted(step["noise_ns"] for step in told)[len(told) // 2] / 1e6
+                if not phase:
+                    late = sum(step["verdict"] == "late" for step in told)
+                    print(f"{kind:5} {ranks} ranks, balanced: slow {slow}, late {late} of {len(told)}", flush=True)
+                    continue
+                made = milliseconds * MS * (MICRO_BATCHES if kind in PIPELINES else 1)
+                culprit = Culprit(ranks - 1, f"Sequential.{name}", phase, made)
+                rights = [step["cost_ns"] / made for step in told if is_right(step, [culprit])]
+                near = sum(abs(cost - 1) <= 0.2 for cost in rights)
+                pack(find_rank_files(own), own / "dataset", processes=1)
+                by_duration, by_self = (
+                    usual_right(own / "dataset", f"{what}_ns", [culprit]) for what in ("duration", "self")
+                )
                 print(
-                    f"{kind:5} {ranks} ranks, {phase} {how} 30 ms: right {right} of {len(told)}, slow: {slow}, "
-                    f"cost median {costs[len(costs) // 2]:.1f} ms, what all vary by {noise:.1f} ms",
+                    f"{kind:5} {ranks} ranks, {phase} {how} {milliseconds} ms: right {len(rights)} of {len(told)}, "
+                    f"slow: {slow}, cost within 20 %: {near}, all vary by {noise:.1f} ms; by durations (rank, module "
+                    f"too) {by_duration}, by self times {by_self}",
                     flush=True,
                 )
 
@@ -212,13 +224,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--kind", choices=KINDS, default="ddp")
+    parser.add_argument("--milliseconds", type=int, default=30, help="of live: what the slow module takes more")
     parser.add_argument("--folder", type=Path, help="where there is room; else a temporary one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modtrace-ranks-", dir=options.folder) as name:
         if options.what == "accuracy":
             measure_accuracy(Path(name), min(options.steps, 20), 4)
         elif options.what == "live":
-            measure_live(Path(name), min(options.steps, 20))
+            measure_live(Path(name), min(options.steps, 20), options.milliseconds)
         else:
             measure_scale(Path(name), options.ranks, options.steps, options.layers, options.kind)
 

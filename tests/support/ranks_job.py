@@ -1,7 +1,7 @@
 """One rank of a job on gloo that trains a net of layers, recorded; with a module that is slow where it is told to be.
 
-Run as `-m tests.support.ranks_job RANK RANKS FOLDER KIND LAYERS STEPS [CULPRIT FQN PHASE MS HOW]`; KIND is ddp, fsdp or
-tp, HOW is sleep or busy.
+Run as `-m tests.support.ranks_job RANK RANKS FOLDER KIND LAYERS STEPS [CULPRIT FQN PHASE MS HOW]`; KIND is ddp, fsdp,
+tp, gpipe or 1f1b, HOW is sleep or busy. In a pipeline each rank has LAYERS layers of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import modtrace
 
 WIDTH = 64
+MICRO_BATCHES = 4
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class Layer(nn.Module):
@@ -58,8 +62,11 @@ def spend(duration_ns: int, how: str) -> None:
         pass
 
 
-def make_model(kind: str, layers: int, ranks: int) -> nn.Module:
-    model: nn.Module = nn.Sequential(*[Layer() for _ in range(layers)])
+def make_model(kind: str, layers: int, rank: int, ranks: int) -> nn.Module:
+    first = rank * layers if kind in SCHEDULES else 0
+    model: nn.Module = nn.Sequential(OrderedDict((str(first + number), Layer()) for number in range(layers)))
+    if kind in SCHEDULES:
+        return model
     if kind == "ddp":
         return DistributedDataParallel(model, bucket_cap_mb=layers * WIDTH * WIDTH * 16 / 4e6)
     mesh = init_device_mesh("cpu", (ranks,))
@@ -89,14 +96,23 @@ def main() -> None:
     os.environ.update(RANK=rank, WORLD_SIZE=ranks)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=int(ranks))
-    model = make_model(kind, int(layers), int(ranks))
+    model = make_model(kind, int(layers), int(rank), int(ranks))
     if culprit and culprit[0] == rank:
         make_slow(model, culprit[1], culprit[2], float(culprit[3]), culprit[4])
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
 
+    if kind in SCHEDULES:
+        stage = PipelineStage(model, int(rank), int(ranks), torch.device("cpu"))
+        schedule: Any = SCHEDULES[kind](stage, MICRO_BATCHES, loss_fn=nn.functional.mse_loss)
+    batch, target = torch.randn(16, WIDTH), torch.zeros(16, WIDTH)
+
     def step() -> None:
         optimizer.zero_grad()
-        model(torch.randn(16, WIDTH)).square().mean().backward()
+        if kind in SCHEDULES:
+            is_last = int(rank) == int(ranks) - 1
+            schedule.step(*((batch,) if rank == "0" else ()), target=target if is_last else None)
+        else:
+            model(batch).square().mean().backward()
         optimizer.step()
 
     step()
