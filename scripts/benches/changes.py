@@ -1,7 +1,7 @@
 """Whether `modtrace diff` finds changes that were put in, and none where there is none, beside the usual ways.
 
 Recordings of 30 steps of three small models, each process recording the model as it is and with each change in it
-(_recorded_changes.py). A side of a comparison is one recording of each of 1, 5 or 12 processes; those of the two sides
+(_recorded_changes.py). A side of a comparison is one recording of each of 1, 5, 12 or 20 processes; those of the two sides
 took turns, and which of two neighbours is before and which after is drawn. Comparisons of one change share recordings.
 
 Then recordings that are made up, of 80 modules and phases, with noise of four kinds; and what a comparison costs.
@@ -33,7 +33,7 @@ from modtrace.compare.compare import compare_runs
 from modtrace.compare.run_times import RunTimes, measure_run, measure_samples
 from modtrace.compare.samples import Samples
 
-PER_SIDE = (1, 5, 12)
+PER_SIDE = (1, 5, 12, 20)
 SLOWER_OR_FASTER = {"slower", "faster"}
 
 
@@ -250,7 +250,7 @@ def _turns(processes: int) -> Iterator[tuple[int, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="recordings are kept here, and those that are there are used")
-    parser.add_argument("--processes", type=int, default=24)
+    parser.add_argument("--processes", type=int, default=42)
     parser.add_argument("--comparisons", type=int, default=200, help="for each change and number of recordings")
     parser.add_argument("--spans", type=int, default=1_000_000, help="on each side, for the cost")
     parser.add_argument("--only", nargs="*", default=[], metavar="CHANGE", help="as the table names them; default: all")
