@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from torch import nn
 
 import modtrace
 from modtrace.track.engine import EngineName
-from tests.support.interrupts import every, interrupted_at, positions
+from tests.support.interrupts import Interrupt, every, interrupted_at, positions
 from tests.support.python_process import run_python
 from tests.support.small_modules import made_in_place_of
 from tests.support.test_scale import FULL_EFFORT, scaled
@@ -105,10 +106,15 @@ def saved_twice(engine: EngineName, path: Path) -> None:
     recording.save(path)
 
 
+def in_the_block_of_a_handler(engine: EngineName, path: Path) -> None:
+    with modtrace.on_trace_ready(path.parent / "traces", engine=engine, capacity=64):
+        train()
+
+
 # A file that the interrupted code had just opened is closed when it dies.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("event", ["line", "opcode"])
-@pytest.mark.parametrize("run", [in_a_block, started_and_stopped, saved_twice])
+@pytest.mark.parametrize("run", [in_a_block, started_and_stopped, saved_twice, in_the_block_of_a_handler])
 @in_a_thread_of_its_own
 def test_an_interrupt_anywhere_in_a_recording_harms_nothing(
     engine: EngineName, run: Callable[[EngineName, Path], None], event: str, tmp_path: Path
@@ -196,3 +202,21 @@ def test_an_interrupted_backward_pass_ends_all_the_same() -> None:
         ("Sequential", "backward", 0),
         *((name, "backward", 1) for name in reversed(names)),
     ]
+
+
+def test_an_interrupt_as_soon_as_a_handlers_recording_runs_leaves_nothing_running(
+    engine: EngineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = modtrace.Recording.start
+
+    def start_and_interrupt(recording: modtrace.Recording) -> None:
+        start(recording)
+        raise Interrupt
+
+    monkeypatch.setattr(modtrace.Recording, "start", start_and_interrupt)
+    # As `pytest.raises` does not: the exception, whose frames hold the handler, is gone behind this.
+    with contextlib.suppress(Interrupt):
+        modtrace.on_trace_ready(tmp_path, engine=engine, capacity=64)
+    monkeypatch.undo()
+
+    assert_unharmed(engine, train())

@@ -50,9 +50,10 @@ class TraceHandler:
         self._own = current is None
         self._recording: Recording = recording.record(**options) if current is None else current
         if self._own:
-            self._recording.start()
-            # torch does not say that a profiler has ended for good: the recording ends with the handler.
+            # torch does not say that a profiler has ended for good: the recording ends with the handler. An interrupt
+            # can come as soon as it runs.
             self._close = weakref.finalize(self, self._recording.stop)
+            self._recording.start()
 
     def __call__(self, profiler: _Profiler) -> None:
         """Export and merge what the profiler has; a trace that cannot be merged is kept as it is, and logged."""
@@ -75,7 +76,9 @@ class TraceHandler:
     def close(self) -> None:
         """Stop the recording, unless it ran before the handler was made."""
         if self._own:
-            self._close()
+            # Again where an interrupt came into it; a finalizer runs once.
+            self._recording.stop()
+            self._close.detach()
 
     def __enter__(self) -> TraceHandler:
         return self
