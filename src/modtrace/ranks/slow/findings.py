@@ -156,7 +156,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     together = sum(each.values())
     if len(without) > 1:
         together = sum(saved_by_step(events, np.sum(list(without.values()), axis=0)).values())
-    ranks = np.unique(events.rank)
+    ranks = events.rank[run_starts(events.rank)]
     return PartOfRun(steps, ranks, _lateness(found, steps, ranks), each, together)
 
 

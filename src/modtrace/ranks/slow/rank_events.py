@@ -104,9 +104,11 @@ def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
     kind = np.array([MESSAGES.index(text) if text in MESSAGES else -1 for text in table.operators] or [-1], np.int8)
     kind = kind[table.operator]
     other = np.full(len(kind), -1, np.int64)
-    for group, text in enumerate(table.groups):
-        rows = np.flatnonzero((table.group == group) & (kind >= 0) & (table.peer >= 0) & (table.counter >= 0))
-        members = np.array(group_ranks(text), np.int64)
+    messages = np.flatnonzero((kind >= 0) & (table.peer >= 0) & (table.counter >= 0))
+    messages = messages[np.argsort(table.group[messages], kind="stable")]
+    begins = run_starts(table.group[messages].astype(np.int64)) if len(messages) else messages
+    for rows in np.split(messages, begins[1:]) if len(messages) else ():
+        members = np.array(group_ranks(table.groups[table.group[rows[0]]]), np.int64)
         peer = table.peer[rows]
         known = peer < len(members)
         other[rows[known]] = members[peer[known]]
@@ -119,9 +121,10 @@ def shared_keys(table: CollectiveTable) -> Int64Array:
     sender, receiver = message_ends(table)
     synchronizes = np.array([is_synchronizing(operator) for operator in table.operators], np.bool_)[table.operator]
     is_message = sender >= 0
-    pair = np.where(is_message, (sender + 1) << _RANK_BITS | receiver, 0)
-    _, pair = np.unique(pair, return_inverse=True)
-    _, channel = np.unique(table.group.astype(np.int64) << 32 | pair, return_inverse=True)
+    channel = table.group.astype(np.int64)
+    if np.any(is_message):
+        _, pair = np.unique(np.where(is_message, (sender + 1) << _RANK_BITS | receiver, 0), return_inverse=True)
+        _, channel = np.unique(channel << 32 | pair, return_inverse=True)
     shared = (table.counter >= 0) & (synchronizes | is_message)
     keys = np.full(len(table.rank), -1, np.int64)
     _, keys[shared] = np.unique((channel << _COUNTER_BITS | table.counter)[shared], return_inverse=True)
@@ -148,9 +151,11 @@ def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolAr
     """Return the ends of inferred waits: one for each collective that it was for, when that was complete."""
     inferred = np.flatnonzero(table.kind == INFERRED_WAIT)
     is_wait = (table.kind != CALL) & (keys >= 0)
-    of_rank = table.rank.astype(np.int64) << _COUNTER_BITS
-    waited_for = np.isin(of_rank | keys, (of_rank | keys)[is_wait])
-    calls = np.flatnonzero((table.kind == CALL) & (keys >= 0) & (table.done >= 0) & ~returns_complete & ~waited_for)
+    unseen = (table.kind == CALL) & (keys >= 0) & (table.done >= 0) & ~returns_complete
+    if np.any(is_wait):
+        of_rank = table.rank.astype(np.int64) << _COUNTER_BITS | keys
+        unseen &= ~np.isin(of_rank, of_rank[is_wait])
+    calls = np.flatnonzero(unseen)
     if not len(inferred) or not len(calls):
         return _rows(table.end, table.done, inferred, called=False)
     # Both by rank and time; a wait is for the calls of its rank since its wait before.
@@ -160,11 +165,13 @@ def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolAr
     wait_place = table.rank[inferred].astype(np.int64) * span + (table.end[inferred] - begin)
     wait = np.searchsorted(wait_place, table.rank[calls].astype(np.int64) * span + (table.start[calls] - begin))
     known = wait < len(inferred)
-    calls, wait = calls[known], inferred[wait[known]]
-    same = (table.rank[wait] == table.rank[calls]) & (table.step[wait] == table.step[calls])
-    calls, wait = calls[same], wait[same]
-    time = np.clip(table.done[calls], table.start[wait], table.end[wait])
-    unknown = np.setdiff1d(inferred, wait)
-    rest = _rows(table.end, table.done, unknown, called=False)
+    calls, wait = calls[known], wait[known]
+    row = inferred[wait]
+    same = (table.rank[row] == table.rank[calls]) & (table.step[row] == table.step[calls])
+    calls, row, wait = calls[same], row[same], wait[same]
+    time = np.clip(table.done[calls], table.start[row], table.end[row])
+    of_unknown = np.ones(len(inferred), np.bool_)
+    of_unknown[wait] = False
+    rest = _rows(table.end, table.done, inferred[of_unknown], called=False)
     found = _Rows(calls, time, time, np.zeros(len(calls), np.bool_))
     return _Rows(*(np.concatenate(columns) for columns in zip(found, rest, strict=True)))

@@ -23,8 +23,9 @@ def replay(events: RankEvents, shorter: Int64Array) -> Int64Array:
         shorter: by how much the own time before each event would have been shorter, ns.
     """
     since = np.cumsum(events.own - shorter + np.where(events.binds, 0, events.waited))
-    is_begin = np.copy(events.binds)
-    is_begin[run_starts(events.rank)] = True
+    is_first = np.zeros(len(events.time), np.bool_)
+    is_first[run_starts(events.rank)] = True
+    is_begin = events.binds | is_first
     # Sections in which a rank runs without leaving a wait, by their first events.
     head = np.flatnonzero(is_begin)
     section = np.cumsum(is_begin) - 1
@@ -36,7 +37,7 @@ def replay(events: RankEvents, shorter: Int64Array) -> Int64Array:
     missing = np.bincount(events.key[call], minlength=key_count)
     last = np.full(key_count, np.iinfo(np.int64).min // 2)
     begin = events.time[head]
-    running = np.flatnonzero(np.isin(head, run_starts(events.rank)))
+    running = np.flatnonzero(is_first[head])
     waiting = np.empty(0, np.int64)
     while len(running) or len(waiting):
         called = call[_ranges(call_begin[running], call_end[running])]
@@ -60,12 +61,14 @@ def saved_by_step(events: RankEvents, shorter: Int64Array) -> dict[int, int]:
     """Return by how much shorter each step would have been, ns: from the last event of one to that of the next."""
     if not len(events.time):
         return {}
-    steps, index = np.unique(events.step, return_inverse=True)
-    ends = np.full((2, len(steps)), np.iinfo(np.int64).min)
+    first = int(events.step.min())
+    index = events.step - first
+    steps = np.flatnonzero(np.bincount(index))
+    ends = np.full((2, int(steps[-1]) + 1), np.iinfo(np.int64).min)
     np.maximum.at(ends[0], index, events.time)
     np.maximum.at(ends[1], index, replay(events, shorter))
-    saved = np.diff(ends[0] - ends[1], prepend=0)
-    return dict(zip(steps.tolist(), saved.tolist(), strict=True))
+    saved = np.diff((ends[0] - ends[1])[steps], prepend=0)
+    return dict(zip((steps + first).tolist(), saved.tolist(), strict=True))
 
 
 def _ranges(begins: IndexArray, ends: IndexArray) -> IndexArray:
