@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modtrace.ranks.slow.own_time import OwnTime
 from modtrace.ranks.slow.rank_events import RankEvents, rank_events
-from modtrace.ranks.slow.replay import replay, saved_by_step
+from modtrace.ranks.slow.replay import Replay
 from tests.support.simulated_ranks import Job, Op, run, table_of
 
 
@@ -52,9 +52,9 @@ def test_a_replay_is_what_the_job_would_have_been(made: tuple[Job, list[list[int
 
     events = events_of(job)
 
-    assert replay(events, np.zeros(len(events.time), np.int64)).tolist() == events.time.tolist() == flat(run(job))
+    assert Replay(events).times(np.zeros(len(events.time), np.int64)).tolist() == events.time.tolist() == flat(run(job))
     faster = job._replace(programs=programs)
-    assert replay(events, np.array(flat(shorter), np.int64)).tolist() == flat(run(faster))
+    assert Replay(events).times(np.array(flat(shorter), np.int64)).tolist() == flat(run(faster))
 
 
 def flat(lists: list[list[int]]) -> list[int]:
@@ -76,7 +76,7 @@ def test_a_rank_that_is_late_once_saves_no_more_than_the_next_one_allows() -> No
     shorter = np.where((events.rank == 0) & (events.own == 10), 6, 0)
 
     # Rank 1 calls the last one at 13 and waits for it at 15, rank 0 at 12 and 14: nothing is to be saved.
-    assert sum(saved_by_step(events, shorter).values()) == 0
+    assert sum(Replay(events).saved_by_step(shorter).values()) == 0
 
 
 def test_who_is_late_all_the_time_saves_it_each_time() -> None:
@@ -84,7 +84,7 @@ def test_who_is_late_all_the_time_saves_it_each_time() -> None:
     events = events_of(Job([waiting(0, 5, 5, 5), waiting(1, 12, 12, 12)], [[0, 1]] * 3, [[2, 2]] * 3))
     shorter = np.where((events.rank == 1) & (events.own == 12), 7, 0)
 
-    assert saved_by_step(events, shorter) == {0: 0, 1: 7, 2: 7}  # the first event of a rank is where it begins
+    assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 7, 2: 7}  # the first event of a rank is where it begins
 
 
 def test_nothing_of_completion_is_known_and_a_late_rank_is_not_held_by_its_own_wait() -> None:
@@ -92,7 +92,7 @@ def test_nothing_of_completion_is_known_and_a_late_rank_is_not_held_by_its_own_w
     events = events_of(Job([waiting(0, 1, 10), waiting(1, 1, 100)], [[0, 1]] * 2, [[3, 3]] * 2), with_done=False)
     shorter = np.where((events.rank == 1) & (events.own == 100), 90, 0)
 
-    assert saved_by_step(events, shorter) == {0: 0, 1: 90}
+    assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 90}
 
 
 def test_a_message_binds_its_receiver() -> None:
@@ -105,4 +105,4 @@ def test_a_message_binds_its_receiver() -> None:
     events = events_of(Job(programs, [[0, 1, 2], [0, 1], [1, 2]], [[1, 1, 1]] * 3))
     shorter = np.where((events.rank == 0) & (events.own == 50), 40, 0)
 
-    assert saved_by_step(events, shorter) == {0: 0, 1: 40, 2: 0}
+    assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 40, 2: 0}

@@ -17,7 +17,7 @@ from .late_steps import Bounds, LateStep, late_steps
 from .module_excess import module_excess, peers_of
 from .own_time import OwnTime
 from .rank_events import rank_events
-from .replay import saved_by_step
+from .replay import Replay
 from .runs import median_of_runs, run_starts
 from .step_finding import ModuleExcess, StepFinding, Verdict
 from .what_if import without_excess
@@ -136,16 +136,17 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
         late.finding.step: late.finding._replace(modules=modules.get(late.finding.step, ())) for late in in_steps
     }
     events = rank_events(table, own_time)
+    replay = Replay(events)
     without: dict[int, Int64Array] = {}
     for late in in_steps:
         if late.finding.verdict == "late":
             _add(without, late.finding.rank, without_excess(events, found, late.slower.tolist()))
-    for finding, shorter in late_senders(table, own_time, events, tables, first, last):
+    for finding, shorter in late_senders(table, own_time, replay, tables, first, last):
         if finding.step not in by_step or _weight(finding) > _weight(by_step[finding.step]):
             by_step[finding.step] = finding
             if finding.verdict == "late":
                 _add(without, finding.rank, shorter)
-    saved = {rank: saved_by_step(events, shorter) for rank, shorter in without.items()}
+    saved = {rank: replay.saved_by_step(shorter) for rank, shorter in without.items()}
     steps = [
         finding._replace(saved_ns=saved.get(finding.rank, {}).get(step, 0), duration_ns=duration.get(step, 0))
         if finding.verdict == "late"
@@ -155,7 +156,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     each = {rank: sum(own.values()) for rank, own in saved.items()}
     together = sum(each.values())
     if len(without) > 1:
-        together = sum(saved_by_step(events, np.sum(list(without.values()), axis=0)).values())
+        together = sum(replay.saved_by_step(np.sum(list(without.values()), axis=0)).values())
     ranks = events.rank[run_starts(events.rank)]
     return PartOfRun(steps, ranks, _lateness(found, steps, ranks), each, together)
 

@@ -17,7 +17,7 @@ from .late_steps import COUNTED_NOISES, Bounds, noise_limit
 from .like_modules import ModuleTimes, module_times
 from .own_time import OwnTime
 from .rank_events import RankEvents, message_ends, shared_keys
-from .replay import saved_by_step
+from .replay import Replay
 from .segments import segments_of
 from .step_finding import ModuleExcess, StepFinding, Verdict
 from .what_if import shorten
@@ -58,19 +58,19 @@ class _Candidate(NamedTuple):
 
 
 def late_senders(
-    table: CollectiveTable, own_time: OwnTime, events: RankEvents, tables: _Spans, first: int, last: int
+    table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: _Spans, first: int, last: int
 ) -> list[LateSender]:
     """Return what each step says in which ranks sent each other messages, in order.
 
     Args:
         table: the collectives of all ranks.
         own_time: their own time.
-        events: what they did.
+        replay: of what they did.
         tables: where spans come from, and how far times are off.
         first: the first step.
         last: the one behind the last.
     """
-    late = _late_to_messages(table)
+    events, late = replay.events, _late_to_messages(table)
     steps = np.unique([step for _, step in late if first <= step < last]).tolist()
     if not steps:
         return []
@@ -91,7 +91,7 @@ def late_senders(
         own_steps = [step for one, step in totals if one == rank]
         rows = np.flatnonzero(counted & (times.rank == rank) & np.isin(times.step, own_steps))
         shorter = _shorter(events, times, rows, tables.spans([rank], first, last), own_time)
-        candidates.append(_Candidate(rank, shorter, saved_by_step(events, shorter)))
+        candidates.append(_Candidate(rank, shorter, replay.saved_by_step(shorter)))
     bounds = tables.bounds()
     return [_late_sender(step, candidates, totals, late, times, counted, bounds, events) for step in steps]
 
