@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,15 @@ from modtrace.track.engine import EngineName
 from tests.support.view_process import see_page
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def code_blocks() -> list[tuple[str, str]]:
-    """The language and the text of each block that a reader can run."""
-    return [(language, text) for language, text in BLOCK.findall((ROOT / "README.md").read_text())]
+    """The language and the text of each block; those of no language hold what a program says, and no line to run."""
+    blocks: list[tuple[str, str]] = BLOCK.findall((ROOT / "README.md").read_text())
+    assert {language for language, _ in blocks} == {"console", "python", ""}
+    assert not any("$ " in text for language, text in blocks if not language)
+    return blocks
 
 
 class BareEnvironment:
@@ -45,10 +47,11 @@ class BareEnvironment:
             shutil.copy(ROOT / name, self.folder)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
         (packages,) = venv.glob("lib/python*/site-packages")
-        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-        pip = venv / "bin" / "pip"
-        pip.write_text(f"#!{venv}/bin/python\nfrom pip._internal.cli.main import main\nraise SystemExit(main())\n")
-        pip.chmod(0o755)
+        (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+        for name, module in (("pip", "pip._internal.cli.main"), ("torchrun", "torch.distributed.run")):
+            script = venv / "bin" / name
+            script.write_text(f"#!{venv}/bin/python\nfrom {module} import main\nraise SystemExit(main())\n")
+            script.chmod(0o755)
         self.environment = {
             "PATH": f"{venv}/bin:/usr/bin:/bin",
             "HOME": str(folder),
@@ -93,22 +96,28 @@ def test_each_line_of_the_readme_runs(
     built = Path(os.environ.get("MODTRACE_CACHE") or "~/.cache/modtrace").expanduser()
     bare = BareEnvironment(tmp_path, built if engine == "native" else tmp_path_factory.mktemp("empty"))
 
+    words = {word for language, text in code_blocks() if language == "console" for word in text.split()}
     ran = 0
     for language, text in code_blocks():
         if language == "python":
             name = text.splitlines()[0].removeprefix("# ") if text.startswith("# ") else f"block{ran}.py"
             (bare.folder / name).write_text(text)
-            bare.run(f"python {name}")
+            if name not in words:  # else a line runs it
+                bare.run(f"python {name}")
             ran += 1
         for command in [line[2:] for line in text.splitlines() if language == "console" and line.startswith("$ ")]:
             if command.startswith("modtrace view"):
                 bare.view(command)
+            elif command.startswith("modtrace where run-"):
+                for rank in range(4):  # the rings of the job that the README speaks of
+                    shutil.copy(bare.folder / "run.modtrace", bare.folder / f"run-{rank}.modtrace")
+                bare.run(command)
             else:
                 # The portable engine records where nothing is built; that a build works is not about it.
                 bare.run(command, **({"MODTRACE_CACHE": str(built)} if command == "modtrace build" else {}))
             ran += 1
 
-    assert ran > 18
+    assert ran == 28
     assert modtrace.load(bare.folder / "train.pftrace").metadata["engine"] == engine
     assert modtrace.load(bare.folder / "steps.pftrace").metadata["engine"] == engine
     installed = bare.run("python -c 'import modtrace; print(modtrace.__file__)'")

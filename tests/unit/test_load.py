@@ -82,7 +82,7 @@ def test_json_laid_out_anew_is_read_too(tmp_path: Path) -> None:
 REFUSED = {
     b"": "it is empty",
     b"PK\x03\x04": "ZIP archive",
-    b"<!doctype html><p>": "it is a page",
+    b"<!doctype html><p>": "it is a page: open it in a browser, or give the trace that it was made from",
     b"\x7fELF\x02\x01": "it is a program",
     b"hello, world": "neither a ring file nor a trace",
     b'{"otherData": {"modtrace": {"format": 99, "version": "9.0"}}}': "saved by modtrace 9.0 in format 99",

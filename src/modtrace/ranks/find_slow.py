@@ -71,5 +71,8 @@ def _slow_bucket(dataset: str, first: int, last: int) -> PartOfRun:
 
 def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:
     if not run.steps:
-        raise ModtraceError(f"{os.fspath(path)}: no two ranks called one collective or sent each other something")
+        raise ModtraceError(
+            f"{os.fspath(path)}: no two ranks called one collective or sent each other something; the portable engine "
+            "does not see what DDP and FSDP call, the native one does (modtrace build)"
+        )
     return run

@@ -22,7 +22,7 @@ __all__ = ["FileKind", "errors_about", "extract_trace", "file_kind", "file_kind_
 
 # What a file is that cannot be read, by how it begins.
 _OTHERS = {
-    b"<": "it is a page; load the trace that it was made from",
+    b"<": "it is a page: open it in a browser, or give the trace that it was made from",
     b"\x89HDF": "it is an HDF5 file",
     b"\x7fELF": "it is a program",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -67,6 +68,8 @@ def command(
         raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
     if max_depth is not None and by == "class":
         raise click.UsageError("--max-depth is about modules; leave out --by class.")
+    if by == "step" and (sort is not None or modules is not None or max_depth is not None):
+        raise click.UsageError("--sort, --only and --max-depth are about modules; leave out --by step.")
     summary = _summarize(trace, by, steps)
     if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
@@ -114,4 +117,7 @@ def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None)
 def _steps_as(summary: Summary, output_format: TableFormat, limit: int | None) -> str:
     if output_format == "markdown":
         return summary.steps_markdown(limit)
+    # Programs get the slowest steps too, in the order in which they ran.
+    slowest = sorted(summary.steps, key=lambda step: step.duration_ns, reverse=True)[:limit]
+    summary = replace(summary, steps=sorted(slowest))
     return summary.steps_csv() if output_format == "csv" else summary.to_json()
