@@ -127,3 +127,19 @@ def test_names_that_have_no_room_keep_what_tells_them_apart(open_page: Open) -> 
     assert page.locator(".label .thread").evaluate_all(outside) == 0
     assert page.locator("tbody th .link").count() == 3
     assert page.locator("tbody th .link").evaluate_all(outside) == 0
+
+
+def test_on_a_phone_a_row_says_what_it_shows_above_the_name_of_its_thread(open_page: Open) -> None:
+    page = open_page(one_step(), viewport={"width": 390, "height": 844}).page
+    # The word's own box, as its element is as wide as the label however much of it is cut off.
+    places = """(label, word) => {
+        const [kind, thread] = [label.querySelector(".kind"), label.querySelector(".thread")];
+        const range = document.createRange();
+        range.setStart(kind.firstChild, 0);
+        range.setEnd(kind.firstChild, word.length);
+        const [said, part, below] = [range, kind, thread].map(shown => shown.getBoundingClientRect());
+        const whole = said.right <= part.right && said.right <= label.getBoundingClientRect().right;
+        return [kind.textContent.startsWith(word), whole, below.top >= said.bottom - 4, below.width > 40];
+    }"""
+    for row, word in (("track 0", "forward"), ("track 1", "backward")):
+        assert page.locator(f"[data-row='{row}']").evaluate(places, word) == [True] * 4, word

@@ -1,5 +1,6 @@
 /** How long the calls of a module or class took: the spread that a total hides. */
 
+import { medianOf } from "../trace/steps";
 import { PHASES, type TimeRange, type Trace } from "../trace/trace";
 import { type Device, forEachSpanInRange } from "./spans-in-range";
 import { forEachInterrupted, type Groups } from "./totals";
@@ -7,7 +8,7 @@ import { forEachInterrupted, type Groups } from "./totals";
 export interface CallStats {
   readonly phase: (typeof PHASES)[number];
   readonly calls: number;
-  /** Nanoseconds: the shortest, half of all, 95 of 100, and the longest are at most so long. */
+  /** Nanoseconds: the shortest, the median, what 95 of 100 do not exceed, and the longest. */
   readonly min: number;
   readonly p50: number;
   readonly p95: number;
@@ -69,7 +70,7 @@ export function callStats(
       phase,
       calls: members.length,
       min: durations[0],
-      p50: percentile(durations, 50),
+      p50: medianOf(durations),
       p95: percentile(durations, 95),
       max: durations[durations.length - 1],
       longest: members.reduce((best, i) => (durationOf(i) > durationOf(best) ? i : best)),

@@ -46,12 +46,16 @@ export function stepsOf(trace: Trace): Step[] {
   return steps;
 }
 
-/** The median duration of the whole steps in ns, of an even number the mean of the two middle ones; of all where none is. */
+/** The median duration of the whole steps in ns; of all where none is. */
 export function medianDuration(steps: readonly Step[]): number {
   const whole = steps.filter(({ isWhole }) => isWhole);
-  const durations = Float64Array.from(whole.length ? whole : steps, ({ start, end }) => end - start).sort();
-  const middle = durations.length / 2;
-  return (durations[Math.ceil(middle) - 1] + durations[Math.floor(middle)]) / 2;
+  return medianOf(Float64Array.from(whole.length ? whole : steps, ({ start, end }) => end - start).sort());
+}
+
+/** The median of ascending values, of an even number the mean of the two middle ones. */
+export function medianOf(ascending: ArrayLike<number>): number {
+  const middle = ascending.length / 2;
+  return (ascending[Math.ceil(middle) - 1] + ascending[Math.floor(middle)]) / 2;
 }
 
 /** Index of the first step that has not ended at a time; the number of steps where all have. */
