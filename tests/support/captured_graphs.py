@@ -117,6 +117,19 @@ def _compiled_in_place(note: Backend) -> Step:
     return _step_of(net)
 
 
+def _compiled_optimizer(note: Backend) -> Step:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    step_optimizer = torch.compile(optimizer.step, backend=note)
+
+    def step() -> None:
+        net(torch.ones(2, 4)).sum().backward()
+        step_optimizer()
+        optimizer.zero_grad()
+
+    return step
+
+
 def _with_compiled_autograd(
     make: Callable[[Backend], Any], autograd_backend: str = "eager"
 ) -> Callable[[Backend], Step]:
@@ -145,6 +158,7 @@ CASES: dict[str, Callable[[Backend], Step]] = {
     "activation checkpoints": lambda note: _step_of(torch.compile(Checkpointed(), backend=note)),
     "DistributedDataParallel": _distributed,
     "a training step": lambda note: torch.compile(_step_of(Net()), backend=note),
+    "an optimizer's step": _compiled_optimizer,
     "compiled autograd": _with_compiled_autograd(lambda note: torch.compile(Net(), backend=_noted(note, "aot_eager"))),
     "compiled autograd of an eager model": _with_compiled_autograd(lambda note: Net()),
     "compiled autograd by inductor": _with_compiled_autograd(lambda note: Net(), "inductor"),

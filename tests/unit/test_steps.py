@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.track.optimizer_steps import OptimizerSteps
+from modtrace.track.steps.optimizer_steps import OptimizerSteps
 
 
 def make_optimizer(**options: Any) -> torch.optim.SGD:

@@ -28,6 +28,7 @@ class Capture:
 
     Args:
         ring: a file behind the ring, or None.
+        regions: what torch.compile made.
         engine: which engine, as of `record`; so are the others.
         capacity: events kept.
         model: where names start; a weak reference to a module.
@@ -50,6 +51,7 @@ class Capture:
     def __init__(
         self,
         ring: str | None,
+        regions: CompiledRegions,
         engine: EngineName,
         capacity: int,
         model: weakref.ref[nn.Module] | str | None,
@@ -68,7 +70,7 @@ class Capture:
         self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers)
         self._sampler = sampler
         self._clocks = JobClocks(self.ring.names)
-        self._regions = CompiledRegions(self.engine)
+        self._regions = regions
         self._failed = False
         self.started = False
 
@@ -78,11 +80,11 @@ class Capture:
         self._sampler.start(self.engine, self.ring.names, self._on_error)
         self.engine.start()
         self._clocks.start()
-        self._regions.start()
+        self._regions.backward = self.engine
 
     def stop(self) -> None:
         """End, and restore what of torch was wrapped; the ring stays readable."""
-        self._regions.stop()
+        self._regions.backward = None
         self.engine.stop()
         self._sampler.stop()
         self._clocks.stop()

@@ -7,13 +7,14 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 from .._errors import ModtraceError, RecordingError
 from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import ThreadStack, Timeline, build_timeline, open_stacks
-from ..track.optimizer_steps import OptimizerSteps
+from ..track.steps.optimizer_steps import OptimizerSteps
 from .block_exit import block_exit
 from .capture import Capture
 from .current import change_alone, is_running, running, start_alone, stop_alone
@@ -51,7 +52,7 @@ class Recording:
         path: str | os.PathLike[str] | None,
         *,
         ring: str | os.PathLike[str] | None,
-        make_capture: Callable[[str | None], Capture],
+        make_capture: Callable[..., Capture],
         max_steps: int | None,
         schedule: Schedule | None,
         on_signal: int | None,
@@ -60,7 +61,6 @@ class Recording:
             raise RecordingError(f"max_steps is {max_steps!r}; it must be a whole number, 1 or more, or None")
         if on_signal is not None and path is None:
             raise RecordingError("on_signal needs a path to save to")
-        self._make_capture = make_capture
         self._cycles = Cycles(schedule)
         self._outputs = Outputs(path, ring, self._cycles)
         self._max_steps = max_steps
@@ -69,6 +69,7 @@ class Recording:
         self._capture: Capture | None = None
         self._timeline: Timeline | None = None
         self._optimizer_steps = OptimizerSteps(self._on_optimizer_step)
+        self._make_capture = partial(make_capture, regions=self._optimizer_steps.regions)
         self._marked_steps = self._told_steps = 0
         self._block: object = None
         self._entered = self._unsaved = self._cycle_ended = False
@@ -88,9 +89,8 @@ class Recording:
         try:
             self.stop()
         except ModtraceError as failure:
-            if error is None:
+            if error is None:  # else the user's own error is what they need to see
                 raise
-            # The user's own error is what they need to see.
             _log.error("the recording could not be saved: %s", failure)
 
     def __repr__(self) -> str:

@@ -10,14 +10,15 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._after_import import call_after_import
 from .._weak_map import WeakMap
 from ..ring import NameTable
 from .skip_dynamo import skip_all
+from .steps.optimizer_hook import OptimizerRef, stepped_in_graph
 
-__all__ = ["CapturedModules", "CompiledModuleNames", "InnerModule", "inner_names"]
+__all__ = ["Captured", "CapturedGraphs", "CompiledModuleNames", "InnerModule", "inner_names"]
 
 InnerModule = tuple[str, str]
 """Where a module is found in the function that was compiled (`L['self'].blocks.0`), and its class."""
@@ -28,11 +29,24 @@ _VARIABLE = re.compile(r"[LG]\['(\w+)'\]\.?")
 _CALLED_MODULE = ("self", "fn")
 """What the module itself is called in the functions by which modules are called."""
 
-_modules_of: WeakMap[Callable[..., Any], tuple[InnerModule, ...]] = WeakMap()
+
+class Captured(NamedTuple):
+    """What a graph that torch.compile captured holds.
+
+    Attributes:
+        modules: in the order in which the graph comes to them.
+        optimizers: those that step in it.
+    """
+
+    modules: tuple[InnerModule, ...] = ()
+    optimizers: tuple[OptimizerRef, ...] = ()
 
 
-class CapturedModules:
-    """Notes the modules in each graph that torch.compile captures, until it is stopped."""
+_captured_by: WeakMap[Callable[..., Any], Captured] = WeakMap()
+
+
+class CapturedGraphs:
+    """Notes the modules and optimizers in each graph that torch.compile captures, until it is stopped."""
 
     def __init__(self) -> None:
         self._original: Any = None
@@ -56,14 +70,14 @@ class CapturedModules:
 
     def note_installed(self, function: object) -> None:
         """Note what the graph that was compiled last on this thread became."""
-        modules, self._last.modules = getattr(self._last, "modules", ()), ()
-        if modules and callable(function):
+        captured, self._last.captured = getattr(self._last, "captured", None), None
+        if captured is not None and callable(function):
             with contextlib.suppress(TypeError):  # where no weak reference to it can be had
-                _modules_of[function] = modules
+                _captured_by[function] = captured
 
-    def of(self, function: Callable[..., Any]) -> tuple[InnerModule, ...]:
-        """Return the modules in what was compiled to `function`; none where no recording ran then."""
-        return _modules_of.get(function) or ()
+    def of(self, function: Callable[..., Any]) -> Captured:
+        """Return what is in what was compiled to `function`; nothing where no recording ran then."""
+        return _captured_by.get(function) or Captured()
 
     def _install(self) -> None:
         graphs: Any = getattr(sys.modules.get(_GRAPHS_MODULE), "OutputGraph", None)
@@ -73,9 +87,9 @@ class CapturedModules:
         last = self._last
 
         def call_user_compiler(output: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-            modules = _modules_in(graph)
+            captured = Captured(_modules_in(graph), stepped_in_graph(getattr(output, "graph", None)))
             compiled = original(output, graph, *args, **kwargs)
-            last.modules = modules
+            last.captured = captured
             return compiled
 
         self._patch = graphs.call_user_compiler = skip_all(call_user_compiler)

@@ -11,14 +11,15 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from torch import nn
 
 from .._after_import import call_after_import
-from .compiled_modules import CapturedModules, InnerModule
+from .compiled_modules import Captured, CapturedGraphs
 from .skip_dynamo import skip_all
+from .steps.optimizer_hook import OptimizerRef, step_frames
 
 __all__ = ["CompiledBackward", "CompiledRegion", "CompiledRegions", "is_inside_region"]
 
@@ -32,25 +33,29 @@ class CompiledRegion(nn.Module):
 
     Args:
         function: what torch.compile made.
-        inner_modules: the modules that are inside, in their order.
+        captured: what is inside.
 
     Attributes:
-        inner_modules: as given.
+        inner_modules: the modules that are inside, in their order.
         label: name of the function that was compiled; empty before the first call.
         is_call_of_module: whether that is how a module is called, which then has a span already.
         is_generated: whether torch made that function: compiled autograd, of a backward pass.
+        is_of_step: whether an optimizer steps in it, or it is a part of an optimizer's step.
     """
 
-    def __init__(self, function: Callable[..., Any], inner_modules: tuple[InnerModule, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], captured: Captured) -> None:
         super().__init__()
-        self.inner_modules = inner_modules
+        self.inner_modules = captured.modules
+        self.is_of_step = bool(captured.optimizers)
         self.label = ""
         self.is_call_of_module = self.is_generated = False
         # `nn.Module.__call__` calls this instead of the forward and its hooks. It may be a module, but not as a part.
         object.__setattr__(self, "_compiled_call_impl", function)
 
-    def describe(self, code: CodeType) -> None:
-        """Take name and kind from the code that calls it: the function that was compiled, or a part behind a break."""
+    def describe(self, caller: FrameType) -> None:
+        """Take name and kind from the frame that calls it: the function that was compiled, or a part behind a break."""
+        code: CodeType = caller.f_code
+        self.is_of_step = self.is_of_step or bool(step_frames(caller))
         names: list[str] = getattr(code, "co_qualname", code.co_name).split(".")  # since Python 3.11
         resumed = _RESUMED.match(names[-1])
         name = resumed[1] if resumed else names[-1]
@@ -83,24 +88,26 @@ def is_inside_region() -> bool:
     return _inside.depth > 0
 
 
-def _wrap(
-    function: Callable[..., Any], inner_modules: tuple[InnerModule, ...], backward: CompiledBackward
-) -> Callable[..., Any]:
-    region = CompiledRegion(function, inner_modules)
+def _wrap(function: Callable[..., Any], captured: Captured, regions: CompiledRegions) -> Callable[..., Any]:
+    region = CompiledRegion(function, captured)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1)
         if not region.label:
-            region.describe(sys._getframe(1).f_code)
-        generated = region.is_generated
-        if generated:
+            region.describe(caller)
+        generated, backward = region.is_generated, regions.backward
+        if generated and backward is not None:
             backward.begin_compiled_backward()
         _inside.depth += 1
         try:
-            return function(*args, **kwargs) if generated else region(*args, **kwargs)
+            result = function(*args, **kwargs) if generated else region(*args, **kwargs)
         finally:
             _inside.depth -= 1
-            if generated:
+            if generated and backward is not None:
                 backward.end_compiled_backward()
+        if region.is_of_step:
+            regions.after_step_region(caller, captured.optimizers)
+        return result
 
     return skip_all(call)
 
@@ -109,12 +116,18 @@ class CompiledRegions:
     """Wraps all compiled regions there are, and those made later, until it is stopped.
 
     Args:
-        backward: told of what compiled autograd runs.
+        after_step_region: called after a region in which an optimizer steps, or which is a part of an optimizer's step,
+            with the frame that called it and the optimizers that step inside.
+
+    Attributes:
+        after_step_region: as given.
+        backward: told of what compiled autograd runs; None where nothing is recorded now.
     """
 
-    def __init__(self, backward: CompiledBackward) -> None:
-        self._backward = backward
-        self._modules = CapturedModules()
+    def __init__(self, after_step_region: Callable[[FrameType, tuple[OptimizerRef, ...]], None]) -> None:
+        self.after_step_region = after_step_region
+        self.backward: CompiledBackward | None = None
+        self._graphs = CapturedGraphs()
         self._active = False
         self._original_create: Any = None
         self._call_off_install: Callable[[], None] | None = None
@@ -124,13 +137,13 @@ class CompiledRegions:
     def start(self) -> None:
         """Begin, at once or when torch.compile is first used."""
         self._active = True
-        self._modules.start()
+        self._graphs.start()
         self._call_off_install = call_after_import("torch._dynamo.utils", self._install)
 
     def stop(self) -> None:
         """Put back what was there."""
         self._active = False
-        self._modules.stop()
+        self._graphs.stop()
         if self._call_off_install is not None:
             self._call_off_install()
         utils: Any = sys.modules.get("torch._dynamo.utils")
@@ -157,7 +170,7 @@ class CompiledRegions:
             made = original(scope, name, value)
             if self._active:
                 if name.startswith(_PREFIX):
-                    self._modules.note_installed(value)
+                    self._graphs.note_installed(value)
                 self._wrap_in(scope, name)
             return made
 
@@ -166,6 +179,6 @@ class CompiledRegions:
     def _wrap_in(self, scope: dict[str, Any], name: str) -> None:
         function = scope.get(name)
         if name.startswith(_PREFIX) and callable(function):
-            wrapper = _wrap(function, self._modules.of(function), self._backward)
+            wrapper = _wrap(function, self._graphs.of(function), self)
             self._wrapped.append((scope, name, function, wrapper))
             scope[name] = wrapper

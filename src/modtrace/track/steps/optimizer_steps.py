@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import NamedTuple
 
 import torch
-from torch.compiler import is_compiling
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from .frame_count import count_frames
+from ..compiled_regions import CompiledRegions
+from .optimizer_hook import OptimizerRef, add_step_hook, is_compiled, remove_step_hook, step_frames
 
 __all__ = ["OptimizerSteps"]
-
-_STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__
-"""Of what torch puts around the `step` of each class of optimizers, and calls the hooks from."""
 
 
 class OptimizerSteps:
@@ -35,11 +34,16 @@ class OptimizerSteps:
     Args:
         on_step: called after each optimizer step that counts, with the number of the training step it belongs to, from
             0, and whether that is complete, as far as can be told now: all optimizers have stepped that did in the step
-            before; in the first step, all that there are.
+            before; in the first step, all that there are. Where torch.compile has made several parts of an optimizer's
+            step, it is called after each, with the same.
+
+    Attributes:
+        regions: what torch.compile made, watched as long as this runs.
     """
 
     def __init__(self, on_step: Callable[[int, bool], None]) -> None:
         self._on_step = on_step
+        self.regions = CompiledRegions(self._after_region)
         self._step = 0
         self._stepped: dict[int, weakref.ref[Optimizer]] = {}
         self._usual: set[int] | None = None
@@ -56,23 +60,51 @@ class OptimizerSteps:
         self._complete = False
         # Those that had not stepped yet when all were looked for.
         self._awaited: list[weakref.ref[Optimizer]] = []
-        self._hook: Any = None
 
     def start(self) -> None:
         """Begin."""
-        self._hook = register_optimizer_step_post_hook(self._after_step)
+        add_step_hook(self._after_step)
+        self.regions.start()
 
     def stop(self) -> None:
         """End. What an interrupt came into can be done again."""
-        hook, self._on_step = self._hook, _ignore
-        if hook is not None:
-            hook.remove()
-            self._hook = None
+        self._on_step = _ignore
+        remove_step_hook(self._after_step)
+        self.regions.stop()
 
-    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
+    def _after_step(self, optimizer: Optimizer) -> None:
+        frames = step_frames(sys._getframe(1))
         # More than one: another optimizer steps this one.
-        if is_compiling() or count_frames(_STEP_CODE) > 1:
-            return
+        if len(frames) <= 1 and not any(type(frame.f_trace) is _Counted for frame in frames):
+            self._count(optimizer)
+
+    def _after_region(self, caller: FrameType, optimizers: tuple[OptimizerRef, ...]) -> None:
+        """Count what has stepped in a compiled region.
+
+        Args:
+            caller: the frame that called it.
+            optimizers: those whose whole step is inside.
+        """
+        frames = step_frames(caller)
+        if not frames:
+            for ref in optimizers:
+                optimizer = ref()
+                if optimizer is not None:
+                    self._count(optimizer)
+        elif is_compiled(frames[-1]):
+            self._after_part(frames[-1])
+
+    def _after_part(self, frame: FrameType) -> None:
+        """Count the step that `frame` runs, of which a part has run, once; the last part is where it ends."""
+        optimizer = next(iter(frame.f_locals.get("args") or ()), None)
+        if type(frame.f_trace) is _Counted:
+            self._on_step(self._step, self._complete)
+        elif frame.f_trace is None and isinstance(optimizer, Optimizer):
+            # What can be kept in a frame, and goes with it; called only while a debugger traces the thread.
+            frame.f_trace = _Counted()
+            self._count(optimizer)
+
+    def _count(self, optimizer: Optimizer) -> None:
         key, stepped = id(optimizer), self._stepped
         sequence, self._sequence = self._sequence, _get_sequence_number()
         computed = sequence != self._sequence
@@ -129,6 +161,13 @@ class OptimizerSteps:
         gradients = [gradient for gradient in self._gradients if gradient.is_apart_from(optimizer)]
         was_there = any(ref() is optimizer for ref in self._awaited)
         return not any(not computed or (was_there and gradient.has_changed()) for gradient in gradients)
+
+
+class _Counted:
+    """Marks the frame of an optimizer's step that is counted."""
+
+    def __call__(self, *_: object) -> None:
+        """Trace nothing."""
 
 
 class _Gradient(NamedTuple):

@@ -1,0 +1,1 @@
+"""Training steps, told by the optimizers that step, in compiled code too."""
