@@ -36,6 +36,8 @@ _stepped: WeakMap[Any, list[OptimizerRef]] = WeakMap()
 """The optimizers that step in a graph, by that."""
 
 _comptime: Any = None
+_finders: list[Callable[[], None]] = []
+"""What calls off looking for `_comptime`."""
 
 
 def _hook(optimizer: Optimizer, *_: object) -> None:
@@ -52,7 +54,7 @@ skip_all(_hook)
 
 def add_step_hook(listener: Callable[[Optimizer], None]) -> None:
     """Call `listener` behind each optimizer step that is not compiled, until it is removed."""
-    call_after_import("torch._dynamo.comptime", _find_comptime)
+    _finders.append(call_after_import("torch._dynamo.comptime", _find_comptime))
     _listeners.append(listener)
     torch_optimizer._global_optimizer_post_hooks[_NAME] = _hook
 
@@ -62,6 +64,8 @@ def remove_step_hook(listener: Callable[[Optimizer], None]) -> None:
     with contextlib.suppress(ValueError):
         _listeners.remove(listener)
     if not _listeners:
+        while _finders:
+            _finders.pop()()
         torch_optimizer._global_optimizer_post_hooks.pop(_NAME, None)
 
 
