@@ -9,7 +9,7 @@ import os
 import socket
 
 from .._errors import RecordingError
-from .._rank import expand_path, is_shared
+from .._rank import expand_path, is_shared, rank_in
 from .._system.process_stat import read_process_stat
 
 __all__ = ["RankFile"]
@@ -18,6 +18,8 @@ __all__ = ["RankFile"]
 _claims: dict[str, socket.socket] = {}
 _written: set[tuple[int, int]] = set()
 """Device and inode of each file that this process has written."""
+_RANK_ATTRIBUTE = "user.modtrace.rank"
+"""An extended attribute: the rank that wrote a file whose name does not tell."""
 
 
 class RankFile:
@@ -25,7 +27,8 @@ class RankFile:
 
     Where several ranks run and the path does not tell them apart, each makes sure that it alone writes the file. Two
     ranks on one host are told apart when the second one claims it. Where they run on several hosts that share a file
-    system, or the first one has ended already, the file that is there is newer than this process.
+    system, or the first one has ended already, the file that is there is newer than this process, or says which rank
+    wrote it, where its file system keeps extended attributes.
 
     Args:
         name: what the path is called in errors.
@@ -51,7 +54,7 @@ class RankFile:
         """Make sure that no other rank writes `path`, which is this file's or that of one of its cycles.
 
         Raises:
-            RecordingError: another one does, or has done since this process began.
+            RecordingError: another one does, or has done.
         """
         if not self._is_shared:
             return
@@ -74,18 +77,25 @@ class RankFile:
         _claims[real] = claim
 
     def check(self, path: str) -> None:
-        """Make sure that what stands at `path` is older than this process, or was written by it.
+        """Make sure that no other rank wrote what stands at `path`, as far as that can be told.
 
         Raises:
-            RecordingError: another process has written it since.
+            RecordingError: another rank has, or another process since this one began.
         """
         if not self._is_shared:
             return
         with contextlib.suppress(OSError):
             status = os.stat(path)
-            is_newer = status.st_mtime_ns > read_process_stat("self").start_unix_ns
-            if is_newer and (status.st_dev, status.st_ino) not in _written:
+            if (status.st_dev, status.st_ino) in _written:
+                return
+            if status.st_mtime_ns > read_process_stat("self").start_unix_ns:
                 raise _taken(path)
+            writer = _rank_that_wrote(path)
+            if writer is not None and writer != str(rank_in(os.environ)):
+                raise RecordingError(
+                    f"{path}: rank {writer} wrote this file; put %r (the rank) in the path, as in trace-%r.pftrace, or "
+                    "remove it"
+                )
 
     def note_written(self, path: str) -> None:
         """Remember that what stands at `path` is this process's own."""
@@ -93,6 +103,16 @@ class RankFile:
             with contextlib.suppress(OSError):
                 status = os.stat(path)
                 _written.add((status.st_dev, status.st_ino))
+                if hasattr(os, "setxattr"):
+                    os.setxattr(path, _RANK_ATTRIBUTE, str(rank_in(os.environ)).encode())
+
+
+def _rank_that_wrote(path: str) -> str | None:
+    """Return the rank that wrote a file; None where it does not say."""
+    if hasattr(os, "getxattr"):
+        with contextlib.suppress(OSError):
+            return os.getxattr(path, _RANK_ATTRIBUTE).decode("ascii", "replace")
+    return None
 
 
 def _taken(path: str) -> RecordingError:
