@@ -56,9 +56,9 @@ def test_the_callback_of_transformers_records_a_range_with_its_marks(tmp_path: P
     timeline = modtrace.load(tmp_path / "trace-0.json")
     roots = [(span.fqn, span.step) for span in timeline.spans if span.phase == "forward" and span.depth == 0]
     # Two batches each, and between them the batch of the evaluation.
-    assert roots == [("LlamaForCausalLM", step) for step in (0, 0, 1, 1, 1)]
+    assert roots == [("LlamaForCausalLM", step) for step in (1, 1, 2, 2, 2)]
     assert marks(tmp_path / "trace-0.json") == [
-        *("step 0", "evaluation: first batch done", "evaluation done", "checkpoint saved", "step 1")
+        *("step 1", "evaluation: first batch done", "evaluation done", "checkpoint saved", "step 2")
     ]
     assert callback.recording is not None
     assert not callback.recording.running
@@ -91,7 +91,7 @@ def test_the_callback_of_lightning_makes_a_span_of_training_step(tmp_path: Path)
         accelerator="cpu",
         default_root_dir=str(tmp_path),
         enable_checkpointing=False,
-        callbacks=[ModtraceCallback(tmp_path / "trace.json", engine="python")],
+        callbacks=[ModtraceCallback(tmp_path / "trace.json", steps=(1, 3), engine="python")],
         **quiet,
     )
 
@@ -102,11 +102,11 @@ def test_the_callback_of_lightning_makes_a_span_of_training_step(tmp_path: Path)
     timeline = modtrace.load(tmp_path / "trace.json")
     forward = [span for span in timeline.spans if span.phase == "forward"]
     assert [(span.fqn, span.step) for span in forward if span.depth == 0] == [
-        ("Model.training_step", step) for step in (0, 0, 1, 1, 2, 2)
+        ("Model.training_step", step) for step in (1, 1, 2, 2)
     ]
     assert {span.fqn for span in forward if span.depth == 1} == {"Model.net"}
-    assert sum(span.fqn == "Model.net" and span.phase == "backward" for span in timeline.spans) == 6
-    assert marks(tmp_path / "trace.json") == ["step 0", "step 1", "step 2"]
+    assert sum(span.fqn == "Model.net" and span.phase == "backward" for span in timeline.spans) == 4
+    assert marks(tmp_path / "trace.json") == ["step 1", "step 2"]
 
 
 def test_nothing_of_a_library_is_imported_before_its_callback() -> None:

@@ -197,7 +197,10 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
     assert clean.marks == [Mark(7, "mark", "mark 1"), Mark(8, "step", "step 0")]
     assert [(c.name, c.unit, c.process) for c in clean.counters] == [("counter 1", "bytes", Process(7, 3))]
     assert clean.metadata == {"torch": "2.13.0+cpu", "engine": "native", "capacity": 64}
-    assert clean.span_args == {0: {"shapes": "float32[2, 8], bool[], …"}}
+    assert clean.span_args == {
+        0: {"shapes": "float32[2, 8], bool[], …"},
+        1: {"compiled_modules": "<user>: Head"},
+    }
     assert clean.backward_passes == [BackwardPass(5, 8, "thread 1", 8, Process(7, 3), complete=False)]
 
 
@@ -451,3 +454,18 @@ def test_collectives_stay_without_the_names_that_a_user_gave_to_groups(tmp_path:
         content = {name: archive.read(name) for name in archive.namelist()}
     content["trace"] = gzip.decompress(content["trace.pftrace.gz"])
     assert not [name for name, data in content.items() if b"Acme" in data or b"jane_reduce" in data or b"17ab" in data]
+
+
+@pytest.mark.parametrize(
+    ("modules", "plain", "aliased"),
+    [
+        ("blocks.0: Block, blocks.0.janed: Head", "blocks.0: Block, blocks.0.<user>: Head",
+         "m1.0: Class1, m1.0.m2: Class2"),
+        ("blocks.0: Block, see /home/x", None, None),
+    ],
+)  # fmt: skip
+def test_modules_inside_of_what_was_compiled_are_called_as_all_modules_are(
+    modules: str, plain: str | None, aliased: str | None, redact: Redactor
+) -> None:
+    assert ReportNames(redact).inner_modules(modules) == plain
+    assert AliasedNames(redact).inner_modules(modules) == aliased

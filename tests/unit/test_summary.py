@@ -337,3 +337,21 @@ def test_any_name_is_one_line_of_printable_utf8_everywhere(name: str) -> None:
     assert json.loads(summary.to_json())["rows"][0]["fqn"] == name
     for text in (str(summary), summary.to_markdown(), summary.to_csv()):
         assert not any(unicodedata.category(c) in {"Cc", "Cf", "Cs"} for c in text if c != "\n")
+
+
+def test_the_header_names_compiled_functions_and_says_what_is_inside() -> None:
+    columns = Columns.of(
+        start=[5, 20], end=[9, 30], name=[0, 1], phase=[0, 0], track=[0, 0], depth=[0, 0], parent=[-1, -1],
+        call=[0, 0], step=[0, 0], link=[-1, -1], complete=[1, 1],
+    )  # fmt: skip
+    timeline = Timeline(
+        columns,
+        [Name("train", "train", "CompiledFunction"), Name("Net", "Net", "Net")],
+        [Track("forward", "MainThread", 8, Process(7, None, "train.py"))],
+        span_args={0: {"compiled_modules": "net.a: Linear, net.b: Linear"}, 1: {"compiled_modules": "a: Linear"}},
+    )
+
+    lines = str(timeline.summary()).splitlines()
+
+    assert lines[0] == "train, Net · train.py"
+    assert lines[3] == "compiled, each one span: Net with 1 module inside, train with 2 modules inside"

@@ -17,7 +17,7 @@ __all__ = ["RecordingCallback", "TrainingRecorder"]
 
 
 class TrainingRecorder:
-    """Records the steps of a training; where a recording runs already, it only marks them in that.
+    """Records the steps of a training, numbered as it counts them; where a recording runs already, marks them in that.
 
     Args:
         path: where to save; None saves nothing.
@@ -45,6 +45,7 @@ class TrainingRecorder:
         """Start the recording where it is to record this step, and does not run yet."""
         if self.recording is None and current() is None and (self._steps is None or step in range(*self._steps)):
             self.recording = record(self._path, **self._options)
+            self.recording.first_step = step
             self.recording.start()
 
     def end_step(self, step: int) -> None:

@@ -38,6 +38,7 @@ class Recording:
         on_saved: called once `stop` has ended it, with the file it saved last, or its ring's; at first it logs that.
         replaceable: True for recordings of `MODTRACE=` and `modtrace run`: an explicit `record()` replaces them.
         replaced_by: the recording that did; None where none has.
+        first_step: the number of the step in which it starts, where a trainer counts them; set before `start`.
 
     Example:
         >>> recording = modtrace.record(ring="run.modtrace").start()
@@ -70,11 +71,10 @@ class Recording:
         self._timeline: Timeline | None = None
         self._optimizer_steps = OptimizerSteps(self._on_optimizer_step)
         self._make_capture = partial(make_capture, regions=self._optimizer_steps.regions)
-        self._marked_steps = self._told_steps = 0
+        self.first_step = self._marked_steps = self._told_steps = 0
         self._block: object = None
-        self._entered = self._unsaved = self._cycle_ended = False
+        self._entered = self._unsaved = self._cycle_ended = self.replaceable = False
         self.on_saved: Callable[[str], None] = log_saved
-        self.replaceable = False
         self.replaced_by: Recording | None = None
 
     def __enter__(self) -> Recording:
@@ -213,12 +213,12 @@ class Recording:
             self._unsaved = self.running
 
     def step(self) -> None:
-        """Mark the end of a training step: what was recorded since the last one has its number, from 0.
+        """Mark the end of a training step: what was recorded since the last one has its number, from `first_step`.
 
         Steps also end by themselves where optimizers step; once this is called, only its calls count. After `max_steps`
         steps the recording stops, and saves; an error of saving is logged.
         """
-        self._write_mark(Kind.STEP, lambda _: NO_NAME, self._marked_steps)
+        self._write_mark(Kind.STEP, lambda _: NO_NAME, self.first_step + self._marked_steps)
         self._marked_steps += 1
         # The optimizer has most often stepped just before the first call of this, for the same step.
         if self._marked_steps > self._told_steps:
@@ -227,7 +227,7 @@ class Recording:
     def _on_optimizer_step(self, step: int, complete: bool) -> None:
         if self._marked_steps or not self.running:
             return
-        self._write_mark(Kind.OPTIMIZER_STEP, lambda _: NO_NAME, step)
+        self._write_mark(Kind.OPTIMIZER_STEP, lambda _: NO_NAME, self.first_step + step)
         if step + complete > self._told_steps:
             self._told_steps = step + complete
             self._on_steps_ended(self._told_steps)

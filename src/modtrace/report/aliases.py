@@ -12,6 +12,7 @@ from ..timeline.contents import REGION_CLASS
 __all__ = ["AliasedNames", "ReportNames"]
 
 _KNOWN_THREAD = re.compile(r"MainThread|pt_[a-z]+_\d+|(?:Thread|Dummy)-\d+|thread #?\d+|ThreadPoolExecutor-\d+_\d+")
+_MODULE = re.compile(r"\w+(?:\.\w+)*: \w+")
 _ORDINARY_MARK = re.compile(r"(?:step|epoch|iteration|batch) \d+")
 _LIBRARIES = (
     *("aten", "c10d", "c10d_functional", "_c10d_functional", "cudnn", "fsdp", "inductor", "mkldnn", "nccl", "prim"),
@@ -85,6 +86,17 @@ class ReportNames:
     def module_class(self, module_class: str) -> str:
         """Return the name of a module's class."""
         return self._use("class", self.text(module_class))
+
+    def inner_modules(self, modules: str) -> str | None:
+        """Return the paths and classes of the modules inside of what was compiled; None if there is anything else."""
+        parts = [part.split(": ") for part in modules.split(", ")]
+        if not all(_MODULE.fullmatch(": ".join(part)) for part in parts):
+            return None
+        return ", ".join(f"{self.path(path)}: {self.module_class(module_class)}" for path, module_class in parts)
+
+    def path(self, path: str) -> str:
+        """Return the path of a module below another one."""
+        return self.text(path)
 
     def thread(self, thread: str) -> str:
         """Return a thread's name if Python or torch chose it, else an alias."""
@@ -166,12 +178,12 @@ class AliasedNames(ReportNames):
         path = name.label.removesuffix(f": {name.module_class}")
         if name.label == name.module_class:
             return Name(module_class, fqn, module_class)
-        return Name(f"{self._path(path)}: {module_class}", fqn, module_class)
+        return Name(f"{self.path(path)}: {module_class}", fqn, module_class)
 
     def fqn(self, fqn: str) -> str:
         """Return a fully qualified name aliased part by part; its first part is a class."""
         first, dot, rest = fqn.partition(".")
-        return self._use("module", f"{self._part(first, first=True)}{dot}{self._path(rest) if dot else ''}")
+        return self._use("module", f"{self._part(first, first=True)}{dot}{self.path(rest) if dot else ''}")
 
     def module_class(self, module_class: str) -> str:
         """Return the alias of a class."""
@@ -188,7 +200,8 @@ class AliasedNames(ReportNames):
         known = _MEMORY_COPY.fullmatch(text) or _LIBRARY_KERNEL.match(text)
         return self._use("kernel", known[0] if known else self._alias("kernel ", text))
 
-    def _path(self, path: str) -> str:
+    def path(self, path: str) -> str:
+        """Return a path aliased part by part."""
         return ".".join(self._part(part) for part in path.split("."))
 
     def _part(self, part: str, *, first: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..timeline import (
@@ -35,7 +36,7 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         names: replaces texts.
     """
     timeline = replace_processes(timeline, lambda process: Process(process.pid, process.rank))
-    cleaned = Timeline(
+    copy = Timeline(
         columns=timeline.columns,
         names=[names.name(name) for name in timeline.names],
         tracks=[
@@ -64,14 +65,20 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
             BackwardPass(run.start_ns, run.end_ns, names.thread(run.thread), run.tid, run.process, run.complete)
             for run in timeline.backward_passes
         ],
-        span_args={
-            span: {"shapes": shapes}
-            for span, args in timeline.span_args.items()
-            if (shapes := _clean_shapes(args.get("shapes")))
-        },
+        span_args={span: cleaned for span, args in timeline.span_args.items() if (cleaned := _clean_args(args, names))},
         collectives=_clean_collectives(timeline.collectives, names),
     )
-    return replace(cleaned, collectives=replace(cleaned.collectives, track_names=cleaned.track_names))
+    return replace(copy, collectives=replace(copy.collectives, track_names=copy.track_names))
+
+
+def _clean_args(args: Mapping[str, str], names: ReportNames) -> dict[str, str]:
+    """Return the args that a report holds."""
+    compiled = args.get("compiled_modules")
+    cleaned = {
+        "shapes": _clean_shapes(args.get("shapes")),
+        "compiled_modules": None if compiled is None else names.inner_modules(compiled),
+    }
+    return {name: text for name, text in cleaned.items() if text}
 
 
 def _clean_collectives(collectives: Collectives, names: ReportNames) -> Collectives:

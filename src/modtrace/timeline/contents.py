@@ -10,6 +10,7 @@ from .._typing import Int64Array
 
 __all__ = [
     "COMMUNICATION",
+    "COMPILED_CLASS",
     "GPU",
     "PASSES",
     "REGION_CLASS",
@@ -31,6 +32,8 @@ TRACK_KINDS = ("forward", "backward", PASSES, COMMUNICATION, GPU)
 """What a track can be of, in the order in which they are shown; recompute lies on the backward track of its thread."""
 
 
+COMPILED_CLASS = "CompiledFunction"
+"""The class of what torch.compile made of a function, which is no module."""
 REGION_CLASS = "record_function"
 """The class of what is no module but a range of `record_function`, whose name is a text of the user's."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..._terminal import counted
 from ..columns import RECOMPUTE
 from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
+from ..contents import COMPILED_CLASS
 from .percentiles import median, nearest_rank
 from .step_times import StepTimes
 
@@ -24,7 +25,7 @@ class Overview(NamedTuple):
     """What was recorded.
 
     Attributes:
-        roots: the classes of the outermost modules, the most often called first.
+        roots: the classes of the outermost modules, and the names of compiled functions, the most often called first.
         processes: what the processes are called (`rank 0 · python`).
         engine: "native" or "python"; empty where the timeline does not say.
         torch: the version; empty where the timeline does not say.
@@ -35,6 +36,7 @@ class Overview(NamedTuple):
             autograd nodes outside all modules, as a loss function's are.
         recomputed: the classes of the modules that ran again as a whole, as checkpointing makes them, and how many
             modules of each.
+        compiled: names of what torch.compile made of modules and functions, and how many modules are inside of each.
         steps_of: whose steps those of the summary are (`rank 0`), where there are several processes; else empty.
         communication: collectives by operator; a module's times hold what of them it called or waited for.
     """
@@ -48,6 +50,7 @@ class Overview(NamedTuple):
     losses: Mapping[str, int]
     recomputed: Mapping[str, int]
     communication: Mapping[str, OperatorTotals]
+    compiled: Mapping[str, int]
     steps_of: str = ""
 
 
@@ -67,13 +70,14 @@ def describe_recording(timeline: Timeline) -> Overview:
     found, counts = np.unique(columns.name[is_root], return_counts=True)
     roots = Counter[str]()
     for name, count in zip(found.tolist(), counts.tolist(), strict=True):
-        roots[names[name].module_class] += count
+        is_function = names[name].module_class == COMPILED_CLASS
+        roots[names[name].fqn if is_function else names[name].module_class] += count
     reruns = (columns.phase == RECOMPUTE) & (is_root | (columns.phase[columns.parent] != RECOMPUTE))
     rerun_modules = {names[name].fqn: names[name].module_class for name in np.unique(columns.name[reruns]).tolist()}
     losses = {name: count for name, count in timeline.stats.items() if count and name != "recorded"}
     incomplete = int(np.count_nonzero(~columns.complete))
     return Overview(
-        roots=[module_class for module_class, _ in roots.most_common()],
+        roots=[root for root, _ in roots.most_common()],
         processes=list(dict.fromkeys(track.process.name for track in timeline.tracks)),
         engine=str(timeline.metadata.get("engine", "")),
         torch=str(timeline.metadata.get("torch", "")),
@@ -82,6 +86,7 @@ def describe_recording(timeline: Timeline) -> Overview:
         losses=losses | ({"incomplete": incomplete} if incomplete else {}),
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
         communication=sum_up_communication(timeline.collectives),
+        compiled=_count_compiled(timeline),
         steps_of=_steps_of(timeline),
     )
 
@@ -92,7 +97,7 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
     what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
     lines = [" · ".join(part for part in what if part), _steps_line(steps, overview.steps_of), _losses_line(overview)]
-    lines += [_recompute_line(overview, steps), communication_line(overview.communication)]
+    lines += [_recompute_line(overview, steps), _compiled_line(overview), communication_line(overview.communication)]
     return [line for line in lines if line]
 
 
@@ -149,6 +154,24 @@ def _recompute_line(overview: Overview, steps: Sequence[StepTimes]) -> str:
     share = total / sum(step.duration_ns for step in chosen)
     again = ", ".join(f"{counted(count, 'module')} of {name}" for name, count in overview.recomputed.items())
     return f"checkpointing costs {_ms(usual)} of a step (median; {share:.1%} of all), to run {again} again"
+
+
+def _count_compiled(timeline: Timeline) -> dict[str, int]:
+    names, name_of = timeline.names, timeline.columns.name
+    modules = {
+        names[name_of[span]].fqn: args["compiled_modules"].count(", ") + 1
+        for span, args in timeline.span_args.items()
+        if "compiled_modules" in args
+    }
+    return dict(sorted(modules.items()))
+
+
+def _compiled_line(overview: Overview) -> str:
+    """Say which spans hold modules that torch.compile fused, and that have no spans of their own."""
+    if not overview.compiled:
+        return ""
+    inside = [f"{name} with {counted(count, 'module')} inside" for name, count in overview.compiled.items()]
+    return f"compiled, each one span: {_shortened(inside)}"
 
 
 def _shortened(names: Sequence[str], limit: int = 3) -> str:

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from ..._exclusive import Exclusive
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
+from ...timeline.contents import COMPILED_CLASS
 from ..compiled_modules import CompiledModuleNames, inner_names
 from ..compiled_regions import CompiledRegion, is_inside_region
 from ..method_call import MethodCall
@@ -142,7 +143,7 @@ class ModuleNames:
             self._compiled.add(open_calls[0][1], inner)
             return NO_NAME
         prefix = f"{self._prefixes[open_calls[0][1]]}." if open_calls else ""
-        name_id = self._table.name(region.label, f"{prefix}{region.label}", "CompiledFunction")
+        name_id = self._table.name(region.label, f"{prefix}{region.label}", COMPILED_CLASS)
         self._fqns[name_id] = self._prefixes[name_id] = f"{prefix}{region.label}"
         self._compiled.add(name_id, inner)
         return name_id
