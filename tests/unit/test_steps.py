@@ -205,6 +205,21 @@ def test_of_two_models_trained_one_after_the_other_no_step_is_shared() -> None:
     assert [step for step, _ in told(train)] == list(range(6))
 
 
+def test_of_a_model_that_is_frozen_after_its_training_no_step_is_shared_with_one_whose_optimizer_is_made_then() -> None:
+    teacher, student = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def train() -> None:
+        for net in (teacher, student):
+            optimizers.append(torch.optim.SGD(net.parameters(), lr=0.1))
+            for _ in range(3):
+                compute(net)
+                optimizers[-1].step()
+            net.requires_grad_(False)
+
+    assert [step for step, _ in told(train)] == list(range(6))
+
+
 class Gan:
     """A critic and its generator, each with an optimizer."""
 
@@ -239,8 +254,7 @@ class Gan:
         (1, False, [0, 0, 1, 1, 2, 2]),
         (1, True, [0, 0, 1, 1, 2, 2]),
         (3, False, [0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8]),
-        # The first time, nothing says that it is no other training.
-        (3, True, [0, 1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9]),
+        (3, True, [0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8]),
     ],
 )
 def test_a_step_of_a_generator_belongs_to_the_critics_step_before_it(

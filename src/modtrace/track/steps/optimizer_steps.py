@@ -25,11 +25,12 @@ class OptimizerSteps:
     A training step lasts until one of its optimizers steps again, and ends with the last optimizer step before that. So
     gradients accumulated over several backward passes are one step, the two optimizers of a GAN share one, and where
     one optimizer steps five times as often as another, each of its steps is one, and the other's belongs to the last.
-    A step is over, too, where one of its optimizers is gone, and where all have stepped that did in the step before and
-    one comes that may begin another training: it has not stepped beside them so far, and either is new, or since they
-    stepped, something was computed that gave them no gradients. That one's first step is a training step of its own;
-    where those before go on, they begin the next one, unless nothing was computed in between: then it is the first of a
-    step whenever it comes. An optimizer that another one steps inside its own `step` does not count.
+    A step is over, too, where one of its optimizers is gone, and where all have stepped that did in the step before
+    and one comes that may begin another training: it has not stepped beside them so far, and either is new, or since
+    they stepped, something was computed that gave them no gradients though they are not frozen. That one's first step
+    is a training step of its own; where those before go on, they begin the next one, unless nothing was computed in
+    between: then it is the first of a step whenever it comes. An optimizer that another one steps inside its own
+    `step` does not count.
 
     Args:
         on_step: called after each optimizer step that counts, with the number of the training step it belongs to, from
@@ -157,10 +158,13 @@ class OptimizerSteps:
             return False
         if _holds(self._training, optimizer):
             return computed and _holds(self._leading, optimizer)
-        # The critic of a GAN gets gradients from what its generator is trained by; what was trained before does not.
+        # The critic of a GAN gets gradients from what its generator is trained by, or is frozen meanwhile; what was
+        # trained before gets none.
         gradients = [gradient for gradient in self._gradients if gradient.is_apart_from(optimizer)]
         was_there = any(ref() is optimizer for ref in self._awaited)
-        return not any(not computed or (was_there and gradient.has_changed()) for gradient in gradients)
+        return not any(
+            not computed or (was_there and (gradient.has_changed() or gradient.is_frozen())) for gradient in gradients
+        )
 
 
 class _Counted:
@@ -195,6 +199,11 @@ class _Gradient(NamedTuple):
         parameter = self.parameter()
         gradient = None if parameter is None else parameter.grad
         return gradient is not None and (gradient is not self.gradient() or gradient._version != self.version)
+
+    def is_frozen(self) -> bool:
+        """Whether its parameter gets no gradients now."""
+        parameter = self.parameter()
+        return parameter is not None and not parameter.requires_grad
 
 
 def _find_gradient(optimizer: Optimizer) -> _Gradient | None:
