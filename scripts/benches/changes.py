@@ -1,8 +1,9 @@
 """Whether `modtrace diff` finds changes that were put in, and none where there is none, beside the usual ways.
 
 Recordings of 30 steps of three small models, each process recording the model as it is and with each change in it
-(_recorded_changes.py). A side of a comparison is one recording of each of 1, 5, 12 or 20 processes; those of the two sides
-took turns, and which of two neighbours is before and which after is drawn. Comparisons of one change share recordings.
+(_recorded_changes.py). A side of a comparison is one recording of each of 1, 5, 12 or 20 processes; those of the two
+sides took turns, and which of two neighbours is before and which after is drawn. Comparisons of one change share
+recordings.
 
 Then recordings that are made up, of 80 modules and phases, with noise of four kinds; and what a comparison costs.
 """

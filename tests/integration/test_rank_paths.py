@@ -85,8 +85,8 @@ def test_ranks_that_run_one_after_the_other_do_not_overwrite_each_others_file(
     written = "recording\nsaved\n"
     assert run(0) == written
     first = (tmp_path / name).read_bytes()
-    advice = "put %r (the rank) in the path, as in trace-%r.pftrace, or remove it"
-    assert run(1) == f"refused: {name}: rank 0 wrote this file; {advice}\n"
+    advice = "put %r (the rank) in the path, as in trace-%r.pftrace, or remove what rank 0 wrote there"
+    assert run(1) == f"refused: {name}: another rank writes this file too; {advice}\n"
     assert (tmp_path / name).read_bytes() == first
     # Who records again may overwrite.
     assert run(0) == written

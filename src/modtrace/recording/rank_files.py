@@ -92,10 +92,7 @@ class RankFile:
                 raise _taken(path)
             writer = _rank_that_wrote(path)
             if writer is not None and writer != str(rank_in(os.environ)):
-                raise RecordingError(
-                    f"{path}: rank {writer} wrote this file; put %r (the rank) in the path, as in trace-%r.pftrace, or "
-                    "remove it"
-                )
+                raise _taken(path, f", or remove what rank {writer} wrote there")
 
     def note_written(self, path: str) -> None:
         """Remember that what stands at `path` is this process's own."""
@@ -115,7 +112,7 @@ def _rank_that_wrote(path: str) -> str | None:
     return None
 
 
-def _taken(path: str) -> RecordingError:
+def _taken(path: str, otherwise: str = "") -> RecordingError:
     return RecordingError(
-        f"{path}: another rank writes this file too; put %r (the rank) in the path, as in trace-%r.pftrace"
+        f"{path}: another rank writes this file too; put %r (the rank) in the path, as in trace-%r.pftrace{otherwise}"
     )
