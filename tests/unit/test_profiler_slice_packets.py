@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from modtrace import merge
+from modtrace.check import check
 from modtrace.formats.perfetto_ids import PROFILER_SEQUENCE
 from tests.support.kineto import BASE, PID, TID, recording, trace, x
 
@@ -128,6 +130,64 @@ def test_flows_join_the_slices_that_begin_at_their_ends(tmp_path: Path) -> None:
     first, second, third = (list(packet.track_event.flow_ids) for packet in begins)
     assert (first, second) == (third, [])
     assert len(first) == 1
+
+
+def end_of_flow(phase: str, at: int, identifier: int = 5, *, tid: int = TID) -> dict[str, Any]:
+    """An end of a flow, at ns from the base."""
+    return {"ph": phase, "pid": PID, "tid": tid, "ts": at / 1000, "id": identifier, "cat": "ac2g", "name": "ac2g"}
+
+
+def flows_by_slice(packets: list[Any]) -> dict[str, list[int]]:
+    """Of each slice the flows, numbered from 1 as they come."""
+    names, numbers = texts(packets, "event_names"), dict[int, int]()
+    begins = [packet.track_event for packet in packets if packet.track_event.type == TrackEvent.TYPE_SLICE_BEGIN]
+    return {
+        names[event.name_iid]: [numbers.setdefault(flow, len(numbers) + 1) for flow in event.flow_ids]
+        for event in begins
+    }
+
+
+@pytest.mark.parametrize(
+    ("flows", "expected"),
+    [
+        ((("s", 1000),), ([], [], [])),
+        ((("f", 3000),), ([], [], [])),
+        ((("f", 3000), ("f", 5000)), ([], [], [])),
+        ((("s", 1000), ("s", 3000)), ([], [], [])),
+        ((("f", 1000), ("s", 3000)), ([], [], [])),
+        ((("s", 1500), ("f", 3000)), ([], [], [])),
+        ((("s", 1000), ("f", 3000), ("f", 5000)), ([1], [1], [])),
+        ((("s", 1000), ("s", 3000), ("f", 5000)), ([1], [], [1])),
+        ((("s", 1000), ("f", 3000), ("s", 3000), ("f", 5000)), ([1], [1, 2], [2])),
+        ((("f", 5000), ("s", 1000)), ([1], [], [1])),
+    ],
+    ids=["begin", "end", "ends", "begins", "backwards", "no-slice", "ended", "begun", "again", "any-order"],
+)
+def test_flows_are_drawn_as_readers_of_json_draw_them(
+    tmp_path: Path, flows: tuple[tuple[str, int], ...], expected: tuple[list[int], ...]
+) -> None:
+    """A flow leads from its first begin to the first end after it; what has one end draws nothing."""
+    slices = [x("kernel", name, start, start + 1000) for name, start in (("one", 1000), ("two", 3000), ("three", 5000))]
+    packets = merged_packets(tmp_path, *slices, *(end_of_flow(phase, at) for phase, at in flows))
+
+    assert flows_by_slice(packets) == dict(zip(("one", "two", "three"), expected, strict=True))
+    assert check(tmp_path / "out.pftrace") == []
+
+
+def test_of_slices_that_begin_together_the_flow_has_the_one_written_before_its_end(tmp_path: Path) -> None:
+    packets = merged_packets(
+        tmp_path,
+        end_of_flow("s", 1000, 7),
+        x("cpu_op", "outer", 1000, 2000),
+        end_of_flow("s", 1000, 5),
+        x("cpu_op", "inner", 1000, 1500),
+        end_of_flow("s", 1000, 6),
+        x("gpu_user_annotation", "annotation", 4000, 9000, tid=TID + 1),
+        x("kernel", "kernel", 4000, 5000, tid=TID + 1),
+        *(end_of_flow("f", 4000, identifier, tid=TID + 1) for identifier in (5, 6, 7)),
+    )
+
+    assert flows_by_slice(packets) == {"outer": [1, 2], "inner": [3], "annotation": [], "kernel": [1, 2, 3]}
 
 
 def test_packets_without_a_place_are_counted(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +18,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from ..._typing import Int64Array
 from ...formats.escape import UNNAMED, escaped
-from ...formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
+from ...formats.perfetto_ids import PROFILER_SEQUENCE
 from ...write.columns.packet_columns import message_field_tag, track_event_packets
 from ...write.columns.protobuf_columns import ByteTable, RaggedColumn, interleave, varint
 from ...write.perfetto_descriptors import serialize
 from ..trace.event_columns import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
+from .slice_flows import FlowEndsOfTrack, SliceFlows
 
 __all__ = ["EventEncoder", "EventPackets", "ProfilerSlices", "TrackSlices", "sequence_packet", "slice_packets"]
 
@@ -143,15 +145,16 @@ class ProfilerSlices:
 
     Attributes:
         tracks: the slices of each track, by its pid and tid in the trace.
-        flows: by track, and by moment in µs, the ids of the flows that begin or end there.
+        flows: the ends of flows.
         skipped: events that a Perfetto trace has no place for.
     """
 
     encoder: EventEncoder = field(default_factory=EventEncoder)
     tracks: dict[TrackKey, TrackSlices] = field(default_factory=dict)
-    flows: dict[TrackKey, dict[float, list[int]]] = field(default_factory=dict)
+    flows: SliceFlows = field(default_factory=SliceFlows)
     skipped: int = 0
-    _flow_ids: _IdByText = field(default_factory=_IdByText)
+    _flow_numbers: _IdByText = field(default_factory=_IdByText)
+    _flow_tracks: dict[TrackKey, int] = field(default_factory=dict)
 
     def add(self, events: Sequence[Any]) -> None:
         """Take some events; what is malformed is skipped."""
@@ -178,8 +181,10 @@ class ProfilerSlices:
                     track.name.append(names[name])
                     track.fields.append(own)
                 elif phase in _FLOW_PHASES:
-                    flow = self._flow_ids[f"{event.get('cat')} {event['name']} {event['id']}"]
-                    self.flows.setdefault(key, {}).setdefault(start, []).append(PROFILER_FLOW + flow)
+                    flow = self._flow_numbers[f"{event.get('cat')} {event['name']} {event['id']}"]
+                    before = len(tracks[key].start) if key in tracks else 0
+                    index = self._flow_tracks.setdefault(key, len(self._flow_tracks))
+                    self.flows.add(flow, start, index, before, ends=phase == "f")
                 else:
                     self.skipped += 1
             except (KeyError, TypeError, ValueError, AttributeError):
@@ -190,14 +195,15 @@ class ProfilerSlices:
         track = self.tracks[key]
         start, duration = np.frombuffer(track.start, np.float64), np.frombuffer(track.duration, np.float64)
         fields = track.fields
-        if key in self.flows:
-            flows = map(self.flows[key].get, track.start)
-            fields = [
-                own + TrackEvent(flow_ids=ids).SerializeToString() if ids else own
-                for own, ids in zip(fields, flows, strict=True)
-            ]
+        if key in self._flows_by_track:
+            fields = self._flows_by_track[key].added_to(fields)
         start_ns, duration_ns = microseconds_to_ns(start) + base, microseconds_to_ns(duration)
         yield from slice_packets(start_ns, duration_ns, track.name, fields, uuid, row_beside)
+
+    @cached_property
+    def _flows_by_track(self) -> dict[TrackKey, FlowEndsOfTrack]:
+        starts = [self.tracks[key].start if key in self.tracks else array("d") for key in self._flow_tracks]
+        return dict(zip(self._flow_tracks, self.flows.by_track(starts), strict=True))
 
 
 class EventPackets(NamedTuple):
