@@ -10,7 +10,7 @@ processes beside it:
 - bound: what the merge tells of how exact it is.
 
 The second is of traces that are made from a recording, on a clock with known offset, drift, wandering and steps: the
-true error at each edge of a call, against the bound told. Where a clock was set, the edges beside that are left out.
+true error at each edge of a call, against the bound told, where it is told as proven.
 
 Exits with 1 where less than 99.9 % of the time or 99.5 % of the operators are inside, the median true error is above
 0.5 µs, or an error is beyond its bound.
@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 import modtrace
+from modtrace.profiler.align.alignment import OperatorFit
 from modtrace.profiler.attribute.overlay import overlay
 from modtrace.profiler.trace.event_collector import EventCollector
 from modtrace.timeline import Timeline
@@ -183,20 +185,15 @@ def inside_backward(events: list[dict[str, Any]], ours: list[dict[str, Any]]) ->
     return inside, total
 
 
-def true_errors(timeline: Timeline, clock: DriftingClock, base: int) -> tuple[np.ndarray, float, float]:
-    """Return the true error at each edge of a call, ns, and the typical and the greatest bound that were told."""
+def true_errors(timeline: Timeline, clock: DriftingClock, base: int) -> tuple[np.ndarray, OperatorFit]:
+    """Return the true error at each edge of a call, ns, and what was told of it."""
     collector = EventCollector()
     collector.add(make_trace(timeline, clock, base, seed=0))
     alignment = overlay(timeline, collector.events(), {"baseTimeNanoseconds": base}, "trace").alignment
     assert alignment is not None
     assert alignment.operators is not None
     edges = call_edges(timeline, timeline.tracks[0].tid)
-    error = np.abs(alignment.to_trace(edges) + base - clock(edges))
-    place = int(np.searchsorted(edges, clock.step_at))
-    kept = np.ones(len(edges), bool)
-    if place < len(edges):
-        kept[max(place - 1, 0) : place + 1] = False
-    return error[kept], alignment.operators.typical_ns, alignment.operators.bound_ns
+    return np.abs(alignment.to_trace(edges) + base - clock(edges)), alignment.operators
 
 
 def clocks(begin: int, end: int) -> dict[str, DriftingClock]:
@@ -206,6 +203,7 @@ def clocks(begin: int, end: int) -> dict[str, DriftingClock]:
         "drift of 100 ppm": DriftingClock(begin, ahead=-4000, drift=100e-6),
         "wandering by ±2.5 µs": DriftingClock(begin, ahead=2000, drift=-30e-6, wander=2500, period=150e6),
         "set by 3 ms": DriftingClock(begin, ahead=3000, drift=20e-6, step_at=middle, step=3_000_000),
+        "set by 100 µs, no mark near": DriftingClock(begin, ahead=3000, drift=20e-6, step_at=middle, step=100_000),
     }
 
 
@@ -223,13 +221,16 @@ def print_true_errors(names: list[str], steps: list[int]) -> bool:
             for said, clock in clocks(int(edges[0]), int(edges[-1])).items():
                 if clock.step and count < 10:
                     continue  # two marks on either side are needed
-                error, typical, bound = true_errors(timeline, clock, int(edges[0]) - 1_000_000_000)
-                right = bool(np.median(error) <= MOST_ERROR_NS and error.max() <= bound + 1)
+                marked = replace(timeline, marks=timeline.marks[:1]) if "no mark" in said else timeline
+                error, told = true_errors(marked, clock, int(edges[0]) - 1_000_000_000)
+                median, worst = float(np.median(error)), int(error.max())
+                right = median <= MOST_ERROR_NS or marked is not timeline
+                right &= worst <= told.bound_ns + 1 or not told.is_certain
                 good &= right
                 print(
-                    f"{name:32} {count:4} steps  {said:22} error {np.median(error):4.0f} ns median, "
-                    f"{error.max():5.0f} worst; told ±{typical:4.0f} typically, ±{bound:5.0f} at most"
-                    f"{'' if right else '  TOO MUCH'}",
+                    f"{name:32} {count:4} steps  {said:27} error {median:4.0f} ns median, {worst:5} worst; told "
+                    f"±{told.typical_ns:4.0f} typically, ±{told.bound_ns:5.0f} at most, "
+                    f"{'proven' if told.is_certain else 'not proven'}{'' if right else '  TOO MUCH'}",
                     flush=True,
                 )
     return good
@@ -263,7 +264,8 @@ def print_inside(options: argparse.Namespace) -> bool:
                         f"{engine:6} {name:32} {steps:4} steps {'stacks' if stacks else '      '}  "
                         f"time {100 * inside.time:.3f} %, whole {100 * inside.whole:.2f} % of {inside.operators}, "
                         f"worst {inside.worst_ns} ns, backward {100 * inside.backward:.2f} %; told "
-                        f"±{proof['typical_ns']:.0f} ns typically, ±{proof['bound_ns']:.0f} at most"
+                        f"±{proof['typical_ns']:.0f} ns typically, ±{proof['bound_ns']:.0f} at most, "
+                        f"{'proven' if proof['is_certain'] else 'not proven'}"
                         f"{'' if right else '  TOO LITTLE'}",
                         flush=True,
                     )

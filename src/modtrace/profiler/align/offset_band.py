@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._typing import Float64Array, Int64Array
 
-__all__ = ["OffsetBand", "OffsetBounds", "intersect"]
+__all__ = ["LEAST_DRIFT_LIMIT", "OffsetBand", "OffsetBounds", "intersect"]
 
 DRIFTS = (50e-6, 100e-6, 150e-6, 200e-6, 300e-6, 400e-6, 500e-6, 700e-6, 1e-3)
 """Drifts that are tried, nanoseconds per nanosecond, until one agrees with the bounds."""

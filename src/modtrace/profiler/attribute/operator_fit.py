@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,15 +11,14 @@ from ..._typing import Float64Array, Int64Array
 from ...timeline import Timeline
 from ..align.alignment import Alignment, ClockSegment, OperatorFit, sync_bounds
 from ..align.certain_offsets import certain_offsets
+from ..align.clock_steps import SharedThread, move_clock_steps, step_uncertainty_ns
 from ..align.coarse_shift import InnermostCalls, find_coarse_shift
-from ..align.offset_band import OffsetBand, OffsetBounds, intersect
+from ..align.offset_band import LEAST_DRIFT_LIMIT, OffsetBand, OffsetBounds, intersect
 from ..align.operator_bounds import (
     REACH_NS,
     CallEdges,
     bounds_from_gaps,
     busy_intervals,
-    cut_depth,
-    distance_to_end,
     innermost_operators,
     most_likely_shift,
 )
@@ -32,22 +30,8 @@ __all__ = ["refine_by_operators"]
 _PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
 """How far off the guess of each pass may be, and how deep an edge may lie in an operator and still count, ns."""
 _AROUND_NS = 1_000_000
-
-
-class _Thread(NamedTuple):
-    """One thread, as both files know it.
-
-    Attributes:
-        edges: int64[n], ns of the recording's clock, ascending: where calls begin and end.
-        start: int64[m], ns from the trace's base, of its operators; ascending, an outer one first.
-        end: int64[m].
-        calls: those in which no other ran, of the recording's clock.
-    """
-
-    edges: Int64Array
-    start: Int64Array
-    end: Int64Array
-    calls: InnermostCalls
+_MAX_PROVEN_DRIFT_LIMIT = 2 * LEAST_DRIFT_LIMIT
+"""Where operators show more drift than `LEAST_DRIFT_LIMIT`, half of this, the clock may have been set by some µs."""
 
 
 def refine_by_operators(
@@ -69,7 +53,7 @@ def refine_by_operators(
         alignment = _bring_near(alignment, shared)
     found = alignment
     for margin, tolerance in _PASSES:
-        alignment = replace(alignment, segments=_move_clock_steps(found, shared))
+        alignment = replace(alignment, segments=move_clock_steps(found, shared))
         found = replace(found, segments=alignment.segments)
         times, lows, highs = [marks.time], [marks.low], [marks.high]
         operators = cut = 0
@@ -107,7 +91,7 @@ def refine_by_operators(
     return _with_certain_bound(found, marks, shared) if len(marks.time) else found
 
 
-def _with_certain_bound(found: Alignment, marks: OffsetBounds, shared: Sequence[_Thread]) -> Alignment:
+def _with_certain_bound(found: Alignment, marks: OffsetBounds, shared: Sequence[SharedThread]) -> Alignment:
     """Return the alignment with the bound that holds whichever of the possible gaps the edges lie in.
 
     The likely gaps tell the offset, mostly to less than that. Where they are not the only possible ones, as around
@@ -118,6 +102,8 @@ def _with_certain_bound(found: Alignment, marks: OffsetBounds, shared: Sequence[
         return found
     by_marks = replace(found, operators=None)
     limit = max(band.drift_limit for band in fit.bands if band is not None)
+    if limit > _MAX_PROVEN_DRIFT_LIMIT:
+        return found
     limit += max(abs(segment.drift) for segment in found.segments)
     times, lows, highs = [marks.time], [marks.low], [marks.high]
     asked = [marks.time]
@@ -126,17 +112,13 @@ def _with_certain_bound(found: Alignment, marks: OffsetBounds, shared: Sequence[
             asked.append(every.time)
             place = found.to_trace_clock(every.time)
             busy = busy_intervals(thread.start, thread.end, np.sort(place), _PASSES[-1][0])
-            # What lies in an operator nonetheless is none of what the proof is about.
-            outside = cut_depth(busy, place) == 0
-            edges = CallEdges(every.time[outside], every.guess[outside])
-            if not len(edges.time):
-                continue
-            guessed = (edges.guess + found.base_ns - edges.time).astype(np.float64)
-            least, most = _within_marks(found.segments, marks, edges.time)
-            bounds = certain_offsets(edges, busy, least - guessed, most - guessed, limit)
+            guessed = (every.guess + found.base_ns - every.time).astype(np.float64)
+            least, most = _within_marks(found.segments, marks, every.time)
+            # All edges count, also those that lie in an operator by the likely offset, as behind a step of the clock.
+            bounds = certain_offsets(every, busy, least - guessed, most - guessed, limit)
             if bounds is None:
                 return replace(found, operators=replace(fit, is_certain=False))
-            times.append(edges.time)
+            times.append(every.time)
             lows.append(bounds.low + guessed)
             highs.append(bounds.high + guessed)
     certain = OffsetBounds(np.concatenate(times), np.concatenate(lows), np.concatenate(highs))
@@ -146,11 +128,15 @@ def _with_certain_bound(found: Alignment, marks: OffsetBounds, shared: Sequence[
     off = np.maximum(most - offset, offset - least)
     if not np.isfinite(off).all():
         return replace(found, operators=replace(fit, is_certain=False))
-    fit = replace(fit, typical_ns=float(np.median(off)), bound_ns=float(off.max()), is_certain=True)
+    bound = float(off.max())
+    beside_steps = step_uncertainty_ns(found, shared, bound)
+    if beside_steps is None:
+        return replace(found, operators=replace(fit, is_certain=False))
+    fit = replace(fit, typical_ns=float(np.median(off)), bound_ns=bound + beside_steps, is_certain=True)
     return replace(found, operators=fit)
 
 
-def _edges_by_segment(alignment: Alignment, thread: _Thread) -> Iterator[CallEdges]:
+def _edges_by_segment(alignment: Alignment, thread: SharedThread) -> Iterator[CallEdges]:
     """Yield the edges of a thread that lie near what was traced of it, those of each segment apart."""
     guess = alignment.to_trace_clock(thread.edges)
     near = (guess > int(thread.start.min()) - _AROUND_NS) & (guess < int(thread.end.max()) + _AROUND_NS)
@@ -161,7 +147,7 @@ def _edges_by_segment(alignment: Alignment, thread: _Thread) -> Iterator[CallEdg
         yield CallEdges(thread.edges[here], guess[here])
 
 
-def _bring_near(alignment: Alignment, shared: Sequence[_Thread]) -> Alignment:
+def _bring_near(alignment: Alignment, shared: Sequence[SharedThread]) -> Alignment:
     """Return an alignment by the wall clock, off by less than `REACH_NS` now where that is clear, else as it was."""
     base = alignment.base_ns
     threads = [
@@ -219,7 +205,7 @@ def _fit(bounds: OffsetBounds, segments: Sequence[ClockSegment], operators: int,
     return OperatorFit(bands, operators, cut, contradicted, float(np.median(np.abs(half))), float(np.abs(half).max()))
 
 
-def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Iterator[_Thread]:
+def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Iterator[SharedThread]:
     """Yield the threads on which calls were recorded and operators traced."""
     columns = timeline.columns
     if not len(columns):
@@ -241,35 +227,4 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
             order = np.lexsort((-ends, begins))
             innermost = np.flatnonzero(spans & ~holds[:-1])
             calls = InnermostCalls(columns.start[innermost], columns.end[innermost])
-            yield _Thread(edges, begins[order], ends[order], calls)
-
-
-def _move_clock_steps(found: Alignment, shared: Sequence[_Thread]) -> Sequence[ClockSegment]:
-    """Return the segments, each from where on its offset suits the operators better than the one before.
-
-    Marks say between which two of them a clock was set; the edges of calls in between say when: by the right offset
-    they lie near an end of an operator.
-    """
-    segments = list(found.segments)
-    for index, (first, last) in enumerate(found.brackets):
-        sides = [found.of_segment(at) for at in (index, index + 1)]
-        moments = [np.array([first, last], np.int64)]
-        gained = [np.zeros(2, np.int64)]
-        for thread in shared:
-            edges = thread.edges[(thread.edges > first) & (thread.edges < last)]
-            if not len(edges):
-                continue
-            before, after = (
-                distance_to_end(busy_intervals(thread.start, thread.end, guess, REACH_NS), guess)
-                for guess in (side.to_trace(edges) for side in sides)
-            )
-            moments.append(edges)
-            gained.append(before - after)
-        time = np.concatenate(moments)
-        order = np.argsort(time, kind="stable")
-        # What is lost by giving the edges up to each moment the first offset and not the second.
-        lost = np.cumsum(np.concatenate(gained)[order])[:-1]
-        at = int(np.argmin(lost))
-        left, right = time[order[at]], time[order[at + 1]]
-        segments[index + 1] = replace(segments[index + 1], begin_ns=int(left + (right - left) // 2 + 1))
-    return segments
+            yield SharedThread(edges, begins[order], ends[order], calls)
