@@ -51,15 +51,20 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
             layout.arrange()
             for rule in STRUCTURE_RULES:
                 violations.extend(rule(layout))
-        first = _first_own_event(trace)
+        first = _first_own_event(trace, layout.events)
     return [
         violation._replace(of_profiler=True) if violation.event is not None and violation.event < first else violation
         for violation in violations
     ]
 
 
-def _first_own_event(trace: Path) -> float:
-    """Return the position of the first event that torch.profiler did not write; 0 where it wrote none."""
+def _first_own_event(trace: Path, events: int) -> float:
+    """Return the position of the first event that torch.profiler did not write; 0 where it wrote none.
+
+    Args:
+        trace: the file.
+        events: how many it has.
+    """
     from ..profiler import read_merge_metadata
     from ..profiler.trace.trace_file import TraceFile
     from ..read import FileKind, file_kind_by_head
@@ -74,7 +79,9 @@ def _first_own_event(trace: Path) -> float:
         return 0
     if metadata is None:
         return math.inf if b'"schemaVersion"' in head else 0  # as torch.profiler begins a trace
-    count = metadata.get("profiler_events", 0)
+    # A merge that did not read the profiler's events counted those that it added behind them.
+    added = metadata.get("added_events", events)
+    count = metadata.get("profiler_events", events - added if isinstance(added, int) else 0)
     return count if isinstance(count, int) else 0
 
 

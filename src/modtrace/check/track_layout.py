@@ -102,6 +102,7 @@ class TrackLayout:
         names: of slices, with their indexes.
         tracks: the slices of each track, as found.
         flows: the ends of flows.
+        events: how many events the file has, as Chrome's format counts them.
         slices: the slices of each track, arranged.
         unended: begins without an end.
         unbegun: ends without a begin.
@@ -110,6 +111,7 @@ class TrackLayout:
     names: NameTable = field(default_factory=NameTable)
     tracks: dict[TrackKey, TrackEvents] = field(default_factory=dict)
     flows: FlowEnds = field(default_factory=FlowEnds)
+    events: int = 0
     slices: dict[TrackKey, SliceColumns] = field(default_factory=dict)
     unended: list[UnpairedEvent] = field(default_factory=list)
     unbegun: list[UnpairedEvent] = field(default_factory=list)

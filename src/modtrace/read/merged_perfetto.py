@@ -56,11 +56,17 @@ def load_merged_perfetto(path: Path) -> Timeline:
 
 
 def _read_end(packet: TracePacket, has_end: bool | None) -> bool | None:
-    """Return whether the packet that ends a merged trace was there; None while nothing says that there is one."""
+    """Return whether the packet that ends a merged trace was there; None while nothing says that there is one.
+
+    Raises:
+        ValueError: it says something else than that it is there.
+    """
     for entry in packet.chrome_events.metadata:
         if entry.name == MERGED_PACKET and f'"end":"{END_PACKET}"' in entry.string_value:
             return False
         if entry.name == END_PACKET:
+            if not entry.bool_value:
+                raise ValueError(f"{END_PACKET} is {entry.WhichOneof('value') or 'empty'} and not true")
             return True
     return has_end
 

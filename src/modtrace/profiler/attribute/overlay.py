@@ -177,8 +177,9 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
         _check_common(timeline, events, path, alignment)
         timeline = clip_to_profile(timeline, profiled_window(events))
     timeline = with_profiled_steps(timeline, events)
-    if events.zero_times:
-        notes.append(f"{events.zero_times} of the profiler's slices lie at time 0 and were left as they are")
+    if events.times_up_to_zero:
+        count = events.times_up_to_zero
+        notes.append(f"{count} of the profiler's slices lie at time 0 or before it and were left as they are")
     cuts, worst = _straddling_ops(timeline, events, threads)
     nodes = attribute_nodes(timeline, events, threads)
     names = {
@@ -224,7 +225,7 @@ def _with_captures(known: Timeline, timeline: Timeline | None, capture: Trace) -
 
 
 def refuse_malformed(events: ProfilerEvents, path: str, *, empty: bool = True) -> None:
-    """Refuse what looks like a trace, but has no event among what stands where events should.
+    """Refuse what looks like a trace, but has no event that a reader shows among what stands where events should.
 
     Args:
         events: what was read of them.
@@ -234,6 +235,12 @@ def refuse_malformed(events: ProfilerEvents, path: str, *, empty: bool = True) -
     Raises:
         TraceError: it is so.
     """
+    if events.times_up_to_zero and events.first > events.last:
+        raise TraceError(
+            path,
+            f"all of its {events.times_up_to_zero} slices lie at time 0 or before it, where no reader shows them: "
+            "ts counts µs from baseTimeNanoseconds, or from 1970 without it; shift them to where they belong",
+        )
     if events.malformed == events.total and (events.total or not empty):
         count = f"{events.total} " if events.total else ""
         raise TraceError(

@@ -105,7 +105,7 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
         tail = data[offset:]
         check_nested_json(tail)
         try:
-            keys = json.loads(b'{"traceEvents":[' + tail, strict=False)
+            keys = json.loads('{"traceEvents":[' + tail.decode("utf-8", "replace"), strict=False)
         except RecursionError:
             raise LimitError("JSON that is nested too deeply to be read, behind the events") from None
         except ValueError:

@@ -93,7 +93,7 @@ class EventCollector:
         self._api_calls: dict[str, int] = {}
         self._flows = FlowPairs()
         self._first, self._last = float("inf"), float("-inf")
-        self._zero_times = self._malformed = self._total = self._pending = 0
+        self._times_up_to_zero = self._malformed = self._total = self._pending = 0
 
     def add(self, events: Sequence[Any]) -> None:
         """Take note of a chunk's events; what is malformed counts as nothing."""
@@ -257,14 +257,14 @@ class EventCollector:
         for name, table in self._tables.items():
             if table.pending:
                 first, last, zeros, broken = table.take_pending()
-                self._zero_times += zeros
+                self._times_up_to_zero += zeros
                 self._malformed += broken
                 if name != "windows":
                     self._first, self._last = min(self._first, first), max(self._last, last)
         for start, duration in map(_times, self._rest):
             if start > 0 and duration >= 0 and start + duration < MAX_TIME_US:
                 self._first, self._last = min(self._first, start), max(self._last, start + duration)
-            self._zero_times += start == 0
+            self._times_up_to_zero += start <= 0
         self._rest.clear()
         self._pending = 0
 
@@ -333,7 +333,7 @@ class EventCollector:
             window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
             cpu_pids={pid: count for pid, count in pids.items() if count},
             tids=frozenset(self.tids | {tid for _, tid in self._tracks if isinstance(tid, int)}),
-            zero_times=self._zero_times,
+            times_up_to_zero=self._times_up_to_zero,
             malformed=self._malformed,
             total=self._total,
         )
@@ -343,4 +343,4 @@ def _times(row: tuple[Any, Any]) -> tuple[float, float]:
     try:
         return float(row[0]), float(row[1])
     except (TypeError, OverflowError, ValueError):
-        return -1.0, 0.0
+        return float("nan"), 0.0

@@ -108,7 +108,7 @@ class ProfilerEvents:
         window: start and end, in ns from the base, of what was profiled; None where the trace does not say.
         cpu_pids: number of CPU slices by pid.
         tids: all thread ids that are numbers.
-        zero_times: slices at time 0, which no profiler means.
+        times_up_to_zero: slices at time 0 or before it, which no profiler means.
         malformed: events that are none: no object, or without what every event has.
         total: number of events.
     """
@@ -143,7 +143,7 @@ class ProfilerEvents:
     window: tuple[int, int] | None
     cpu_pids: dict[int | str, int]
     tids: frozenset[int]
-    zero_times: int
+    times_up_to_zero: int
     malformed: int
     total: int
 

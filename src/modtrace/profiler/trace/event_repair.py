@@ -143,7 +143,7 @@ def _repair_event(raw: bytes) -> tuple[bytes, Event, bool] | None:
             return None
         event["dur"] = 0
         changed = _dumped(event)
-    return changed, event, changed is not raw
+    return changed, event, changed != raw
 
 
 def _dumped(event: Event) -> bytes:

@@ -30,7 +30,7 @@ class SliceTable:
         self.start, self.duration = array("d"), array("d")
 
     def take_pending(self) -> tuple[float, float, int, int]:
-        """Move what is pending to the columns; return its first moment and its last, in µs, what was at 0, and broken.
+        """Move what is pending to the columns; return its first and last moment, µs, how many are up to 0, and broken.
 
         Rows that are not at a time, or not of numbers, are left out.
         """
@@ -53,7 +53,7 @@ class SliceTable:
         valid = (first > 0) & (length >= 0) & (last < MAX_TIME_US)
         zeros = 0
         if not valid.all():
-            zeros = int(np.count_nonzero(first == 0))
+            zeros = int(np.count_nonzero(first <= 0))
             first, last = first[valid], last[valid]
             kept = np.flatnonzero(valid).tolist()
             track, start, duration, value, other = (

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..._system.read_at import read_at
 from ..._version import __version__
+from ...formats.trace_kind import BYTE_ORDER_MARK
 from ...timeline import Timeline
 from ...write.atomic_file import Sink, atomic_writer
 from ..align.alignment import Alignment, align_by_sync_marks
@@ -21,6 +22,7 @@ from ..trace.event_kinds import SYNC
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import TraceFile, base_time_ns
 from .double_safe_nesting import time_quantum_ns
+from .invalid_utf8 import InvalidUtf8, readable_envelope
 from .json_copy import CopyThread, find_event_bounds, find_syncs
 from .json_events import recording_events
 from .stream_copy import copy_chunks, write_added, write_end
@@ -55,28 +57,36 @@ def append_recording(source: TraceFile, timeline: Timeline, out: str) -> MergeRe
             return _append_to_stream(source, timeline, out, sink)
         refuse_merged(bounds.keys, source.path)
         file: Any = sink
-        begin = 0
+        begin = len(BYTE_ORDER_MARK) if read_at(source.fileno(), len(BYTE_ORDER_MARK), 0) == BYTE_ORDER_MARK else 0
+        opening = b""
         if bounds.head.bare:
-            sink.write(b'{"traceEvents":[')
-            begin = bounds.head.length
+            begin, opening = bounds.head.length, b'{"traceEvents":['
+        sink.write(opening)
         file.flush()
         copy = CopyThread(source.fileno(), file.fileno(), begin, bounds.end)
         copy.start()
+        invalid = InvalidUtf8()
         try:
-            syncs = find_syncs(source, bounds.end)
+            syncs = find_syncs(source, bounds.end, invalid)
         finally:
             copy.join()
         if copy.error is not None:
             raise copy.error
+        notes = []
         if file.seekable():
             file.seek(0, os.SEEK_END)
+            if invalid.offsets:
+                invalid.replace_in(file, len(opening) - begin)
+                first = invalid.offsets[0]
+                notes.append(f"byte {first}: {len(invalid.offsets)} bytes from here on are no UTF-8, and became ?")
         events = bounds.sample
         refuse_malformed(events, source.path, empty=bounds.empty)
         added = _Addition(timeline, events, syncs, base_time_ns(bounds.keys, source.path))
         places = RowPlaces(events.tids, events.sort_indexes, all_known=False)
         write_added(sink, added.events(places), follow=not bounds.empty)
         tail = b"" if bounds.head.bare else read_at(source.fileno(), source.size - bounds.end, bounds.end)
-        merged = added.result(out, [])
+        tail = readable_envelope(tail)
+        merged = added.result(out, notes)
         sink.write(trailer_json(added.metadata(merged), tail, bounds.keys, b""))
         return merged
 
@@ -134,13 +144,16 @@ class _Addition:
         self._timeline = drop_unused(clip_to_profile(to_trace_time(own, self._alignment), events.window))
         if len(own.columns) and not len(self._timeline.columns):
             self._notes = [*self._notes, _NOTHING_IN_WINDOW]
+        self._count = 0
 
     def events(self, places: RowPlaces) -> Iterator[bytes]:
         """Yield what is added, some events at a time."""
         latest = int(self._timeline.columns.end.max(initial=0))
         recording = recording_events(self._timeline, self._pid, places, time_quantum_ns(latest))
         self._header = recording.header()
-        yield from (text for _, text in recording.events())
+        for _, text in recording.events():
+            self._count += text.count(b",\n") + 1  # no event has a line's end inside
+            yield text
 
     def result(self, out: str, notes: Sequence[str]) -> MergeResult:
         """Return what was done; after `events`."""
@@ -148,6 +161,7 @@ class _Addition:
         metadata = {
             "version": __version__,
             "recording": "recorded",
+            "added_events": self._count,
             "alignment": self._alignment.metadata(),
             "notes": all_notes,
         }

@@ -17,8 +17,9 @@ from ..trace.envelope import Head, HeadError, find_head, find_tail
 from ..trace.event_collector import EventCollector
 from ..trace.event_columns import ProfilerEvents
 from ..trace.event_kinds import SYNC
-from ..trace.event_repair import BOUNDARY
+from ..trace.event_repair import BOUNDARY, recover_events
 from ..trace.trace_file import TraceFile
+from .invalid_utf8 import InvalidUtf8
 
 __all__ = ["CopyThread", "EventBounds", "copy_range", "find_event_bounds", "find_syncs"]
 
@@ -124,7 +125,7 @@ def _parse_last_event(data: bytes) -> list[Any]:
     try:
         last: list[Any] = orjson.loads(b"[" + data + b"]")
     except orjson.JSONDecodeError:
-        return []
+        return [recovered.event for recovered in recover_events(data, final=True).events if recovered.event is not None]
     return last
 
 
@@ -143,8 +144,11 @@ def _parse_whole_events(data: bytes) -> tuple[list[Any], int]:
             limit = min(error.pos, brace)
 
 
-def find_syncs(source: TraceFile, end: int) -> dict[str, list[tuple[int, int]]]:
-    """Look through the file up to `end` for sync marks; return start and end in ns from the base by the mark's name."""
+def find_syncs(source: TraceFile, end: int, invalid: InvalidUtf8) -> dict[str, list[tuple[int, int]]]:
+    """Look through the file up to `end` for sync marks; return start and end in ns from the base by the mark's name.
+
+    `invalid` takes what is no UTF-8 on the way.
+    """
     syncs: dict[str, list[tuple[int, int]]] = {}
     needle = f'"{SYNC}'.encode()
     buffer = bytearray(_OVERLAP_BYTES + _BLOCK_BYTES)
@@ -156,6 +160,7 @@ def find_syncs(source: TraceFile, end: int) -> dict[str, list[tuple[int, int]]]:
             break
         offset += count
         filled = overlap + count
+        invalid.add(bytes(view[overlap:filled]))
         found = buffer.find(needle, 0, filled)
         while found >= 0:
             around = bytes(buffer[max(found - _BYTES_BEFORE_NAME, 0) : min(found + _BYTES_BEHIND_NAME, filled)])
@@ -164,6 +169,7 @@ def find_syncs(source: TraceFile, end: int) -> dict[str, list[tuple[int, int]]]:
         overlap = min(_OVERLAP_BYTES, filled)
         buffer[:overlap] = buffer[filled - overlap : filled]
         source.advanced(count)
+    invalid.finish()
     # What lies where two blocks overlap was found twice.
     return {name: sorted(set(times)) for name, times in syncs.items()}
 

@@ -8,13 +8,14 @@ from typing import Any
 from ...write.atomic_file import Sink
 from ..result import trailer_json
 from ..trace.event_stream import Chunk, EventStream
+from .invalid_utf8 import readable_envelope
 
 __all__ = ["copy_chunks", "write_added", "write_end"]
 
 
 def copy_chunks(stream: EventStream, sink: Sink) -> Iterator[Chunk]:
     """Yield the chunks of a trace, each once its bytes are written, behind what stands before the events."""
-    sink.write(b'{"traceEvents":[' if stream.bare else stream.head)
+    sink.write(b'{"traceEvents":[' if stream.bare else readable_envelope(stream.head))
     comma = b""
     for chunk in stream.chunks():
         sink.write(comma)
@@ -39,4 +40,5 @@ def write_added(sink: Sink, texts: Iterable[bytes], *, follow: bool) -> None:
 
 def write_end(sink: Sink, stream: EventStream, metadata: Mapping[str, Any]) -> None:
     """Write what follows the events: the metadata of the merge, and what followed them in the trace."""
-    sink.write(trailer_json(metadata, b"" if stream.bare else stream.tail, stream.keys, stream.head))
+    tail = b"" if stream.bare else readable_envelope(stream.tail)
+    sink.write(trailer_json(metadata, tail, stream.keys, stream.head))
