@@ -52,6 +52,14 @@ def test_each_command_explains_itself(name: str) -> None:
     assert explained.startswith("  ")
 
 
+@pytest.mark.parametrize("name", [*COMMANDS, "budget check", "ranks pack", "ranks query", "ranks slow"])
+def test_help_calls_a_number_by_what_it_is(name: str) -> None:
+    explained = CliRunner().invoke(group, [*name.split(), "--help"]).output
+
+    assert explained.startswith(f"Usage: modtrace {name} ")
+    assert not {"INTEGER", "FLOAT", "RANGE"} & set(explained.split())
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["check", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (

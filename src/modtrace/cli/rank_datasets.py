@@ -48,7 +48,12 @@ def require_extra(*modules: str) -> None:
 @click.argument("folder", type=click.Path(), metavar="DIR")
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder, new or begun.")
 @click.option(
-    "--steps-per-bucket", type=click.IntRange(1), default=10, show_default=True, help="Steps that lie together."
+    "--steps-per-bucket",
+    type=click.IntRange(1),
+    metavar="N",
+    default=10,
+    show_default=True,
+    help="Steps that lie together.",
 )
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
 def pack_command(folder: str, output: str, steps_per_bucket: int, processes: int | None) -> None:

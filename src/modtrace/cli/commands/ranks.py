@@ -103,7 +103,7 @@ def _choose(files: list[RankFile], job: JobTime, ranks: list[int], worst: int) -
 @click.argument("source", type=click.Path(), metavar="DATASET|DIR")
 @format_option
 @click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")
-@click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="Rows of each table.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows of each table.")
 @engine_option
 def slow(source: str, output_format: TableFormat, output: str | None, limit: int, engine: str) -> None:
     """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.

@@ -26,8 +26,12 @@ _SECONDS = click.FloatRange(0.1, 3600)
 
 @click.command("top", short_help="Show what a running job does now.")
 @click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1, required=True)
-@click.option("--seconds", type=_SECONDS, default=10.0, show_default=True, help="How far to look back.")
-@click.option("--refresh", type=_SECONDS, default=1.0, show_default=True, help="Seconds between readings.")
+@click.option(
+    "--seconds", type=_SECONDS, metavar="SECONDS", default=10.0, show_default=True, help="How far to look back."
+)
+@click.option(
+    "--refresh", type=_SECONDS, metavar="SECONDS", default=1.0, show_default=True, help="Time between readings."
+)
 def command(rings: tuple[str, ...], seconds: float, refresh: float) -> None:
     """Show what a job does now: steps per second, and what each module takes in the last seconds.
 
