@@ -194,7 +194,7 @@ def measure_live(folder: Path, steps: int, milliseconds: int) -> None:
                 name = f"{4 * (ranks - 1) + 2 if kind in PIPELINES else 2}.up"
                 run_ranks(own, kind, ranks, 4, steps, *((ranks - 1, name, phase, milliseconds, how) if phase else ()))
                 found = json.loads(command("slow", own, "--format", "json")[0])
-                told = found["steps"][1:]
+                told = found["steps"][1:-1]  # behind the last step stands a barrier
                 slow = [one["rank"] for one in found["late_ranks"] if one["is_slow"]]
                 noise = sorted(step["noise_ns"] for step in told)[len(told) // 2] / 1e6
                 if not phase:

@@ -13,7 +13,7 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ...timeline import PHASES
 from ..rank_tables import CALL, WAIT, CollectiveTable, SpanTable
-from .late_steps import COUNTED_NOISES, Bounds, noise_limit
+from .late_steps import COUNTED_NOISES, MIN_NOISES, Bounds, noise_limit
 from .like_modules import ModuleTimes, module_times
 from .own_time import OwnTime
 from .rank_events import RankEvents, message_ends, shared_keys
@@ -78,9 +78,10 @@ def late_senders(
     chunks = (tables.spans(ranks[begin : begin + _CHUNK], first, last) for begin in range(0, len(ranks), _CHUNK))
     times = module_times(chunks, own_time)
     counted = times.excess > np.maximum(COUNTED_NOISES * times.noise, 0)
+    typical = _typical_total(times, counted)
     totals: dict[tuple[int, int], tuple[int, int]] = {}
     for key, rows in _by_rank_and_step(times, counted).items():
-        limit = noise_limit(times.noise[rows], int(np.sum(times.step == key[1])))
+        limit = max(noise_limit(times.noise[rows], int(np.sum(times.step == key[1]))), MIN_NOISES * typical)
         if (total := int(times.excess[rows].sum())) > limit:
             totals[key] = total, round(limit)
     worst: dict[int, int] = {}
@@ -106,9 +107,16 @@ def _late_sender(
     bounds: Bounds,
     events: RankEvents,
 ) -> LateSender:
-    here = [one for one in candidates if (one.rank, step) in totals and late.get((one.rank, step), (0, 0))[0] > 0]
-    worst = max(here, key=lambda one: one.saved.get(step, 0), default=None)
-    if worst is None or worst.saved.get(step, 0) <= 0:
+    # Late is whom another one waited for, and without whose excess the step would have been shorter.
+    here = [
+        one
+        for one in candidates
+        if (one.rank, step) in totals
+        and late.get((one.rank, step), (0, 0))[0] > 0
+        and one.saved.get(step, 0) > totals[one.rank, step][1]
+    ]
+    worst = max(here, key=lambda one: one.saved[step], default=None)
+    if worst is None:
         rank = min(rank for rank, own in late if own == step)
         return LateSender(StepFinding(step, "even", rank, 0, 0, 0, 0, 0), np.zeros(len(events.time), np.int64))
     total, limit = totals[worst.rank, step]
@@ -124,6 +132,18 @@ def _late_sender(
     saved = worst.saved[step]
     finding = StepFinding(step, verdict, worst.rank, total, saved, lateness, bound, limit)
     return LateSender(finding._replace(modules=modules if verdict == "late" else ()), worst.shorter)
+
+
+def _typical_total(times: ModuleTimes, counted: BoolArray) -> float:
+    """Return what all modules of a rank together take more in a step as a rule, of the median rank, ns.
+
+    Of many modules some always take long; that is what ranks vary by.
+    """
+    ranks, rank = np.unique(times.rank, return_inverse=True)
+    steps, step = np.unique(times.step, return_inverse=True)
+    totals = np.bincount(rank * len(steps) + step, np.where(counted, times.excess, 0), len(ranks) * len(steps))
+    of_ranks = np.sort(np.median(totals.reshape(len(ranks), len(steps)), axis=1)) if len(steps) else np.zeros(1)
+    return float(of_ranks[(len(of_ranks) - 1) // 2])
 
 
 def _by_rank_and_step(times: ModuleTimes, counted: BoolArray) -> dict[tuple[int, int], Int64Array]:

@@ -13,9 +13,9 @@ from .arrivals import Arrivals
 from .runs import median_of_runs, run_lengths, run_starts
 from .step_finding import StepFinding, Verdict
 
-__all__ = ["COUNTED_NOISES", "MAD_TO_SIGMA", "Bounds", "LateStep", "late_steps", "noise_limit"]
+__all__ = ["COUNTED_NOISES", "MAD_TO_SIGMA", "MIN_NOISES", "Bounds", "LateStep", "late_steps", "noise_limit"]
 
-_MIN_NOISES = 6.0
+MIN_NOISES = 6.0
 """A step is told to be late from this many times the spread on."""
 COUNTED_NOISES = 3.0
 """An excess counts from this many times the spread on."""
@@ -139,5 +139,5 @@ def _noise(found: Arrivals) -> Float64Array:
 
 def noise_limit(noise: Float64Array, count: int) -> float:
     """Return what the sum of some excesses must exceed, where the largest of `count` is looked at."""
-    factor = max(_MIN_NOISES, 1 + math.sqrt(2 * math.log(max(count, 2))))
+    factor = max(MIN_NOISES, 1 + math.sqrt(2 * math.log(max(count, 2))))
     return factor * float(np.sqrt(np.sum(noise**2)))
