@@ -6,6 +6,7 @@ framework itself counts its steps.
 
 from __future__ import annotations
 
+import logging
 import random
 import struct
 import tempfile
@@ -28,6 +29,7 @@ from modtrace.track.engine import EngineName
 
 __all__ = ["COLUMNS", "Run", "Verdict", "judge", "train_on"]
 
+_KNOWN_NOTE = "modtrace: the portable engine records the collectives that Python calls: not those of"
 COLUMNS = ("loss the same", "no warnings", "calls", "backward", "steps", "check")
 
 
@@ -125,15 +127,17 @@ def judge(train: Callable[[], Run], engine: EngineName) -> Verdict:
     """Run `train` twice, and return what is wrong with the second, recorded time."""
     calls = _Calls()
     with calls.counting():
-        plain, plain_warnings = _run(train)
+        with _logged_warnings() as plain_logged:
+            plain, plain_warnings = _run(train)
+        plain_warnings += plain_logged
     recording = modtrace.record(engine=engine, capacity=1 << 18)
-    with recording:
+    with _logged_warnings() as logged, recording:
         recorded, recorded_warnings = _run(train)
     timeline = recording.timeline()
     faults: dict[str, str] = {}
     if [struct.pack("d", loss) for loss in recorded.losses] != [struct.pack("d", loss) for loss in plain.losses]:
         faults["loss the same"] = f"{recorded.losses} is not {plain.losses}"
-    if new := recorded_warnings - plain_warnings:
+    if new := recorded_warnings + logged - plain_warnings:
         faults["no warnings"] = str(new)
     faults |= _judge_spans(timeline, plain, calls)
     if recording.steps != plain.steps:
@@ -141,6 +145,21 @@ def judge(train: Callable[[], Run], engine: EngineName) -> Verdict:
     if found := _check(timeline):
         faults["check"] = found
     return Verdict(faults)
+
+
+@contextmanager
+def _logged_warnings() -> Iterator[Counter[str]]:
+    """Yield what any logger says at the level of a warning or above, filled in when the block ends."""
+    logged = Counter[str]()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: logged.update([f"{record.name}: {record.getMessage()}"])  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        yield logged
+    finally:
+        logging.getLogger().removeHandler(handler)
+        for text in [text for text in logged if text.startswith(_KNOWN_NOTE)]:
+            del logged[text]
 
 
 def _run(train: Callable[[], Run]) -> tuple[Run, Counter[str]]:
