@@ -106,3 +106,14 @@ def test_a_message_binds_its_receiver() -> None:
     shorter = np.where((events.rank == 0) & (events.own == 50), 40, 0)
 
     assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 40, 2: 0}
+
+
+def test_ranks_may_have_any_numbers() -> None:
+    # As where files are numbered by dates.
+    job = Job([waiting(0, 5, 5, 5), waiting(1, 12, 12, 12)], [[0, 1]] * 3, [[2, 2]] * 3)
+    table = table_of(job)
+    table = table._replace(rank=np.array([3, 2_026_112_233], np.int32)[table.rank])
+    events = rank_events(table, OwnTime(table))
+    shorter = np.where((events.rank > 3) & (events.own == 12), 7, 0)
+
+    assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 7, 2: 7}

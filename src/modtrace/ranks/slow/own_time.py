@@ -24,9 +24,7 @@ class OwnTime:
     """
 
     def __init__(self, table: CollectiveTable) -> None:
-        self.ranks = np.flatnonzero(np.bincount(table.rank)).astype(np.int64)
-        self._index = np.zeros(int(self.ranks.max(initial=-1)) + 1, np.int64)
-        self._index[self.ranks] = np.arange(len(self.ranks))
+        self.ranks = np.unique(table.rank).astype(np.int64)
         first, last = (int(table.start.min()), int(table.end.max())) if len(table.start) else (0, 0)
         # What lies before the first moment, as the begin of a span, is on the axis too.
         self._length = 4 * (last - first + 1)
@@ -37,7 +35,10 @@ class OwnTime:
 
     def place(self, rank: Int64Array, time: Int64Array) -> Int64Array:
         """Return where times of ranks lie on the axis; the order is by rank, then by time."""
-        position: Int64Array = self._index[rank] * self._length + (time - self._zero)
+        ranks = self.ranks
+        has_gaps = len(ranks) and ranks[-1] - ranks[0] >= len(ranks)
+        index = np.searchsorted(ranks, rank) if has_gaps else rank - ranks[:1]
+        position: Int64Array = index * self._length + (time - self._zero)
         return position
 
     def of_rank(self, rank: int) -> OwnTime:

@@ -18,7 +18,7 @@ MESSAGES = ("send", "recv")
 """The operators of messages whose other end is known."""
 
 _COUNTER_BITS = 40
-_RANK_BITS = 24
+_RANK_BITS = 31
 
 
 class RankEvents(NamedTuple):
@@ -68,7 +68,7 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
         own_time: their own time.
     """
     keys = shared_keys(table)
-    found = _events(table, keys)
+    found = _events(table, keys, own_time)
     place = own_time.place(table.rank[found.row].astype(np.int64), found.time)
     # At one moment a rank leaves a wait before it calls something.
     order = np.lexsort((found.is_call, place))
@@ -131,14 +131,14 @@ def shared_keys(table: CollectiveTable) -> Int64Array:
     return keys
 
 
-def _events(table: CollectiveTable, keys: Int64Array) -> _Rows:
+def _events(table: CollectiveTable, keys: Int64Array, own_time: OwnTime) -> _Rows:
     is_call = table.kind == CALL
     returns_complete = is_call & (table.done >= 0) & (table.done <= table.end)
     parts = [
         _rows(table.start, table.done, np.flatnonzero(is_call & (keys >= 0)), called=True),
         _rows(table.end, table.done, np.flatnonzero(returns_complete), called=False),
         _rows(table.end, table.done, np.flatnonzero(~is_call & (table.kind != INFERRED_WAIT)), called=False),
-        _inferred(table, keys, returns_complete),
+        _inferred(table, keys, returns_complete, own_time),
     ]
     return _Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
@@ -147,23 +147,22 @@ def _rows(time: Int64Array, done: Int64Array, rows: Int64Array, *, called: bool)
     return _Rows(rows, time[rows], done[rows], np.full(len(rows), called))
 
 
-def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolArray) -> _Rows:
+def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolArray, own_time: OwnTime) -> _Rows:
     """Return the ends of inferred waits: one for each collective that it was for, when that was complete."""
     inferred = np.flatnonzero(table.kind == INFERRED_WAIT)
     is_wait = (table.kind != CALL) & (keys >= 0)
     unseen = (table.kind == CALL) & (keys >= 0) & (table.done >= 0) & ~returns_complete
     if np.any(is_wait):
-        of_rank = table.rank.astype(np.int64) << _COUNTER_BITS | keys
+        of_rank = keys * (int(table.rank.max()) + 1) + table.rank
         unseen &= ~np.isin(of_rank, of_rank[is_wait])
     calls = np.flatnonzero(unseen)
     if not len(inferred) or not len(calls):
         return _rows(table.end, table.done, inferred, called=False)
     # Both by rank and time; a wait is for the calls of its rank since its wait before.
-    inferred = inferred[np.lexsort((table.end[inferred], table.rank[inferred]))]
-    begin = int(min(table.start.min(), table.end.min()))
-    span = int(table.end.max()) - begin + 1
-    wait_place = table.rank[inferred].astype(np.int64) * span + (table.end[inferred] - begin)
-    wait = np.searchsorted(wait_place, table.rank[calls].astype(np.int64) * span + (table.start[calls] - begin))
+    wait_place = own_time.place(table.rank[inferred].astype(np.int64), table.end[inferred])
+    order = np.argsort(wait_place, kind="stable")
+    inferred = inferred[order]
+    wait = np.searchsorted(wait_place[order], own_time.place(table.rank[calls].astype(np.int64), table.start[calls]))
     known = wait < len(inferred)
     calls, wait = calls[known], wait[known]
     row = inferred[wait]
