@@ -157,6 +157,7 @@ CASES: dict[str, Callable[[Backend], Step]] = {
     "a part of an eager model": _compiled_in_place,
     "activation checkpoints": lambda note: _step_of(torch.compile(Checkpointed(), backend=note)),
     "DistributedDataParallel": _distributed,
+    "DistributedDataParallel by aot_eager": lambda note: _distributed(_noted(note, "aot_eager")),
     "a training step": lambda note: torch.compile(_step_of(Net()), backend=note),
     "an optimizer's step": _compiled_optimizer,
     "compiled autograd": _with_compiled_autograd(lambda note: torch.compile(Net(), backend=_noted(note, "aot_eager"))),

@@ -13,6 +13,9 @@ from .module_inspection import attribute
 
 __all__ = ["is_compiled", "is_optimized", "is_torch_graph", "without_compile"]
 
+_PARTS_MODULE = "torch._dynamo.backends.distributed"
+"""Of the modules around the parts into which torch.compile cuts the graph of a DistributedDataParallel."""
+
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether calls of the module run what torch.compile made."""
@@ -28,6 +31,8 @@ def without_compile(module: nn.Module) -> nn.Module | None:
 def is_torch_graph(module: nn.Module) -> bool:
     """Whether torch.compile made the module, to run it while it compiles, or as the backward of what it compiled."""
     kind = type(without_compile(module))
+    if kind.__module__ == _PARTS_MODULE:
+        return True
     if not issubclass(kind, GraphModule) and kind.__module__ != "torch._dynamo.utils":
         return False
     return torch._C._current_graph_task_id() != -1 or torch._guards.TracingContext.try_get() is not None
