@@ -104,6 +104,15 @@ def test_the_rank_and_the_module_that_were_made_slow_are_named_with_what_it_cost
     assert worst_ranks(run, 1) == [culprit.rank]
 
 
+def test_of_two_ranks_one_that_is_late_by_ever_other_times_is_named(tmp_path: Path, template: Template) -> None:
+    culprits = [Culprit(1, "Net.second", "backward", (2 + 3 * every) * MS, every) for every in (1, 2, 3, 5)]
+
+    run = find(tmp_path / "run", MadeJob(template, 2, 24, culprits))
+
+    assert {(step.verdict, step.rank) for step in run.steps[1:]} == {("late", 1)}
+    assert {step.modules[0].fqn for step in run.steps[1:]} == {"Net.second"}
+
+
 def test_now_and_then_is_not_slow_and_balanced_ranks_are_not_accused(tmp_path: Path, template: Template) -> None:
     balanced = find(tmp_path / "balanced", MadeJob(template, 4, 40))
     once = find(tmp_path / "once", MadeJob(template, 4, 40, [Culprit(2, "Net.first", "forward", 5 * MS, every=20)]))

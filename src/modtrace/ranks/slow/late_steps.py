@@ -119,22 +119,37 @@ def _late_step(found: Arrivals, rows: Int64Array, cost: Int64Array, noise: Float
 def _noise(found: Arrivals) -> Float64Array:
     """Return for each arrival how much excesses at its place in the step vary from step to step, as a deviation, ns.
 
-    A rank that is slower in each step does not vary: what it always has more is taken out first.
+    A rank that is slower in each step does not vary: what it always has more is taken out first. Of two ranks one that
+    varies makes the excess of both vary. So no more counts than what the own time of the median rank lets expect.
     """
-    noise = np.zeros(len(found.rank))
     place = found.position
-    order = np.lexsort((found.excess, found.rank, place))
-    begins = run_starts(place[order], found.rank[order])
+    excess_varies = _from_usual(found, found.excess)
+    order = np.lexsort((excess_varies, place))
+    begins = run_starts(place[order])
+    of_place = median_of_runs(excess_varies[order], begins)
+    own_varies = _from_usual(found, found.own)
+    by_rank = np.lexsort((own_varies, found.rank, place))
+    ranks = run_starts(place[by_rank], found.rank[by_rank])
+    of_rank, place_of_rank = median_of_runs(own_varies[by_rank], ranks), place[by_rank][ranks]
+    in_order = np.lexsort((of_rank, place_of_rank))
+    first = run_starts(place_of_rank[in_order])
+    middle = first + (run_lengths(first, len(in_order)) - 1) // 2
+    spread = np.minimum(of_place, math.sqrt(2) * of_rank[in_order][middle])
+    noise = np.empty(len(place))
+    noise[order] = MAD_TO_SIGMA * np.repeat(spread, run_lengths(begins, len(order)))
+    return noise
+
+
+def _from_usual(found: Arrivals, values: Int64Array) -> Float64Array:
+    """Return how far each value is from what its rank has at its place of the step as a rule."""
+    order = np.lexsort((values, found.rank, found.position))
+    begins = run_starts(found.position[order], found.rank[order])
     steps = run_lengths(begins, len(order))
     # Of few steps nothing tells what is always so: then ranks are compared alone.
-    always = np.where(steps < _MIN_STEPS, 0, median_of_runs(found.excess[order], begins))
-    rest = np.empty(len(noise))
-    rest[order] = np.abs(found.excess[order] - np.repeat(always, steps))
-    order = np.lexsort((rest, place))
-    begins = run_starts(place[order])
-    spread = np.repeat(median_of_runs(rest[order], begins), run_lengths(begins, len(order)))
-    noise[order] = MAD_TO_SIGMA * spread
-    return noise
+    always = np.where(steps < _MIN_STEPS, 0, median_of_runs(values[order], begins))
+    rest = np.empty(len(values))
+    rest[order] = np.abs(values[order] - np.repeat(always, steps))
+    return rest
 
 
 def noise_limit(noise: Float64Array, count: int) -> float:
