@@ -299,6 +299,7 @@ def test_json_has_steps_and_overview() -> None:
         "losses": {},
         "recomputed": {"Block": 1},
         "communication": {},
+        "compiled": {},
         "steps_of": "",
     }
 
