@@ -214,7 +214,9 @@ class ModuleNames:
         own_name = self._class_name(module)
         prefix = fqn = f"{parent_fqn}.{path}" if parent_fqn and path else parent_fqn or path or own_name
         wrapped = wrapping_of(module) if self._strip else None
-        if wrapped is not None and wrapped[1].works:
+        while wrapped is not None and not wrapped[1].works:
+            wrapped = wrapping_of(wrapped[0])
+        if wrapped is not None:
             # Its own time is not that of what it wraps, whose name is to be the same with and without it.
             inner = self._innermost(wrapped[0])
             prefix = prefix if parent_fqn else inner
