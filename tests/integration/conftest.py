@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,3 +30,12 @@ def ui() -> Iterator[str]:
     require(perfetto_ui.missing())
     with perfetto_ui.perfetto_ui() as origin:
         yield origin
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where pictures for people go: the folder `MODTRACE_SCREENSHOTS`, if it is set."""
+    chosen = os.environ.get("MODTRACE_SCREENSHOTS")
+    path = Path(chosen) if chosen else tmp_path_factory.mktemp("screenshots")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +22,6 @@ _ROWS = """() => {
     const row = node => [node.name, node.collapsed, node.children.map(row)];
     return app.trace.workspace.children.map(row);
 }"""
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    chosen = os.environ.get("MODTRACE_SCREENSHOTS")
-    path = Path(chosen) if chosen else tmp_path_factory.mktemp("screenshots")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def rows(frame: Frame) -> list[tuple[str, bool, Any]]:

@@ -6,7 +6,6 @@ Here only what a program can see of them is checked: no control is cut off, and 
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,15 +148,6 @@ def noisy() -> Timeline:
     return recording(0, {("Net.h.3", BACKWARD): 1.0}, steps=6)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the pictures go."""
-    chosen = os.environ.get("MODTRACE_SCREENSHOTS")
-    path = Path(chosen) if chosen else tmp_path_factory.mktemp("screenshots")
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def take(seen: Visit, page_file: Path, look: Look, picture: Path) -> None:
     page = seen.page
     page.goto(page_file.as_uri())
@@ -171,27 +161,27 @@ def take(seen: Visit, page_file: Path, look: Look, picture: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_picture_of_the_page_has_nothing_cut_off(browser: Browser, folder: Path, tmp_path: Path, name: str) -> None:
+def test_picture_of_the_page_has_nothing_cut_off(browser: Browser, pictures: Path, tmp_path: Path, name: str) -> None:
     make, look, options = PICTURES[name]
     write_html(make(tmp_path), tmp_path / "t.html")
     with visit(browser, **options) as seen:
-        take(seen, tmp_path / "t.html", look, folder / f"{name}.png")
+        take(seen, tmp_path / "t.html", look, pictures / f"{name}.png")
 
 
 @pytest.mark.parametrize(("name", "options"), [("diff", {}), ("diff-dark", DARK)])
 def test_picture_of_a_diff_has_nothing_cut_off(
-    browser: Browser, folder: Path, tmp_path: Path, name: str, options: dict[str, Any]
+    browser: Browser, pictures: Path, tmp_path: Path, name: str, options: dict[str, Any]
 ) -> None:
     changed = {("Net.h.3", BACKWARD): 1.5, ("Net.h.5", BACKWARD): 0.6}
     modtrace.diff(recording(0), recording(1, changed, recompute=("Net.h.1",))).save(tmp_path / "d.html")
     with visit(browser, **options) as seen:
-        take(seen, tmp_path / "d.html", nothing, folder / f"{name}.png")
+        take(seen, tmp_path / "d.html", nothing, pictures / f"{name}.png")
 
 
-def test_picture_in_firefox(firefox: Firefox, folder: Path, tmp_path: Path) -> None:
+def test_picture_in_firefox(firefox: Firefox, pictures: Path, tmp_path: Path) -> None:
     write_html(gpt_timeline(6, 6, ranks=2), tmp_path / "t.html")
     firefox("goto", (tmp_path / "t.html").as_uri())
     firefox("wait", "document.documentElement.dataset.ready !== undefined")
     firefox.settle()
-    (folder / "firefox.png").write_bytes(base64.b64decode(firefox("screenshot")))
+    (pictures / "firefox.png").write_bytes(base64.b64decode(firefox("screenshot")))
     assert firefox("errors") == []
