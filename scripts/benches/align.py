@@ -186,23 +186,35 @@ def inside_backward(events: list[dict[str, Any]], ours: list[dict[str, Any]]) ->
 
 
 def true_errors(timeline: Timeline, clock: DriftingClock, base: int) -> tuple[np.ndarray, OperatorFit]:
-    """Return the true error at each edge of a call, ns, and what was told of it."""
+    """Return the true error at each edge of a call that was profiled, ns, and what was told of it.
+
+    Before the first slice of the trace and behind its last one by more than a millisecond, there is nothing in it that
+    an edge could be held against.
+    """
     collector = EventCollector()
-    collector.add(make_trace(timeline, clock, base, seed=0))
+    slices = make_trace(timeline, clock, base, seed=0)
+    collector.add(slices)
     alignment = overlay(timeline, collector.events(), {"baseTimeNanoseconds": base}, "trace").alignment
     assert alignment is not None
     assert alignment.operators is not None
     edges = call_edges(timeline, timeline.tracks[0].tid)
+    begin = base + round(1000 * min(event["ts"] for event in slices))
+    end = base + round(1000 * max(event["ts"] + event["dur"] for event in slices))
+    edges = edges[(clock(edges) > begin - 1_000_000) & (clock(edges) < end + 1_000_000)]
     return np.abs(alignment.to_trace(edges) + base - clock(edges)), alignment.operators
 
 
-def clocks(begin: int, end: int) -> dict[str, DriftingClock]:
-    middle = begin + (end - begin) // 2
+def clocks(timeline: Timeline) -> dict[str, DriftingClock]:
+    edges = call_edges(timeline, timeline.tracks[0].tid)
+    begin = int(edges[0])
+    middle = begin + (int(edges[-1]) - begin) // 2
+    mark = timeline.marks[len(timeline.marks) // 2].time_ns
     return {
         "6 µs ahead": DriftingClock(begin, ahead=6000),
         "drift of 100 ppm": DriftingClock(begin, ahead=-4000, drift=100e-6),
         "wandering by ±2.5 µs": DriftingClock(begin, ahead=2000, drift=-30e-6, wander=2500, period=150e6),
         "set by 3 ms": DriftingClock(begin, ahead=3000, drift=20e-6, step_at=middle, step=3_000_000),
+        "set by 3 ms within a mark": DriftingClock(begin, ahead=3000, drift=20e-6, step_at=mark - 500, step=3_000_000),
         "set by 100 µs, no mark near": DriftingClock(begin, ahead=3000, drift=20e-6, step_at=middle, step=100_000),
     }
 
@@ -217,12 +229,12 @@ def print_true_errors(names: list[str], steps: list[int]) -> bool:
                 for _ in range(count):
                     workload.loss().backward()
             timeline = with_marks(recording.timeline(), 5_000_000)
-            edges = call_edges(timeline, timeline.tracks[0].tid)
-            for said, clock in clocks(int(edges[0]), int(edges[-1])).items():
+            base = timeline.marks[0].time_ns - 1_000_000_000
+            for said, clock in clocks(timeline).items():
                 if clock.step and count < 10:
                     continue  # two marks on either side are needed
                 marked = replace(timeline, marks=timeline.marks[:1]) if "no mark" in said else timeline
-                error, told = true_errors(marked, clock, int(edges[0]) - 1_000_000_000)
+                error, told = true_errors(marked, clock, base)
                 median, worst = float(np.median(error)), int(error.max())
                 right = median <= MOST_ERROR_NS or marked is not timeline
                 right &= worst <= told.bound_ns + 1 or not told.is_certain

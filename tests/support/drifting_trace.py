@@ -77,8 +77,8 @@ def make_trace(timeline: Timeline, clock: DriftingClock, base: int, seed: int) -
     start = edges[:-1] + np.rint(800 + random.exponential(2000, len(edges) - 1)).astype(np.int64)
     end = edges[1:] - np.rint(500 + random.exponential(1500, len(edges) - 1)).astype(np.int64)
     columns = timeline.columns
-    roots = (columns.depth == 0) & (columns.phase != BACKWARD)
-    begins, ends = np.sort(columns.start[roots]), np.sort(columns.end[roots])
+    calls = columns.phase != BACKWARD
+    begins, ends = np.sort(columns.start[calls]), np.sort(columns.end[calls])
     running = np.searchsorted(begins, edges[:-1], side="right") > np.searchsorted(ends, edges[:-1], side="right")
     rows = np.flatnonzero((end > start) & running)
     for number, (a, b) in enumerate(zip(clock(start[rows]) - base, clock(end[rows]) - base, strict=True)):

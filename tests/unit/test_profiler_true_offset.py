@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.align.offset_band import OffsetBounds, intersect
+from modtrace.profiler.align.offset_band import OffsetBounds, find_clock_steps, intersect
 from modtrace.profiler.attribute.overlay import overlay
 from modtrace.profiler.trace.event_collector import EventCollector
 from modtrace.timeline import Timeline
 from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
-from tests.support.kineto import BASE, TID, Span, recording
+from tests.support.kineto import BASE, TID, Span, recording, x
 
 MS = 1_000_000
 
@@ -112,6 +112,54 @@ def test_a_clock_that_was_set_is_followed(step: int, at: int) -> None:
     # Behind edge 501 no operator runs before the clock is set: it may have been set before that edge just as well, and
     # behind the others it may have been set an edge later.
     assert np.isinf(bound) if step < 0 else step < bound < step + 1500
+
+
+@pytest.mark.parametrize("step", [-2 * MS, 60_000, 3 * MS])
+@pytest.mark.parametrize("before_mark", [1000, -100])
+def test_a_clock_that_was_set_while_a_mark_was_taken_is_followed(step: int, before_mark: int) -> None:
+    timeline = steps(60)
+    edges = call_edges(timeline, TID)
+    # The slice of the mark reaches from before the clock was set until after it: its middle is half of the step off.
+    mark = timeline.marks[len(timeline.marks) // 2]
+    clock = DriftingClock(BASE, ahead=3000, step_at=mark.time_ns - before_mark, step=step)
+    error, bound = errors(timeline, clock)
+    told_once = np.abs(edges - clock.step_at) > max(0, -step * 1.05)
+    assert np.median(error[told_once]) <= 500
+    assert (error[told_once] <= bound + 1).all()
+
+
+def test_where_no_operator_is_near_the_bound_grows_as_a_clock_may_drift() -> None:
+    timeline = steps(100)
+    edges = call_edges(timeline, TID)
+    clock = DriftingClock(BASE, ahead=2000, drift=100e-6)
+    last = int(clock(edges[-1:])[0]) - BASE
+    # The thread's operators were traced in the first half of the window only, and another thread's to its end.
+    slices = [event for event in make_trace(timeline, clock, BASE, 0) if event["ts"] < last / 2000]
+    marked = replace(timeline, marks=[mark for mark in timeline.marks if mark.time_ns < edges[0] + last // 2])
+    collector = EventCollector()
+    collector.add([*slices, x("cpu_op", "aten::op", last - MS, last, tid=TID + 1)])
+    found = overlay(marked, collector.events(), {"baseTimeNanoseconds": BASE}, "trace.json").alignment
+    assert found is not None
+    assert found.operators is not None
+    error = np.abs(found.to_trace(edges) + BASE - clock(edges))
+    assert found.operators.is_certain
+    assert 2000 < error.max() <= found.operators.bound_ns
+    # By at most 0.5 per mille, so much as a wall clock is slewed, beside what is not known at the last operator.
+    assert found.operators.bound_ns < 5000 + 500e-6 * last / 2
+
+
+def test_a_clock_that_was_set_lies_between_the_marks_that_suit_one_side_only() -> None:
+    time = np.arange(6, dtype=np.int64) * MS
+    # Marks of 1 µs, but for two that last while the clock is set by 3 ms, and a wide one later.
+    low = np.array([0, 100, 0, 200, 3e6, 3e6 - 50_000])
+    high = np.array([1000, 1100, 3e6 + 900, 3e6 + 800, 3e6 + 1000, 3e6 + 1000])
+    assert find_clock_steps(OffsetBounds(time, low, high)) == [(1, 4)]
+    # One that was set back, and forward again.
+    low = np.array([0, 0, -3e6, -3e6, 0, 0])
+    assert find_clock_steps(OffsetBounds(time, low, low + 1000)) == [(1, 2), (3, 4)]
+    # Drift of 0.9 per mille is a clock that drifts.
+    low = np.array([0.0, 0.9e6, 1.8e6, 2.7e6, 3.6e6, 4.5e6])
+    assert find_clock_steps(OffsetBounds(1000 * time, low, low + 500)) == []
 
 
 @pytest.mark.parametrize("step", [-300_000, -100_000, -30_000, 10_000, 30_000, 100_000, 300_000])

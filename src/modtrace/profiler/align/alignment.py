@@ -10,14 +10,11 @@ import numpy as np
 
 from ..._typing import Float64Array, Int64Array
 from ...timeline import Mark
-from .offset_band import OffsetBand, OffsetBounds
+from .offset_band import DRIFT_LIMIT, OffsetBand, OffsetBounds, find_clock_steps
 
 __all__ = ["Alignment", "ClockSegment", "OperatorFit", "align_by_sync_marks", "align_by_wall_clock", "sync_bounds"]
 
 
-_STEP_NS = 20_000
-_DRIFT_LIMIT = 1e-3
-"""Offsets that change faster than this, and by more than `_STEP_NS`, are a clock that was set, not one that drifts."""
 _CLOCK_NOISE_NS = 50.0
 
 
@@ -204,17 +201,19 @@ def align_by_sync_marks(
     middle, half = (low + high) / 2, (high - low) / 2
     segments: list[ClockSegment] = []
     distance: list[Float64Array] = []
-    cuts = _clock_steps(time, middle, half)
-    for first, last in zip([0, *cuts], [*cuts, len(time)], strict=True):
-        begin = 0 if first == 0 else (int(time[first - 1]) + int(time[first])) // 2
+    steps = find_clock_steps(OffsetBounds(time, low.astype(np.float64), high.astype(np.float64)))
+    brackets = [(int(time[before]), int(time[after])) for before, after in steps]
+    begins = [0, *((before + after) // 2 for before, after in brackets)]
+    firsts, lasts = [0, *(after for _, after in steps)], [*(before + 1 for before, _ in steps), len(time)]
+    for begin, first, last in zip(begins, firsts, lasts, strict=True):
         segment = _fit(begin, time[first:last], middle[first:last], half[first:last])
         segments.append(segment)
         shift = segment.offset_ns + segment.drift * (time[first:last] - segment.center_ns)
         distance.append(np.abs(middle[first:last] - shift))
     distances = np.concatenate(distance)
     note = ""
-    if cuts:
-        note = f"a clock was set {len(cuts)} times meanwhile: where exactly is known to the nearest operator"
+    if steps:
+        note = f"a clock was set {len(steps)} times meanwhile: where exactly is known to the nearest operator"
     return Alignment(
         "sync marks",
         base_ns,
@@ -224,7 +223,7 @@ def align_by_sync_marks(
         float(distances.max()),
         float(np.median(half)),
         note,
-        [(int(time[cut - 1]), int(time[cut])) for cut in cuts],
+        brackets,
     )
 
 
@@ -253,13 +252,6 @@ def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]]
     return np.array(sorted(rows), np.int64).reshape(-1, 3)
 
 
-def _clock_steps(time: Int64Array, middle: Float64Array, half: Float64Array) -> list[int]:
-    """Return the marks before which a clock was set."""
-    jump = np.abs(np.diff(middle)) - half[1:] - half[:-1]
-    allowed = np.maximum(_STEP_NS, _DRIFT_LIMIT * np.diff(time))
-    return [int(index) + 1 for index in np.flatnonzero(jump > allowed)]
-
-
 def _fit(begin: int, time: Int64Array, middle: Float64Array, half: Float64Array) -> ClockSegment:
     """Fit a line; a mark counts by how sharp it is, and a slope only where it stands out of the noise."""
     weight = 1.0 / (half + _CLOCK_NOISE_NS) ** 2
@@ -273,6 +265,6 @@ def _fit(begin: int, time: Int64Array, middle: Float64Array, half: Float64Array)
         slope = float(np.sum(weight * (x - center) * (middle - offset))) / spread
         rest = middle - offset - slope * (x - center)
         error = float(np.sqrt(np.sum(weight * rest**2) / (len(time) - 2) / spread))
-        if abs(slope) > 2 * error and abs(slope) < _DRIFT_LIMIT:
+        if abs(slope) > 2 * error and abs(slope) < DRIFT_LIMIT:
             drift = slope
     return ClockSegment(begin, origin + round(center), offset, drift)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._typing import Float64Array, Int64Array
 
-__all__ = ["LEAST_DRIFT_LIMIT", "OffsetBand", "OffsetBounds", "intersect"]
+__all__ = ["DRIFT_LIMIT", "LEAST_DRIFT_LIMIT", "OffsetBand", "OffsetBounds", "find_clock_steps", "intersect"]
 
 DRIFTS = (50e-6, 100e-6, 150e-6, 200e-6, 300e-6, 400e-6, 500e-6, 700e-6, 1e-3)
 """Drifts that are tried, nanoseconds per nanosecond, until one agrees with the bounds."""
@@ -17,6 +17,9 @@ LEAST_DRIFT_LIMIT = 500e-6
 _DRIFT_MARGIN = 2
 """The drift that the bounds show may be less than there is: so many times as much counts as possible."""
 _TOLERANCE_NS = 20.0
+_STEP_NS = 20_000
+DRIFT_LIMIT = DRIFTS[-1]
+"""Offsets that change faster than this, and by more than `_STEP_NS`, are a clock that was set, not one that drifts."""
 
 
 class OffsetBounds(NamedTuple):
@@ -84,6 +87,48 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
         if not (band.low > band.high + _TOLERANCE_NS).any():
             break
     return _band(time, low, high, since, max(_DRIFT_MARGIN * band.drift_limit, LEAST_DRIFT_LIMIT))
+
+
+def find_clock_steps(bounds: OffsetBounds) -> list[tuple[int, int]]:
+    """Return the two bounds between which a clock was set, each time: the last from before and the first from after it.
+
+    Bounds between the two hold before and after, as those of a mark do in which the clock was set.
+
+    Args:
+        bounds: in time order, each on both sides.
+
+    Example:
+        >>> low, high = np.array([0.0, 0.0, 3e6]), np.array([500.0, 3e6, 3e6 + 500])
+        >>> find_clock_steps(OffsetBounds(np.array([0, 1000, 2000]), low, high))
+        [(0, 2)]
+    """
+    time, low, high = (column.tolist() for column in bounds)
+    steps: list[tuple[int, int]] = []
+    least = most = 0
+    for at in range(1, len(time)):
+        if _is_step(time[at] - time[least], low[least] - high[at]) or _is_step(
+            time[at] - time[most], low[at] - high[most]
+        ):
+            before = at - 1
+            while not (
+                _is_step(time[at] - time[before], low[before] - high[at])
+                or _is_step(time[at] - time[before], low[at] - high[before])
+            ):
+                before -= 1
+            steps.append((before, at))
+            least = most = at
+            continue
+        # Each bound widens by what a clock may drift: which of two is the closer one now stays the closer one.
+        if low[at] >= low[least] - DRIFT_LIMIT * (time[at] - time[least]):
+            least = at
+        if high[at] <= high[most] + DRIFT_LIMIT * (time[at] - time[most]):
+            most = at
+    return steps
+
+
+def _is_step(apart: int, gap: float) -> bool:
+    """Whether an offset that changed by so much within so many ns is that of a clock that was set."""
+    return gap > max(_STEP_NS, DRIFT_LIMIT * apart)
 
 
 def _band(time: Int64Array, low: Float64Array, high: Float64Array, since: Float64Array, limit: float) -> OffsetBand:

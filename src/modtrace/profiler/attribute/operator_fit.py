@@ -24,6 +24,7 @@ from ..align.operator_bounds import (
 )
 from ..trace.event_columns import ProfilerEvents
 from .call_lookup import runs_module_code, threads_of
+from .profiled_window import profiled_window
 
 __all__ = ["refine_by_operators"]
 
@@ -88,17 +89,20 @@ def refine_by_operators(
         if fit is None:
             return alignment
         found = replace(alignment, operators=fit)
-    return _with_certain_bound(found, marks, shared) if len(marks.time) else found
+    return _with_certain_bound(found, marks, shared, profiled_window(events)) if len(marks.time) else found
 
 
-def _with_certain_bound(found: Alignment, marks: OffsetBounds, shared: Sequence[SharedThread]) -> Alignment:
+def _with_certain_bound(
+    found: Alignment, marks: OffsetBounds, shared: Sequence[SharedThread], window: tuple[int, int] | None
+) -> Alignment:
     """Return the alignment with the bound that holds whichever of the possible gaps the edges lie in.
 
     The likely gaps tell the offset, mostly to less than that. Where they are not the only possible ones, as around
-    long operators, the bound is wider.
+    long operators, the bound is wider, and where no operator is near. It is that of all edges in the window, which is
+    where the trace has something to compare them with.
     """
     fit = found.operators
-    if fit is None or fit.contradicted:
+    if fit is None or fit.contradicted or window is None:
         return found
     by_marks = replace(found, operators=None)
     limit = max(band.drift_limit for band in fit.bands if band is not None)
@@ -108,8 +112,9 @@ def _with_certain_bound(found: Alignment, marks: OffsetBounds, shared: Sequence[
     times, lows, highs = [marks.time], [marks.low], [marks.high]
     asked = [marks.time]
     for thread in shared:
+        place = found.to_trace_clock(thread.edges)
+        asked.append(thread.edges[(place > window[0] - _AROUND_NS) & (place < window[1] + _AROUND_NS)])
         for every in _edges_by_segment(by_marks, thread):
-            asked.append(every.time)
             place = found.to_trace_clock(every.time)
             busy = busy_intervals(thread.start, thread.end, np.sort(place), _PASSES[-1][0])
             guessed = (every.guess + found.base_ns - every.time).astype(np.float64)
