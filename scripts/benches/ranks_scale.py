@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.made_job import Culprit, MadeJob, Template, read_template
-from tests.support.ranks_job import MICRO_BATCHES
+from tests.support.ranks_job import MICRO_BATCHES, SPENT
 
 from modtrace.ranks import find_rank_files
 from modtrace.ranks.dataset.dataset_tables import DatasetTables
@@ -184,56 +184,62 @@ def measure_scale(folder: Path, ranks: int, steps: int, layers: int, kind: str) 
     print(f"query of two steps: {seconds:.2f} s", flush=True)
 
 
-def measure_live(folder: Path, steps: int, milliseconds: int) -> None:
-    """Real ranks on this machine, which has to be quiet: sleeping and busy modules; at first none."""
+def measure_live(folder: Path, steps: int, ranks: int) -> None:
+    """Real ranks on this machine, which has to be quiet: balanced ones, then with a module that is asleep or busy."""
+    print(
+        "job, ranks, module: steps that name rank and module; of those in which it was made slow by 3 times what all "
+        "vary by; cost within 20 % of what it was told to take, and of what it took; usual way: rank, both"
+    )
+    made: list[tuple[str, str, int]] = [("", "", 0)]
+    made += [(*what, one) for what in (("forward", "sleep"), ("backward", "busy")) for one in (1, 5, 50)]
     for kind in (*KINDS, *PIPELINES):
-        for ranks in (2, 4):
-            for phase, how in (("", ""), ("forward", "sleep"), ("backward", "busy")):
-                own = folder / f"live-{kind}-{ranks}-{phase}"
-                own.mkdir()
-                name = f"{4 * (ranks - 1) + 2 if kind in PIPELINES else 2}.up"
-                run_ranks(own, kind, ranks, 4, steps, *((ranks - 1, name, phase, milliseconds, how) if phase else ()))
-                found = json.loads(command("slow", own, "--format", "json")[0])
-                told = found["steps"][1:-1]  # behind the last step stands a barrier
-                slow = [one["rank"] for one in found["late_ranks"] if one["is_slow"]]
-                noise = sorted(step["noise_ns"] for step in told)[len(told) // 2] / 1e6
-                if not phase:
-                    late = sum(step["verdict"] == "late" for step in told)
-                    print(f"{kind:5} {ranks} ranks, balanced: slow {slow}, late {late} of {len(told)}", flush=True)
-                    continue
-                made = milliseconds * MS * (MICRO_BATCHES if kind in PIPELINES else 1)
-                culprit = Culprit(ranks - 1, f"Sequential.{name}", phase, made)
-                rights = [step["cost_ns"] / made for step in told if is_right(step, [culprit])]
-                near = sum(abs(cost - 1) <= 0.2 for cost in rights)
-                pack(find_rank_files(own), own / "dataset", processes=1)
-                by_duration, by_self = (
-                    usual_right(own / "dataset", f"{what}_ns", [culprit]) for what in ("duration", "self")
-                )
-                print(
-                    f"{kind:5} {ranks} ranks, {phase} {how} {milliseconds} ms: right {len(rights)} of {len(told)}, "
-                    f"slow: {slow}, cost within 20 %: {near}, all vary by {noise:.1f} ms; by durations (rank, module "
-                    f"too) {by_duration}, by self times {by_self}",
-                    flush=True,
-                )
+        for phase, how, milliseconds in made:
+            own = folder / f"live-{kind}-{ranks}-{phase}-{milliseconds}"
+            own.mkdir()
+            name = f"{4 * (ranks - 1) + 2 if kind in PIPELINES else 2}.up"
+            run_ranks(own, kind, ranks, 4, steps, *((ranks - 1, name, phase, milliseconds, how) if phase else ()))
+            found = json.loads(command("slow", own, "--format", "json")[0])
+            told = found["steps"][1:-1]  # behind the last step stands a barrier
+            slow = [one["rank"] for one in found["late_ranks"] if one["is_slow"]]
+            if not phase:
+                late = sum(step["verdict"] == "late" for step in told)
+                print(f"{kind:5} {ranks} balanced: slow {slow}, late {late} of {len(told)}", flush=True)
+                continue
+            culprit = Culprit(ranks - 1, f"Sequential.{name}", phase, milliseconds * MS)
+            wanted = milliseconds * MS * (MICRO_BATCHES if kind in PIPELINES else 1)
+            spent = json.loads((own / SPENT).read_text())
+            right = [step for step in told if is_right(step, [culprit])]
+            large = [step for step in told if wanted >= 3 * max(step["noise_ns"], step["bound_ns"])]
+            near = sum(abs(step["cost_ns"] / wanted - 1) <= 0.2 for step in right)
+            near_spent = sum(abs(step["cost_ns"] / spent[step["step"]] - 1) <= 0.2 for step in right)
+            pack(find_rank_files(own), own / "dataset", processes=1)
+            by_duration, by_self = (
+                usual_right(own / "dataset", f"{what}_ns", [culprit]) for what in ("duration", "self")
+            )
+            print(
+                f"{kind:5} {ranks} {phase:8} {how:5} {milliseconds:2} ms: right {len(right)} of {len(told)}, "
+                f"{sum(step in right for step in large)} of {len(large)}; slow: {slow}; cost {near}, {near_spent}; "
+                f"by durations {by_duration}, self times {by_self}",
+                flush=True,
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("accuracy", "scale", "live"))
-    parser.add_argument("--ranks", type=int, default=1000)
+    parser.add_argument("--ranks", type=int, help="default: 1000; of live 2, no more than there are processors")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--kind", choices=KINDS, default="ddp")
-    parser.add_argument("--milliseconds", type=int, default=30, help="of live: what the slow module takes more")
     parser.add_argument("--folder", type=Path, help="where there is room; else a temporary one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="modtrace-ranks-", dir=options.folder) as name:
         if options.what == "accuracy":
             measure_accuracy(Path(name), min(options.steps, 20), 4)
         elif options.what == "live":
-            measure_live(Path(name), min(options.steps, 20), options.milliseconds)
+            measure_live(Path(name), options.steps, options.ranks or 2)
         else:
-            measure_scale(Path(name), options.ranks, options.steps, options.layers, options.kind)
+            measure_scale(Path(name), options.ranks or 1000, options.steps, options.layers, options.kind)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """One rank of a job on gloo that trains a net of layers, recorded; with a module that is slow where it is told to be.
 
 Run as `-m tests.support.ranks_job RANK RANKS FOLDER KIND LAYERS STEPS [CULPRIT FQN PHASE MS HOW]`; KIND is ddp, fsdp,
-tp, gpipe or 1f1b, HOW is sleep or busy. In a pipeline each rank has LAYERS layers of its own.
+tp, gpipe or 1f1b, HOW is sleep or busy. In a pipeline each rank has LAYERS layers of its own. A slow module that waits
+for the processor takes more than it was told: FOLDER/spent.json says what it took in each recorded step, ns.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -26,7 +28,12 @@ import modtrace
 
 WIDTH = 64
 MICRO_BATCHES = 4
+SPENT = "spent.json"
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+spent: list[int] = []
+"""What each delay took, ns."""
 
 
 class Layer(nn.Module):
@@ -56,12 +63,14 @@ class Delay(torch.autograd.Function):
 def spend(duration_ns: int, how: str) -> None:
     if not duration_ns:  # even a sleep of nothing gives the processor away
         return
+    begin = time.monotonic_ns()
     if how == "sleep":
         time.sleep(duration_ns / 1e9)
-        return
-    end = time.thread_time_ns() + duration_ns
-    while time.thread_time_ns() < end:
-        pass
+    else:
+        end = time.thread_time_ns() + duration_ns
+        while time.thread_time_ns() < end:
+            pass
+    spent.append(time.monotonic_ns() - begin)
 
 
 def make_model(kind: str, layers: int, rank: int, ranks: int) -> nn.Module:
@@ -122,6 +131,10 @@ def main() -> None:
         for _ in range(int(steps)):
             step()
         dist.barrier()
+    if spent:
+        each = len(spent) // (int(steps) + 1)
+        of_steps = [sum(spent[begin : begin + each]) for begin in range(each, len(spent), each)]
+        (Path(folder) / SPENT).write_text(json.dumps(of_steps))
     dist.destroy_process_group()
 
 

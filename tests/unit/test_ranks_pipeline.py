@@ -11,7 +11,7 @@ from modtrace.ranks.slow import Bounds, find_late, join_parts
 from modtrace.timeline import PHASES, Name
 from tests.support.simulated_ranks import BEGIN, Job, Op, run, table_of
 
-RANKS, STEPS, MICRO_BATCHES = 3, 6, 2
+RANKS, STEPS, MICRO_BATCHES = 3, 8, 2
 FORWARD_NS, BACKWARD_NS, BOUND_NS = 1_000, 2_000, 70
 
 

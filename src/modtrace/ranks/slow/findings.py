@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -15,6 +14,7 @@ from .arrivals import Arrivals, arrivals
 from .late_senders import late_senders
 from .late_steps import Bounds, LateStep, late_steps
 from .module_excess import module_excess, peers_of
+from .often_late import NOBODY, often_late
 from .own_time import OwnTime
 from .rank_events import rank_events
 from .replay import Replay
@@ -27,16 +27,12 @@ __all__ = [
     "PartOfRun",
     "RankTables",
     "SlowRun",
-    "at_least",
     "find_late",
     "join_parts",
     "lateness_matrix",
     "step_durations",
 ]
 
-_SIGNIFICANT = 1e-3
-_LATE_BY_CHANCE = 0.02
-"""In what part of the steps a rank is taken to be late by chance where most never are; less where there are many."""
 _MODULES_PER_STEP = 3
 _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
 """What says more comes last."""
@@ -215,12 +211,9 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
     for step in steps:
         if step.verdict == "late":
             by_rank.setdefault(step.rank, []).append(step)
-    # How often a rank is late by chance: as often as most of them are.
-    counts = sorted([len(own) for own in by_rank.values()] + [0] * (ranks - len(by_rank)))
-    by_chance = counts[(ranks - 1) // 2] / len(steps) if steps else 0.0
-    by_chance = max(by_chance, min(_LATE_BY_CHANCE, 1 / max(ranks, 1)))
+    slow = often_late([step.rank if step.verdict == "late" else NOBODY for step in steps], ranks)
     saved = {rank: sum(part.saved.get(rank, 0) for part in in_order) for rank in by_rank}
-    late = [_late_rank(rank, own, len(steps), ranks, by_chance, saved[rank]) for rank, own in by_rank.items()]
+    late = [_late_rank(rank, own, saved[rank], is_slow=rank in slow) for rank, own in by_rank.items()]
     late.sort(key=lambda one: (-one.cost_ns, one.rank))
     return SlowRun(steps, ranks, late, sum(step.duration_ns for step in steps), in_order)
 
@@ -242,35 +235,14 @@ def lateness_matrix(run: SlowRun) -> tuple[Float32Array, list[int], list[int]]:
     return matrix, ranks.tolist(), steps
 
 
-def _late_rank(
-    rank: int, own: Sequence[StepFinding], steps: int, ranks: int, by_chance: float, saved_ns: int
-) -> LateRank:
+def _late_rank(rank: int, own: Sequence[StepFinding], saved_ns: int, *, is_slow: bool) -> LateRank:
     modules: dict[tuple[str, str], list[int]] = {}
     for step in own:
         if step.modules:
             worst = step.modules[0]
             modules.setdefault((worst.fqn, worst.phase), []).append(min(worst.excess_ns, step.cost_ns))
     rows = sorted(((*key, len(found), sum(found)) for key, found in modules.items()), key=lambda row: -row[3])
-    return LateRank(
-        rank,
-        len(own),
-        sum(step.cost_ns for step in own),
-        saved_ns,
-        ranks * at_least(len(own), steps, by_chance) < _SIGNIFICANT,
-        tuple(rows),
-    )
-
-
-def at_least(count: int, of: int, probability: float) -> float:
-    """Return how probable it is that something happens `count` times of `of` or more often."""
-    if count <= 0 or probability >= 1:
-        return 1.0
-    logs = [
-        math.lgamma(of + 1) - math.lgamma(n + 1) - math.lgamma(of - n + 1)
-        + n * math.log(probability) + (of - n) * math.log1p(-probability)
-        for n in range(count, of + 1)
-    ]  # fmt: skip
-    return math.fsum(math.exp(value) for value in logs)
+    return LateRank(rank, len(own), sum(step.cost_ns for step in own), saved_ns, is_slow, tuple(rows))
 
 
 def step_durations(table: StepTable) -> dict[int, int]:
