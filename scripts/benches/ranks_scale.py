@@ -187,8 +187,9 @@ def measure_scale(folder: Path, ranks: int, steps: int, layers: int, kind: str) 
 def measure_live(folder: Path, steps: int, ranks: int) -> None:
     """Real ranks on this machine, which has to be quiet: balanced ones, then with a module that is asleep or busy."""
     print(
-        "job, ranks, module: steps that name rank and module; of those in which it was made slow by 3 times what all "
-        "vary by; cost within 20 % of what it was told to take, and of what it took; usual way: rank, both"
+        "job, ranks, module: steps that name rank and module, of these with a cost within 20 % of what it was told to "
+        "take, and of what it took; the same of the steps in which it was told to take 3 times what all vary by; usual "
+        "way: rank, both"
     )
     made: list[tuple[str, str, int]] = [("", "", 0)]
     made += [(*what, one) for what in (("forward", "sleep"), ("backward", "busy")) for one in (1, 5, 50)]
@@ -208,20 +209,24 @@ def measure_live(folder: Path, steps: int, ranks: int) -> None:
             culprit = Culprit(ranks - 1, f"Sequential.{name}", phase, milliseconds * MS)
             wanted = milliseconds * MS * (MICRO_BATCHES if kind in PIPELINES else 1)
             spent = json.loads((own / SPENT).read_text())
-            right = [step for step in told if is_right(step, [culprit])]
             large = [step for step in told if wanted >= 3 * max(step["noise_ns"], step["bound_ns"])]
-            near = sum(abs(step["cost_ns"] / wanted - 1) <= 0.2 for step in right)
-            near_spent = sum(abs(step["cost_ns"] / spent[step["step"]] - 1) <= 0.2 for step in right)
             pack(find_rank_files(own), own / "dataset", processes=1)
             by_duration, by_self = (
                 usual_right(own / "dataset", f"{what}_ns", [culprit]) for what in ("duration", "self")
             )
             print(
-                f"{kind:5} {ranks} {phase:8} {how:5} {milliseconds:2} ms: right {len(right)} of {len(told)}, "
-                f"{sum(step in right for step in large)} of {len(large)}; slow: {slow}; cost {near}, {near_spent}; "
-                f"by durations {by_duration}, self times {by_self}",
+                f"{kind:5} {ranks} {phase:8} {how:5} {milliseconds:2} ms: {score(told, culprit, wanted, spent)}; "
+                f"of those {score(large, culprit, wanted, spent)}; slow: {slow}; by durations {by_duration}, "
+                f"by self times {by_self}",
                 flush=True,
             )
+
+
+def score(steps: list[dict[str, Any]], culprit: Culprit, wanted: int, spent: list[int]) -> str:
+    right = [step for step in steps if is_right(step, [culprit])]
+    near = sum(abs(step["cost_ns"] / wanted - 1) <= 0.2 for step in right)
+    near_spent = sum(abs(step["cost_ns"] / spent[step["step"]] - 1) <= 0.2 for step in right)
+    return f"right {len(right)} of {len(steps)}, cost {near}, {near_spent}"
 
 
 def main() -> None:
