@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
@@ -118,22 +118,9 @@ class SegmentHooks:
 
     def hook_unfound(self, thread: _HookingThread, frame: FrameBase, output: object) -> None:
         """Look for the newest node of each unhooked segment in the graph behind `output`, and hook it."""
-        best: dict[int, tuple[int, Node]] = {}
-        seen: set[Node] = set()
-        todo = [node for tensor in tensors_in(output) if (node := node_of(tensor)) is not None]
-        while todo and len(seen) < _MAX_NODES_SEARCHED:
-            node = todo.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            number = node._sequence_nr()
-            if number < frame.entry_seq:
-                continue
-            for index, (first, newest) in enumerate(frame.unhooked_segments):
-                if first <= number <= newest and (index not in best or best[index][0] < number):
-                    best[index] = (number, node)
-            todo.extend(inner for inner, _ in node.next_functions if inner is not None)
-        for _, node in best.values():
+        # Behind what was there when the call began, nothing is its own.
+        newest = _newest_of(frame.unhooked_segments, output, lambda number, _: number >= frame.entry_seq)
+        for node in newest.values():
             self._hook(thread, node, frame.call_id)
 
     def hook_outside(self, thread: _HookingThread, frame: FrameBase, segments: Segments, outputs: object) -> None:
@@ -147,22 +134,8 @@ class SegmentHooks:
             segments: those outside of all calls; what is found is taken out.
             outputs: where the pass begins.
         """
-        newest_by_segment: dict[tuple[int, int], tuple[int, Node]] = {}
-        seen: set[Node] = set()
-        todo = [node for tensor in tensors_in(outputs) if (node := node_of(tensor)) is not None]
-        while todo and len(seen) < _MAX_NODES_SEARCHED:
-            node = todo.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            number = node._sequence_nr()
-            index = bisect_right(segments, number, key=itemgetter(0)) - 1
-            if index < 0 or number > (segment := segments[index])[1]:
-                continue
-            if segment not in newest_by_segment or newest_by_segment[segment][0] < number:
-                newest_by_segment[segment] = (number, node)
-            todo.extend(inner for inner, _ in node.next_functions if inner is not None)
-        for segment, (_, node) in newest_by_segment.items():
+        newest = _newest_of(segments, outputs, lambda _, is_inside: is_inside)
+        for segment, node in newest.items():
             segments.remove(segment)
             self._hook(thread, node, frame.call_id)
 
@@ -172,6 +145,34 @@ class SegmentHooks:
         hook_tensor = thread.hook_tensor
         hook_tensor._backward_hooks = {0: partial(self.on_segment_start, call_id)}
         node._register_hook_dict(hook_tensor)
+
+
+def _newest_of(
+    segments: Sequence[tuple[int, int]], outputs: object, follow: Callable[[int, bool], bool]
+) -> dict[tuple[int, int], Node]:
+    """Return the newest node of each segment that the graph behind `outputs` holds.
+
+    Args:
+        segments: the first and the last sequence number of each, ascending.
+        outputs: where the search begins.
+        follow: whether to go on behind a node, by its sequence number and whether that lies in a segment.
+    """
+    newest: dict[tuple[int, int], tuple[int, Node]] = {}
+    seen: set[Node] = set()
+    todo = [node for tensor in tensors_in(outputs) if (node := node_of(tensor)) is not None]
+    while todo and len(seen) < _MAX_NODES_SEARCHED:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        number = node._sequence_nr()
+        index = bisect_right(segments, number, key=itemgetter(0)) - 1
+        is_inside = index >= 0 and number <= segments[index][1]
+        if is_inside and newest.get(segments[index], (-1, node))[0] < number:
+            newest[segments[index]] = (number, node)
+        if follow(number, is_inside):
+            todo.extend(inner for inner, _ in node.next_functions if inner is not None)
+    return {segment: node for segment, (_, node) in newest.items()}
 
 
 def node_of(tensor: Tensor) -> Node | None:
