@@ -12,59 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, StepTimes, Timeline, Track
+from modtrace.timeline import FORWARD, Columns, Mark, Name, Process, StepTimes, Timeline, Track
 from modtrace.timeline.columns import join_columns, sort_by_start
-from modtrace.timeline.summary import ModuleTimes, Summary, find_typical_step
+from modtrace.timeline.summary import ModuleTimes, find_typical_step
 from modtrace.timeline.summary.percentiles import median, nearest_rank
-from tests.support.timelines import gpt2_timeline, timelines
-
-MAIN = Process(1, 0)
-NET, BLOCK, FC = range(3)
-NAMES = (Name("Net", "Net", "Net"), Name("b: Block", "Net.b", "Block"), Name("fc: Block", "Net.b.fc", "Block"))
-MS = 1_000_000
-
-
-def training(marks: tuple[int, ...] = (100, 300)) -> Timeline:
-    """Two steps of a checkpointed block, whose inner `fc` runs it again; all times in ms.
-
-    step 0    forward  Net 10────────────40                      mark 100
-                         b  15────────35
-                           fc 20───30
-              backward                    Net 50────────────90
-                                            b   55───────85
-                                             fc   60────80
-                               recompute b          65─75
-                               recompute fc           68─72
-    step 1    forward  Net 110─120                               mark 300
-    """
-    rows = [
-        (NET, FORWARD, 10, 40, -1, 0),
-        (BLOCK, FORWARD, 15, 35, 0, 0),
-        (FC, FORWARD, 20, 30, 1, 0),
-        (NET, BACKWARD, 50, 90, -1, 0),
-        (BLOCK, BACKWARD, 55, 85, 3, 0),
-        (FC, BACKWARD, 60, 80, 4, 0),
-        (BLOCK, RECOMPUTE, 65, 75, 5, 0),
-        (FC, RECOMPUTE, 68, 72, 6, 0),
-        (NET, FORWARD, 110, 120, -1, 1),
-    ]
-    name, phase, start, end, parent, step = zip(*rows, strict=True)
-    columns = Columns.of(
-        start=np.array(start) * MS,
-        end=np.array(end) * MS,
-        name=name,
-        phase=phase,
-        track=[int(p != FORWARD) for p in phase],
-        depth=[0, 1, 2, 0, 1, 2, 3, 4, 0],
-        parent=parent,
-        call=step,
-        step=step,
-        link=[-1] * len(rows),
-        complete=[True] * len(rows),
-    )
-    tracks = [Track(kind, "MainThread", 1, MAIN) for kind in ("forward", "backward")]
-    moments = [Mark(mark * MS, "step", f"step {index}") for index, mark in enumerate(marks)]
-    return Timeline(columns, NAMES, tracks, marks=moments, metadata={"engine": "native", "torch": "2.13.0"})
+from tests.support.timelines import timelines
+from tests.support.training_timeline import MAIN, MS, NAMES, NET, training
 
 
 def in_ms(step: StepTimes) -> list[int]:
@@ -142,124 +95,6 @@ def test_by_class_a_module_inside_one_of_its_class_counts_once() -> None:
     assert [line.split()[:4] for line in table] == [["Block", "2", "17.2", "50.000"], ["Net", "2", "27.6", "80.000"]]
 
 
-def test_header_says_what_was_recorded_and_what_checkpointing_costs() -> None:
-    assert str(training(marks=(100,)).summary()).splitlines()[:5] == [
-        "Net · rank 0 · python · native engine, torch 2.13.0",
-        "1 whole step, median 90.000 ms",
-        "9 spans of 3 modules; nothing was lost",
-        "checkpointing costs 10.000 ms of a step (median; 11.1% of all), to run 1 module of Block again",
-        "",
-    ]
-
-
-def test_text_has_the_share_of_all_steps() -> None:
-    assert [" ".join(line.split()) for line in training().summary().to_text().splitlines()[5:]] == [
-        "module class calls % step total ms self mean step p50 step p95 "
-        "forward forward self backward backward self recompute recompute self",
-        "Net Net 2 27.6 80.000 30.000 40.000 40.000 70.000 40.000 20.000 30.000 10.000 10.000 0.000",
-        "Net.b Block 1 17.2 50.000 26.000 50.000 50.000 50.000 20.000 10.000 20.000 10.000 10.000 6.000",
-        "Net.b.fc Block 1 8.3 24.000 24.000 24.000 24.000 24.000 10.000 10.000 10.000 10.000 4.000 4.000",
-    ]
-
-
-def test_text_says_why_a_share_is_above_100() -> None:
-    note = "% step above 100: threads ran at once, and each counts"
-    columns = replace(training().columns.take(np.array([0, 8])), track=np.array([0, 1], np.int32))
-    threads = [Track("forward", name, tid, MAIN) for tid, name in enumerate(("a", "b"))]
-
-    def text(end: int, width: int | None = None) -> list[str]:
-        """Of two threads in `Net` from 0 on, one until `end`, the other until 30, where the step ends."""
-        both = replace(columns, start=np.zeros(2, np.int64), end=np.array([end, 30]) * MS)
-        timeline = Timeline(both, NAMES, threads, marks=[Mark(30 * MS, "step", "step 0")])
-        return timeline.summary().to_text(width).splitlines()
-
-    assert text(15)[-2].split()[:5] == ["Net", "Net", "2", "150.0", "45.000"]
-    assert text(15)[-1] == note
-    assert note in " ".join(text(15, 60))
-    assert text(0)[-1].split()[:5] == ["Net", "Net", "2", "100.0", "30.000"]
-
-
-def test_steps_text_is_slowest_first() -> None:
-    assert training().summary().steps_text(1).splitlines() == [
-        "step  duration ms  forward  backward  recompute  before  between    after",
-        "   1      200.000   10.000     0.000      0.000  10.000    0.000  180.000",
-        "1 more step",
-        "after: behind the last span, where the optimizer runs; nothing marks its own time",
-    ]
-    assert training().summary().steps_markdown(1).splitlines()[2] == (
-        "| 1 | 200.000 | 10.000 | 0.000 | 0.000 | 10.000 | 0.000 | 180.000 |"
-    )
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
-def test_lines_fit_the_terminal_and_names_keep_their_ends(width: int) -> None:
-    summary = gpt2_timeline(1000).summary()
-
-    text = summary.to_text(width)
-    assert max(map(len, text.splitlines())) <= width
-    assert sum("h.4.mlp.act" in line for line in text.splitlines()) == 1
-    assert max(map(len, summary.steps_text(5, width).splitlines())) <= width
-    # Of a name in a tree at least 8 characters are shown.
-    assert max(map(len, summary.to_tree(width).splitlines())) <= max(width, 60)
-
-
-def test_the_last_columns_are_left_out_too_where_names_would_have_no_room() -> None:
-    times = ModuleTimes("GPT.blocks.0.mlp", "MLP", 20, 123_456_789_000, 123_456_789_000)
-    summary = Summary([times], 1, steps=[StepTimes(0, 246_913_578_000)])
-
-    # "% step" takes 6 cells, "total ms" and "self" 10 each here, gaps 2, and a name 12 at least: all of it 44.
-    assert [line.split() for line in summary.to_text(44).splitlines()[:2]] == [
-        ["module", "%", "step", "total", "ms", "self"],
-        ["…locks.0.mlp", "50.0", "123456.789", "123456.789"],
-    ]
-    assert [line.split() for line in summary.to_text(43).splitlines()[:2]] == [
-        ["module", "%", "step", "total", "ms"],
-        ["GPT.blocks.0.mlp", "50.0", "123456.789"],
-    ]
-    assert summary.to_text(31).splitlines()[:2] == ["module            % step", "GPT.blocks.0.mlp    50.0"]
-    assert summary.to_text(10).splitlines()[:2] == ["module", "…locks.0.mlp"]
-
-
-def test_wide_and_combining_characters_of_names_leave_columns_below_their_headings() -> None:
-    names = ("Net", "Net.模块", "Net.🚀", "Net.e\u0301")
-    rows = [ModuleTimes(name, "N", 1, 1_000_000, 1_000_000) for name in names]
-
-    # Of 30 cells 17 are for the other columns; a rocket takes two of the 13.
-    lines = Summary([*rows, ModuleTimes("Net.🚀🚀🚀🚀🚀🚀", "N")], 5).to_text(30).splitlines()
-    assert lines[:6] == [
-        "module         total ms   self",
-        "Net               1.000  1.000",
-        "Net.模块          1.000  1.000",
-        "Net.🚀            1.000  1.000",
-        "Net.e\u0301             1.000  1.000",
-        "…🚀🚀🚀🚀🚀🚀     0.000  0.000",
-    ]
-
-
-def test_without_a_width_nothing_is_left_out() -> None:
-    summary = gpt2_timeline(1000).summary()
-
-    assert all(any(row.fqn in line for line in str(summary).splitlines()) for row in summary.rows)
-    assert "…" not in str(summary)
-    assert "left out" not in str(summary)
-
-
-def test_tree_shows_names_below_the_module_around_them() -> None:
-    assert training().summary().sort_by("total").to_tree().splitlines()[5:] == [
-        "% step  total ms    self  module",
-        "  27.6    80.000  30.000  Net",
-        "  17.2    50.000  26.000  └─ b: Block",
-        "   8.3    24.000  24.000     └─ fc: Block",
-    ]
-
-
-def test_tree_draws_siblings_in_the_order_of_the_rows() -> None:
-    rows = [ModuleTimes(fqn, fqn[-1].upper()) for fqn in ("N.b", "N.a.y", "N", "N.a.x", "N.a", "M")]
-
-    branches = [line.split("0.000  0.000  ")[1] for line in Summary(rows, 6).to_tree().splitlines()[1:]]
-    assert branches == ["N", "├─ b: B", "└─ a: A", "   ├─ y: Y", "   └─ x: X", "M"]
-
-
 def test_to_depth_adds_self_times_to_the_module_around() -> None:
     net, block = training().summary().to_depth(2).rows
 
@@ -283,33 +118,6 @@ def test_columns_are_arrays_of_nanoseconds() -> None:
     assert columns["total_ns"].dtype == np.int64
     assert (columns["total_ns"] // MS).tolist() == [80, 50, 24]
     assert training().summary().step_columns()["after_ns"].tolist() == [10 * MS, 180 * MS]
-
-
-def test_json_has_steps_and_overview() -> None:
-    document = json.loads(training().summary().to_json())
-
-    assert document["steps"][1]["after_ns"] == 180 * MS
-    assert document["overview"] == {
-        "roots": ["Net"],
-        "processes": ["rank 0 · python"],
-        "engine": "native",
-        "torch": "2.13.0",
-        "spans": 9,
-        "modules": 3,
-        "losses": {},
-        "recomputed": {"Block": 1},
-        "communication": {},
-        "compiled": {},
-        "steps_of": "",
-    }
-
-
-def test_a_notebook_shows_header_modules_and_steps() -> None:
-    html = training().summary()._repr_html_()
-
-    assert html.startswith("<p>Net · rank 0 · python · native engine, torch 2.13.0<br>")
-    assert html.count("<table>") == html.count("</table>") == 2
-    assert '<td style="text-align: right">180.000</td>' in html
 
 
 @pytest.mark.parametrize(
@@ -399,35 +207,6 @@ def test_of_several_ranks_steps_are_chosen_by_the_marks_of_the_first() -> None:
 
     chosen = replace(timeline, columns=columns).steps(1, 2)
     assert [mark.text for mark in chosen.marks] == ["step 1"]
-
-
-@pytest.mark.parametrize("width", [40, 60, 75])
-def test_the_table_of_steps_fits_a_narrow_terminal(width: int) -> None:
-    text = training().summary().steps_text(width=width)
-
-    assert max(map(len, text.splitlines())) <= width
-    assert text.splitlines()[0].split()[:4] == ["step", "duration", "ms", "forward"]
-    if width == 40:
-        assert text.splitlines() == [
-            "step  duration ms  forward  backward",
-            "   1      200.000   10.000     0.000",
-            "   0       90.000   30.000    30.000",
-            "left out for want of room: recompute,",
-            "after, between, before; a wider terminal",
-            "or a pipe has them",
-        ]
-
-
-def test_a_tree_leaves_out_numbers_where_a_terminal_is_narrow() -> None:
-    assert training().summary().sort_by("total").to_tree(32).splitlines()[-7:] == [
-        "% step  total ms  module",
-        "  27.6    80.000  Net",
-        "  17.2    50.000  └─ b: Block",
-        "   8.3    24.000     └─ …: Block",
-        "left out for want of room: self;",
-        "a wider terminal or a pipe has",
-        "them",
-    ]
 
 
 def added_up(timeline: Timeline) -> dict[str, tuple[int, ...]]:
