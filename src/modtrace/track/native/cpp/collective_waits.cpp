@@ -3,9 +3,9 @@
 #ifdef MODTRACE_DISTRIBUTED
 
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <typeinfo>
 #include <utility>
 
 #include "ring_writer.h"
@@ -21,14 +21,6 @@ struct WaitWrapper {
 
 WaitWrapper* wait_wrapper_in(PyObject* capsule) {
   return static_cast<WaitWrapper*>(PyCapsule_GetPointer(capsule, nullptr));
-}
-
-const void* work_in(PyObject* object) {
-  try {
-    return pybind11::handle(object).cast<c10d::Work*>();
-  } catch (const std::exception&) {
-    return nullptr;
-  }
 }
 
 // Says once that collectives pass the tap by. False where an error of the user's is pending.
@@ -51,7 +43,7 @@ PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObj
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
     return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   }
-  const auto [name_id, counter] = find_awaited(work_in(args[0]));
+  const auto [name_id, counter] = find_awaited(bound_object(args[0], typeid(c10d::Work)));
   if (counter == kNoCounter && c10::InferenceMode::is_enabled() && !report_unseen(*session)) return nullptr;
   const uint64_t generation = thread.generation;
   const int64_t meta = thread.meta_bits | name_id;

@@ -4,6 +4,8 @@
 // passes from the wrapper of torch's function that runs one (backward.h), and from hooks on autograd nodes, which run
 // on any thread and without the lock.
 
+#include <pybind11/pybind11.h>
+
 #include <memory>
 #include <thread>
 
@@ -13,6 +15,16 @@
 #include "ring_writer.h"
 
 namespace modtrace {
+
+const void* bound_object(PyObject* object, const std::type_info& type) {
+  try {
+    pybind11::detail::type_caster_generic caster(type);
+    return caster.load(object, /*convert=*/false) ? caster.value : nullptr;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
 namespace {
 
 // Lets an attribute of the engine's state own another object.
