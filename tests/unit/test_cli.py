@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import modtrace.cli
@@ -91,21 +92,30 @@ def test_the_version() -> None:
 
     modtrace_line, torch_line, engine_line = result.output.splitlines()
     assert modtrace_line == f"modtrace, version {modtrace.__version__}"
-    assert torch_line == f"torch {importlib.metadata.version('torch')}"
+    assert torch_line == f"torch {torch.__version__}"
     assert engine_line.startswith("native engine: ")
 
 
 def test_the_version_tells_the_engine_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODTRACE_CACHE", str(tmp_path))
-    version = importlib.metadata.version("torch")
+    packages = tmp_path / "packages"
+    (packages / "torch").mkdir(parents=True)
+    (packages / "torch" / "version.py").write_text("debug = False\n__version__ = '2.99.0+cu130'\n")
+    (packages / "torch-2.99.0.dist-info").mkdir()
+    (packages / "torch-2.99.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    engine = tmp_path / f"torch-2.99.0+cu130-{sys.implementation.cache_tag}-0a" / "modtrace_native.so"
 
-    none = CliRunner().invoke(group, ["--version"]).output.splitlines()[-1]
-    (tmp_path / f"torch-{version}-{sys.implementation.cache_tag}-0a").mkdir()
-    (tmp_path / f"torch-{version}-{sys.implementation.cache_tag}-0a" / "modtrace_native.so").touch()
-    one = CliRunner().invoke(group, ["--version"]).output.splitlines()[-1]
+    none = CliRunner().invoke(group, ["--version"]).output.splitlines()[1:]
+    engine.parent.mkdir()
+    engine.touch()
+    one = CliRunner().invoke(group, ["--version"]).output.splitlines()[1:]
 
-    assert none == "native engine: not built for this torch; run `modtrace build`"
-    assert one == "native engine: built for this torch; `modtrace doctor` says whether it loads"
+    torch_line = "torch 2.99.0+cu130"
+    assert none == [torch_line, "native engine: not built for this torch; run `modtrace build`"]
+    assert one == [torch_line, "native engine: built for this torch; `modtrace doctor` says whether it loads"]
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
@@ -124,7 +134,7 @@ def test_doctor_says_in_one_screen_why_the_portable_engine_records(
     lines = {label: text.strip() for label, _, text in (line.partition(" ") for line in result.output.splitlines())}
     assert result.exit_code == 0
     assert len(lines) == len(result.output.splitlines()) <= 24
-    assert lines["torch"] == importlib.metadata.version("torch")
+    assert lines["torch"] == torch.__version__
     assert lines["engine"] == (
         f"portable; the native one: it is not built for torch {lines['torch']}; run `modtrace build`"
     )

@@ -127,10 +127,10 @@ def _message_of(error: click.UsageError) -> str:
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from .versions import engine_line, installed
+    from .versions import engine_line, installed_torch
 
     echo(f"modtrace, version {__version__}")
-    echo(f"torch {installed('torch') or 'is not installed: nothing can be recorded'}")
+    echo(f"torch {installed_torch() or 'is not installed: nothing can be recorded'}")
     echo(engine_line())
     context.exit()
 

@@ -16,7 +16,7 @@ import modtrace
 from ..._requirements import is_free_threaded
 from ..._version import __version__
 from ..output import echo, show_status
-from ..versions import installed
+from ..versions import installed, installed_torch
 
 __all__ = ["command"]
 
@@ -47,7 +47,7 @@ def _versions() -> Iterator[tuple[str, str]]:
         kind += ", free-threaded: nothing can be recorded"
     yield "python", f"{platform.python_version()} ({kind}), {sys.executable}"
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
-    yield "torch", installed("torch") or "not installed: nothing can be recorded; pip install 'modtrace[torch]'"
+    yield "torch", installed_torch() or "not installed: nothing can be recorded; pip install 'modtrace[torch]'"
     yield "libraries", ", ".join(f"{name} {installed(name) or 'missing'}" for name in _LIBRARIES)
     set_variables = [name for name in ("MODTRACE", "MODTRACE_BUILD", "MODTRACE_CACHE", "CXX") if os.environ.get(name)]
     yield "environment", ", ".join(f"{name}={os.environ[name]}" for name in set_variables) or "no variable of modtrace"
