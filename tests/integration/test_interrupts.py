@@ -14,6 +14,8 @@ from torch import nn
 
 import modtrace
 from modtrace.track.engine import EngineName
+from modtrace.track.live.follower import Follower
+from modtrace.track.portable.engine import PortableEngine
 from tests.support.interrupts import Interrupt, every, interrupted_at, positions
 from tests.support.python_process import run_python
 from tests.support.small_modules import made_in_place_of
@@ -220,3 +222,39 @@ def test_an_interrupt_as_soon_as_a_handlers_recording_runs_leaves_nothing_runnin
     monkeypatch.undo()
 
     assert_unharmed(engine, train())
+
+
+@pytest.mark.parametrize("kind", [PortableEngine, Follower])
+@pytest.mark.parametrize("at", [0, 1], ids=["outermost", "inner"])
+def test_an_interrupt_between_a_calls_entry_and_what_called_for_it_ends_the_call(
+    at: int, kind: type[PortableEngine | Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So it comes where torch.compile evaluates frames: there CPython looks for signals behind each call of Python code.
+    model = nn.Sequential(nn.Identity())
+    interrupted = [model, model[0]][at]
+
+    def interrupt_after(enter: Callable[..., Any]) -> Callable[..., Any]:
+        def entered(engine: object, module: nn.Module, args: object, kwargs: object) -> Any:
+            frame = enter(engine, module, args, kwargs)
+            if module is interrupted:
+                raise Interrupt
+            return frame
+
+        return entered
+
+    with modtrace.record(engine="python") as recording, modtrace.ModuleTracker() as tracker:
+        model(torch.ones(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "enter", interrupt_after(kind.enter))
+            for _ in range(2):
+                with pytest.raises(Interrupt):
+                    model(torch.ones(1))
+        assert tracker.parents == {"Global"}
+        model(torch.ones(1))
+
+    spans = recording.timeline().spans
+    one = [("Sequential", 0), ("Sequential.0", 1)]
+    # The tracker is around the recording: what it does not pass on, that does not see.
+    seen = one[: at + (kind is PortableEngine)]
+    assert [(span.fqn, span.depth) for span in spans] == [*one, *2 * seen, *one]
+    assert all(span.complete for span in spans)

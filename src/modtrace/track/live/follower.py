@@ -139,12 +139,13 @@ class Follower(BackwardFollower):
         frame.name = name
         frame.call_id = call
         frame.entry_seq = frame.segment_start_seq = sequence
+        frame.keywords_id = id(kwargs)
         thread.stack_depth = depth
         if self.pre_fw is not None:
             try:
                 self.pre_fw(module, args)
             except BaseException:
-                self._pop(frame, None)
+                self.pop(frame, None)
                 raise
         return frame
 
@@ -154,9 +155,14 @@ class Follower(BackwardFollower):
             if self.post_fw is not None:
                 self.post_fw(frame.module, args, output)
         finally:
-            self._pop(frame, output)
+            self.pop(frame, output)
 
-    def _pop(self, frame: LiveFrame, output: object) -> None:
+    def frame_of(self, kwargs: dict[str, Any]) -> LiveFrame | None:
+        """Return the frame of the thread's innermost call where this very dictionary holds its keyword arguments."""
+        return self._thread().frame_of(kwargs)
+
+    def pop(self, frame: LiveFrame, output: object) -> None:
+        """End a call as `exit` does, without the user's hook."""
         thread = frame.thread
         sequence = _sequence()
         # An interrupt between an inner call's enter and its try can have left inner frames behind.
@@ -202,14 +208,22 @@ def _follow(
     __tracebackhide__ = __traceback_hide__ = True
     if not followers:
         return layer.wrapped(module, *args, **kwargs)
-    frame = followers[0].enter(module, args, kwargs)
-    output = None
+    frame = output = None
     try:
-        output = _follow(followers[1:], layer, module, args, kwargs)
-        return output
-    finally:
-        if frame is not None:
-            followers[0].exit(frame, args, output)
+        frame = followers[0].enter(module, args, kwargs)
+        try:
+            output = _follow(followers[1:], layer, module, args, kwargs)
+            return output
+        finally:
+            if frame is not None:
+                followers[0].exit(frame, args, output)
+    except BaseException:
+        # An interrupt can come just after the call was entered, and while it was left.
+        if frame is None:
+            frame = followers[0].frame_of(kwargs)
+        if frame is not None and frame.module is not None:
+            followers[0].pop(frame, None)
+        raise
 
 
 class _FollowPatch(Patch):

@@ -36,15 +36,16 @@ class FrameBase:
         entry_seq: the thread's sequence number at enter.
         segment_start_seq: the sequence number from which on nodes are its own, since its last inner call.
         unhooked_segments: its segments whose newest node is not found yet: first and last sequence number.
+        keywords_id: `id()` of the dictionary of keyword arguments; no two open calls have the same one.
     """
 
-    __slots__ = ("call_id", "depth", "entry_seq", "segment_start_seq", "unhooked_segments")
+    __slots__ = ("call_id", "depth", "entry_seq", "keywords_id", "segment_start_seq", "unhooked_segments")
 
     call_id: Any
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self.entry_seq = self.segment_start_seq = 0
+        self.entry_seq = self.segment_start_seq = self.keywords_id = 0
         self.unhooked_segments: list[tuple[int, int]] = []
 
 
@@ -67,6 +68,15 @@ class FrameStack(Generic[_Frame]):
     def open_frames(self) -> list[_Frame]:
         """Return the frames of the open calls, outermost first."""
         return self.frames[1 : self.stack_depth + 1]
+
+    def frame_of(self, keywords: dict[str, Any]) -> _Frame | None:
+        """Return the innermost open call's frame where the call has this dictionary of keyword arguments.
+
+        An interrupt can come when a call was entered and the one who did that has not got its frame yet: where
+        torch.compile evaluates frames, CPython looks for signals behind each call.
+        """
+        frame = self.frames[self.stack_depth]
+        return frame if frame.depth and frame.keywords_id == id(keywords) else None
 
 
 def make_hook_tensor() -> Tensor:

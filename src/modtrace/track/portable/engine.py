@@ -149,8 +149,8 @@ class PortableEngine(SegmentHooks):
                 self._on_error(error)
 
     @skip_all
-    def enter(self, module: nn.Module, inputs: object) -> CallFrame | None:
-        """Write that `module` is called with `inputs`; None where the call is not recorded."""
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFrame | None:
+        """Write that `module` is called with these inputs; None where the call is not recorded."""
         if not self._active:
             return None
         try:
@@ -166,7 +166,7 @@ class PortableEngine(SegmentHooks):
             if sequence != outer.segment_start_seq and not is_backward_compiled():
                 if depth == 0:
                     thread.outside_segments.append((outer.segment_start_seq, sequence - 1))
-                self.close_segment(thread, outer, inputs, sequence)
+                self.close_segment(thread, outer, (args, kwargs) if kwargs else args, sequence)
             if self._dead:
                 self._module_names.forget_dead()
             try:
@@ -196,6 +196,7 @@ class PortableEngine(SegmentHooks):
             frame.exit_meta = exit_kind | bits
             frame.index_bits = index_bits = call_index << SEQUENCE_BITS
             frame.entry_seq = frame.segment_start_seq = sequence
+            frame.keywords_id = id(kwargs)
             try:
                 thread.stack_depth = depth
                 self._write(enter_kind | bits, index_bits | sequence & SEQUENCE_MASK)
@@ -206,6 +207,12 @@ class PortableEngine(SegmentHooks):
             self._on_error(error)
             return None
         return frame
+
+    @skip_all
+    def frame_of(self, kwargs: dict[str, Any]) -> CallFrame | None:
+        """Return the frame of the thread's innermost call where this very dictionary holds its keyword arguments."""
+        thread: ThreadState | None = getattr(self._local, "thread", None)
+        return None if thread is None else thread.frame_of(kwargs)
 
     @skip_all
     def exit(self, frame: CallFrame, output: object) -> None:
@@ -296,9 +303,9 @@ def _make_wrapper(layer: Layer) -> Callable[..., Any]:
         engine = layer.observer
         if is_dynamo_compiling() or engine is None:
             return layer.wrapped(self, *args, **kwargs)
-        frame = engine.enter(self, (args, kwargs) if kwargs else args)
-        output = None
+        frame = output = None
         try:
+            frame = engine.enter(self, args, kwargs)
             try:
                 # torch.profiler (with_stack) knows a module's call by the frame that this leaves out.
                 if layer.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
@@ -310,8 +317,10 @@ def _make_wrapper(layer: Layer) -> Callable[..., Any]:
                 if frame is not None:
                     engine.exit(frame, output)
         except BaseException:
+            # An interrupt can come just after the call was entered, and while it was left.
+            if frame is None:
+                frame = engine.frame_of(kwargs)
             if frame is not None and frame.module is not None:
-                # An interrupt came while it was left.
                 engine.exit(frame, None)
             raise
 
