@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .timeline import Collectives as Collectives
     from .timeline import Columns as Columns
     from .timeline import CounterSeries as CounterSeries
+    from .timeline import DeviceModule as DeviceModule
+    from .timeline import DeviceSummary as DeviceSummary
     from .timeline import GpuStepTimes as GpuStepTimes
     from .timeline import GpuTotals as GpuTotals
     from .timeline import Group as Group
@@ -66,6 +68,8 @@ __all__ = [
     "Collectives",
     "Columns",
     "CounterSeries",
+    "DeviceModule",
+    "DeviceSummary",
     "Diff",
     "EngineError",
     "GpuStepTimes",
@@ -118,6 +122,8 @@ _MODULE_OF = {
     "Columns": ".timeline",
     "CounterSeries": ".timeline",
     "Diff": ".compare",
+    "DeviceModule": ".timeline",
+    "DeviceSummary": ".timeline",
     "GpuStepTimes": ".timeline",
     "GpuTotals": ".timeline",
     "Mark": ".timeline",

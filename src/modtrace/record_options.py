@@ -50,6 +50,9 @@ class RecordOptions(TypedDict, total=False):
     stacks_on_signal: int | None
     host_name: bool
     strip_wrappers: bool
+    device_times: bool
+    device_depth: int | None
+    modules: str | None
 
 
 @dataclass(frozen=True)
@@ -171,5 +174,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("stacks_on_signal", _signal, "On this signal (SIGUSR2) write Python stacks beside the ring.", "SIGNAL"),
     Option("host_name", _flag, "Note the host's name instead of a hash of it.", None, False),
     Option("strip_wrappers", _flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", None, True),
+    Option("device_times", _flag, "Also record when the device (a GPU) is in chosen calls, by events.", None, False),
+    Option("device_depth", _positive, "Choose calls with fewer than N around them (2, unless by name).", "N"),
+    Option("modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
 )
 """All of `RecordOptions`."""

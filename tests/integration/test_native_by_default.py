@@ -145,6 +145,7 @@ def test_record_never_compiles(home: Home) -> None:
 
 
 def test_every_source_is_compiled_once() -> None:
-    sources = Path(modtrace.__file__).parent.glob("track/native/cpp/*.cpp")
+    folder = Path(modtrace.__file__).parent / "track/native/cpp"
+    sources = [str(path.relative_to(folder)) for path in folder.rglob("*.cpp")]
 
-    assert sorted(name for _, names in UNITS.values() for name in names) == sorted(path.name for path in sources)
+    assert sorted(name for _, names in UNITS.values() for name in names) == sorted(sources)

@@ -9,6 +9,8 @@ from modtrace.ring import Events, Kind, Ring, RingSnapshot
 from modtrace.ring.slot_format import (
     ABANDONED_BIT,
     CALL_KEY_BITS,
+    DEVICE_TIME_BITS,
+    EVENT_NUMBER_MASK,
     FORWARD_THREAD_SHIFT,
     KIND_SHIFT,
     NO_NAME,
@@ -119,6 +121,18 @@ class EventScript:
     def collective(self, time: int, kind: Kind, text: str, value: int) -> None:
         """Write an event of a collective whose name is `text`."""
         self.event(time, kind, self._ring.names.text(text), value)
+
+    def queued(self, time: int, number: int, stream: int = 0) -> None:
+        """An event of the device, number `number`, follows what this thread wrote last."""
+        self.event(time, Kind.DEVICE_QUEUED, stream, number)
+
+    def reached(self, time: int, number: int, device_ns: int) -> None:
+        """It is read: the device was there at `device_ns` of its own clock."""
+        self.event(time, Kind.DEVICE_REACHED, number & EVENT_NUMBER_MASK, device_ns)
+
+    def device_clock(self, time: int, width_ns: int, device_ns: int, device: int = 0) -> None:
+        """The device's clock showed `device_ns` at most `width_ns` before `time`."""
+        self.event(time, Kind.DEVICE_CLOCK, width_ns, device << DEVICE_TIME_BITS | device_ns)
 
     def note(self, record: Mapping[str, object]) -> None:
         """Note any record."""

@@ -29,6 +29,9 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "stacks_on_signal": ("SIGUSR2", signal.SIGUSR2),
     "host_name": ("1", True),
     "strip_wrappers": ("false", False),
+    "device_times": ("1", True),
+    "device_depth": ("3", 3),
+    "modules": ("GPT.blocks.*", "GPT.blocks.*"),
 }
 
 

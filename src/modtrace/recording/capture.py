@@ -11,6 +11,7 @@ from torch import nn
 from ..record_options import EngineName
 from ..ring import STACKS_SIGNAL, Kind, NameTable, Ring
 from ..track.compiled_regions import CompiledRegions
+from ..track.device_choice import DeviceChoice
 from ..track.engine import choose_engine, make_engine
 from ..track.job_clocks import JobClocks
 from ..track.recording_metadata import recording_metadata
@@ -34,6 +35,7 @@ class Capture:
         model: where names start; a weak reference to a module.
         host_name: write the host's name.
         strip_wrappers: leave wrappers out of names.
+        device: which calls get device times, or None.
         sampler: what is sampled at calls.
         stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
 
@@ -57,6 +59,7 @@ class Capture:
         model: weakref.ref[nn.Module] | str | None,
         host_name: bool,
         strip_wrappers: bool,
+        device: DeviceChoice | None,
         sampler: Sampler,
         stacks_on_signal: int | None,
     ) -> None:
@@ -67,7 +70,7 @@ class Capture:
             metadata[STACKS_SIGNAL] = int(stacks_on_signal)
         self.ring = Ring(capacity, ring, metadata)
         alive = model() if isinstance(model, weakref.ref) else model
-        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers)
+        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers, device)
         self._sampler = sampler
         self._clocks = JobClocks(self.ring.names)
         self._regions = regions

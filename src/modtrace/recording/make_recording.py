@@ -11,6 +11,7 @@ from torch import nn
 from .._errors import RecordingError
 from .._requirements import check_can_record
 from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_engine
+from ..track.device_choice import DEFAULT_DEPTH, DeviceChoice
 from ..track.sampling import Sampler
 from .capture import Capture
 from .cycles import Schedule
@@ -35,6 +36,9 @@ def record(
     stacks_on_signal: int | None = None,
     host_name: bool = False,
     strip_wrappers: bool = True,
+    device_times: bool = False,
+    device_depth: int | None = None,
+    modules: str | None = None,
 ) -> Recording:
     """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
 
@@ -67,6 +71,12 @@ def record(
             `GPT.blocks.0`, not `DistributedDataParallel.module.blocks.0`. Wrappers that only pass calls on (of
             torch.compile, PEFT, Fabric, activation checkpoints) are shown as what they wrap; those that do work of
             their own (DistributedDataParallel, FSDP) have spans around it.
+        device_times: also record when the device (a GPU) is in chosen calls, by events on its streams, without a
+            profiler and without waiting for it. It needs the native engine; where there is no device, one warning says
+            so, and the recording goes on.
+        device_depth: those calls are chosen that have fewer calls around them than this; 2 unless `modules` is given:
+            the outermost, and what these call.
+        modules: those calls are chosen whose fully qualified name matches this pattern, as of a shell: `GPT.blocks.*`.
 
     Raises:
         RecordingError: the arguments make no sense, `%r` has no value, or this is a free-threaded build of CPython.
@@ -86,6 +96,7 @@ def record(
         raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
     if stacks_on_signal is not None:
         check_signal(stacks_on_signal, ring)
+    device = _device_choice(engine, device_times, device_depth, modules)
     make_capture = partial(
         Capture,
         engine=engine,
@@ -93,9 +104,26 @@ def record(
         model=weakref.ref(model) if isinstance(model, nn.Module) else model,
         host_name=host_name,
         strip_wrappers=strip_wrappers,
+        device=device,
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
     )
     return Recording(
         path, ring=ring, make_capture=make_capture, max_steps=max_steps, schedule=schedule, on_signal=on_signal
     )
+
+
+def _device_choice(
+    engine: EngineName, device_times: bool, device_depth: int | None, modules: str | None
+) -> DeviceChoice | None:
+    if not device_times:
+        if device_depth is not None or modules is not None:
+            raise RecordingError("device_depth and modules choose calls for device times; give device_times=True too")
+        return None
+    if engine == "python":
+        raise RecordingError("device times need the native engine; give engine='native' or 'auto'")
+    if device_depth is not None and (not isinstance(device_depth, int) or device_depth < 1):
+        raise RecordingError(f"device_depth is {device_depth!r}; it must be a whole number, 1 or more, or None")
+    if modules is not None and not isinstance(modules, str):
+        raise RecordingError(f"modules is {modules!r}; it must be a pattern of names, as 'GPT.blocks.*'")
+    return DeviceChoice(device_depth if device_depth or modules else DEFAULT_DEPTH, modules)

@@ -30,11 +30,16 @@ __all__ = [
     "CALL_KEY_BITS",
     "CALL_KEY_MASK",
     "COMMUNICATION_KINDS",
+    "DEVICE_KINDS",
+    "DEVICE_TIME_BITS",
+    "DEVICE_TIME_MASK",
+    "EVENT_NUMBER_MASK",
     "FORWARD_THREAD_BITS",
     "FORWARD_THREAD_MASK",
     "FORWARD_THREAD_SHIFT",
     "GRAPH_TASK_BITS",
     "GRAPH_TASK_MASK",
+    "KINDS_OF_OTHER_THREADS",
     "KIND_BITS",
     "KIND_MASK",
     "KIND_SHIFT",
@@ -48,6 +53,8 @@ __all__ = [
     "SEQUENCE_BITS",
     "SEQUENCE_MASK",
     "SLOT_BYTES",
+    "STREAM_NUMBER_BITS",
+    "STREAM_NUMBER_MASK",
     "THREAD_BITS",
     "THREAD_MASK",
     "THREAD_SHIFT",
@@ -99,6 +106,17 @@ CALL_KEY_MASK = (1 << CALL_KEY_BITS) - 1
 # The value of a `SEGMENT_BEGIN`: a sequence number, and above that the backward pass, which wraps at its width.
 BACKWARD_PASS_BITS = 25
 BACKWARD_PASS_MASK = (1 << BACKWARD_PASS_BITS) - 1
+
+# The name of a `DEVICE_QUEUED` and a `DEVICE_STREAM`: the number of a stream, and above that the index of the device.
+STREAM_NUMBER_BITS = 16
+STREAM_NUMBER_MASK = (1 << STREAM_NUMBER_BITS) - 1
+
+# The name of a `DEVICE_REACHED`: the lower bits of the event's number.
+EVENT_NUMBER_MASK = NAME_MASK
+
+# The value of a `DEVICE_CLOCK`: what the device's clock showed, and above that the index of the device.
+DEVICE_TIME_BITS = 55
+DEVICE_TIME_MASK = (1 << DEVICE_TIME_BITS) - 1
 
 ABANDONED_BIT = 1 << 62
 """In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
@@ -153,6 +171,15 @@ class Kind(IntEnum):
     """A thread waits for a collective. Value and name: as of its enter; -1 and no name where it is not known."""
     WAIT_EXIT = 24
     """It has waited. Value and name: the same."""
+    DEVICE_QUEUED = 25
+    """An event of a device follows what the thread wrote before. Value: its number, from 0; name: stream and device; no
+    name where it was dropped, as too many had not been read."""
+    DEVICE_REACHED = 26
+    """The device came by it. Value: ns of the device's clock; name: lower bits of its number; thread: who queued it."""
+    DEVICE_CLOCK = 27
+    """A device's clock was read. Value: device · what it showed, between this event's time and `name` ns before it."""
+    DEVICE_STREAM = 28
+    """Which stream a number means. Value: torch's id of it; name: as of DEVICE_QUEUED."""
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
@@ -162,6 +189,10 @@ COMMUNICATION_KINDS = (
     *(Kind.WAIT_ENTER, Kind.WAIT_EXIT),
 )
 """The kinds that say what a thread does of torch.distributed; no module's and no node's."""
+DEVICE_KINDS = (Kind.DEVICE_QUEUED, Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM)
+"""The kinds that say when a device came by; no module's and no node's either."""
+KINDS_OF_OTHER_THREADS = (Kind.COLLECTIVE_DONE, Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM)
+"""The kinds that are written by others than the thread that they name, at any later time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,15 @@ import numpy as np
 
 from .._typing import BoolArray, Int32Array
 from .name_table import Record
-from .slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, COMMUNICATION_KINDS, NO_NAME, Events, Kind
+from .slot_format import (
+    CALL_ENTER_KINDS,
+    CALL_EXIT_KINDS,
+    COMMUNICATION_KINDS,
+    KINDS_OF_OTHER_THREADS,
+    NO_NAME,
+    Events,
+    Kind,
+)
 from .slots import SlotSnapshot
 from .stacks_file import STACKS_SIGNAL
 
@@ -115,7 +123,7 @@ def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> Sl
     events = slots.events
     possible = (events.time >= begin) & (events.time < _MAX_TIME_NS)
     # What completes is written by other threads than the one it belongs to.
-    index = np.flatnonzero(possible & (events.kind != Kind.COLLECTIVE_DONE))
+    index = np.flatnonzero(possible & ~np.isin(events.kind, KINDS_OF_OTHER_THREADS))
     index = index[np.argsort(events.thread[index], kind="stable")]
     goes_back = (np.diff(events.time[index]) < 0) & (np.diff(events.thread[index]) == 0)
     for thread in np.unique(events.thread[index[1:][goes_back]]).tolist():

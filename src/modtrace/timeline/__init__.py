@@ -9,7 +9,7 @@ from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .spans import Span, Spans
-from .summary import GpuStepTimes, GpuTotals, ModuleTimes, Overview, StepTimes, Summary
+from .summary import DeviceModule, DeviceSummary, GpuStepTimes, GpuTotals, ModuleTimes, Overview, StepTimes, Summary
 from .timeline import Timeline
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "Collectives",
     "Columns",
     "CounterSeries",
+    "DeviceModule",
+    "DeviceSummary",
     "GpuStepTimes",
     "GpuTotals",
     "Group",

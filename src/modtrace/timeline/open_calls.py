@@ -9,8 +9,15 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array, SignedIntArray
 from ..ring import Events, Kind, RingSnapshot
-from ..ring.slot_format import ABANDONED_BIT, CALL_ENTER_KINDS, CALL_EXIT_KINDS, FORWARD_THREAD_MASK, SEQUENCE_MASK
-from .build import Intervals, NameLookup, attribute_nodes, build_intervals, call_ids, is_communication, segment_pass
+from ..ring.slot_format import (
+    ABANDONED_BIT,
+    CALL_ENTER_KINDS,
+    CALL_EXIT_KINDS,
+    FORWARD_THREAD_MASK,
+    KINDS_OF_OTHER_THREADS,
+    SEQUENCE_MASK,
+)
+from .build import Intervals, NameLookup, attribute_nodes, build_intervals, call_ids, module_events, segment_pass
 from .contents import Name
 from .open_passes import OpenPass, events_of_passes, nodes_of_pass, open_passes
 
@@ -59,7 +66,7 @@ def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
     """Return the stack of each thread that has written any event, in the order in which they came."""
     all_events = snapshot.slots.events
     lookup = NameLookup(snapshot.records, all_events)
-    events = all_events.take(~is_communication(all_events))
+    events = module_events(all_events)
     passes = open_passes(events)
     intervals, call, open_intervals, passes = _open_intervals(
         events, passes, lookup.torch_threads, snapshot.slots.torn > 0
@@ -83,7 +90,7 @@ def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
         name = lookup.names[intervals.name[call[of_module[-1]]]] if len(of_module) else Name("", "", "")
         stacks.setdefault(thread, []).append(_open_call(name, AFTER_BACKWARD, since_ns))
     last_ns = np.full(len(lookup.threads), -1, np.int64)
-    by_thread = all_events.kind != Kind.COLLECTIVE_DONE
+    by_thread = ~np.isin(all_events.kind, KINDS_OF_OTHER_THREADS)
     np.maximum.at(last_ns, all_events.thread[by_thread], all_events.time[by_thread])
     threads = []
     for thread in np.flatnonzero(last_ns >= 0).tolist():

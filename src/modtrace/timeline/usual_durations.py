@@ -9,7 +9,7 @@ import numpy as np
 from .._typing import BoolArray, Int64Array
 from ..ring import Events, RingSnapshot
 from ..ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RECOMPUTE_BIT
-from .build import NameLookup, attribute_nodes, build_intervals, is_communication
+from .build import NameLookup, attribute_nodes, build_intervals, module_events
 from .build.pairing import pair_calls
 from .open_calls import AFTER_BACKWARD, OpenCall
 
@@ -29,7 +29,7 @@ def usual_durations(snapshot: RingSnapshot, calls: Iterable[OpenCall]) -> dict[t
     if not wanted:
         return {}
     events = snapshot.slots.events
-    events = events.take(~is_communication(events))
+    events = module_events(events)
     lookup = NameLookup(snapshot.records, events)
     durations: dict[tuple[str, str], Int64Array] = {}
     node_name, node_duration = (

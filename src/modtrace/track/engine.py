@@ -11,6 +11,7 @@ from torch import nn
 from ..record_options import EngineName
 from ..ring import Ring
 from .compiled_regions import CompiledBackward
+from .device_choice import DeviceChoice, say_no_device_times
 from .event_sink import EventSink, OnError
 from .native.engine import NativeEngine
 from .native.library import why_unavailable
@@ -55,6 +56,7 @@ def make_engine(
     model: nn.Module | str | None,
     on_error: OnError,
     strip_wrappers: bool = True,
+    device: DeviceChoice | None = None,
 ) -> Engine:
     """Return an engine that was not started.
 
@@ -64,11 +66,16 @@ def make_engine(
         model: where names start, see `ModuleNames`.
         on_error: called with what went wrong inside.
         strip_wrappers: see `ModuleNames`.
+        device: which calls get device times; None: none do. The portable engine says that it has none.
 
     Raises:
         EngineError: the native engine is asked for and cannot be had.
     """
-    return (NativeEngine if kind == "native" else PortableEngine)(ring, model, on_error, strip_wrappers)
+    if kind == "native":
+        return NativeEngine(ring, model, on_error, strip_wrappers, device)
+    if device is not None:
+        say_no_device_times("the portable engine has none; `modtrace doctor` says why the native one does not record")
+    return PortableEngine(ring, model, on_error, strip_wrappers)
 
 
 @cache

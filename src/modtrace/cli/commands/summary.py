@@ -89,6 +89,8 @@ def command(
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
         console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)
+        if summary.device is not None and not tree:
+            console.print("\n" + summary.device_text(limit, console.width), soft_wrap=True)
         if len(summary.steps) > 1 and not tree:
             console.print("\nslowest steps\n" + summary.steps_text(SLOWEST_STEPS, console.width), soft_wrap=True)
     else:

@@ -10,11 +10,11 @@ import numpy as np
 from ..._typing import Int64Array
 from ...timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Process, Timeline, Track
 from ...timeline.columns import join_columns, sort_by_start
+from ...timeline.interval_spans import LabelledInterval, nest, spans_from_intervals
 from ...timeline.ranges import union_of
 from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes, find_nodes
 from .call_lookup import CallIndex, InnermostLookup, runs_module_code, threads_of
-from .interval_spans import LabelledInterval, nest, spans_from_intervals
 
 __all__ = ["attribute_nodes", "cut_to_nodes"]
 

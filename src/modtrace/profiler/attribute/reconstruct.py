@@ -12,11 +12,11 @@ from ..._typing import Int64Array
 from ...timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
 from ...timeline.columns import in_start_order
 from ...timeline.contents import REGION_CLASS
+from ...timeline.interval_spans import nest
 from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes
 from .call_lookup import CallIndex
-from .interval_spans import nest
 
 __all__ = ["reconstruct"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._typing import Int64Array
 from ...timeline import Process, Timeline
-from ...timeline.gpu_tracks import without_gpu
+from ...timeline.gpu_tracks import DEVICE_METADATA, without_gpu
 from ...timeline.rewrite import replace_processes
 from ...timeline.select import keep_tracks
 from ..trace.event_columns import ProfilerEvents
@@ -38,7 +38,9 @@ def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]
 
     Of a timeline of a single process these are all its threads, whatever the process' pid.
     """
-    timeline = without_gpu(timeline)  # the trace tells them anew
+    # The trace tells them anew.
+    metadata = {key: value for key, value in timeline.metadata.items() if key not in DEVICE_METADATA}
+    timeline = replace(without_gpu(timeline), metadata=metadata)
     processes = {track.process for track in timeline.tracks}
     if len(processes) <= 1:
         return timeline, []

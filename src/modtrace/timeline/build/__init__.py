@@ -6,6 +6,7 @@ from .attribution import attribute_nodes
 from .call_tree import Intervals, build_intervals
 from .clock import Clock
 from .from_ring import build_timeline
+from .module_events import module_events
 from .name_lookup import NameLookup
 from .pair_collectives import is_communication
 from .pairing import call_ids, segment_pass
@@ -22,6 +23,7 @@ __all__ = [
     "build_timeline",
     "call_ids",
     "is_communication",
+    "module_events",
     "pair_passes",
     "segment_pass",
     "step_ends",

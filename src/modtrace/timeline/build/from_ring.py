@@ -15,9 +15,11 @@ from ..timeline import Timeline
 from .attribution import attribute_nodes, count_outside_runs
 from .call_tree import build_intervals
 from .clock import Clock
+from .device import add_device_spans
+from .module_events import module_events
 from .name_lookup import NameLookup
 from .own_args import find_own_args
-from .pair_collectives import assign_communication_tracks, build_collectives, is_communication
+from .pair_collectives import assign_communication_tracks, build_collectives
 from .passes import pair_passes
 from .span_rows import assign_tracks, build_span_rows, find_parents
 from .steps import step_ends
@@ -31,7 +33,7 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
     """Build the timeline of what a ring held."""
     all_events = snapshot.slots.events
     lookup = NameLookup(snapshot.records, all_events)
-    events = all_events.take(~is_communication(all_events))
+    events = module_events(all_events)
     clock = Clock(snapshot.records)
     rank = snapshot.metadata.get("rank")
     process = Process(
@@ -73,6 +75,9 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key != "host"},
         span_args=find_own_args(events, lookup.texts, snapshot.records, rows),
+    )
+    timeline = add_device_spans(
+        timeline, all_events, intervals, call, clock.to_unix, lambda position: _steps(events, position)
     )
     return replace(timeline, collectives=replace(collectives, track_names=timeline.track_names))
 

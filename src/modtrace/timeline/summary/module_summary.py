@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._typing import AnyArray
 from .column_arrays import module_columns, step_columns
+from .device_summary import DeviceSummary
 from .module_times import GpuStepTimes, GpuTotals, ModuleTimes
 from .module_tree import fold_below
 from .overview import Overview
@@ -18,6 +19,7 @@ from .render.as_html import render_html
 from .render.as_json import from_json_values, render_json, to_json_values
 from .render.as_markdown import render_markdown, render_steps_markdown
 from .render.as_text import render_steps, render_text, render_tree
+from .render.device_table import render_device
 from .step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Summary:
         gpu_steps: what was launched on GPUs in each step; empty where that is not known.
         others_ns: what the processes but the first took, whose steps are not marked: each from the start of its first
             span to the end of its last, in nanoseconds together.
+        device: what the streams of devices did; None where the recording has no device times.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -63,6 +66,7 @@ class Summary:
     by: str = "module"
     gpu_steps: Sequence[GpuStepTimes] = ()
     others_ns: int = 0
+    device: DeviceSummary | None = None
 
     def sort_by(self, key: str | None = None, limit: int | None = None) -> Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.
@@ -157,6 +161,13 @@ class Summary:
     def to_tree(self, width: int | None = None) -> str:
         """Return header and the tree of the modules, times in ms; siblings are in the order of the rows."""
         return render_tree(self, width)
+
+    def device_text(self, limit: int | None = None, width: int | None = None) -> str:
+        """Return what the streams of devices did, and the table of the `limit` modules that took longest, times in ms.
+
+        It is empty where the recording has no device times.
+        """
+        return render_device(self.device, limit, width)
 
     def steps_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return the table of the `limit` slowest steps, times in ms."""

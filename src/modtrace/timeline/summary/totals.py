@@ -10,27 +10,30 @@ from ..._typing import BoolArray, Int64Array
 from ..columns import FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks
+from .device_summary import summarize_device
 from .groups import GroupBy, Groups, group_modules
 from .module_summary import Summary
 from .module_times import ModuleTimes
 from .overview import describe_recording
 from .percentiles import median_and_p95_by_group
+from .self_times import self_times, times_in_phase
 from .step_times import measure_steps
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["self_times", "summarize"]
+__all__ = ["summarize"]
 
 
 def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
-    """Add up calls and CPU times per module or per class; what ran on a GPU counts for neither."""
+    """Add up calls and CPU times per module or per class; device times are in a table of their own."""
+    device = summarize_device(timeline)
     timeline = without_gpu(timeline)
     columns = timeline.columns
     groups = group_modules(timeline.names, by)
     group = groups.of_name[columns.name]
     self_ns = self_times(columns)
-    in_phase_ns, outermost = _times_in_phase(columns), _is_outermost(columns, group)
+    in_phase_ns, outermost = times_in_phase(columns), _is_outermost(columns, group)
     # Recompute lies in the backward of any module, and counts to those that contain what runs again.
     timed = np.flatnonzero(outermost & (columns.phase != RECOMPUTE))
     total_ns = np.zeros((len(PHASES), len(groups)), np.int64)
@@ -75,6 +78,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
         steps=steps,
         by=by,
         others_ns=_time_of_others(timeline),
+        device=device,
     )
 
 
@@ -92,31 +96,6 @@ def _time_of_others(timeline: Timeline) -> int:
     np.maximum.at(last_end, process, timeline.columns.end)
     ran = np.flatnonzero(np.bincount(process, minlength=len(index_of))[1:]) + 1
     return int((last_end[ran] - first_start[ran]).sum())
-
-
-def self_times(columns: Columns) -> Int64Array:
-    """Return int64[n]: what each span took outside the spans directly inside it, in ns."""
-    duration = columns.end - columns.start
-    self_ns: Int64Array = duration.copy()
-    has_parent = columns.parent >= 0
-    np.subtract.at(self_ns, columns.parent[has_parent], duration[has_parent])
-    return self_ns
-
-
-def _times_in_phase(columns: Columns) -> Int64Array:
-    """Return int64[n]: what each span took, in ns, without the spans of other phases inside it."""
-    duration = columns.end - columns.start
-    in_phase_ns: Int64Array = duration.copy()
-    phase, parent = columns.phase, columns.parent
-    other = np.flatnonzero(parent >= 0)
-    other = other[phase[other] != phase[parent[other]]]
-    outer = parent[other]
-    while len(other):
-        np.subtract.at(in_phase_ns, outer, duration[other])
-        further = parent[outer]
-        climbs = (further >= 0) & (phase[further] == phase[outer])
-        other, outer = other[climbs], further[climbs]
-    return in_phase_ns
 
 
 def _is_outermost(columns: Columns, group: Int64Array) -> BoolArray:

@@ -24,8 +24,9 @@ __all__ = ["UNITS", "compile_library", "missing_compiler"]
 UNITS = {
     "calls": ("-O3", ("backward.cpp", "module.cpp", "module_calls.cpp", "ring_writer.cpp")),
     "collectives": ("-O2", ("collective_waits.cpp", "collectives.cpp")),
+    "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),
 }
-"""What is compiled as one: most of the time goes into torch's headers, which each of two cores reads once."""
+"""What is compiled as one: most of the time goes into torch's headers, which each unit reads once."""
 _FOLDER = Path(__file__).parent / "cpp"
 _FLAGS = ("-fPIC", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden", "-w")
 # Without it torch's headers include those of all operators, more than half of what there is to read.

@@ -14,10 +14,12 @@ from ...ring import Kind, Ring
 from ...ring.slot_format import BACKWARD_PASS_BITS, CALL_KEY_BITS, KIND_SHIFT, NO_NAME
 from ..call_patch import RUN_BACKWARD, Layer, Patch
 from ..collectives.native import NativeCollectives
+from ..device_choice import DeviceChoice
 from ..event_sink import OnError
 from ..naming.module_names import ModuleNames
 from ..sync_marks import SyncMarks
 from ..threads import describe_thread
+from .device_times import NativeDeviceTimes
 from .library import load
 
 __all__ = ["NativeEngine"]
@@ -31,6 +33,7 @@ class NativeEngine:
         model: where names start, see `ModuleNames`.
         on_error: called with what went wrong inside.
         strip_wrappers: see `ModuleNames`.
+        device: which calls get events of the device; None: none do.
 
     Raises:
         EngineError: it is not built for this torch.
@@ -39,7 +42,12 @@ class NativeEngine:
     kind = "native"
 
     def __init__(
-        self, ring: Ring, model: nn.Module | str | None, on_error: OnError, strip_wrappers: bool = True
+        self,
+        ring: Ring,
+        model: nn.Module | str | None,
+        on_error: OnError,
+        strip_wrappers: bool = True,
+        device: DeviceChoice | None = None,
     ) -> None:
         self._native: ModuleType = load()
         self._ring = ring
@@ -47,17 +55,21 @@ class NativeEngine:
         self._sync = SyncMarks(self, ring.names)
         self._module_names = ModuleNames(ring.names, model, self._native.forget_module, strip_wrappers=strip_wrappers)
         self._collectives = NativeCollectives(self._native, ring.names)
+        self._device_times = (
+            None if device is None else NativeDeviceTimes(self._native, self._module_names, ring.names, device)
+        )
 
     def start(self) -> None:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass."""
         ring = self._ring
         # One that an interrupt kept from being stopped.
+        self._native.stop_device_times()
         self._native.stop()
         self._native.start(
             ring.buffer,
             ring.offset,
             ring.capacity,
-            self._module_names.resolve,
+            self._module_names.resolve if self._device_times is None else self._device_times.resolve,
             self._module_names.dead,
             self._module_names.forget_dead,
             self._add_thread,
@@ -67,9 +79,13 @@ class NativeEngine:
         for patch in _patches(self._native):
             patch.install(self)
         self._collectives.start()
+        if self._device_times is not None:
+            self._device_times.start()
 
     def stop(self) -> None:
         """Stop recording and restore what of torch was wrapped. Thread-safe."""
+        if self._device_times is not None:
+            self._device_times.stop()
         self._native.stop()
         for patch in _patches(self._native):
             patch.uninstall()
@@ -81,6 +97,8 @@ class NativeEngine:
         for patch in _patches(self._native):
             patch.uninstall()
         self._collectives.stop()
+        if self._device_times is not None:
+            self._device_times.after_fork()
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""

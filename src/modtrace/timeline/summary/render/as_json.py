@@ -21,6 +21,8 @@ def render_json(summary: Summary) -> str:
         row |= {"total_ns": times.total_ns, "self_ns": times.self_ns, "mean_ns": times.mean_ns}
     values["by"] = summary.by
     values["steps"] = [step._asdict() for step in summary.steps]
+    if summary.device is not None:
+        values["device"] = summary.device._asdict() | {"rows": [row._asdict() for row in summary.device.rows]}
     if summary.overview is not None:
         totals = {operator: total._asdict() for operator, total in summary.overview.communication.items()}
         values["overview"] = summary.overview._asdict() | {"communication": totals}

@@ -120,11 +120,15 @@ uint64_t hook_segments(ThreadState& thread, PyObject* outputs) {
     const uint64_t number = ++engine.last_pass;
     BackwardPass& pass = pass_slot(number);
     if (pass.number.load() != 0) return 0;
-    order.hook_segments(number);
+    const bool device_times =
+        engine.device_times_active.load(std::memory_order_relaxed) && thread.device_boundaries.allocated();
+    if (C10_UNLIKELY(device_times)) thread.device_boundaries.add(at::sequence_number::peek());
+    order.hook_segments(number, device_times ? &thread.device_boundaries : nullptr);
     pass.begun.store(false);
     pass.over.store(false);
     pass.observed.store(false);
     pass.on_device = order.is_on_device();
+    pass.device_times = device_times;
     pass.number.store(number);
     return number;
   } catch (const std::exception&) {

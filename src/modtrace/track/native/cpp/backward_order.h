@@ -69,10 +69,17 @@ class BackwardOrder {
   bool is_on_device() const { return device_ && device_->type() != at::kCPU; }
 
   // Hooks the first node to run of each segment.
-  void hook_segments(uint64_t pass_number) const {
+  //
+  // device_boundaries: where the nodes of calls that get events of the device begin, or null where none do.
+  void hook_segments(uint64_t pass_number, const SequenceBoundaries* device_boundaries) const {
     for (size_t index = 0; index < nodes_.size(); ++index) {
       const NumberedNode& node = nodes_[index];
-      if (index == 0 || boundaries_.any(node.sequence + 1, nodes_[index - 1].sequence)) add_hook(node, pass_number);
+      const uint64_t newer = index == 0 ? 0 : nodes_[index - 1].sequence;
+      if (index != 0 && !boundaries_.any(node.sequence + 1, newer)) continue;
+      const bool on_device =
+          device_boundaries != nullptr && (index == 0 || (device_boundaries->reaches(node.sequence) &&
+                                                          device_boundaries->any(node.sequence + 1, newer)));
+      add_hook(node, pass_number, on_device);
     }
   }
 
@@ -109,11 +116,12 @@ class BackwardOrder {
     return true;
   }
 
-  void add_hook(const NumberedNode& numbered, uint64_t pass_number) const {
+  void add_hook(const NumberedNode& numbered, uint64_t pass_number, bool on_device) const {
     for (const auto& hook : numbered.node->pre_hooks()) {
-      if (auto* ours = dynamic_cast<SegmentHook*>(hook.get())) return ours->set_pass(pass_number);
+      if (auto* ours = dynamic_cast<SegmentHook*>(hook.get())) return ours->set_pass(pass_number, on_device);
     }
-    numbered.node->add_pre_hook(std::make_unique<SegmentHook>(pass_number, forward_thread_, numbered.sequence));
+    numbered.node->add_pre_hook(
+        std::make_unique<SegmentHook>(pass_number, forward_thread_, numbered.sequence, on_device));
   }
 
   const SequenceBoundaries& boundaries_;

@@ -35,6 +35,7 @@ struct Session {
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
       names;                                            // module → (parent's name id, name id)
   std::vector<int64_t> forward_calls, recompute_calls;  // so far, by name id
+  std::vector<bool> on_device;                          // by name id, whether calls get events of the device
   int references = 1;                                   // guarded by the interpreter's lock
 };
 
@@ -56,7 +57,8 @@ struct ThreadState {
   uint64_t outermost_sequence = 0;                        // the sequence number at the enter of its outermost open call
   int64_t last_call_name = kNoName, last_call_index = 0;  // the outermost call that made nodes last
   SequenceBoundaries boundaries;
-  ThreadState* next = nullptr;  // in the list of all threads
+  SequenceBoundaries device_boundaries;  // of the calls that get events of the device
+  ThreadState* next = nullptr;           // in the list of all threads
 };
 
 // A backward pass with hooks on its segments. The hooks outlive it where the graph is retained, and do nothing then.
@@ -65,7 +67,8 @@ struct BackwardPass {
   std::atomic<bool> begun{false}, over{false};
   // Whether the observer took it over, as other passes take turns with it: from its next node on, hooks write nothing.
   std::atomic<bool> observed{false};
-  bool on_device = false;  // guarded by the interpreter's lock
+  bool on_device = false;     // guarded by the interpreter's lock
+  bool device_times = false;  // whether an event of the device is recorded when it is over
 };
 
 // A graph task whose nodes hooks tell of, and its pass.
@@ -80,6 +83,7 @@ struct EngineState {
   // Number of the session; changes only while none is active, so whoever acquires a session sees its number.
   std::atomic<uint64_t> generation{0};
   std::atomic<ThreadState*> threads{nullptr};
+  std::atomic<bool> device_times_active{false};
 
   std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;             // by number modulo
   std::array<HookedGraphTask, kMaxConcurrentPasses> hooked_graph_tasks;  // by task modulo
@@ -106,7 +110,9 @@ inline ThreadState& this_thread() {
   thread_local struct Owner {
     ThreadState* state = nullptr;
     ~Owner() {
-      if (state != nullptr) state->boundaries.reset();
+      if (state == nullptr) return;
+      state->boundaries.reset();
+      state->device_boundaries.reset();
     }
   } owner;
   if (owner.state == nullptr) owner.state = add_thread_state();

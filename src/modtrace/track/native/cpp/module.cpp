@@ -11,6 +11,7 @@
 
 #include "backward.h"
 #include "collectives.h"
+#include "device/calls.h"
 #include "module_calls.h"
 #include "ring_writer.h"
 
@@ -168,6 +169,7 @@ PyObject* py_after_fork(PyObject*, PyObject*) {
   // The other threads are gone, and one of them may have been writing.
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) thread->busy.store(false);
   reset_collectives();
+  reset_device_times();
   if (session != nullptr) end_session(*session);
   Py_RETURN_NONE;
 }
@@ -205,6 +207,16 @@ PyMethodDef methods[] = {
      "wrap_wait(wrapped): return a method that waits by `wrapped`, and notes it while it is active."},
     {"set_wait_active", set_wait_active, METH_VARARGS,
      "set_wait_active(wrapper, active): for what wrap_wait returned; it is inactive at first."},
+    {"start_device_times", start_device_times, METH_O,
+     "start_device_times(device_type): record events of the device around calls that choose_for_device names; None, "
+     "or\n"
+     "a text: why there can be none."},
+    {"stop_device_times", stop_device_times, METH_NOARGS,
+     "stop_device_times(): read what is done within a second, and end; None, or a text: what went wrong."},
+    {"choose_for_device", choose_for_device, METH_O, "choose_for_device(name_id): calls of this name get events."},
+    {"begin_capture", begin_capture, METH_NOARGS,
+     "begin_capture(): torch captures a graph; nothing is recorded, and nothing asked, until end_capture()."},
+    {"end_capture", end_capture, METH_NOARGS, "end_capture(): it is captured."},
     {"write_event", py_write_event, METH_VARARGS, "write_event(meta, value): write one event of this thread."},
     {"last_call", py_last_call, METH_NOARGS,
      "last_call(): name and index of the outermost call of this thread that made nodes last; None before the first."},

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backward.h"
+#include "device/calls.h"
 #include "ring_writer.h"
 
 namespace modtrace {
@@ -98,6 +99,9 @@ bool enter(PyObject* module) {
   const int64_t exit_meta = (recompute ? kRecomputeExit : kForwardExit) << kKindShift | meta;
   thread.open_calls.push_back({PyRef::borrow(module), name_id, exit_meta, value});
   write_call(*session, thread, (recompute ? kRecomputeEnter : kForwardEnter) << kKindShift | meta, value);
+  if (C10_UNLIKELY(engine.device_times_active.load(std::memory_order_relaxed))) {
+    queue_device_event_of_call(*session, thread, name_id);
+  }
   return true;
 }
 
@@ -116,6 +120,9 @@ void exit(Session& session, ThreadState& thread, size_t height) {
     thread.last_call_index = call.exit_value >> kSequenceBits;
   }
   write_call(session, thread, call.exit_meta, call.exit_value);
+  if (C10_UNLIKELY(engine.device_times_active.load(std::memory_order_relaxed))) {
+    queue_device_event_of_call(session, thread, call.name_id);
+  }
   drop_open_calls(thread, height);
 }
 

@@ -19,14 +19,15 @@ inline int64_t monotonic_ns() {
 }
 
 // Fills the slot of this serial number. Meta goes first and the stamp last, by which a reader tells half a slot.
-inline void write_slot(Session& session, uint64_t serial, int64_t meta, int64_t value) {
+// `time`: what it says in place of now, monotonic ns.
+inline void write_slot(Session& session, uint64_t serial, int64_t meta, int64_t value, const int64_t* time = nullptr) {
   const uint64_t lap = session.capacity_log2 >= 0 ? serial >> session.capacity_log2 : serial / session.capacity;
   Slot& slot = session.slots[serial - lap * session.capacity];
   // The ring is larger than the caches, and taking the next serial waits for this slot's line: fetch lines ahead.
   __builtin_prefetch(&slot + kPrefetchSlots, 1);
   slot.meta.store(static_cast<int64_t>((lap & kLapMask) << kLapShift) | meta, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  slot.time.store(monotonic_ns(), std::memory_order_relaxed);
+  slot.time.store(time == nullptr ? monotonic_ns() : *time, std::memory_order_relaxed);
   slot.value.store(value, std::memory_order_relaxed);
   slot.stamp.store(static_cast<int64_t>(serial + 1), std::memory_order_release);
 }
@@ -38,7 +39,8 @@ inline void write_with_gil(Session& session, int64_t meta, int64_t value) {
 
 // Writes from a thread that does not hold the interpreter's lock, into the session of this generation only. `meta` has
 // the thread's number. `stop` waits for those that are busy.
-inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value) {
+inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value,
+                              const int64_t* time = nullptr) {
   // Without a session to write to it must not take a serial: the reader would miss an event.
   if (C10_UNLIKELY(generation != current_generation())) return;
   thread.busy.store(true, std::memory_order_relaxed);
@@ -49,7 +51,7 @@ inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t 
 #endif
   Session* session = engine.active_session.load(std::memory_order_seq_cst);
   if (C10_LIKELY(session != nullptr && generation == current_generation())) {
-    write_slot(*session, serial, meta, value);
+    write_slot(*session, serial, meta, value, time);
   }
   thread.busy.store(false, std::memory_order_release);
 }

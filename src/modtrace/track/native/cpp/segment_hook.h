@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "backward.h"
+#include "device/calls.h"
 #include "ring_writer.h"
 
 namespace modtrace {
@@ -22,18 +23,22 @@ inline HookedGraphTask& hooked_slot(int graph_task) {
 inline void end_pass(uint64_t number) {
   BackwardPass& pass = pass_slot(number);
   if (pass.number.load() != number || !pass.begun.load() || pass.over.exchange(true)) return;
-  write_without_gil(registered_thread(), kBackwardOver << kKindShift | kNoName,
-                    static_cast<int64_t>(number & kBackwardPassMask));
+  ThreadState& thread = registered_thread();
+  write_without_gil(thread, kBackwardOver << kKindShift | kNoName, static_cast<int64_t>(number & kBackwardPassMask));
+  if (C10_UNLIKELY(pass.device_times)) queue_device_event(thread);
 }
 
 // Notes that the nodes from this one on belong to another call than those before.
 class SegmentHook final : public torch::autograd::FunctionPreHook {
  public:
-  SegmentHook(uint64_t pass_number, uint64_t forward_thread, uint64_t sequence)
-      : pass_number_(pass_number), forward_thread_(forward_thread), sequence_(sequence) {}
+  SegmentHook(uint64_t pass_number, uint64_t forward_thread, uint64_t sequence, bool on_device)
+      : pass_number_(pass_number), on_device_(on_device), forward_thread_(forward_thread), sequence_(sequence) {}
 
   // Takes the hook over for another pass: the graph was retained, and runs again.
-  void set_pass(uint64_t pass_number) { pass_number_.store(pass_number); }
+  void set_pass(uint64_t pass_number, bool on_device) {
+    on_device_.store(on_device);
+    pass_number_.store(pass_number);
+  }
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
     const uint64_t number = pass_number_.load(std::memory_order_relaxed);
@@ -61,9 +66,11 @@ class SegmentHook final : public torch::autograd::FunctionPreHook {
     write_without_gil(
         thread, node_meta(kSegmentBegin, forward_thread_, 0),
         static_cast<int64_t>((number & kBackwardPassMask) << kSequenceBits | (sequence_ & kSequenceMask)));
+    if (C10_UNLIKELY(on_device_.load(std::memory_order_relaxed))) queue_device_event(thread);
   }
 
   std::atomic<uint64_t> pass_number_;
+  std::atomic<bool> on_device_;  // whether an event of the device is recorded here
   uint64_t forward_thread_, sequence_;
 };
 

@@ -37,6 +37,15 @@ constexpr uint64_t kCallIndexMask = (uint64_t{1} << kCallIndexBits) - 1;
 constexpr int kBackwardPassBits = 25;
 constexpr uint64_t kBackwardPassMask = (uint64_t{1} << kBackwardPassBits) - 1;
 
+// The name of a DEVICE_QUEUED and a DEVICE_STREAM: the number of the stream, and above that the device.
+constexpr int kStreamNumberBits = 16;
+
+// The name of a DEVICE_REACHED: the lower bits of the event's number.
+constexpr int64_t kEventNumberMask = (int64_t{1} << kNameBits) - 1;
+
+// The name of a DEVICE_CLOCK is a width in ns; its value: what the device's clock showed, and above that the device.
+constexpr int kDeviceTimeBits = 55;
+
 // The kinds that are written here. Python writes the others, by write_event.
 enum Kind : int64_t {
   kForwardEnter = 1,
@@ -56,6 +65,10 @@ enum Kind : int64_t {
   kCollectiveDone = 22,
   kWaitEnter = 23,
   kWaitExit = 24,
+  kDeviceQueued = 25,
+  kDeviceReached = 26,
+  kDeviceClock = 27,
+  kDeviceStream = 28,
 };
 
 // One event. Words are atomic so that a reader beside the writer never sees half a word.
@@ -90,6 +103,9 @@ constexpr NamedConstant kSlotFormat[] = {
     {"CALL_INDEX_MASK", kCallIndexMask},
     {"BACKWARD_PASS_BITS", kBackwardPassBits},
     {"BACKWARD_PASS_MASK", kBackwardPassMask},
+    {"STREAM_NUMBER_BITS", kStreamNumberBits},
+    {"EVENT_NUMBER_MASK", kEventNumberMask},
+    {"DEVICE_TIME_BITS", kDeviceTimeBits},
     {"FORWARD_ENTER", kForwardEnter},
     {"FORWARD_EXIT", kForwardExit},
     {"RECOMPUTE_ENTER", kRecomputeEnter},
@@ -107,6 +123,10 @@ constexpr NamedConstant kSlotFormat[] = {
     {"COLLECTIVE_DONE", kCollectiveDone},
     {"WAIT_ENTER", kWaitEnter},
     {"WAIT_EXIT", kWaitExit},
+    {"DEVICE_QUEUED", kDeviceQueued},
+    {"DEVICE_REACHED", kDeviceReached},
+    {"DEVICE_CLOCK", kDeviceClock},
+    {"DEVICE_STREAM", kDeviceStream},
 };
 
 }  // namespace modtrace

@@ -1,0 +1,35 @@
+"""What spans took outside of others inside them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..._typing import Int64Array
+from ..columns import Columns
+
+__all__ = ["self_times", "times_in_phase"]
+
+
+def self_times(columns: Columns) -> Int64Array:
+    """Return int64[n]: what each span took outside the spans directly inside it, in ns."""
+    duration = columns.end - columns.start
+    self_ns: Int64Array = duration.copy()
+    has_parent = columns.parent >= 0
+    np.subtract.at(self_ns, columns.parent[has_parent], duration[has_parent])
+    return self_ns
+
+
+def times_in_phase(columns: Columns) -> Int64Array:
+    """Return int64[n]: what each span took, in ns, without the spans of other phases inside it."""
+    duration = columns.end - columns.start
+    in_phase_ns: Int64Array = duration.copy()
+    phase, parent = columns.phase, columns.parent
+    other = np.flatnonzero(parent >= 0)
+    other = other[phase[other] != phase[parent[other]]]
+    outer = parent[other]
+    while len(other):
+        np.subtract.at(in_phase_ns, outer, duration[other])
+        further = parent[outer]
+        climbs = (further >= 0) & (phase[further] == phase[outer])
+        other, outer = other[climbs], further[climbs]
+    return in_phase_ns

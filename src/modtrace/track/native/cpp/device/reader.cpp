@@ -1,0 +1,190 @@
+// The thread that reads events of the device: which are done, and when the device was there.
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <optional>
+
+#include "../ring_writer.h"
+#include "times.h"
+
+namespace modtrace {
+namespace {
+
+constexpr std::chrono::milliseconds kPollInterval(5);
+constexpr std::chrono::seconds kStopTimeout(1);
+constexpr int64_t kClockIntervalNs = 100'000'000, kClockTimeoutNs = 1'000'000;
+constexpr int kClockTries = 5;
+constexpr int64_t kMaxClockWidthNs = kNoName - 1;      // what a slot can hold
+constexpr int64_t kClockOriginNs = 1'000'000'000'000;  // what a device's clock shows at first: nothing is before 0
+constexpr double kMaxElapsedMs = 500;                  // behind that a float of milliseconds is coarser than 31 ns
+
+// The reader's, of all sessions: one thread reads at a time.
+ThreadState& reader_state() {
+  static ThreadState* const state = add_thread_state();
+  return *state;
+}
+
+void write_reached(const DeviceTimes& times, const QueuedEvent& queued, int64_t device_ns) {
+  write_without_gil(reader_state(), times.generation,
+                    kDeviceReached << kKindShift | queued.thread_bits | (queued.number & kEventNumberMask), device_ns);
+}
+
+// Lets questions of this thread be no error for who captures a graph in a way that torch does not tell. It is for
+// CUDA, and known by what is loaded, as there are no headers of it.
+void leave_captures_alone() {
+  auto* exchange = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "cudaThreadExchangeStreamCaptureMode"));
+  int thread_local_mode = 1;
+  if (exchange != nullptr) exchange(&thread_local_mode);
+}
+
+c10::Stream own_stream(const c10::impl::DeviceGuardImplInterface& guard, c10::Device device) {
+  try {
+    return guard.getStreamFromGlobalPool(device, true);
+  } catch (const std::exception&) {
+    return guard.getNewStream(device);
+  }
+}
+
+class DeviceReader {
+ public:
+  explicit DeviceReader(DeviceTimes& times) : times_(times), guard_(*times.guard) {}
+
+  // Reads what is done. True where there is more.
+  bool read() {
+    const std::lock_guard<std::mutex> asking(times_.asking);
+    if (times_.captures.load() > 0) return true;
+    bool more = false;
+    for (DeviceStream* stream : streams()) {
+      DeviceClock& clock = clock_of(stream->stream.device());
+      // Where a job hangs, nothing is to fill the ring.
+      if (clock.is_used && monotonic_ns() >= clock.next_reading) read_clock(clock);
+      more |= !read_stream(*stream, clock);
+    }
+    return more;
+  }
+
+  // Reads all clocks a last time.
+  void read_clocks() {
+    const std::lock_guard<std::mutex> asking(times_.asking);
+    if (times_.captures.load() > 0) return;
+    for (auto& [device, clock] : times_.clocks) read_clock(clock);
+  }
+
+ private:
+  std::vector<DeviceStream*> streams() {
+    const std::lock_guard<std::mutex> lock(times_.mutex);
+    std::vector<DeviceStream*> found;
+    for (DeviceStream& stream : times_.streams) found.push_back(&stream);
+    return found;
+  }
+
+  DeviceClock& clock_of(c10::Device device) {
+    const auto known = times_.clocks.find(device.index());
+    if (known != times_.clocks.end()) return known->second;
+    guard_.setDevice(device);
+    leave_captures_alone();
+    return times_.clocks.emplace(device.index(), DeviceClock{nullptr, own_stream(guard_, device)}).first->second;
+  }
+
+  // What the device's clock showed at an event that is done. The event may become the anchor; then the one that was is
+  // returned instead of it.
+  int64_t time_of(DeviceClock& clock, void*& event) {
+    if (clock.anchor == nullptr) {
+      clock.anchor = std::exchange(event, nullptr);
+      return clock.anchor_ns = kClockOriginNs;
+    }
+    const double elapsed = elapsed_ms(guard_, clock.anchor, event, clock.stream.device_index(), 0);
+    if (std::isnan(elapsed)) throw std::runtime_error("this torch does not tell the time between two events");
+    const int64_t device_ns = clock.anchor_ns + std::llround(elapsed * 1e6);
+    if (std::abs(elapsed) > kMaxElapsedMs) {
+      std::swap(clock.anchor, event);
+      clock.anchor_ns = device_ns;
+    }
+    return device_ns;
+  }
+
+  void read_clock(DeviceClock& clock) {
+    std::optional<int64_t> best_width, best_time, best_device_ns;
+    const c10::DeviceIndex device = clock.stream.device_index();
+    for (int attempt = 0; attempt < kClockTries; ++attempt) {
+      const int64_t before = monotonic_ns();
+      guard_.record(&clock.event, clock.stream, device, c10::EventFlag::BACKEND_DEFAULT);
+      int64_t after = 0;
+      bool done = false;
+      do {
+        done = guard_.queryEvent(clock.event);
+        after = monotonic_ns();
+      } while (!done && after - before < kClockTimeoutNs);
+      if (!done) break;
+      const int64_t device_ns = time_of(clock, clock.event);
+      if (best_width && after - before >= *best_width) continue;
+      best_width = after - before;
+      best_time = after;
+      best_device_ns = device_ns;
+    }
+    clock.next_reading = monotonic_ns() + kClockIntervalNs;
+    clock.is_used = false;
+    if (!best_width || *best_width > kMaxClockWidthNs) return;
+    const int64_t meta = kDeviceClock << kKindShift | *best_width;
+    const int64_t value = int64_t{device} << kDeviceTimeBits | *best_device_ns;
+    write_without_gil(reader_state(), times_.generation, meta, value, &*best_time);
+    // What says which stream a number means may have been overwritten since it was written.
+    for (const DeviceStream* stream : streams()) {
+      if (stream->stream.device_index() != device) continue;
+      write_without_gil(reader_state(), times_.generation, kDeviceStream << kKindShift | stream->key,
+                        stream->stream.id());
+    }
+  }
+
+  // False where an event of the stream is not done yet.
+  bool read_stream(DeviceStream& stream, DeviceClock& clock) {
+    while (true) {
+      QueuedEvent oldest{};
+      {
+        const std::lock_guard<std::mutex> lock(times_.mutex);
+        if (stream.queued.empty()) return true;
+        oldest = stream.queued.front();
+      }
+      if (!guard_.queryEvent(oldest.event)) return false;
+      write_reached(times_, oldest, time_of(clock, oldest.event));
+      clock.is_used = true;
+      const std::lock_guard<std::mutex> lock(times_.mutex);
+      stream.queued.pop_front();
+      --times_.events;
+      if (oldest.event != nullptr) times_.unused[stream.stream.device_index()].push_back(oldest.event);
+    }
+  }
+
+  DeviceTimes& times_;
+  const c10::impl::DeviceGuardImplInterface& guard_;
+};
+
+}  // namespace
+
+void read_device_events(DeviceTimes& times) {
+  try {
+    DeviceReader reader(times);
+    bool running = true;
+    while (running) {
+      {
+        std::unique_lock<std::mutex> lock(times.mutex);
+        times.wake.wait_for(lock, kPollInterval, [&times] { return !times.running; });
+        if (!times.failure.empty()) return;
+        running = times.running;
+      }
+      reader.read();
+    }
+    const auto until = std::chrono::steady_clock::now() + kStopTimeout;
+    while (reader.read() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    reader.read_clocks();
+  } catch (const std::exception& error) {
+    fail_device_times(times, error.what());
+  }
+}
+
+}  // namespace modtrace

@@ -1,0 +1,110 @@
+// Device times: events of an accelerator around chosen calls, and what the thread that reads them shares with those
+// that record them.
+
+#pragma once
+
+#include <c10/core/Stream.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../engine_state.h"
+#include "../py_ref.h"
+#include "calls.h"
+
+namespace modtrace {
+
+constexpr size_t kMaxDeviceEvents = 1 << 14;  // recorded and not read
+constexpr size_t kMaxDevices = 128;           // a c10::DeviceIndex is a signed byte
+constexpr size_t kMaxDeviceStreams = (1 << 16) - 1;
+
+// An event that was recorded.
+struct QueuedEvent {
+  void* event;
+  int64_t number, thread_bits;
+};
+
+// A stream that has had events. The deque is the reader's at its front, and the recording threads' at its end.
+struct DeviceStream {
+  c10::Stream stream;
+  int64_t key;  // number and device index, as slots have them
+  std::deque<QueuedEvent> queued;
+};
+
+// The clock of one device; the reader's alone.
+struct DeviceClock {
+  void* event = nullptr;  // recorded to read the clock, on a stream where nothing else runs
+  c10::Stream stream;
+  void* anchor = nullptr;    // elapsed times are taken from this one …
+  int64_t anchor_ns = 0;     // … and this is what the clock showed there
+  int64_t next_reading = 0;  // when it is due, monotonic ns
+  bool is_used = true;       // whether any time was told by it since it was read
+};
+
+// Never destroyed, as the engine's state; replaced in a forked child.
+struct DeviceTimes {
+  const c10::impl::DeviceGuardImplInterface* guard = nullptr;
+  std::array<std::atomic<bool>, kMaxDevices> has_context{};
+  std::atomic<int> captures{0};  // of graphs that torch captures now
+  std::mutex asking;             // the reader holds it while it asks the device; taken before `mutex`
+
+  // Guards what follows; nobody takes the interpreter's lock under it.
+  std::mutex mutex;
+  uint64_t generation = 0;  // of the session whose events these are
+  bool running = false;
+  std::deque<DeviceStream> streams;  // by number; a deque, as references to it have to last
+  std::map<c10::DeviceIndex, std::vector<void*>> unused;
+  size_t events = 0;  // recorded and not read
+  int64_t next_number = 0;
+  std::string failure;
+  std::condition_variable wake;
+
+  // The reader's.
+  std::map<c10::DeviceIndex, DeviceClock> clocks;
+  std::thread reader;
+};
+
+inline std::atomic<DeviceTimes*> device_times{nullptr};
+
+// Stops after an error of the device; the training goes on.
+void fail_device_times(DeviceTimes& times, const char* message);
+
+// What the reader's thread runs.
+void read_device_events(DeviceTimes& times);
+
+// An event of the device that is free, or null where the next record makes one. Under the mutex.
+void* take_unused_event(DeviceTimes& times, c10::DeviceIndex device);
+
+// Not every torch has it.
+template <class Guard>
+auto is_capturing(const Guard& guard, const c10::Stream& stream, int) -> decltype(guard.isStreamCapturing(stream)) {
+  return guard.isStreamCapturing(stream);
+}
+template <class Guard>
+bool is_capturing(const Guard&, const c10::Stream&, long) {
+  return false;
+}
+
+// The same of the time between two events, ms; NaN where torch cannot tell it.
+template <class Guard>
+auto elapsed_ms(const Guard& guard, void* from, void* to, c10::DeviceIndex device, int)
+    -> decltype(guard.elapsedTime(from, to, device)) {
+  return guard.elapsedTime(from, to, device);
+}
+template <class Guard>
+double elapsed_ms(const Guard&, void*, void*, c10::DeviceIndex, long) {
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace modtrace

@@ -1,0 +1,135 @@
+"""Device times for the native engine: which calls get events, and graphs that torch captures and replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...ring import NameTable
+from ...ring.slot_format import NO_NAME
+from ..call_patch import Layer, Patch, PatchTarget
+from ..device_choice import DeviceChoice, say_no_device_times
+from ..naming.module_names import ModuleNames, OpenCall
+from ..skip_dynamo import skip_all
+
+__all__ = ["REPLAY_CLASS", "NativeDeviceTimes"]
+
+REPLAY_CLASS = "CUDAGraph"
+"""The class, and the last part of the name, of what stands for the replay of a graph among the modules."""
+
+
+class NativeDeviceTimes:
+    """Lets the native engine record events of the device around chosen calls, and around replays of graphs.
+
+    Args:
+        native: the engine's extension module.
+        names: finds the names of modules.
+        table: gives out ids.
+        choice: which calls.
+    """
+
+    def __init__(self, native: ModuleType, names: ModuleNames, table: NameTable, choice: DeviceChoice) -> None:
+        self._native = native
+        self._names = names
+        self._table = table
+        self._choice = choice
+        # How deep a name was called first: what runs again in backward is called with nothing around it.
+        self._depths: dict[int, int] = {}
+
+    def resolve(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
+        """Return the id of a module's name, as `ModuleNames.resolve`, and choose it where it fits."""
+        if isinstance(module, _Replay):
+            name_id = self._replay_name(open_calls)
+            self._native.choose_for_device(name_id)
+            return name_id
+        name_id = self._names.resolve(module, open_calls)
+        if name_id != NO_NAME:
+            depth = self._depths.setdefault(name_id, len(open_calls))
+            if self._choice.fits(self._names.fqn(name_id), depth):
+                self._native.choose_for_device(name_id)
+        return name_id
+
+    def _replay_name(self, open_calls: Sequence[OpenCall]) -> int:
+        around = f"{self._names.fqn(open_calls[0][1])}." if open_calls else ""
+        return self._table.name(REPLAY_CLASS, f"{around}{REPLAY_CLASS}", REPLAY_CLASS)
+
+    def start(self) -> None:
+        """Begin, once the engine's session runs; where there is no device, that is logged."""
+        device = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else torch.device("cuda")
+        if device is None:
+            say_no_device_times(f"this torch ({torch.__version__}) has no accelerator")
+            return
+        reason = self._native.start_device_times(device.type)
+        if reason is not None:
+            say_no_device_times(reason)
+            return
+        for patch in _patches(self._native):
+            patch.install(self)
+
+    def stop(self) -> None:
+        """Read what is done within a second, and end; what went wrong meanwhile is logged."""
+        for patch in _patches(self._native):
+            patch.uninstall()
+        failure = self._native.stop_device_times()
+        if failure is not None:
+            say_no_device_times(failure)
+
+    def after_fork(self) -> None:
+        """End in a forked child; the engine's own `after_fork` has forgotten the device."""
+        for patch in _patches(self._native):
+            patch.uninstall()
+
+
+class _Replay(nn.Module):
+    """Stands for the replays of all graphs, as a module for the engine. No hooks of modules run around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # `nn.Module.__call__` calls this instead of the forward and its hooks.
+        object.__setattr__(self, "_compiled_call_impl", lambda replay, graph: replay(graph))
+
+
+_REPLAY = _Replay()
+
+
+@cache
+def _patches(native: ModuleType) -> tuple[Patch, ...]:
+    def wrap_replay(layer: Layer) -> Callable[..., Any]:
+        def replay(self: Any) -> Any:
+            return layer.wrapped(self) if layer.observer is None else _REPLAY(layer.wrapped, self)
+
+        return skip_all(replay)
+
+    def wrap_capture_begin(layer: Layer) -> Callable[..., Any]:
+        def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if layer.observer is None:
+                return layer.wrapped(self, *args, **kwargs)
+            native.begin_capture()
+            try:
+                return layer.wrapped(self, *args, **kwargs)
+            except BaseException:
+                native.end_capture()
+                raise
+
+        return skip_all(capture_begin)
+
+    def wrap_capture_end(layer: Layer) -> Callable[..., Any]:
+        def capture_end(self: Any) -> Any:
+            try:
+                return layer.wrapped(self)
+            finally:
+                native.end_capture()
+
+        return skip_all(capture_end)
+
+    graph: Any = torch.cuda.CUDAGraph
+    return (
+        Patch(wrap_replay, (PatchTarget(graph, "replay"),)),
+        Patch(wrap_capture_begin, (PatchTarget(graph, "capture_begin"),)),
+        Patch(wrap_capture_end, (PatchTarget(graph, "capture_end"),)),
+    )

@@ -1,0 +1,200 @@
+"""Device times, on a device that pretends: its kernels take what the layers say, and its clock is a known formula."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import modtrace
+from tests.support import fake_device
+from tests.support.device_times_job import MS
+from tests.support.fake_streams import compile_fake_streams
+from tests.support.python_process import run_python
+
+pytestmark = pytest.mark.usefixtures("native_engine")
+
+STREAM = "gpu 0 · stream 0"
+FORWARD = [("Net", 4 * MS), ("Net.a", 1 * MS), ("Net.b", 3 * MS)]
+BACKWARD = [("Net", 6 * MS), ("Net.b", 4 * MS), ("Net.a", 2 * MS)]
+MAX_FLOAT_ERROR_NS = 64
+"""Of the difference of two times that are floats of up to 500 ms."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    reason = fake_device.missing()
+    if reason is not None:
+        pytest.skip(reason)
+    path = tmp_path_factory.mktemp("fake") / "fake_streams.so"
+    compile_fake_streams(path)
+    return path
+
+
+def run(library: Path, scenario: str, ppm: float = 0.0, **options: Any) -> dict[str, Any]:
+    done = run_python("-m", "tests.support.device_times_job", scenario, library, ppm, json.dumps(options))
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    told["log"] = done.stderr
+    assert told["synchronized"] == 0
+    return told
+
+
+def assert_durations(
+    told: dict[str, Any], expected: list[tuple[str, int]], spans: list[Any] | None = None, ppm: float = 0.0
+) -> None:
+    """Each span is of this module, and takes as long as its kernels."""
+    spans = told["spans"] if spans is None else spans
+    assert [span[1] for span in spans] == [name for name, _ in expected]
+    for span, (_, device_ns) in zip(spans, expected, strict=True):
+        # Two readings of the clock are 100 ms apart at least, and either may be off by the bound.
+        stretch = 2 * told["metadata"]["device_clock_bound_ns"] * device_ns / (100 * MS)
+        assert span[7] - span[6] == pytest.approx(device_ns / (1 + ppm * 1e-6), abs=MAX_FLOAT_ERROR_NS + stretch)
+
+
+@pytest.mark.parametrize("ppm", [0, 50, -50])
+def test_spans_are_where_the_device_was_on_the_hosts_clock(library: Path, ppm: int) -> None:
+    told = run(library, "plain", ppm)
+
+    spans = told["spans"]
+    assert [tuple(span[:6]) for span in spans] == [
+        (STREAM, fqn, phase, step, step, int(fqn != "Net"))
+        for step in (0, 1)
+        for phase, order in (("forward", FORWARD), ("backward", BACKWARD))
+        for fqn, _ in order
+    ]
+    # Events: enters and exits of Net, a and b; the loss, b and a in backward; the pass is over.
+    edges = [(0, 5), (1, 2), (3, 4), (7, 9), (7, 8), (8, 9)]
+    bound = told["metadata"]["device_clock_bound_ns"]
+    for index, span in enumerate(spans):
+        first, last = edges[index % 6]
+        event = 10 * (index // 6)
+        assert abs(span[6] - told["truth"][event + first]) <= bound
+        assert abs(span[7] - told["truth"][event + last]) <= bound
+    assert_durations(told, 2 * (FORWARD + BACKWARD), ppm=ppm)
+    assert len(told["truth"]) == told["queued"] == 20
+    # The bound is worth something: a clock whose drift nobody measured would be off by more.
+    assert bound < told["elapsed_ns"] * 50e-6
+    assert told["metadata"]["device_events_dropped"] == told["metadata"]["device_events_unread"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "expected", "events"),
+    [
+        ({"device_depth": 1}, [("Outer", 4), ("Outer", 6)], 5),
+        ({}, [("Outer", 4), ("Outer.net", 4), ("Outer", 6), ("Outer.net", 6)], 7),
+        ({"modules": "*.b"}, [("Outer.net.b", 3), ("Outer.net.b", 4)], 6),
+        ({"modules": "*.b", "device_depth": 2}, [], 0),
+        (
+            {"device_depth": 9, "modules": "Outer.net*"},
+            [
+                *(("Outer.net", 4), ("Outer.net.a", 1), ("Outer.net.b", 3)),
+                *(("Outer.net", 6), ("Outer.net.b", 4), ("Outer.net.a", 2)),
+            ],
+            10,
+        ),
+    ],
+)
+def test_calls_are_chosen_by_depth_and_name(
+    library: Path, options: dict[str, Any], expected: list[tuple[str, int]], events: int
+) -> None:
+    told = run(library, "nested", **options)
+
+    assert_durations(told, [(name, ms * MS) for name, ms in expected])
+    # An enter and an exit per call; in backward the loss, where chosen calls begin and end, and the end of the pass.
+    assert told["queued"] == events
+
+
+def test_each_stream_has_its_own_track(library: Path) -> None:
+    told = run(library, "streams")
+
+    assert_durations(told, FORWARD + BACKWARD, [span for span in told["spans"] if span[0] == STREAM])
+    assert_durations(told, FORWARD, [span for span in told["spans"] if span[0] == "gpu 0 · stream 7"])
+
+
+def test_a_pool_that_is_empty_drops_events_and_counts_them(library: Path) -> None:
+    told = run(library, "held")
+
+    assert told["metadata"]["device_events_dropped"] == 2 * 9000 - (1 << 14)
+    assert told["metadata"]["device_events_unread"] == 0
+    assert len(told["host"]) == 9000 + 3
+    assert_durations(told, FORWARD, told["spans"][-3:])
+    # Beside the pool one that is the anchor, and one to read the clock.
+    assert told["events_made"] <= (1 << 14) + 2
+
+
+def test_a_capture_is_left_alone_and_a_replay_is_a_span(library: Path) -> None:
+    told = run(library, "captured")
+
+    assert_durations(told, [*FORWARD, ("CUDAGraph", 5 * MS), *FORWARD])
+    assert [call[0] for call in told["host"]] == ["Net", "Net.a", "Net.b"] * 2 + ["CUDAGraph", "Net", "Net.a", "Net.b"]
+    assert told["asked_while_capturing"] == 0
+
+
+def test_a_stream_that_captures_is_left_alone(library: Path) -> None:
+    told = run(library, "captured_by_others")
+
+    assert_durations(told, FORWARD)
+    assert [span[3] for span in told["spans"]] == [1, 1, 1]
+
+
+def test_a_device_that_breaks_ends_device_times_and_nothing_else(library: Path) -> None:
+    told = run(library, "broken")
+
+    assert_durations(told, FORWARD + BACKWARD)
+    assert told["host"][-3:] == [["Net", "forward", 1], ["Net.a", "forward", 1], ["Net.b", "forward", 1]]
+    assert told["log"].count("device_times: the device is lost") == 1
+    assert "the recording goes on without" in told["log"]
+
+
+def test_an_interrupted_call_has_a_span_and_so_have_those_behind_it(library: Path) -> None:
+    told = run(library, "interrupted")
+
+    assert_durations(told, [("Interrupted", 5 * MS), *FORWARD, *BACKWARD])
+
+
+def test_what_was_read_survives_the_process(library: Path, tmp_path: Path) -> None:
+    ring = tmp_path / "run.modtrace"
+    run_python("-m", "tests.support.device_times_job", "died", library, 0, json.dumps({"ring": str(ring)}))
+
+    timeline = modtrace.load(ring)
+
+    spans = [span for span in timeline.spans if span.track == STREAM]
+    expected = FORWARD + BACKWARD
+    assert [(span.fqn, span.phase) for span in spans] == [
+        (name, "forward" if index < 3 else "backward") for index, (name, _) in enumerate(expected)
+    ]
+    for span, (_, ns) in zip(spans, expected, strict=True):
+        # Behind the last reading of its clock, the device's is believed to go on as between the two before.
+        assert span.duration_ns == pytest.approx(ns, abs=2 * int(str(timeline.metadata["device_clock_bound_ns"])))
+    assert timeline.metadata["device_events_unread"] == 10
+
+
+def test_a_forked_child_leaves_the_device_alone(library: Path) -> None:
+    assert_durations(run(library, "forked"), FORWARD + FORWARD)
+
+
+def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with modtrace.record(engine="native", device_times=True) as recording:
+        pass
+
+    assert len(recording.timeline().spans) == 0
+    said = [message for message in caplog.messages if message.startswith("device_times: ")]
+    assert said == [f"device_times: this torch ({torch.__version__}) has no accelerator; the recording goes on without"]
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"device_times": True, "engine": "python"}, "device times need the native engine"),
+        ({"device_depth": 1}, "give device_times=True too"),
+        ({"modules": "*"}, "give device_times=True too"),
+        ({"device_times": True, "device_depth": 0}, "device_depth is 0; it must be a whole number, 1 or more"),
+        ({"device_times": True, "modules": 3}, "modules is 3; it must be a pattern of names"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(modtrace.RecordingError, match=fault):
+        modtrace.record(**options)

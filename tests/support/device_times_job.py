@@ -1,0 +1,280 @@
+"""Device times on the device that pretends: `python -m tests.support.device_times_job SCENARIO LIBRARY`.
+
+Each layer launches kernels of known durations, in forward and in backward, behind a kernel that is longer than it takes
+to launch them all; so no duration depends on the host. Prints what the recording shows, and what is true, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import modtrace
+from modtrace.ring import Kind
+from modtrace.timeline.build import Clock
+from tests.support import fake_device
+from tests.support.fake_streams import FakeStreams
+
+__all__ = ["MS", "SCENARIOS"]
+
+MS = 1_000_000
+_BLOCK_NS = 400 * MS
+_ORIGIN_NS = 123_456_789_000
+_streams: FakeStreams
+
+
+class _Kernels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward_ns: int, backward_ns: int) -> Tensor:
+        ctx.backward_ns = backward_ns
+        _streams.launch(forward_ns)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        _streams.launch(ctx.backward_ns)
+        return gradients[0].clone(), None, None
+
+
+class Layer(nn.Module):
+    """Launches one kernel in forward and one in backward."""
+
+    def __init__(self, forward_ns: int, backward_ns: int) -> None:
+        super().__init__()
+        self.forward_ns, self.backward_ns = forward_ns, backward_ns
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Kernels.apply(x, self.forward_ns, self.backward_ns)
+        return out
+
+
+class Net(nn.Module):
+    """1 and 3 ms in forward, 2 and 4 ms in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Layer(1 * MS, 2 * MS), Layer(3 * MS, 4 * MS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x))
+        return out
+
+
+class Outer(nn.Module):
+    """The net, below one more module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+def _input() -> Tensor:
+    x: Tensor = fake_device.on_device(torch.ones(2))
+    return x.requires_grad_()
+
+
+def _step(model: nn.Module) -> None:
+    model(_input()).sum().backward()
+
+
+def _wait_until_read(recording: modtrace.Recording) -> None:
+    while recording.snapshot().metadata.get("device_events_unread", 1):
+        pass
+
+
+def plain(recording: modtrace.Recording) -> None:
+    """Two steps, of which the second is launched 0.4 s later."""
+    model = Net()
+    for _ in range(2):
+        _streams.launch(_BLOCK_NS)
+        _step(model)
+        _wait_until_read(recording)
+        recording.step()
+
+
+def nested(recording: modtrace.Recording) -> None:
+    """One step of a net below another module."""
+    _streams.launch(_BLOCK_NS)
+    _step(Outer())
+
+
+def streams(recording: modtrace.Recording) -> None:
+    """A step on one stream, and one of another thread on another."""
+
+    def train() -> None:
+        _streams.use_stream(7)
+        _streams.launch(_BLOCK_NS)
+        with torch.no_grad():
+            Net()(_input())
+
+    _streams.launch(_BLOCK_NS)
+    _step(Net())
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+
+
+def held(recording: modtrace.Recording) -> None:
+    """9,000 calls with two events each, none of which is done; and a step when all were."""
+    empty, x = nn.Identity(), _input()
+    _streams.hold(True)
+    for _ in range(9000):
+        empty(x)
+    _streams.hold(False)
+    _wait_until_read(recording)
+    _streams.launch(_BLOCK_NS)
+    with torch.no_grad():
+        Net()(x)
+
+
+def captured(recording: modtrace.Recording) -> None:
+    """A net that a graph captures while events are queued, the replay of the graph, and the net again."""
+    graph: Any = object()
+    model, x = Net(), _input()
+    with torch.no_grad():
+        _streams.launch(_BLOCK_NS)
+        model(x)
+        torch.cuda.CUDAGraph.capture_begin(graph)
+        model(x)
+        until = threading.Event()
+        until.wait(0.05)  # the reader would ask ten times
+        torch.cuda.CUDAGraph.capture_end(graph)
+        torch.cuda.CUDAGraph.replay(graph)
+        model(x)
+
+
+def captured_by_others(recording: modtrace.Recording) -> None:
+    """The same of a graph that something else captures, which only the stream tells."""
+    model, x = Net(), _input()
+    with torch.no_grad():
+        _streams.capture(True)
+        model(x)
+        _streams.capture(False)
+        _streams.launch(_BLOCK_NS)
+        model(x)
+
+
+def broken(recording: modtrace.Recording) -> None:
+    """A step before the device breaks, and one after."""
+    model = Net()
+    _streams.launch(_BLOCK_NS)
+    _step(model)
+    _wait_until_read(recording)
+    # The events of autograd are the device's too.
+    with torch.no_grad():
+        _streams.break_down()
+        model(_input())
+
+
+def interrupted(recording: modtrace.Recording) -> None:
+    """A call that an interrupt leaves, and a step."""
+
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            _streams.launch(5 * MS)
+            raise KeyboardInterrupt
+
+    _streams.launch(_BLOCK_NS)
+    try:
+        Interrupted()(_input())
+    except KeyboardInterrupt:
+        _step(Net())
+
+
+def died(recording: modtrace.Recording) -> None:
+    """A step that is read, one whose events nobody reads, and the end."""
+    _streams.launch(_BLOCK_NS)
+    _step(Net())
+    _wait_until_read(recording)
+    _streams.hold(True)
+    _step(Net())
+    os._exit(0)
+
+
+def forked(recording: modtrace.Recording) -> None:
+    """A child that trains too, and records for itself, while its parent goes on."""
+    _streams.launch(_BLOCK_NS)
+    model, x = Net(), _input()
+    with torch.no_grad():
+        model(x)
+        child = os.fork()
+        if child == 0:
+            model(x)
+            with modtrace.record() as own:
+                model(x)
+            os._exit(0 if len(own.timeline().spans) == 3 else 1)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        _streams.launch(_BLOCK_NS)
+        model(x)
+
+
+SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
+    run.__name__: run
+    for run in (
+        *(plain, nested, streams, held, captured, captured_by_others),
+        *(broken, interrupted, died, forked),
+    )
+}
+
+
+def _use_graphs_of_the_fake() -> None:
+    graph: Any = torch.cuda.CUDAGraph
+    graph.capture_begin = lambda self: _streams.capture(True)
+    graph.capture_end = lambda self: _streams.capture(False)
+    graph.replay = lambda self: _streams.launch(5 * MS)
+
+
+def _spans(timeline: modtrace.Timeline) -> list[tuple[object, ...]]:
+    return [
+        (span.track, span.fqn, span.phase, span.call, span.step, span.depth, span.start_ns, span.end_ns)
+        for span in timeline.spans
+        if span.track.startswith("gpu")
+    ]
+
+
+def main() -> None:
+    """Run what the command line names; further arguments are the drift in ppm, and options as JSON."""
+    global _streams
+    scenario, library, ppm, options = SCENARIOS[sys.argv[1]], sys.argv[2], float(sys.argv[3]), json.loads(sys.argv[4])
+    logging.basicConfig()
+    fake_device.set_up()
+    _streams = FakeStreams(library, _ORIGIN_NS, ppm)
+    _use_graphs_of_the_fake()
+    with modtrace.record(engine="native", device_times=True, **options) as recording:
+        scenario(recording)
+    timeline = recording.timeline()
+    snapshot = recording._started().ring.read()
+    clock = Clock(snapshot.records)
+    timed = _streams.timed
+    origin = min((int(event.host_ns) for event in timed), default=0)
+    truth = [float(clock.to_unix(torch.tensor([int(event.host_ns)]).numpy())[0]) for event in timed]
+    kinds = [Kind(kind).name for kind in snapshot.slots.events.kind.tolist()]
+    told = {
+        "spans": _spans(timeline),
+        "host": [(s.fqn, s.phase, s.call) for s in timeline.spans if not s.track.startswith("gpu")],
+        "truth": truth,
+        "elapsed_ns": max((event.host_ns for event in timed), default=0) - origin,
+        "metadata": {key: value for key, value in timeline.metadata.items() if key.startswith("device")},
+        "queued": kinds.count("DEVICE_QUEUED"),
+        "synchronized": _streams.synchronized,
+        "asked_while_capturing": _streams.asked_while_capturing,
+        "events_made": _streams.events_made,
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

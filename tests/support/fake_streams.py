@@ -1,0 +1,107 @@
+"""Streams, events and a clock for the device that pretends: `fake_streams.cpp`, compiled and loaded.
+
+When each event was reached is known from the formula of the clock, on the device's and on the host's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from modtrace.track.native.compile import _compiler, _flags_of_torch, _torch_folder
+
+__all__ = ["FakeStreams", "TimedEvent", "compile_fake_streams"]
+
+
+class TimedEvent(NamedTuple):
+    """An event that tells the time, on a stream of the user's.
+
+    Attributes:
+        stream: torch's id of the stream.
+        device_ns: when it is reached, on the device's clock.
+        host_ns: the same on the host's monotonic clock.
+    """
+
+    stream: int
+    device_ns: int
+    host_ns: float
+
+
+def compile_fake_streams(path: Path) -> None:
+    """Compile the library for the torch of this process."""
+    source = Path(__file__).with_suffix(".cpp")
+    flags = ["-O1", "-shared", "-fPIC", "-w", *_flags_of_torch()]
+    libraries = [f"-L{_torch_folder() / 'lib'}", "-lc10"]
+    subprocess.run([*_compiler(), *flags, str(source), *libraries, "-o", str(path)], check=True)
+
+
+class FakeStreams:
+    """The library, in the place of the device that is registered.
+
+    Args:
+        path: what `compile_fake_streams` wrote.
+        device_origin: what the device's clock shows at first, ns.
+        ppm: by how much that clock is faster than the host's.
+    """
+
+    def __init__(self, path: str, device_origin: int, ppm: float) -> None:
+        self._library: Any = ctypes.CDLL(path)
+        for name in ("synchronized", "asked_while_capturing", "events_made", "timed_count"):
+            getattr(self._library, f"fake_{name}").restype = ctypes.c_int64
+        for name in ("timed_stream", "timed_device_ns"):
+            getattr(self._library, f"fake_{name}").restype = ctypes.c_int64
+            getattr(self._library, f"fake_{name}").argtypes = [ctypes.c_int64]
+        self._library.fake_timed_host_ns.restype = ctypes.c_double
+        self._library.fake_timed_host_ns.argtypes = [ctypes.c_int64]
+        self._library.fake_launch.argtypes = self._library.fake_use_stream.argtypes = [ctypes.c_int64]
+        self._library.fake_register.argtypes = [ctypes.c_int64, ctypes.c_double]
+        self._library.fake_register(device_origin, 1 + ppm * 1e-6)
+
+    def launch(self, ns: int) -> None:
+        """Queue a kernel of so many ns of the device on the current stream of this thread."""
+        self._library.fake_launch(ns)
+
+    def use_stream(self, stream: int) -> None:
+        """Make a stream the current one of this thread."""
+        self._library.fake_use_stream(stream)
+
+    def hold(self, held: bool) -> None:
+        """Let no event be done, whatever the time is."""
+        self._library.fake_hold(held)
+
+    def capture(self, capturing: bool) -> None:
+        """Let all streams capture a graph."""
+        self._library.fake_capture(capturing)
+
+    def break_down(self) -> None:
+        """From now on, to record an event raises."""
+        self._library.fake_break()
+
+    @property
+    def synchronized(self) -> int:
+        """How often anybody waited for an event, a stream or the device."""
+        return int(self._library.fake_synchronized())
+
+    @property
+    def asked_while_capturing(self) -> int:
+        """How often an event was asked for while streams captured."""
+        return int(self._library.fake_asked_while_capturing())
+
+    @property
+    def events_made(self) -> int:
+        """How many events there are."""
+        return int(self._library.fake_events_made())
+
+    @property
+    def timed(self) -> list[TimedEvent]:
+        """The events that tell the time, in the order in which they were recorded."""
+        return [
+            TimedEvent(
+                self._library.fake_timed_stream(index),
+                self._library.fake_timed_device_ns(index),
+                self._library.fake_timed_host_ns(index),
+            )
+            for index in range(self._library.fake_timed_count())
+        ]
