@@ -163,6 +163,14 @@ def test_the_terminal_is_restored_by_what_ends_it(
     assert terminal.wait_for_end() == status
 
 
+def test_it_runs_behind_the_training(tmp_path: Path, open_terminal: Callable[..., Terminal]) -> None:
+    terminal = open_terminal("top", tmp_path / "none.modtrace", "--refresh", 0.2)
+    terminal.wait_for(lambda text: "cannot be read" in text)
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, terminal.process.pid) == min(own + 10, 19)
+
+
 def test_ctrl_c_quits(tmp_path: Path, open_terminal: Callable[..., Terminal]) -> None:
     terminal = open_terminal("top", tmp_path / "none.modtrace")
     terminal.wait_for(lambda text: "cannot be read" in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ _MAX_EVENTS = 1 << 16
 """Of all rings together: what is read again and again must not keep a core busy."""
 _MIN_EVENTS = 1 << 12
 _PIPE_WIDTH = 120
+_NICENESS = 10
 _SECONDS = click.FloatRange(0.1, 3600)
 
 
@@ -51,12 +53,19 @@ def command(rings: tuple[str, ...], seconds: float, refresh: float) -> None:
         if console.is_terminal:
             from ...top.live_screen import show_live
 
+            _yield_to_training()
             show_live(lambda: _read(reader, rings, seconds), console, refresh)
             return
         job = _read(reader, rings, seconds)
     console.print(render(job, View(), _PIPE_WIDTH))
     if not job.ranks:
         raise click.exceptions.Exit(1)
+
+
+def _yield_to_training() -> None:
+    """Run behind what else wants the processors, as do the processes that this one starts."""
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(_NICENESS)
 
 
 def _read(reader: ParallelReader, rings: tuple[str, ...], seconds: float) -> JobView:
