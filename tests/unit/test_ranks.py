@@ -265,6 +265,28 @@ def test_groups_of_one_name_and_other_ranks_stay_apart(tmp_path: Path) -> None:
     assert sorted(row.group for row in whole.collectives) == ["dp (0)", "dp (0)", "dp (1)", "dp (1)"]
 
 
+def test_what_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write_ring(tmp_path, rank, clock="a")
+    begun = (tmp_path / "1.modtrace").read_bytes()[:20]
+    (tmp_path / "2.modtrace").write_bytes(begun)
+    (tmp_path / "3.modtrace").touch()
+    (tmp_path / "notes.txt").write_text("rank 4")
+
+    told: list[ModtraceError] = []
+    assert [file.rank for file in find_rank_files(tmp_path, told.append)] == [0, 1]
+    assert [str(error).partition(":")[0] for error in told] == [
+        f"{tmp_path}/2.modtrace",
+        f"{tmp_path}/3.modtrace",
+    ]
+    with pytest.raises(ModtraceError, match=r"2\.modtrace: not a ring file"):
+        find_rank_files(tmp_path)
+    done = CliRunner().invoke(commands, ["ranks", "timeline", str(tmp_path), "-o", str(tmp_path / "all.pftrace")])
+    assert done.exit_code == 0
+    assert f"modtrace: left out: {tmp_path}/2.modtrace: not a ring file" in done.output
+    assert "2 ranks, " in done.output
+
+
 def test_wrong_usage_is_told(tmp_path: Path) -> None:
     write_ring(tmp_path, 0, clock="a")
 

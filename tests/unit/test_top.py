@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,26 @@ def test_a_ring_tells_what_ran_in_the_last_seconds(tmp_path: Path) -> None:
     ]
 
 
+def test_what_modules_take_per_step_is_of_the_time_before_a_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "0.modtrace"
+    writer = Writer(path, rank=0)
+    for number in range(9):  # a step each second, the first half of it in the module; then nothing for a minute
+        writer.call(number, Kind.FORWARD_ENTER, "Net", number)
+        writer.call(number + 0.5, Kind.FORWARD_EXIT, "Net", number)
+        writer.event(number + 1, Kind.STEP, 0, number)
+    writer.call(9, Kind.FORWARD_ENTER, "Net", 9)
+    now_ns = writer.start + 69 * SECOND
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    rates = read_rank_rates(path, 4, 1000)
+    assert (rates.state.state, rates.window_ns, rates.window_steps_per_s) == ("running", 4 * SECOND, 1.0)
+    assert rates.steps_per_s == pytest.approx(1 / 61)  # the last two steps, and the minute since
+    shown = lines(JobView([rates], (), 0), height=None)
+    assert "ms per step" in shown[-2]
+    assert shown[-1].split() == ["Net", "50.0", "50.0", "500.00", "0.00", "1.0"]
+
+
 def test_a_ring_without_events_tells_nothing(tmp_path: Path) -> None:
     Writer(tmp_path / "0.modtrace", pid=1 << 30)
     rates = read_rank_rates(tmp_path / "0.modtrace", 8, 1000)
@@ -82,7 +103,7 @@ def test_a_ring_without_events_tells_nothing(tmp_path: Path) -> None:
 def rank_rates(
     number: int, *rows: ModuleTimes, steps_per_s: float | None = 4.0, at: RankState | None = None
 ) -> RankRates:
-    return RankRates(at or state(number), steps_per_s, 10 * SECOND, rows, SECOND)
+    return RankRates(at or state(number), steps_per_s, steps_per_s, 10 * SECOND, rows, SECOND)
 
 
 def module(fqn: str, calls: int, forward_s: float, own_s: float, backward_s: float = 0) -> ModuleTimes:

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from modtrace import ModtraceError
 from modtrace._system.processor_count import processor_count
+from modtrace.cli.group import group as commands
 from modtrace.ring import Kind
+from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.slot_format import (
     CALL_KEY_BITS,
     FORWARD_THREAD_SHIFT,
     NO_NAME,
+    SLOT_BYTES,
 )
 from modtrace.where import ParallelReader, RankState, group_ranks, headline, read_rank_state
 from modtrace.where.process_status import is_alive
@@ -127,6 +131,20 @@ def test_state_follows_from_process_host_and_recording(
 
     assert found.state == state
     assert (found.now_ns > found.last_ns) == (state in ("running", "unknown"))
+
+
+def test_a_file_that_was_cut_says_neither_that_its_process_is_dead_nor_when_that_was(tmp_path: Path) -> None:
+    for name, pid in (("alive", os.getpid()), ("gone", 1 << 30)):
+        Writer(tmp_path / name, rank=0, pid=pid).enter(1, "Net")
+        with open(tmp_path / name, "r+b") as file:
+            file.truncate(SLOTS_OFFSET + 64 * SLOT_BYTES)  # the names and the clock lie behind the slots
+
+    states = [read_rank_state(tmp_path / name) for name in ("alive", "gone")]
+
+    assert [(state.state, state.last_unix_ns) for state in states] == [("unknown", 0), ("dead", 0)]
+    output = CliRunner().invoke(commands, ["where", str(tmp_path / "gone")]).output
+    assert "dead" in output
+    assert "until" not in output
 
 
 def test_a_process_that_was_killed_and_not_waited_for_is_not_alive() -> None:

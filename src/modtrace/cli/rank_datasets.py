@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from .._tables import CellKind
+    from ..ranks import RankFile
 
-__all__ = ["engine_option", "pack_command", "query_command", "require_extra"]
+__all__ = ["engine_option", "find_readable", "pack_command", "query_command", "require_extra"]
 
 engine_option = click.option(
     "--engine",
@@ -44,6 +45,17 @@ def require_extra(*modules: str) -> None:
         raise ModtraceError(f"this needs {' and '.join(missing)}; run: pip install 'modtrace[ranks]'")
 
 
+def find_readable(folder: str) -> list[RankFile]:
+    """Return the recordings of ranks in a folder, and say which files are left out, and why.
+
+    Raises:
+        ModtraceError: there is none, or two are of one rank.
+    """
+    from ..ranks import find_rank_files
+
+    return find_rank_files(folder, lambda error: echo(f"modtrace: left out: {error}", err=True))
+
+
 @click.command("pack", short_help="Write all ranks as Parquet files.")
 @click.argument("folder", type=click.Path(), metavar="DIR")
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder, new or begun.")
@@ -63,11 +75,10 @@ def pack_command(folder: str, output: str, steps_per_bucket: int, processes: int
     ranks, and in it a row group some steps, so that a question about steps reads only these.
     """
     require_extra("pyarrow")
-    from ..ranks import find_rank_files
     from ..ranks.dataset.pack import pack
 
     with show_status(f"looking at {folder}"):
-        files = find_rank_files(folder)
+        files = find_readable(folder)
     with show_count("packing ranks", len(files)) as progress:
         done = pack(files, output, steps_per_bucket=steps_per_bucket, processes=processes, progress=progress)
     there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from ..ring import MAGIC, read_ring_rank
 
 __all__ = ["RankFile", "find_rank_files", "parse_rank_list"]
 
+_RING_SUFFIX = ".modtrace"
 _TRACE_SUFFIXES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 _OTHER_JSON = (".speedscope.json",)
 _RECORDINGS = (FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.PROFILE, FileKind.MERGED_PERFETTO)
@@ -33,13 +34,19 @@ class RankFile(NamedTuple):
     is_ring: bool
 
 
-def find_rank_files(folder: str | os.PathLike[str]) -> list[RankFile]:
+def find_rank_files(
+    folder: str | os.PathLike[str], leave_out: Callable[[ModtraceError], None] | None = None
+) -> list[RankFile]:
     """Return the recordings in a folder, by rank: its ring files where there are any, else its traces.
 
     A rank's number is what the recording says, else the last number in the name of the file.
 
+    Args:
+        folder: the folder.
+        leave_out: is told what is wrong with a recording that is not taken; None: that is raised.
+
     Raises:
-        ModtraceError: there is none, two are of one rank, or one does not tell its rank.
+        ModtraceError: there is none, two are of one rank, or one does not tell its rank or cannot be read.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -48,7 +55,9 @@ def find_rank_files(folder: str | os.PathLike[str]) -> list[RankFile]:
         paths = sorted(path for path in root.iterdir() if path.is_file())
     except OSError as error:
         raise ModtraceError(f"{root}: cannot be read: {error.strerror}") from error
-    found = list(_rings(paths)) or list(_traces(paths))
+    rings = [path for path in paths if path.suffix == _RING_SUFFIX or (path.suffix != ".new" and _is_ring(path))]
+    found = [file for path in rings if (file := _read(path, _ring, leave_out))]
+    found = found or [file for path in paths if (file := _read(path, _trace, leave_out))]
     if not found:
         raise ModtraceError(f"{root}: it holds no recording; record with ring='{root}/%r.modtrace'")
     by_rank: dict[int, RankFile] = {}
@@ -85,12 +94,21 @@ def parse_rank_list(text: str) -> tuple[list[int], int]:
     return sorted(set(ranks)), worst
 
 
-def _rings(paths: list[Path]) -> Iterator[RankFile]:
-    for path in paths:
-        if path.suffix == ".new" or not _is_ring(path):
-            continue
-        rank = read_ring_rank(path)
-        yield RankFile(_rank_in_name(path) if rank is None else rank, path, is_ring=True)
+def _read(
+    path: Path, read: Callable[[Path], RankFile | None], leave_out: Callable[[ModtraceError], None] | None
+) -> RankFile | None:
+    try:
+        return read(path)
+    except ModtraceError as error:
+        if leave_out is None:
+            raise
+        leave_out(error)
+        return None
+
+
+def _ring(path: Path) -> RankFile:
+    rank = read_ring_rank(path)
+    return RankFile(_rank_in_name(path) if rank is None else rank, path, is_ring=True)
 
 
 def _is_ring(path: Path) -> bool:
@@ -101,19 +119,18 @@ def _is_ring(path: Path) -> bool:
         return False
 
 
-def _traces(paths: list[Path]) -> Iterator[RankFile]:
-    for path in paths:
-        name = path.name.lower()
-        if not name.endswith(_TRACE_SUFFIXES) or name.endswith(_OTHER_JSON):
-            continue
-        if file_kind_by_head(path) not in _RECORDINGS:
-            continue
-        ranks = {track.process.rank for track in load(path).tracks}
-        known = ranks - {None}
-        if len(known) > 1:
-            continue  # a trace of all ranks, as `ranks timeline` writes it
-        rank = known.pop() if known else None
-        yield RankFile(_rank_in_name(path) if rank is None else rank, path, is_ring=False)
+def _trace(path: Path) -> RankFile | None:
+    """Return what a file is the trace of; None where it is no trace, or not of one rank."""
+    name = path.name.lower()
+    if not name.endswith(_TRACE_SUFFIXES) or name.endswith(_OTHER_JSON):
+        return None
+    if file_kind_by_head(path) not in _RECORDINGS:
+        return None
+    known = {track.process.rank for track in load(path).tracks} - {None}
+    if len(known) > 1:
+        return None  # a trace of all ranks, as `ranks timeline` writes it
+    rank = known.pop() if known else None
+    return RankFile(_rank_in_name(path) if rank is None else rank, path, is_ring=False)
 
 
 def _rank_in_name(path: Path) -> int:

@@ -23,7 +23,8 @@ class RankRates(NamedTuple):
 
     Attributes:
         state: where it is.
-        steps_per_s: None where fewer than two steps have ended.
+        steps_per_s: until now; None where fewer than two steps have ended.
+        window_steps_per_s: the same in the time that the rows are of, which can be over.
         window_ns: how long the time is that the rows are of; shorter than asked for where the ring, or what was read of
             it, does not go back so far.
         rows: what each module took in that time; what began before or is not over counts with its part.
@@ -32,6 +33,7 @@ class RankRates(NamedTuple):
 
     state: RankState
     steps_per_s: float | None
+    window_steps_per_s: float | None
     window_ns: int
     rows: tuple[ModuleTimes, ...]
     communication_ns: int
@@ -60,13 +62,14 @@ def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: in
     state = rank_state_of(path, snapshot)
     events = snapshot.slots.events
     if not len(events):
-        return RankRates(state, None, 0, (), 0)
+        return RankRates(state, None, None, 0, (), 0)
     window_ns, first_ns, last_ns = int(seconds * 1e9), int(events.time.min()), int(events.time.max())
     end_ns = state.now_ns if state.now_ns - last_ns < window_ns else last_ns
     begin_ns = max(first_ns, end_ns - window_ns)
-    rate = steps_per_second(events.time[step_ends(events)], state.now_ns, window_ns)
+    step_ends_ns = events.time[step_ends(events)]
+    rate, window_rate = (steps_per_second(step_ends_ns, until_ns, window_ns) for until_ns in (state.now_ns, end_ns))
     rows, communication_ns = _measure(snapshot, begin_ns, end_ns)
-    return RankRates(state, rate, end_ns - begin_ns, rows, communication_ns)
+    return RankRates(state, rate, window_rate, end_ns - begin_ns, rows, communication_ns)
 
 
 def steps_per_second(ends_ns: Int64Array, now_ns: int, window_ns: int) -> float | None:

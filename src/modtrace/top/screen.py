@@ -127,7 +127,7 @@ def _alarms(ranks: Sequence[RankRates]) -> list[str]:
 def _module_table(ranks: Sequence[RankRates], view: View, width: int) -> list[RenderableType]:
     modules = sort_modules(merge_ranks(ranks, view.max_depth), view.sort)
     several = any(module.busiest_rank is not None for module in modules)
-    rates = sorted(rank.steps_per_s for rank in ranks if rank.steps_per_s)
+    rates = sorted(rank.window_steps_per_s for rank in ranks if rank.window_steps_per_s)
     per_step = rates[len(rates) // 2] if rates else 0.0
     heads = ["self %", "total %", "fwd ms", "bwd ms", "calls/s", *(["most on"] if several else [])]
     sorted_by = dict(zip(("self", "total", "forward", "backward", "calls"), heads, strict=False)).get(view.sort)

@@ -38,12 +38,12 @@ class RankState(NamedTuple):
         pid: its process id.
         engine: "native" or "python".
         state: "running"; "stopped", the recording ended in good order; "dead", the process is gone and the recording
-            had not ended; "unknown", it ran on another host.
+            had not ended; "unknown", it ran on another host, or its file was cut and does not say when it ran.
         step: the number of the last step that ended, or None where the ring holds none.
         threads: what each thread is in.
         now_ns: the moment that durations count to, monotonic nanoseconds of the recording's host: now, or its last
             event where it has ended.
-        last_unix_ns: its last event, Unix nanoseconds.
+        last_unix_ns: its last event, Unix nanoseconds; 0 where the file was cut and does not say it.
         usual_ns: what the innermost open calls usually take, by (fqn, phase), as far as the ring knows.
         progress: how far it is with collectives, sends and receives.
         stacks_signal: the signal on which it writes its Python stacks, or None.
@@ -176,7 +176,7 @@ def rank_state_of(path: str | os.PathLike[str], snapshot: RingSnapshot) -> RankS
         step=int(np.max(steps)) if len(steps) else None,
         threads=threads,
         now_ns=max(now_ns, last_ns),
-        last_unix_ns=int(Clock(snapshot.records).to_unix(np.array([last_ns]))[0]),
+        last_unix_ns=int(Clock(snapshot.records).to_unix(np.array([last_ns]))[0]) if anchors else 0,
         usual_ns=usual_durations(snapshot, [thread.calls[-1] for thread in threads if thread.calls]),
         progress=read_rank_progress(snapshot),
         stacks_signal=_int_or_none(metadata, STACKS_SIGNAL),
@@ -213,8 +213,11 @@ def _state(snapshot: RingSnapshot, anchors: list[Mapping[str, Any]]) -> str:
         return "stopped"
     if not is_this_host(snapshot.metadata):
         return "unknown"
-    started_unix_ns = int(anchors[0]["wall"]) if anchors else 0
-    return "running" if is_alive(_int_or_none(snapshot.metadata, "pid") or 0, started_unix_ns) else "dead"
+    started_unix_ns = int(anchors[0]["wall"]) if anchors else time.time_ns()
+    if not is_alive(_int_or_none(snapshot.metadata, "pid") or 0, started_unix_ns):
+        return "dead"
+    # Without an anchor a process has this number, and nothing says whether it is this one.
+    return "running" if anchors else "unknown"
 
 
 def _int_or_none(metadata: Mapping[str, object], key: str) -> int | None:

@@ -149,9 +149,15 @@ def _usually(group: RankGroup, fqn: str, phase: str) -> str:
 
 
 def _lasted(since_ns: Sequence[int], group: RankGroup) -> str:
-    """Return for how long it has lasted; of a recording that is over, when it ended: the day, or today the time."""
+    """Return for how long it has lasted; of a recording that is over, when it ended: the day, or today the time.
+
+    Of a file that was cut and does not say when it is of, nothing.
+    """
     if group.ranks[0].state in ("running", "unknown"):
         durations = [(rank.now_ns - begin_ns) / 1e9 for rank, begin_ns in zip(group.ranks, since_ns, strict=True)]
         return format_durations(durations)
-    ended = datetime.fromtimestamp(max(rank.last_unix_ns for rank in group.ranks) / 1e9)
+    last_unix_ns = max(rank.last_unix_ns for rank in group.ranks)
+    if not last_unix_ns:
+        return ""
+    ended = datetime.fromtimestamp(last_unix_ns / 1e9)
     return f"until {ended:%T}" if ended.date() == datetime.now().date() else f"until {ended:%F}"

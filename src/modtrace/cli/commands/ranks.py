@@ -11,7 +11,7 @@ import click
 from ..._terminal import counted
 from ..options import TableFormat, format_option, steps_option
 from ..output import echo, show_status
-from ..rank_datasets import engine_option, pack_command, query_command, require_extra
+from ..rank_datasets import engine_option, find_readable, pack_command, query_command, require_extra
 
 if TYPE_CHECKING:
     from ...ranks import JobTime, RankFile
@@ -64,12 +64,12 @@ def timeline(
     clock was measured, by collectives, which no rank can leave before the last one has come; else by the wall clock. A
     process says in its name how far its times are off at most (rank 3 · python ±12.3 µs).
     """
-    from ...ranks import JobTime, all_ranks_timeline, find_rank_files, load_rank
+    from ...ranks import JobTime, all_ranks_timeline, load_rank
     from ...write import check_writable
 
     check_writable(output)
     with show_status(f"reading {folder}"):
-        files = find_rank_files(folder)
+        files = find_readable(folder)
         job = JobTime(files)
         chosen = files if ranks is None else _choose(files, job, *ranks)
         if not chosen:
@@ -124,14 +124,16 @@ def slow(source: str, output_format: TableFormat, output: str | None, limit: int
 
 
 def _find_slow(source: str, engine: str) -> SlowRun:
+    from ...ranks import JobTime
     from ...ranks.dataset.dataset_folder import is_dataset
-    from ...ranks.find_slow import slow_of_dataset, slow_of_folder
+    from ...ranks.find_slow import slow_of_dataset, slow_of_files
 
     if not is_dataset(source):
         if engine != "local":
             raise click.UsageError("--engine needs a DATASET; make one with modtrace ranks pack.")
         with show_status(f"reading {source}"):
-            return slow_of_folder(source)
+            files = find_readable(source)
+            return slow_of_files(files, JobTime(files))
     require_extra("pyarrow")
     with show_status(f"reading {source}"):
         return slow_of_dataset(source, engine=engine)
