@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -132,6 +133,39 @@ def test_an_interrupt_anywhere_in_a_recording_harms_nothing(
             assert_unharmed(engine, gradients)
         except AssertionError as error:
             bad.append(f"{number}: {where}: {error}")
+    assert bad == []
+
+
+@in_a_thread_of_its_own
+def test_the_step_after_one_that_was_interrupted_anywhere_is_complete_in_the_same_recording(
+    engine: EngineName,
+) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    bad: list[str] = []
+
+    def step() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+
+    with modtrace.record(engine=engine, capacity=1 << 18) as recording, modtrace.ModuleTracker() as tracker:
+        step()
+        count = positions("opcode", step)
+        numbers = list(every(count, scaled(600, count)))
+        for number in numbers:
+            where = interrupted_at("opcode", number, step)
+            if tracker.parents != {"Global"}:
+                bad.append(f"{number}: {where}: {tracker.parents}")
+            recording.mark("whole")
+            step()
+            recording.mark("over")
+    timeline = recording.timeline()
+    times = [mark.time_ns for mark in timeline.marks]
+    begins = np.array([span.start_ns for span in timeline.spans])
+    for number, first, last in zip(numbers, times[::2], times[1::2], strict=True):
+        # What an interrupt left open of a backward pass says so, and is not where this step's calls are.
+        spans = timeline.spans[int(np.searchsorted(begins, first)) : int(np.searchsorted(begins, last))]
+        seen = [(span.fqn, span.phase, span.depth) for span in spans if span.complete]
+        if seen != COMPLETE:
+            bad.append(f"{number}: {seen}")
     assert bad == []
 
 

@@ -209,9 +209,10 @@ def _follow(
     if not followers:
         return layer.wrapped(module, *args, **kwargs)
     frame = output = None
+    # Both begin before the call is entered: a line between would be one more place for an interrupt.
     try:
-        frame = followers[0].enter(module, args, kwargs)
         try:
+            frame = followers[0].enter(module, args, kwargs)
             output = _follow(followers[1:], layer, module, args, kwargs)
             return output
         finally:

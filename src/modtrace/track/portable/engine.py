@@ -304,9 +304,10 @@ def _make_wrapper(layer: Layer) -> Callable[..., Any]:
         if is_dynamo_compiling() or engine is None:
             return layer.wrapped(self, *args, **kwargs)
         frame = output = None
+        # Both begin before the call is entered: a line between would be one more place for an interrupt.
         try:
-            frame = engine.enter(self, args, kwargs)
             try:
+                frame = engine.enter(self, args, kwargs)
                 # torch.profiler (with_stack) knows a module's call by the frame that this leaves out.
                 if layer.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
                     output = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
