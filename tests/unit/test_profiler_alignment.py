@@ -85,6 +85,13 @@ def test_of_two_slices_of_one_name_the_nearest_is_meant() -> None:
     assert moved(found, 0) == [100]
 
 
+def test_marks_of_another_run_count_as_none() -> None:
+    syncs = dict([around(0, 0), around(1, SECOND)])
+    late = [sync(number, (140 + number) * SECOND) for number in range(2)]
+    assert align_by_sync_marks(late, syncs, BASE) == align_by_wall_clock(BASE)
+    assert align_by_sync_marks([sync(0, 5 * SECOND)], syncs, BASE).marks == 1
+
+
 @pytest.mark.parametrize("marks", [[], [Mark(BASE, "mark", "modtrace.sync#0")], [sync(7, 0)]])
 def test_without_common_marks_the_wall_clock_counts_and_says_how_sure_it_is(marks: list[Mark]) -> None:
     found = align_by_sync_marks(marks, dict([around(0, 0)]), BASE)

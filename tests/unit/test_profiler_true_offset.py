@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modtrace.profiler.align.alignment import OperatorFit
+from modtrace.profiler.align.certain_offsets import certain_offsets
 from modtrace.profiler.align.offset_band import OffsetBounds, find_clock_steps, intersect
+from modtrace.profiler.align.operator_bounds import Busy, CallEdges
 from modtrace.profiler.attribute.overlay import overlay
 from modtrace.profiler.trace.event_collector import EventCollector
-from modtrace.timeline import Timeline
+from modtrace.timeline import Mark, Timeline
 from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
 from tests.support.kineto import BASE, TID, Span, recording, x
 
@@ -126,6 +129,51 @@ def test_a_clock_that_was_set_while_a_mark_was_taken_is_followed(step: int, befo
     told_once = np.abs(edges - clock.step_at) > max(0, -step * 1.05)
     assert np.median(error[told_once]) <= 500
     assert (error[told_once] <= bound + 1).all()
+
+
+def told_of(timeline: Timeline, clock: DriftingClock, *operators: tuple[int, int]) -> tuple[int, OperatorFit]:
+    """Return the greatest true error and what was told, of operators at times from the base and marks of 2 µs."""
+    marks = [(mark.text, mark.time_ns - BASE - 1500, mark.time_ns - BASE + 500) for mark in timeline.marks]
+    collector = EventCollector()
+    for name, begin, end in [*marks, *(("aten::op", begin, end) for begin, end in operators)]:
+        start, stop = (clock(BASE + np.array([begin, end])) - BASE).tolist()
+        collector.add([x("cpu_op", name, start, stop)])
+    found = overlay(timeline, collector.events(), {"baseTimeNanoseconds": BASE}, "trace.json").alignment
+    assert found is not None
+    assert found.operators is not None
+    edges = call_edges(timeline, TID)
+    return int(np.abs(found.to_trace(edges) + BASE - clock(edges)).max()), found.operators
+
+
+def test_a_clock_that_was_set_back_leaves_times_off_that_stand_still_until_it_has_caught_up() -> None:
+    calls = recording(("Net", 10 * MS, 10 * MS + 100_000, 0), ("Net", 11 * MS, 11 * MS + 100_000, 0))
+    marks = [Mark(BASE + time, "sync", f"modtrace.sync#{time}") for time in (10 * MS + 120_000, 11 * MS - 20_000)]
+    clock = DriftingClock(BASE, step_at=BASE + 10 * MS + 500_000, step=-2 * MS)
+    operators = [(time + 3000, time + 97_000) for time in (10 * MS, 11 * MS)]
+    error, told = told_of(replace(calls, marks=marks), clock, *operators)
+    assert told.is_certain
+    assert 1_400_000 < error <= told.bound_ns < 2 * MS
+
+
+def test_an_offset_beyond_what_is_tried_is_possible_where_no_mark_is_near() -> None:
+    late = 2000 * MS
+    calls = recording(("Net", MS, MS + 100_000, 0), ("Net", late, late + 260_000, 0))
+    timeline = replace(calls, marks=[Mark(BASE + MS + 50_000, "sync", "modtrace.sync#0")])
+    # 540 µs too early, where the mark leaves the second call, it begins between two operators: 10 µs to either side.
+    before = [(late - 750_000, late - 550_000), (late - 530_000, late - 330_000)]
+    clock = DriftingClock(BASE + MS, drift=270e-6)
+    error, told = told_of(timeline, clock, (MS + 20_000, MS + 80_000), *before, (late + 25_000, late + 235_000))
+    assert error > 500_000
+    assert not told.is_certain
+
+
+def test_without_operators_edges_say_nothing() -> None:
+    time = np.array([0, 1000, 5 * MS])
+    unknown = np.full(3, 500.0)
+    bounds = certain_offsets(CallEdges(time, time), Busy(time[:0], time[:0]), -unknown, unknown, 1e-3)
+    assert bounds is not None
+    assert bounds.low.tolist() == [-np.inf] * 3
+    assert bounds.high.tolist() == [np.inf] * 3
 
 
 def test_where_no_operator_is_near_the_bound_grows_as_a_clock_may_drift() -> None:

@@ -16,6 +16,8 @@ __all__ = ["Alignment", "ClockSegment", "OperatorFit", "align_by_sync_marks", "a
 
 
 _CLOCK_NOISE_NS = 50.0
+_SAME_RUN_NS = 10_000_000_000
+"""Marks of another run have the same names: a clock is not set by more than this while it is profiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,8 @@ def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]]
         expected = mark.time_ns - base_ns
         # Numbers start again with each recording; then the nearest is meant.
         begin, end = min(syncs[mark.text], key=lambda interval: abs(interval[0] - expected))
+        if abs(begin - expected) > _SAME_RUN_NS:
+            continue
         rows.append((mark.time_ns, begin - expected, end - expected))
     return np.array(sorted(rows), np.int64).reshape(-1, 3)
 

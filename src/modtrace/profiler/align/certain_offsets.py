@@ -13,12 +13,14 @@ import numpy as np
 
 from ..._typing import BoolArray, Float64Array, Int64Array
 from .offset_band import OffsetBounds
-from .operator_bounds import SHIFT_STEP_NS, SHIFTS, Busy, CallEdges, count_cuts
+from .operator_bounds import REACH_NS, SHIFT_STEP_NS, SHIFTS, Busy, CallEdges, count_cuts
 
 __all__ = ["certain_offsets"]
 
 _STRETCH_NS = 2_000_000
 _STRETCHES_AT_ONCE = 256
+_FAR_SHIFTS = np.arange(-5 * REACH_NS, 5 * REACH_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
+"""Tried instead of `SHIFTS` where marks are so far apart that they allow more, as over a pause."""
 _TOLERANCE_NS = 20.0
 
 
@@ -38,13 +40,21 @@ def certain_offsets(
         Of each edge the least and the greatest correction of its guess; None where in some stretch nothing is possible,
         or something at the end of what is tried.
     """
+    if not len(busy.start):
+        nothing = np.full(len(edges.time), np.inf)
+        return OffsetBounds(edges.time, -nothing, nothing)
     stretch, of_edge = np.unique((edges.time - edges.time[0]) // _STRETCH_NS, return_inverse=True)
     center = edges.time[0] + stretch * _STRETCH_NS + _STRETCH_NS // 2
-    possible = _uncut(edges, busy, of_edge, limit)
     slack = limit * _STRETCH_NS / 2 + SHIFT_STEP_NS / 2
     starts = np.searchsorted(of_edge, np.arange(len(stretch)))
-    possible &= np.minimum.reduceat(least, starts)[:, None] - slack <= SHIFTS
-    possible &= np.maximum.reduceat(most, starts)[:, None] + slack >= SHIFTS
+    lowest_known = np.minimum.reduceat(least, starts)[:, None] - slack
+    highest_known = np.maximum.reduceat(most, starts)[:, None] + slack
+    near = lowest_known.min() >= SHIFTS[0] and highest_known.max() <= SHIFTS[-1]
+    shifts = SHIFTS if near else _FAR_SHIFTS
+    possible = _uncut(edges, busy, of_edge, limit, shifts)
+    possible &= (lowest_known <= shifts) & (highest_known >= shifts)
+    # What lies beyond those that are tried is possible too, where neither marks nor the stretches around exclude it.
+    possible = np.hstack([lowest_known < shifts[0], possible, highest_known > shifts[-1]])
     steps = np.ceil(limit * np.diff(center) / SHIFT_STEP_NS).astype(np.int64) + 1
     for index in range(1, len(stretch)):
         possible[index] &= _within(possible[index - 1], int(steps[index - 1]))
@@ -52,13 +62,14 @@ def certain_offsets(
         possible[index] &= _within(possible[index + 1], int(steps[index]))
     if possible[:, [0, -1]].any() or not possible.any(axis=1).all():
         return None
-    lowest = SHIFTS[possible.argmax(axis=1)] - SHIFT_STEP_NS / 2
-    highest = SHIFTS[len(SHIFTS) - 1 - possible[:, ::-1].argmax(axis=1)] + SHIFT_STEP_NS / 2
+    possible = possible[:, 1:-1]
+    lowest = shifts[possible.argmax(axis=1)] - SHIFT_STEP_NS / 2
+    highest = shifts[len(shifts) - 1 - possible[:, ::-1].argmax(axis=1)] + SHIFT_STEP_NS / 2
     drifted = limit * np.abs(edges.time - center[of_edge])
     return _outside_operators(edges, busy, lowest[of_edge] - drifted, highest[of_edge] + drifted)
 
 
-def _uncut(edges: CallEdges, busy: Busy, of_edge: Int64Array, limit: float) -> BoolArray:
+def _uncut(edges: CallEdges, busy: Busy, of_edge: Int64Array, limit: float, shifts: Int64Array) -> BoolArray:
     """Return bool[stretches, shifts]: whether each edge of a stretch can lie outside of all operators."""
     # At the right shift of the stretch's middle an edge is off by what the clock drifts until then, and by half a step.
     margin = math.ceil(limit * _STRETCH_NS / 2 + SHIFT_STEP_NS / 2 + _TOLERANCE_NS)
@@ -67,7 +78,7 @@ def _uncut(edges: CallEdges, busy: Busy, of_edge: Int64Array, limit: float) -> B
     found = []
     for first in range(0, int(of_edge[-1]) + 1, _STRETCHES_AT_ONCE):
         begin, end = np.searchsorted(of_edge, (first, first + _STRETCHES_AT_ONCE))
-        found.append(count_cuts(edges.guess[begin:end], of_edge[begin:end] - first, inner) == 0)
+        found.append(count_cuts(edges.guess[begin:end], of_edge[begin:end] - first, inner, shifts) == 0)
     return np.concatenate(found)
 
 

@@ -187,24 +187,24 @@ def _windows(time: Int64Array) -> Int64Array:
         starts.append(begin)
 
 
-def count_cuts(guess: Int64Array, window: Int64Array, busy: Busy) -> Int64Array:
-    """Return int64[windows, `SHIFTS`]: how many edges lie inside an operator at each shift."""
-    width = len(SHIFTS) + 1
+def count_cuts(guess: Int64Array, window: Int64Array, busy: Busy, shifts: Int64Array = SHIFTS) -> Int64Array:
+    """Return int64[windows, shifts]: how many edges lie inside an operator at each shift, as far to both sides of 0."""
+    width, reach = len(shifts) + 1, int(shifts[-1])
     count = int(window[-1]) + 1
     change = np.zeros(count * width, np.int64)
     # The operators within reach of each edge, one after another.
-    near = np.searchsorted(busy.end, guess - REACH_NS, side="right")
+    near = np.searchsorted(busy.end, guess - reach, side="right")
     rows = np.flatnonzero(near < len(busy.start))
     near = near[rows]
     while len(rows):
         distance = busy.start[near] - guess[rows]
-        within = distance < REACH_NS
+        within = distance < reach
         rows, near, distance = rows[within], near[within], distance[within]
         if not len(rows):
             break
         # A moment at which an operator begins or ends is not inside.
-        first = np.clip((distance + REACH_NS) // SHIFT_STEP_NS + 1, 0, len(SHIFTS))
-        end = np.clip(-(-(busy.end[near] - guess[rows] + REACH_NS) // SHIFT_STEP_NS), 0, len(SHIFTS))
+        first = np.clip((distance + reach) // SHIFT_STEP_NS + 1, 0, len(shifts))
+        end = np.clip(-(-(busy.end[near] - guess[rows] + reach) // SHIFT_STEP_NS), 0, len(shifts))
         end = np.maximum(first, end)
         change += np.bincount(window[rows] * width + first, minlength=len(change))
         change -= np.bincount(window[rows] * width + end, minlength=len(change))

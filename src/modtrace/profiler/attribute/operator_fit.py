@@ -129,7 +129,8 @@ def _with_certain_bound(
     certain = OffsetBounds(np.concatenate(times), np.concatenate(lows), np.concatenate(highs))
     moments = np.concatenate(asked)
     least, most = _within_marks(found.segments, certain, moments)
-    offset = found.to_trace_clock(moments) + found.base_ns - moments
+    place = found.to_trace_clock(moments)
+    offset = place + found.base_ns - moments
     off = np.maximum(most - offset, offset - least)
     if not np.isfinite(off).all():
         return replace(found, operators=replace(fit, is_certain=False))
@@ -137,7 +138,10 @@ def _with_certain_bound(
     beside_steps = step_uncertainty_ns(found, shared, bound)
     if beside_steps is None:
         return replace(found, operators=replace(fit, is_certain=False))
-    fit = replace(fit, typical_ns=float(np.median(off)), bound_ns=bound + beside_steps, is_certain=True)
+    # Where a clock was set back, times stand still until it has caught up: by that much they are off too.
+    still = found.to_trace(moments) - place
+    bound += beside_steps + float(still.max())
+    fit = replace(fit, typical_ns=float(np.median(off + still)), bound_ns=bound, is_certain=True)
     return replace(found, operators=fit)
 
 
