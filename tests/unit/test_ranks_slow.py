@@ -18,7 +18,7 @@ from modtrace.ranks.rank_tables import StepTable, step_table
 from modtrace.ranks.slow import SlowRun, lateness_matrix
 from modtrace.ranks.slow.findings import step_durations
 from modtrace.ranks.slow.lateness_page import png
-from modtrace.ranks.slow.often_late import NOBODY, at_least, often_late
+from modtrace.ranks.slow.often_late import NO_RANK, at_least, often_late
 from modtrace.ranks.slow.runs import median_of_others
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import SEQUENCE_BITS
@@ -224,22 +224,22 @@ def test_chance_of_being_late_so_often() -> None:
 
 def test_a_rank_is_slow_that_is_late_more_often_than_chance_has_it() -> None:
     # Ten in a row where neither of two was late otherwise: 2 × 2**-10 by chance; eleven: 2 × 2**-11 < 0.001.
-    assert often_late([NOBODY] * 9 + [1] * 10, 2) == set()
-    assert often_late([NOBODY] * 9 + [1] * 11, 2) == {1}
+    assert often_late([NO_RANK] * 9 + [1] * 10, 2) == set()
+    assert often_late([NO_RANK] * 9 + [1] * 11, 2) == {1}
     # Of four ranks 4 × 4**-5 by chance.
-    assert often_late([2] * 5 + [NOBODY], 4) == set()
+    assert often_late([2] * 5 + [NO_RANK], 4) == set()
     assert often_late([2] * 6, 4) == {2}
     # Of a thousand, 1,000 × (a half of 10 × 9) × 0.001² for two of ten steps.
-    assert often_late([NOBODY] * 8 + [7] * 2, 1000) == set()
-    assert often_late([NOBODY] * 6 + [7] * 4, 1000) == {7}
+    assert often_late([NO_RANK] * 8 + [7] * 2, 1000) == set()
+    assert often_late([NO_RANK] * 6 + [7] * 4, 1000) == {7}
     assert often_late([], 0) == set()
 
 
 def test_steps_in_a_row_are_not_as_many_chances() -> None:
     # 24 of 28 is often: 2 × 24,158 / 2**28 by chance. Where the other one is late for two steps at a time, these are 12
     # of 14, and 2 × 106 / 2**14 by chance.
-    alone = [0, 0, NOBODY] * 12 + [1, NOBODY] * 4
-    in_a_row = [0, 0, NOBODY] * 12 + [1, 1, NOBODY] * 2
+    alone = [0, 0, NO_RANK] * 12 + [1, NO_RANK] * 4
+    in_a_row = [0, 0, NO_RANK] * 12 + [1, 1, NO_RANK] * 2
 
     assert often_late(alone, 2) == {0}
     assert often_late(in_a_row, 2) == set()

@@ -14,13 +14,13 @@ from .arrivals import Arrivals, arrivals
 from .late_senders import late_senders
 from .late_steps import Bounds, LateStep, late_steps
 from .module_excess import module_excess, peers_of
-from .often_late import NOBODY, often_late
+from .often_late import NO_RANK, often_late
 from .own_time import OwnTime
 from .rank_events import rank_events
-from .replay import Replay
+from .replay.replay import Replay
+from .replay.what_if import without_excess
 from .runs import median_of_runs, run_starts
 from .step_finding import ModuleExcess, StepFinding, Verdict
-from .what_if import without_excess
 
 __all__ = [
     "LateRank",
@@ -211,7 +211,7 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
     for step in steps:
         if step.verdict == "late":
             by_rank.setdefault(step.rank, []).append(step)
-    slow = often_late([step.rank if step.verdict == "late" else NOBODY for step in steps], ranks)
+    slow = often_late([step.rank if step.verdict == "late" else NO_RANK for step in steps], ranks)
     saved = {rank: sum(part.saved.get(rank, 0) for part in in_order) for rank in by_rank}
     late = [_late_rank(rank, own, saved[rank], is_slow=rank in slow) for rank, own in by_rank.items()]
     late.sort(key=lambda one: (-one.cost_ns, one.rank))

@@ -17,10 +17,10 @@ from .late_steps import COUNTED_NOISES, MIN_NOISES, Bounds, noise_limit
 from .like_modules import ModuleTimes, module_times
 from .own_time import OwnTime
 from .rank_events import RankEvents, message_ends, shared_keys
-from .replay import Replay
+from .replay.replay import Replay
+from .replay.what_if import shorten
 from .segments import segments_of
 from .step_finding import ModuleExcess, StepFinding, Verdict
-from .what_if import shorten
 
 __all__ = ["LateSender", "late_senders"]
 

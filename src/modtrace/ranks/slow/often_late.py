@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-__all__ = ["NOBODY", "at_least", "often_late"]
+__all__ = ["NO_RANK", "at_least", "often_late"]
 
-NOBODY = -1
+NO_RANK = -1
 """Stands for the rank of a step in which none was late."""
 _SIGNIFICANT = 1e-3
 _LATE_BY_CHANCE = 0.02
@@ -24,17 +24,17 @@ def often_late(late: Sequence[int], ranks: int) -> set[int]:
     the ranks have which are late by chance.
 
     Args:
-        late: of each step, in order, which rank was late, or `NOBODY`.
+        late: of each step, in order, which rank was late, or `NO_RANK`.
         ranks: how many ranks there are.
     """
-    counts = Counter(rank for rank in late if rank != NOBODY)
+    counts = Counter(rank for rank in late if rank != NO_RANK)
     usual = sorted([*counts.values(), *[0] * (ranks - len(counts))])[(ranks - 1) // 2] if ranks else 0
 
     def often(among: set[int], length: float) -> set[int]:
         return {rank for rank in among if ranks * _chance(counts[rank], usual, len(late), ranks, length) < _SIGNIFICANT}
 
     found = often(set(counts), 1.0)
-    runs = [len(list(steps)) for rank, steps in groupby(late) if rank != NOBODY and rank not in found]
+    runs = [len(list(steps)) for rank, steps in groupby(late) if rank != NO_RANK and rank not in found]
     return often(found, sum(runs) / len(runs)) if runs else found
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..._typing import Float64Array, Int64Array
-from .arrivals import Arrivals
-from .rank_events import RankEvents
+from ...._typing import Float64Array, Int64Array
+from ..arrivals import Arrivals
+from ..rank_events import RankEvents
 
 __all__ = ["shorten", "without_excess"]
 

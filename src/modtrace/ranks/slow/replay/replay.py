@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..._typing import IndexArray, Int64Array
-from .rank_events import RankEvents
-from .runs import run_starts
+from ...._typing import IndexArray, Int64Array
+from ..rank_events import RankEvents
+from ..runs import run_starts
 
 __all__ = ["Replay"]
 

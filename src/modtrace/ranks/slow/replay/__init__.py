@@ -1,0 +1,1 @@
+"""What a step would have taken, had a late rank been like the others."""
