@@ -9,7 +9,7 @@ from modtrace import Timeline
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME, SEQUENCE_BITS, STREAM_NUMBER_BITS
 from modtrace.timeline import build_timeline
-from modtrace.timeline.build.device.clock import DeviceClock
+from modtrace.timeline.build.device.device_clocks import DeviceClock
 from modtrace.timeline.summary import DeviceModule, DeviceSummary
 from modtrace.timeline.summary.render.device_table import render_device
 from tests.support.event_script import WALL, EventScript

@@ -11,13 +11,13 @@ from ...._typing import Int64Array
 from ....ring import Events
 from ....ring.slot_format import STREAM_NUMBER_BITS, STREAM_NUMBER_MASK
 from ...gpu_tracks import GpuSpans, add_gpu_tracks
-from ...interval_spans import nest
 from ...timeline import Timeline
 from ..call_tree import Intervals
+from ..interval_spans import nest
 from ..module_events import module_events
-from .clock import device_clocks
+from .device_clocks import device_clocks
+from .device_spans import device_spans
 from .points import device_points, stream_ids
-from .spans import device_spans
 
 __all__ = ["add_device_spans"]
 

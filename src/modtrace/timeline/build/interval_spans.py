@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import Int64Array
+from ..._typing import Int64Array
 
 __all__ = ["LabelledInterval", "PathSpan", "nest", "spans_from_intervals"]
 

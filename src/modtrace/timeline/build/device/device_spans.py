@@ -11,8 +11,8 @@ from ...._typing import Int64Array
 from ....ring import Events, Kind
 from ....ring.slot_format import BACKWARD_PASS_MASK, CALL_INDEX_MASK
 from ...columns import BACKWARD, FORWARD, RECOMPUTE
-from ...interval_spans import LabelledInterval, spans_from_intervals
 from ..call_tree import Intervals
+from ..interval_spans import LabelledInterval, spans_from_intervals
 from ..pairing import segment_pass
 from ..recompute import forward_of_recompute
 from .points import DevicePoints
