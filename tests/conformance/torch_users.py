@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from importlib.util import find_spec
 from typing import Any
 from unittest import mock
 
@@ -15,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools import mem_tracker, mod_tracker, runtime_estimator, sac_estimator
 from torch.distributed.tensor.debug import _comm_mode
 from torch.utils import flop_counter
-from torch.utils._debug_mode import DebugMode
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
@@ -131,6 +131,8 @@ def collective_counts(checkpointed: bool) -> Numbers:
 
 def debug_log(checkpointed: bool) -> Numbers:
     net, x = _model(checkpointed)
+    from torch.utils._debug_mode import DebugMode
+
     with DebugMode(record_nn_module=True) as mode:
         _step(net, x)
     return {"log": mode.debug_string()}
@@ -142,8 +144,9 @@ USERS: dict[str, Callable[[bool], Numbers]] = {
     "RuntimeEstimator": runtimes,
     "SACEstimator": activation_checkpointing,
     "CommDebugMode": collective_counts,
-    "DebugMode": debug_log,
 }
+if find_spec("torch.utils._debug_mode") is not None:  # which torch 2.8 does not have
+    USERS["DebugMode"] = debug_log
 
 
 @contextmanager
