@@ -153,6 +153,22 @@ def test_a_number_whose_lower_bits_come_again_is_another_event() -> None:
     assert [row[3:] for row in on_device(build_timeline(script.snapshot()))] == [(0, 0, 1010, 1020), (1, 0, 1110, 1120)]
 
 
+def test_an_event_that_nobody_read_does_not_take_the_time_of_another_whose_begin_was_overwritten() -> None:
+    script = script_with_clock()
+    net = script.name("Net")
+    script.enter(1000, net)
+    script.queued(1001, 0)
+    script.exit(1002, net)
+    script.queued(1003, 2)
+    script.reached(1100, 1, AHEAD + 1050)
+    script.reached(1101, 2, AHEAD + 1060)
+
+    timeline = build_timeline(script.snapshot())
+
+    assert on_device(timeline) == []
+    assert timeline.metadata["device_events_unread"] == 1
+
+
 def test_calls_of_two_threads_that_take_turns_on_a_stream_nest() -> None:
     script = script_with_clock()
     a, b = script.name("A"), script.name("B")
