@@ -6,6 +6,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <ctime>
 #include <map>
@@ -30,12 +31,13 @@ struct State {
   std::mutex mutex;
   int64_t host_origin = host_ns(), device_origin = 0;
   double rate = 1.0;
-  bool held = false, capturing = false, broken = false;
+  std::atomic<bool> held{false}, capturing{false}, broken{false};
   std::map<int64_t, int64_t> stream_ends;  // device ns
   int64_t last_stream = 0;
   std::vector<Reached> timed;  // events that tell the time, but for those on streams of the reader's own
   std::map<int64_t, bool> from_pool;
-  int64_t synchronized = 0, asked_while_capturing = 0, made = 0;
+  std::atomic<int64_t> synchronized{0};
+  int64_t asked_while_capturing = 0, made = 0;
 
   int64_t now() const {
     return device_origin + static_cast<int64_t>(rate * static_cast<double>(host_ns() - host_origin));
