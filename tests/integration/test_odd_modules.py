@@ -64,6 +64,20 @@ class OddName(Unhashable, metaclass=_OddName):
     pass
 
 
+class _RaisesInName(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise ValueError("no name")
+
+    @property
+    def __module__(cls) -> str:  # type: ignore[override]
+        raise ValueError("no module")
+
+
+class RaisesInName(Unhashable, metaclass=_RaisesInName):
+    pass
+
+
 ODD = [
     Unhashable,
     RaisesInHash,
@@ -72,6 +86,7 @@ ODD = [
     RaisesInGetattribute,
     RaisesInNamedModules,
     OddName,
+    RaisesInName,
 ]
 
 

@@ -320,3 +320,29 @@ def test_two_processes_that_record_to_one_ring(engine: EngineName, tmp_path: Pat
     assert (timeline.stats.torn, timeline.marks[-1].text) == (0, "step 49")
     assert timeline.tracks[0].process.pid in [process.pid for process in processes]
     assert list(tmp_path.iterdir()) == [ring]
+
+
+NO_FILES = """
+import os, torch, modtrace
+from torch import nn
+with modtrace.record(engine="python"):  # what is imported when it is first used
+    nn.Identity()(torch.ones(1))
+open_files = []
+try:
+    while True:
+        open_files.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+with modtrace.record(engine="auto") as recording:
+    nn.Identity()(torch.ones(1))
+for file in open_files:
+    os.close(file)
+print(recording.timeline().metadata["engine"], len(recording.timeline().spans))
+"""
+
+
+def test_where_no_file_can_be_opened_auto_is_the_portable_engine() -> None:
+    done = run_python("-c", NO_FILES)
+
+    assert done.stdout == "python 1\n"
+    assert "Too many open files" in done.stderr

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import mmap
 import random
 import threading
 from pathlib import Path
@@ -158,6 +160,15 @@ def test_a_capacity_that_makes_no_sense_is_an_error(capacity: int) -> None:
 def test_a_ring_in_memory_is_no_larger_than_the_memory_that_can_be_had() -> None:
     with pytest.raises(RingError, match=r"^a ring of 17,179,869,184 events takes 549,755,813,888 bytes, and "):
         Ring(1 << 34)
+
+
+def test_a_ring_that_the_process_does_not_get_the_memory_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(RingError, match=r"^a ring of 64 events takes 2,048 bytes, which .* Cannot allocate memory"):
+        Ring(64)
 
 
 MEMINFO = "MemTotal: 100 kB\nMemAvailable: 50 kB\nSwapFree: 7 kB\n"

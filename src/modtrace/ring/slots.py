@@ -68,10 +68,16 @@ def allocate(capacity: int) -> mmap.mmap:
             f"a ring of {capacity:,} events takes {capacity * SLOT_BYTES:,} bytes, and {available:,} bytes of memory "
             "can be had; lower capacity"
         )
-    if hasattr(mmap, "MAP_PRIVATE"):
-        buffer = mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:  # Windows
-        buffer = mmap.mmap(-1, capacity * SLOT_BYTES)
+    try:
+        if hasattr(mmap, "MAP_PRIVATE"):
+            buffer = mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:  # Windows
+            buffer = mmap.mmap(-1, capacity * SLOT_BYTES)
+    except OSError as error:  # as of `ulimit -v`
+        raise RingError(
+            f"a ring of {capacity:,} events takes {capacity * SLOT_BYTES:,} bytes, which this process does not get: "
+            f"{error.strerror}; lower capacity"
+        ) from error
     prefault(buffer)
     return buffer
 

@@ -7,9 +7,25 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["attribute", "class_name", "named_modules"]
+__all__ = ["attribute", "class_name", "module_of_class", "name_of_class", "named_modules"]
 
 _class_name = type.__dict__["__name__"].__get__
+_class_module = type.__dict__["__module__"].__get__
+
+
+def name_of_class(kind: type) -> str:
+    """Return the name of a class, also where its metaclass says something else, or raises."""
+    name: str = _class_name(kind)
+    return name
+
+
+def module_of_class(kind: type) -> str:
+    """Return the name of the module in which a class was made; empty where it does not say."""
+    try:
+        module = _class_module(kind)
+    except AttributeError:
+        return ""
+    return module if isinstance(module, str) else ""
 
 
 def class_name(module: nn.Module) -> str:

@@ -19,7 +19,7 @@ from ...timeline.contents import COMPILED_CLASS
 from ..compiled_modules import CompiledModuleNames, inner_names
 from ..compiled_regions import CompiledRegion, is_inside_region
 from ..method_call import MethodCall
-from .module_inspection import class_name
+from .module_inspection import class_name, name_of_class
 from .module_paths import Backoff, ModulePaths, ModuleRef
 from .other_threads import OutermostModules
 from .torch_graphs import is_compiled, is_optimized, is_torch_graph, without_compile
@@ -164,7 +164,7 @@ class ModuleNames:
         graph = without_compile(module)
         if not issubclass(type(graph), GraphModule):
             return False
-        if type(graph).__name__.startswith("CompiledAutograd"):
+        if name_of_class(type(graph)).startswith("CompiledAutograd"):
             return True
         return graph is module and bool(open_calls) and is_compiled(open_calls[0][0])
 

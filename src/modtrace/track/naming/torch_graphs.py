@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ..method_call import MethodCall
-from .module_inspection import attribute
+from .module_inspection import attribute, module_of_class
 
 __all__ = ["is_compiled", "is_optimized", "is_torch_graph", "without_compile"]
 
@@ -31,9 +31,9 @@ def without_compile(module: nn.Module) -> nn.Module | None:
 def is_torch_graph(module: nn.Module) -> bool:
     """Whether torch.compile made the module, to run it while it compiles, or as the backward of what it compiled."""
     kind = type(without_compile(module))
-    if kind.__module__ == _PARTS_MODULE:
+    if module_of_class(kind) == _PARTS_MODULE:
         return True
-    if not issubclass(kind, GraphModule) and kind.__module__ != "torch._dynamo.utils":
+    if not issubclass(kind, GraphModule) and module_of_class(kind) != "torch._dynamo.utils":
         return False
     return torch._C._current_graph_task_id() != -1 or torch._guards.TracingContext.try_get() is not None
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from ..._weak_map import WeakMap
-from .module_inspection import attribute, class_name
+from .module_inspection import attribute, class_name, module_of_class, name_of_class
 
 __all__ = ["Wrapping", "can_wrap", "is_inside", "is_original", "original_class_name", "wrapping_of"]
 
@@ -59,7 +59,7 @@ def _wrapping(kind: type) -> Wrapping | None:
     """Return how modules of a class wrap another one, None where they do not."""
     how = _known.get(kind)
     if how is None:
-        bases = ((base.__module__, base.__name__) for base in kind.__mro__)
+        bases = ((module_of_class(base), name_of_class(base)) for base in kind.__mro__)
         how = _known[kind] = next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), _NONE)
     return None if how is _NONE else how
 
@@ -75,12 +75,14 @@ def is_original(kind: type[nn.Module]) -> bool:
 
 
 def _is_scripted(kind: type) -> bool:
-    return kind.__module__.startswith("torch.jit")
+    return module_of_class(kind).startswith("torch.jit")
 
 
 def _is_prefixed(kind: type) -> bool:
     bases = kind.__mro__
-    return len(bases) > 2 and bases[1].__name__ in _PREFIXED and bases[1].__module__.startswith("torch.distributed.")
+    if len(bases) <= 2 or name_of_class(bases[1]) not in _PREFIXED:
+        return False
+    return module_of_class(bases[1]).startswith("torch.distributed.")
 
 
 def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
@@ -120,4 +122,4 @@ def original_class_name(module: nn.Module) -> str:
         original = getattr(module, "original_name", None)
         if isinstance(original, str) and original:
             return original
-    return kind.__mro__[2].__name__ if _is_prefixed(kind) else class_name(module)
+    return name_of_class(kind.__mro__[2]) if _is_prefixed(kind) else class_name(module)

@@ -84,6 +84,13 @@ def find_library() -> Path:
     Raises:
         EngineError: there is none for this torch, or it may have been changed by others.
     """
+    try:
+        return _find_library()
+    except OSError as error:  # so that "auto" does without
+        raise EngineError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _find_library() -> Path:
     packaged = PACKAGED / native_folder() / f"{LIBRARY_NAME}.so"
     try:
         path = native_path()
