@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 
-__all__ = ["cell_width", "counted", "padded", "printable"]
+__all__ = ["cell_width", "counted", "padded", "printable", "wrapped"]
 
 
 def counted(number: int, noun: str) -> str:
     """Return `1 span`, `1,200 spans`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def wrapped(text: str, width: int | None) -> list[str]:
+    """Return a text as lines of at most so many characters; as one line where there is no limit."""
+    return textwrap.wrap(text, width) if width else [text] if text else []
 
 
 def printable(text: str) -> str:

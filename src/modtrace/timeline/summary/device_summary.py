@@ -11,7 +11,7 @@ from ..columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import on_gpu
 from ..ranges import union_of
 from .percentiles import median
-from .self_times import self_times, times_in_phase
+from .self_times import is_outermost, self_times, times_in_phase
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -100,7 +100,7 @@ def _rows(timeline: Timeline, chosen: BoolArray) -> tuple[DeviceModule, ...]:
     class_of = {name.fqn: name.module_class for name in reversed(names)}
     row_of_name = np.array([row_of.get(name.fqn, -1) for name in names], np.int64)
     row = row_of_name[columns.name]
-    outermost = chosen & ~_is_inside_itself(columns, row)
+    outermost = chosen & is_outermost(columns, row)
     duration = times_in_phase(columns)
     totals = np.zeros((len(PHASES), len(fqns)), np.int64)
     np.add.at(totals, (columns.phase[outermost], row[outermost]), duration[outermost])
@@ -123,12 +123,6 @@ def _rows(timeline: Timeline, chosen: BoolArray) -> tuple[DeviceModule, ...]:
         for index, fqn in enumerate(fqns)
     ]
     return tuple(sorted(found, key=lambda module: module.total_ns, reverse=True))
-
-
-def _is_inside_itself(columns: Columns, row: Int64Array) -> BoolArray:
-    parent = columns.parent
-    inside: BoolArray = (parent >= 0) & (row[parent] == row) & (columns.phase[parent] == columns.phase)
-    return inside
 
 
 def _latencies(columns: Columns, chosen: BoolArray, row_of_name: Int64Array, count: int) -> list[list[int]]:

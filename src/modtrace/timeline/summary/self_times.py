@@ -1,13 +1,13 @@
-"""What spans took outside of others inside them."""
+"""What spans took outside of others inside them, and which lie in no other of their own."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..._typing import Int64Array
+from ..._typing import BoolArray, Int64Array
 from ..columns import Columns
 
-__all__ = ["self_times", "times_in_phase"]
+__all__ = ["is_outermost", "self_times", "times_in_phase"]
 
 
 def self_times(columns: Columns) -> Int64Array:
@@ -33,3 +33,19 @@ def times_in_phase(columns: Columns) -> Int64Array:
         climbs = (further >= 0) & (phase[further] == phase[outer])
         other, outer = other[climbs], further[climbs]
     return in_phase_ns
+
+
+def is_outermost(columns: Columns, group: Int64Array) -> BoolArray:
+    """Return bool[n]: False where spans of the same phase lead from a span outwards to one of the same group."""
+    outermost = np.ones(len(columns), np.bool_)
+    span = np.flatnonzero(columns.parent >= 0)
+    outer = columns.parent[span]
+    while len(span):
+        same_phase = columns.phase[outer] == columns.phase[span]
+        span, outer = span[same_phase], outer[same_phase]
+        same_group = group[outer] == group[span]
+        outermost[span[same_group]] = False
+        outer = columns.parent[outer]
+        climbs = ~same_group & (outer >= 0)
+        span, outer = span[climbs], outer[climbs]
+    return outermost

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..._typing import BoolArray, Int64Array
+from ..._typing import Int64Array
 from ..columns import FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks
@@ -16,7 +16,7 @@ from .module_summary import Summary
 from .module_times import ModuleTimes
 from .overview import describe_recording
 from .percentiles import median_and_p95_by_group
-from .self_times import self_times, times_in_phase
+from .self_times import is_outermost, self_times, times_in_phase
 from .step_times import measure_steps
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
     groups = group_modules(timeline.names, by)
     group = groups.of_name[columns.name]
     self_ns = self_times(columns)
-    in_phase_ns, outermost = times_in_phase(columns), _is_outermost(columns, group)
+    in_phase_ns, outermost = times_in_phase(columns), is_outermost(columns, group)
     # Recompute lies in the backward of any module, and counts to those that contain what runs again.
     timed = np.flatnonzero(outermost & (columns.phase != RECOMPUTE))
     total_ns = np.zeros((len(PHASES), len(groups)), np.int64)
@@ -96,22 +96,6 @@ def _time_of_others(timeline: Timeline) -> int:
     np.maximum.at(last_end, process, timeline.columns.end)
     ran = np.flatnonzero(np.bincount(process, minlength=len(index_of))[1:]) + 1
     return int((last_end[ran] - first_start[ran]).sum())
-
-
-def _is_outermost(columns: Columns, group: Int64Array) -> BoolArray:
-    """Return bool[n]: False where spans of the same phase lead from a span outwards to one of the same group."""
-    outermost = np.ones(len(columns), np.bool_)
-    span = np.flatnonzero(columns.parent >= 0)
-    outer = columns.parent[span]
-    while len(span):
-        same_phase = columns.phase[outer] == columns.phase[span]
-        span, outer = span[same_phase], outer[same_phase]
-        same_group = group[outer] == group[span]
-        outermost[span[same_group]] = False
-        outer = columns.parent[outer]
-        climbs = ~same_group & (outer >= 0)
-        span, outer = span[climbs], outer[climbs]
-    return outermost
 
 
 def _with_outer_groups(

@@ -30,8 +30,7 @@ def module_of_class(kind: type) -> str:
 
 def class_name(module: nn.Module) -> str:
     """Return the name of a module's class, also where its metaclass says something else."""
-    name: str = _class_name(type(module))
-    return name
+    return name_of_class(type(module))
 
 
 def attribute(module: nn.Module, name: str) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...._tables import shortened, to_text, without_columns
-from ...._terminal import printable
+from ...._terminal import counted, printable, wrapped
 from ..module_tree import in_tree_order
 from ..overview import overview_lines, steps_note
 from .cells import module_table, step_table
@@ -31,7 +30,7 @@ def render_text(summary: Summary, width: int | None = None) -> str:
     """
     table, left_out = without_columns(module_table(summary), width)
     lines = [*_header(summary, width), *to_text(table, width)]
-    lines += _wrapped(summary.note, width)
+    lines += wrapped(summary.note, width)
     if "% step" in table.headings:
         lines += _share_notes(summary, width)
     lines += _left_out(left_out, width)
@@ -45,15 +44,15 @@ def render_steps(summary: Summary, limit: int | None = None, width: int | None =
     lines = to_text(shown, width)
     hidden = len(table.rows) - len(shown.rows)
     if hidden:
-        lines.append(f"{hidden:,} more {'step' if hidden == 1 else 'steps'}")
-    lines += _wrapped(steps_note(summary.overview), width)
+        lines.append(counted(hidden, "more step"))
+    lines += wrapped(steps_note(summary.overview), width)
     if "after" in table.headings:
-        lines += _wrapped("after: behind the last span, where the optimizer runs; nothing marks its own time", width)
+        lines += wrapped("after: behind the last span, where the optimizer runs; nothing marks its own time", width)
     if "backward()" in table.headings:
         waiting = ", with waiting for other ranks" if summary.overview and summary.overview.communication else ""
-        lines += _wrapped(f"backward(): from its call to its return{waiting}", width)
+        lines += wrapped(f"backward(): from its call to its return{waiting}", width)
     if not all(step.whole for step in summary.steps):
-        lines += _wrapped("+: its beginning or end is not marked, so it may have been longer", width)
+        lines += wrapped("+: its beginning or end is not marked, so it may have been longer", width)
     lines += _left_out(left_out, width)
     return "\n".join(lines)
 
@@ -83,7 +82,7 @@ def render_tree(summary: Summary, width: int | None = None) -> str:
         [
             *_header(summary, width),
             *lines,
-            *_wrapped(summary.note, width),
+            *wrapped(summary.note, width),
             *_share_notes(summary, width),
             *_left_out(headings[shown:], width),
         ]
@@ -94,9 +93,9 @@ def _share_notes(summary: Summary, width: int | None) -> list[str]:
     """Say what 100 % is, where that is more than the steps shown or a row is above it."""
     notes: list[str] = []
     if summary.others_ns:
-        notes += _wrapped("% step: of the time of all processes, each from its first span to its last", width)
+        notes += wrapped("% step: of the time of all processes, each from its first span to its last", width)
     if summary.steps_ns and any(row.total_ns > summary.steps_ns for row in summary.rows):
-        notes += _wrapped("% step above 100: threads ran at once, and each counts", width)
+        notes += wrapped("% step above 100: threads ran at once, and each counts", width)
     return notes
 
 
@@ -104,14 +103,10 @@ def _header(summary: Summary, width: int | None) -> list[str]:
     if summary.overview is None:
         return []
     header = overview_lines(summary.overview, summary.steps)
-    return [*(line for text in header for line in _wrapped(printable(text), width)), ""]
+    return [*(line for text in header for line in wrapped(printable(text), width)), ""]
 
 
 def _left_out(headings: Sequence[str], width: int | None) -> list[str]:
     if not headings:
         return []
-    return _wrapped(f"left out for want of room: {', '.join(headings)}; a wider terminal or a pipe has them", width)
-
-
-def _wrapped(text: str, width: int | None) -> list[str]:
-    return textwrap.wrap(text, width) if width else [text] if text else []
+    return wrapped(f"left out for want of room: {', '.join(headings)}; a wider terminal or a pipe has them", width)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from ...._tables import CellKind, Table, to_text, without_columns
-from ...._terminal import counted, printable
+from ...._terminal import counted, printable, wrapped
 from ..device_summary import DeviceSummary
 
 __all__ = ["render_device"]
@@ -41,11 +39,11 @@ def render_device(device: DeviceSummary | None, limit: int | None = None, width:
     table, _ = without_columns(
         Table([heading for heading, _, _ in columns], cells, kinds, [rank for _, _, rank in columns]), width
     )
-    lines = [*_wrapped(_totals(device), width), *to_text(table, width)]
+    lines = [*wrapped(_totals(device), width), *to_text(table, width)]
     hidden = len(device.rows) - len(cells)
     if hidden:
-        lines.append(f"{hidden:,} more {'module' if hidden == 1 else 'modules'}")
-    lines += _wrapped(
+        lines.append(counted(hidden, "more module"))
+    lines += wrapped(
         "times from event to event, with what the stream waited for the host; latency: from the begin on a thread "
         "until the stream came by, which a stream that waits for the host does at once",
         width,
@@ -67,7 +65,3 @@ def _totals(device: DeviceSummary) -> str:
     if device.unread:
         text += f"; {counted(device.unread, 'event')} never read"
     return text
-
-
-def _wrapped(text: str, width: int | None) -> list[str]:
-    return textwrap.wrap(text, width) if width else [text]
