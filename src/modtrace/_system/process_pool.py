@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import TypeVar
 
@@ -41,7 +42,8 @@ def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: 
     count = min(processes, len(left), *([_MAX_ON_WINDOWS] if os.name == "nt" else []))
     pool = ProcessPoolExecutor(count, get_context("spawn"), _end_when_interrupted)
     try:
-        tasks = {pool.submit(function, item): item for item in left}
+        with _interrupts_held_back():
+            tasks = {pool.submit(function, item): item for item in left}
         for done in as_completed(tasks):
             yield tasks.pop(done), done.result()
     except BrokenProcessPool as error:
@@ -50,7 +52,26 @@ def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: 
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    # A process takes over what is held back where it is started. It prints a traceback of its own for a Ctrl-C that
+    # comes before it has got as far as `_end_when_interrupted`, unless that waits until then.
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it is started with the first process else, and lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _end_when_interrupted() -> None:
     # Ctrl-C goes to all processes of a terminal. One that were to handle it would take it for the fault of what it
     # works on, and go on with the next.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
