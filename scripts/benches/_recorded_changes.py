@@ -15,9 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.support.injected_changes import Slowness, called_twice, recomputed, renamed, slowed
 from tests.support.models import ARCHITECTURES
 

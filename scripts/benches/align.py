@@ -33,6 +33,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
+from tests.support.models import ARCHITECTURES
 from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
@@ -41,10 +43,6 @@ from modtrace.profiler.align.alignment import OperatorFit
 from modtrace.profiler.attribute.overlay import overlay
 from modtrace.profiler.trace.event_collector import EventCollector
 from modtrace.timeline import Timeline
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
-from tests.support.models import ARCHITECTURES
 
 NODE = "autograd::engine::evaluate_function: "
 CALL = "call#"

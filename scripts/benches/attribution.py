@@ -10,12 +10,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.support.models import ARCHITECTURES
 from tests.support.profiler_truth import measure
 

@@ -22,8 +22,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import numpy as np
 from scripts.benches._recorded_changes import PLACES, UNCHANGED, slow_changes
 from scripts.benches._usual_ways import changed, mean_per_name, totals_per_slice

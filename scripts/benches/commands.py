@@ -15,8 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.support.gpt_timeline import gpt_timeline
 
 LAYERS = 12

@@ -21,16 +21,13 @@ from pathlib import Path
 import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+from tests.support.timelines import gpt2_timeline
+from tests.support.trace_processor import TraceProcessor
 
 from modtrace.timeline import BACKWARD, PHASES, Timeline
 from modtrace.write import write
 from modtrace.write.chrome import chrome_events, first_moment
 from modtrace.write.perfetto import perfetto_packets
-
-ROOT = str(Path(__file__).parents[2])
-sys.path.insert(0, ROOT)
-from tests.support.timelines import gpt2_timeline  # noqa: E402
-from tests.support.trace_processor import TraceProcessor  # noqa: E402
 
 MIB = 1 << 20
 # Imports what writing needs, so that it does not count.
@@ -205,7 +202,6 @@ def memory(count: int, suffix: str, folder: Path) -> None:
     stored.write_bytes(pickle.dumps(gpt2_timeline(count), protocol=5))
     code = f"""
 import pickle, sys
-sys.path.insert(0, {ROOT!r})
 from modtrace.write import write
 with open({str(stored)!r}, "rb") as file:
     timeline = pickle.load(file)

@@ -15,8 +15,6 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.support.browser import chromium, count_frames, missing, visit
 from tests.support.gpt_timeline import gpt_timeline
 
