@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,11 @@ import pytest
 import torch
 
 import modtrace
+from modtrace.where import StreamState, read_rank_state
 from tests.support import fake_device
 from tests.support.device_times_job import MS
 from tests.support.fake_streams import compile_fake_streams
-from tests.support.python_process import run_python
+from tests.support.python_process import run_python, start_python
 
 pytestmark = pytest.mark.usefixtures("native_engine")
 
@@ -170,6 +173,43 @@ def test_what_was_read_survives_the_process(library: Path, tmp_path: Path) -> No
         # Behind the last reading of its clock, the device's is believed to go on as between the two before.
         assert span.duration_ns == pytest.approx(ns, abs=2 * int(str(timeline.metadata["device_clock_bound_ns"])))
     assert timeline.metadata["device_events_unread"] == 10
+
+
+def test_where_tells_what_a_device_hangs_in_until_nobody_asks_it(library: Path, tmp_path: Path) -> None:
+    ring = tmp_path / "run.modtrace"
+    arguments = ("-m", "tests.support.device_times_job", "hung", library, 0, json.dumps({"ring": str(ring)}))
+    with start_python(*arguments, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "hangs\n"
+
+        def stream_when(holds: Callable[[StreamState], bool]) -> StreamState:
+            while True:
+                assert process.poll() is None
+                state = read_rank_state(ring)
+                (found,) = state.streams
+                if holds(found):
+                    return found
+
+        # Once it was asked, it has come by all that is in front of the kernel.
+        asked = stream_when(lambda stream: stream.read_ns is not None and stream.calls[-1:] != () and stream.is_known)
+        later = stream_when(lambda stream: (stream.read_ns or 0) > (asked.read_ns or 0) + 200 * MS)
+        process.stdin.write("break\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "broken\n"
+        unknown = stream_when(lambda stream: not stream.is_known)
+        shown = run_python("-m", "modtrace", "where", ring).stdout
+        process.kill()
+        process.wait()
+    (dead,) = read_rank_state(ring).streams
+
+    # In the step that hangs backward of b and a are behind it, in the next one forward and backward.
+    for found in (later, unknown, dead):
+        assert [(call.fqn, call.phase) for call in found.calls] == [("Net", "forward"), ("Net.b", "forward")]
+        assert (found.device, found.stream, found.dropped) == (0, 0, 0)
+    assert (later.is_known, later.queued, later.unread) == (True, 2 + 5, 6 + 10)
+    assert (unknown.is_known, dead.is_known) == (False, False)
+    assert "device 0, stream 0  unknown; last read: forward Net › b; 8 calls queued and not read" in shown
 
 
 def test_a_forked_child_leaves_the_device_alone(library: Path) -> None:

@@ -203,6 +203,23 @@ def died(recording: modtrace.Recording) -> None:
     os._exit(0)
 
 
+def hung(recording: modtrace.Recording) -> None:
+    """A kernel in the forward of b that takes an hour, a step behind it, and on request a device that breaks."""
+    model = Net()
+    _step(model)
+    _wait_until_read(recording)
+    model.b.forward_ns = 3600 * 1000 * MS
+    for _ in range(2):
+        _step(model)
+    print("hangs", flush=True)
+    sys.stdin.readline()
+    _streams.break_down()
+    with torch.no_grad():
+        model(_input())
+    print("broken", flush=True)
+    sys.stdin.readline()
+
+
 def forked(recording: modtrace.Recording) -> None:
     """A child that trains too, and records for itself, while its parent goes on."""
     _streams.launch(_BLOCK_NS)
@@ -225,7 +242,7 @@ SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
     run.__name__: run
     for run in (
         *(plain, nested, streams, held, captured, captured_by_others),
-        *(broken, interrupted, died, forked),
+        *(broken, interrupted, died, hung, forked),
     )
 }
 

@@ -130,6 +130,10 @@ class EventScript:
         """It is read: the device was there at `device_ns` of its own clock."""
         self.event(time, Kind.DEVICE_REACHED, number & EVENT_NUMBER_MASK, device_ns)
 
+    def pending(self, time: int, number: int, stream: int = 0) -> None:
+        """The device has not come by it, when it is asked."""
+        self.event(time, Kind.DEVICE_PENDING, stream, number)
+
     def device_clock(self, time: int, width_ns: int, device_ns: int, device: int = 0) -> None:
         """The device's clock showed `device_ns` at most `width_ns` before `time`."""
         self.event(time, Kind.DEVICE_CLOCK, width_ns, device << DEVICE_TIME_BITS | device_ns)

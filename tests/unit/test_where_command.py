@@ -150,6 +150,7 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
                 ],
             }
         ],
+        "streams": [],
     }
 
 

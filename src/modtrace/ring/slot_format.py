@@ -31,6 +31,7 @@ __all__ = [
     "CALL_KEY_MASK",
     "COMMUNICATION_KINDS",
     "DEVICE_KINDS",
+    "DEVICE_PENDING_NS",
     "DEVICE_TIME_BITS",
     "DEVICE_TIME_MASK",
     "EVENT_NUMBER_MASK",
@@ -118,6 +119,9 @@ EVENT_NUMBER_MASK = NAME_MASK
 DEVICE_TIME_BITS = 55
 DEVICE_TIME_MASK = (1 << DEVICE_TIME_BITS) - 1
 
+DEVICE_PENDING_NS = 100_000_000
+"""How long an event has to be asked for until `DEVICE_PENDING` tells it first; then whenever that has doubled."""
+
 ABANDONED_BIT = 1 << 62
 """In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
 
@@ -180,6 +184,8 @@ class Kind(IntEnum):
     """A device's clock was read. Value: device · what it showed, between this event's time and `name` ns before it."""
     DEVICE_STREAM = 28
     """Which stream a number means. Value: torch's id of it; name: as of DEVICE_QUEUED."""
+    DEVICE_PENDING = 29
+    """A device had not come by yet, when it was asked. Value: the event's number; name: as of DEVICE_QUEUED."""
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
@@ -189,9 +195,10 @@ COMMUNICATION_KINDS = (
     *(Kind.WAIT_ENTER, Kind.WAIT_EXIT),
 )
 """The kinds that say what a thread does of torch.distributed; no module's and no node's."""
-DEVICE_KINDS = (Kind.DEVICE_QUEUED, Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM)
+_DEVICE_READER_KINDS = (Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM, Kind.DEVICE_PENDING)
+DEVICE_KINDS = (Kind.DEVICE_QUEUED, *_DEVICE_READER_KINDS)
 """The kinds that say when a device came by; no module's and no node's either."""
-KINDS_OF_OTHER_THREADS = (Kind.COLLECTIVE_DONE, Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM)
+KINDS_OF_OTHER_THREADS = (Kind.COLLECTIVE_DONE, *_DEVICE_READER_KINDS)
 """The kinds that are written by others than the thread that they name, at any later time."""
 
 

@@ -10,6 +10,7 @@ from .python_stack import NO_STACKS, python_stacks
 from .rank_groups import RankGroup, group_ranks, headline
 from .rank_state import RankState, rank_state_of, read_rank_state
 from .read_states import States, read_states
+from .stream_state import StreamState
 
 __all__ = [
     "NO_STACKS",
@@ -18,6 +19,7 @@ __all__ = [
     "RankGroup",
     "RankState",
     "States",
+    "StreamState",
     "find_all_hangs",
     "find_hangs",
     "group_ranks",

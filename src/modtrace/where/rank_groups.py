@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..timeline import AFTER_BACKWARD, OpenCall
 from .rank_state import RankState
+from .stream_state import StreamState
 
 __all__ = ["RankGroup", "format_ranges", "format_stack", "group_ranks", "headline"]
 
@@ -17,6 +18,9 @@ _MAX_NAMED_FILES = 2
 
 StackKey = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """For each thread with open calls its name and the (fqn, phase) of these, outermost first."""
+StreamKey = tuple[int, int, tuple[tuple[str, str], ...], bool]
+"""For each stream the index of its device among those of the process, its id, its (fqn, phase), and whether these are
+known."""
 
 
 class RankGroup(NamedTuple):
@@ -43,25 +47,40 @@ class RankGroup(NamedTuple):
 
     @property
     def innermost(self) -> str:
-        """The fqn of the innermost open module of its first thread, or what it waits for; else empty."""
+        """The fqn of the innermost open module of its first thread, or what it waits for; else of a stream, or ""."""
         if not self.stacks:
-            return ""
+            on_device = [stream.calls[-1].fqn for stream in self.ranks[0].streams if stream.calls and stream.is_known]
+            return f"{on_device[0]} on the device" if on_device else ""
         fqn, phase = self.stacks[0][1][-1]
         return _format_wait(fqn) if phase == AFTER_BACKWARD else fqn
 
 
 def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
     """Put together the ranks with the same state, step and open modules; smaller groups first."""
-    ranks_by_key: dict[tuple[str, int | None, StackKey], list[RankState]] = {}
+    ranks_by_key: dict[tuple[str, int | None, StackKey, tuple[StreamKey, ...]], list[RankState]] = {}
     for state in sorted(states, key=lambda state: (state.rank is None, state.rank or 0, state.path)):
         stacks = tuple(
             (thread.thread, tuple((call.fqn, call.phase) for call in thread.calls))
             for thread in state.threads
             if thread.calls
         )
-        ranks_by_key.setdefault((state.state, state.step, stacks), []).append(state)
-    groups = [RankGroup(tuple(ranks), stacks) for (_, _, stacks), ranks in ranks_by_key.items()]
+        ranks_by_key.setdefault((state.state, state.step, stacks, _stream_keys(state.streams)), []).append(state)
+    groups = [RankGroup(tuple(ranks), stacks) for (_, _, stacks, _), ranks in ranks_by_key.items()]
     return sorted(groups, key=lambda group: len(group.ranks))
+
+
+def _stream_keys(streams: Sequence[StreamState]) -> tuple[StreamKey, ...]:
+    """Return what tells streams apart, of ranks whose devices have other numbers too."""
+    devices = sorted({stream.device for stream in streams})
+    return tuple(
+        (
+            devices.index(stream.device),
+            stream.stream,
+            tuple((call.fqn, call.phase) for call in stream.calls),
+            stream.is_known,
+        )
+        for stream in streams
+    )
 
 
 def headline(groups: Sequence[RankGroup]) -> str:

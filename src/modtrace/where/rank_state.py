@@ -18,6 +18,7 @@ from ..timeline.usual_durations import usual_durations
 from .blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
 from .process_status import is_alive, is_this_host
 from .rank_progress import RankProgress, read_rank_progress
+from .stream_state import StreamState, read_streams
 
 __all__ = ["RankState", "rank_state_of", "read_rank_state"]
 
@@ -47,6 +48,7 @@ class RankState(NamedTuple):
         usual_ns: what the innermost open calls usually take, by (fqn, phase), as far as the ring knows.
         progress: how far it is with collectives, sends and receives.
         stacks_signal: the signal on which it writes its Python stacks, or None.
+        streams: what the streams of its devices are in, where it records device times.
     """
 
     path: str
@@ -61,6 +63,7 @@ class RankState(NamedTuple):
     usual_ns: Mapping[tuple[str, str], int] = MappingProxyType({})
     progress: RankProgress = RankProgress()
     stacks_signal: int | None = None
+    streams: tuple[StreamState, ...] = ()
 
     @property
     def label(self) -> str:
@@ -101,18 +104,32 @@ class RankState(NamedTuple):
                     "last_event_seconds": (self.now_ns - thread.last_ns) / 1e9,
                     "seems_hung": self.seems_hung(thread),
                     "stack": [
-                        {
-                            "fqn": call.fqn,
-                            "class": call.module_class,
-                            "phase": call.phase,
-                            "seconds": (self.now_ns - call.since_ns) / 1e9,
-                            "usual_seconds": self._usual_seconds(call),
-                        }
-                        for call in thread.calls
+                        self._call_to_json(call) | {"usual_seconds": self._usual_seconds(call)} for call in thread.calls
                     ],
                 }
                 for thread in self.threads
             ],
+            "streams": [
+                {
+                    "device": stream.device,
+                    "stream": stream.stream,
+                    "known": stream.is_known,
+                    "last_read_seconds": None if stream.read_ns is None else (self.now_ns - stream.read_ns) / 1e9,
+                    "calls_queued": stream.queued,
+                    "events_unread": stream.unread,
+                    "events_dropped": stream.dropped,
+                    "stack": [self._call_to_json(call) for call in stream.calls],
+                }
+                for stream in self.streams
+            ],
+        }
+
+    def _call_to_json(self, call: OpenCall) -> dict[str, Any]:
+        return {
+            "fqn": call.fqn,
+            "class": call.module_class,
+            "phase": call.phase,
+            "seconds": (self.now_ns - call.since_ns) / 1e9,
         }
 
     def _group_to_json(self, progress: GroupProgress) -> dict[str, Any]:
@@ -180,6 +197,7 @@ def rank_state_of(path: str | os.PathLike[str], snapshot: RingSnapshot) -> RankS
         usual_ns=usual_durations(snapshot, [thread.calls[-1] for thread in threads if thread.calls]),
         progress=read_rank_progress(snapshot),
         stacks_signal=_int_or_none(metadata, STACKS_SIGNAL),
+        streams=read_streams(snapshot, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
     )
 
 

@@ -15,8 +15,9 @@ from .._terminal import printable
 from ..timeline import ThreadStack
 from .durations import format_durations
 from .hangs import Hang
-from .rank_groups import RankGroup, format_stack, headline
+from .rank_groups import RankGroup, format_ranges, format_stack, headline
 from .rank_state import RankState
+from .stream_state import StreamState
 
 __all__ = ["render"]
 
@@ -107,7 +108,40 @@ def _table(groups: Sequence[RankGroup]) -> Table:
             head = ["", "", "", ""]
         if not group.stacks:
             table.add_row(*head, "", "no module", _lasted([rank.last_ns for rank in group.ranks], group), "")
+        for streams in zip(*(rank.streams for rank in group.ranks), strict=True):
+            devices = {stream.device for stream in streams}
+            label = f"device{'s' if len(devices) > 1 else ''} {format_ranges(devices)}, stream {streams[0].stream}"
+            table.add_row(
+                *("", "", "", ""),
+                label,
+                _EndOfText(printable(_format_streams(streams)), "" if streams[0].is_known else "yellow"),
+                _lasted([_since_ns(rank, stream) for rank, stream in zip(group.ranks, streams, strict=True)], group),
+                "",
+            )
     return table
+
+
+def _since_ns(rank: RankState, stream: StreamState) -> int:
+    """Return since when a stream is in its innermost call; where that is not known, when it was read last."""
+    if stream.is_known and stream.calls:
+        return stream.calls[-1].since_ns
+    return rank.last_ns if stream.read_ns is None else stream.read_ns
+
+
+def _format_streams(streams: Sequence[StreamState]) -> str:
+    """Return what the same stream of ranks of a group is in, and how many calls are queued behind that."""
+    first = streams[0]
+    where = format_stack(first.calls) or "no module"
+    if not first.is_known:
+        # What was not read may have run: that is neither there nor idle.
+        where = f"unknown; last read: {where}" if first.read_ns is not None else "unknown; nothing was read"
+    dropped = any(stream.dropped for stream in streams)
+    if not any(stream.unread for stream in streams):
+        return f"{where}; " + ("what is queued got no events" if dropped else "nothing queued behind it")
+    fewest, most = (bound(stream.queued for stream in streams) for bound in (min, max))
+    count = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    calls = f"{'at least ' if dropped else ''}{count} {'call' if most == 1 else 'calls'}"
+    return f"{where}; {calls} queued {'behind it' if first.is_known else 'and not read'}"
 
 
 class _EndOfText:

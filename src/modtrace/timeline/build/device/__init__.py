@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from .add_spans import add_device_spans
+from .device_clocks import device_clocks
+from .points import QueuedEvents, queued_events, stream_ids
 
-__all__ = ["add_device_spans"]
+__all__ = ["QueuedEvents", "add_device_spans", "device_clocks", "queued_events", "stream_ids"]

@@ -11,7 +11,25 @@ from ....ring import Events, Kind
 from ....ring.slot_format import EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
 from ..module_events import is_of_modules
 
-__all__ = ["DevicePoints", "device_points", "stream_ids"]
+__all__ = ["DevicePoints", "QueuedEvents", "device_points", "queued_events", "stream_ids"]
+
+
+class QueuedEvents(NamedTuple):
+    """Events of devices that were recorded, read or not, in the order of the host's events; int64 arrays.
+
+    Attributes:
+        slot: index of each one's `DEVICE_QUEUED` among all events.
+        event: index of the host's event that it belongs to, among those of modules (`module_events`); -1 where lost.
+        stream: number of the stream and index of the device, as in the ring.
+        reached: index of its `DEVICE_REACHED` among all events; -1 where it was never read.
+        dropped: indexes among all events of those that there were no more of, an array of another length.
+    """
+
+    slot: Int64Array
+    event: Int64Array
+    stream: Int64Array
+    reached: Int64Array
+    dropped: Int64Array
 
 
 class DevicePoints(NamedTuple):
@@ -37,20 +55,29 @@ class DevicePoints(NamedTuple):
         return self.stream >> STREAM_NUMBER_BITS
 
 
+def queued_events(events: Events) -> QueuedEvents:
+    """Return what was recorded on all devices, given all events of a ring."""
+    queued = np.flatnonzero(events.kind == Kind.DEVICE_QUEUED)
+    is_dropped = events.name[queued] == NO_NAME
+    index = queued[~is_dropped]
+    host = _event_before(events, index)
+    module_index = np.cumsum(is_of_modules(events)) - 1
+    event = np.where(host >= 0, module_index[host], -1).astype(np.int64)
+    return QueuedEvents(
+        index, event, events.name[index].astype(np.int64), _find_reached(events, index), queued[is_dropped]
+    )
+
+
 def device_points(events: Events) -> DevicePoints:
     """Return the points of all devices, given all events of a ring."""
-    all_queued = np.flatnonzero(events.kind == Kind.DEVICE_QUEUED)
-    queued = all_queued[events.name[all_queued] != NO_NAME]
-    reached = _find_reached(events, queued)
-    host = _event_before(events, queued)
-    known = (reached >= 0) & (host >= 0)
-    module_index = np.cumsum(is_of_modules(events)) - 1
+    queued = queued_events(events)
+    known = (queued.reached >= 0) & (queued.event >= 0)
     return DevicePoints(
-        module_index[host[known]],
-        events.name[queued[known]].astype(np.int64),
-        events.value[reached[known]],
-        len(all_queued) - len(queued),
-        int(np.count_nonzero(reached < 0)),
+        queued.event[known],
+        queued.stream[known],
+        events.value[queued.reached[known]],
+        len(queued.dropped),
+        int(np.count_nonzero(queued.reached < 0)),
     )
 
 

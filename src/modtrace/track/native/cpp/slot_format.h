@@ -43,6 +43,9 @@ constexpr int kStreamNumberBits = 16;
 // The name of a DEVICE_REACHED: the lower bits of the event's number.
 constexpr int64_t kEventNumberMask = (int64_t{1} << kNameBits) - 1;
 
+// How long an event has to be asked for until a DEVICE_PENDING tells it first; then whenever that has doubled.
+constexpr int64_t kDevicePendingNs = 100'000'000;
+
 // The name of a DEVICE_CLOCK is a width in ns; its value: what the device's clock showed, and above that the device.
 constexpr int kDeviceTimeBits = 55;
 
@@ -69,6 +72,7 @@ enum Kind : int64_t {
   kDeviceReached = 26,
   kDeviceClock = 27,
   kDeviceStream = 28,
+  kDevicePending = 29,
 };
 
 // One event. Words are atomic so that a reader beside the writer never sees half a word.
@@ -106,6 +110,7 @@ constexpr NamedConstant kSlotFormat[] = {
     {"STREAM_NUMBER_BITS", kStreamNumberBits},
     {"EVENT_NUMBER_MASK", kEventNumberMask},
     {"DEVICE_TIME_BITS", kDeviceTimeBits},
+    {"DEVICE_PENDING_NS", kDevicePendingNs},
     {"FORWARD_ENTER", kForwardEnter},
     {"FORWARD_EXIT", kForwardExit},
     {"RECOMPUTE_ENTER", kRecomputeEnter},
@@ -127,6 +132,7 @@ constexpr NamedConstant kSlotFormat[] = {
     {"DEVICE_REACHED", kDeviceReached},
     {"DEVICE_CLOCK", kDeviceClock},
     {"DEVICE_STREAM", kDeviceStream},
+    {"DEVICE_PENDING", kDevicePending},
 };
 
 }  // namespace modtrace

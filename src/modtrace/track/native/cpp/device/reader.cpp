@@ -139,6 +139,21 @@ class DeviceReader {
     }
   }
 
+  // Tells that the device has not come by an event, so that who looks at a hang knows that it was asked: a few times
+  // only, as that must not fill the ring.
+  void write_pending(DeviceStream& stream, const QueuedEvent& oldest) {
+    const int64_t now = monotonic_ns();
+    if (stream.asked_number != oldest.number) {
+      stream.asked_number = oldest.number;
+      stream.asked_since = now;
+      stream.next_pending = now + kDevicePendingNs;
+    }
+    if (now < stream.next_pending) return;
+    write_without_gil(reader_state(), times_.generation,
+                      kDevicePending << kKindShift | oldest.thread_bits | stream.key, oldest.number);
+    stream.next_pending = now + (now - stream.asked_since);
+  }
+
   // False where an event of the stream is not done yet.
   bool read_stream(DeviceStream& stream, DeviceClock& clock) {
     while (true) {
@@ -148,7 +163,10 @@ class DeviceReader {
         if (stream.queued.empty()) return true;
         oldest = stream.queued.front();
       }
-      if (!guard_.queryEvent(oldest.event)) return false;
+      if (!guard_.queryEvent(oldest.event)) {
+        write_pending(stream, oldest);
+        return false;
+      }
       write_reached(times_, oldest, time_of(clock, oldest.event));
       clock.is_used = true;
       const std::lock_guard<std::mutex> lock(times_.mutex);

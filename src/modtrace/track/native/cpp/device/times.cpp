@@ -29,7 +29,7 @@ DeviceStream* find_stream(DeviceTimes& times, const c10::Stream& stream) {
   }
   if (times.streams.size() >= kMaxDeviceStreams) return nullptr;
   const auto number = static_cast<int64_t>(times.streams.size());
-  times.streams.push_back({stream, number | int64_t{stream.device_index()} << kStreamNumberBits, {}});
+  times.streams.push_back({stream, number | int64_t{stream.device_index()} << kStreamNumberBits});
   return &times.streams.back();
 }
 

@@ -40,6 +40,9 @@ struct DeviceStream {
   c10::Stream stream;
   int64_t key;  // number and device index, as slots have them
   std::deque<QueuedEvent> queued;
+
+  // The reader's: the event that it asks for, since when, and when it tells next that it is not done.
+  int64_t asked_number = -1, asked_since = 0, next_pending = 0;
 };
 
 // The clock of one device; the reader's alone.

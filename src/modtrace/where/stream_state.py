@@ -1,0 +1,182 @@
+"""What the streams of devices are in, where a recording has device times: as far as their events were read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import BoolArray, Int64Array
+from ..ring import Events, Kind, RingSnapshot
+from ..ring.slot_format import (
+    CALL_ENTER_KINDS,
+    CALL_EXIT_KINDS,
+    DEVICE_PENDING_NS,
+    STREAM_NUMBER_BITS,
+    STREAM_NUMBER_MASK,
+)
+from ..timeline import OpenCall
+from ..timeline.build import Intervals, NameLookup, attribute_nodes, build_intervals, module_events
+from ..timeline.build.device import QueuedEvents, device_clocks, queued_events, stream_ids
+
+__all__ = ["StreamState", "read_streams"]
+
+_GRACE_NS = 1_000_000_000
+"""How late the thread that reads events may tell of one, on a busy machine."""
+
+
+class StreamState(NamedTuple):
+    """What a stream of a device is in, or was when its events were read last.
+
+    Attributes:
+        device: index of the device.
+        stream: torch's id of the stream.
+        calls: the chosen calls that it is in, outermost first; `since_ns` is when the device came into one, or in
+            backward into the run of nodes that it is in.
+        queued: calls and runs of nodes that the host has begun, and the device has not, as far as that was read.
+        unread: events behind the last that was read.
+        dropped: events behind it that were not recorded, as too many had not been read; on any stream.
+        read_ns: the last moment at which an event of the stream is known to have been read, or asked for; monotonic.
+            None where none was.
+        is_known: False where nobody reads its events any more, so that the device can be anywhere behind `calls`.
+    """
+
+    device: int
+    stream: int
+    calls: tuple[OpenCall, ...]
+    queued: int
+    unread: int
+    dropped: int
+    read_ns: int | None
+    is_known: bool
+
+
+def read_streams(snapshot: RingSnapshot, now_ns: int, *, is_running: bool) -> tuple[StreamState, ...]:
+    """Return the state of each stream that had events, by device and stream.
+
+    Args:
+        snapshot: the end of a ring.
+        now_ns: monotonic.
+        is_running: whether the process may run; else nobody reads what is unread.
+    """
+    all_events = snapshot.slots.events
+    queued = queued_events(all_events)
+    if not len(queued.slot):
+        return ()
+    position = _HostPosition(snapshot, queued)
+    clocks, ids = device_clocks(all_events), stream_ids(all_events)
+    asked = _last_asked(all_events)
+    states = []
+    for key in np.unique(queued.stream).tolist():
+        rows = np.flatnonzero(queued.stream == key)
+        read = np.flatnonzero(queued.reached[rows] >= 0)
+        last = int(read[-1]) if len(read) else -1
+        behind = rows[last + 1 :]
+        calls: tuple[OpenCall, ...] = ()
+        read_ns = None
+        if last >= 0:
+            read_ns = int(all_events.time[queued.reached[rows[last]]])
+            clock = clocks.get(key >> STREAM_NUMBER_BITS)
+            reached = queued.reached[rows]
+            reached_ns = np.where(reached >= 0, all_events.time[reached], -1)
+            if clock is not None:
+                told = clock.to_monotonic(all_events.value[reached])
+                # Not before it was recorded, nor after it was read: the clock may be off by its bound.
+                reached_ns = np.where(
+                    reached >= 0, np.clip(told, all_events.time[queued.slot[rows]], reached_ns), reached_ns
+                )
+            event_ns = dict(zip(queued.event[rows].tolist(), reached_ns.tolist(), strict=True))
+            calls = tuple(position.calls_after(int(queued.event[rows[last]]), event_ns))
+        is_known = True
+        if len(behind):
+            number = int(all_events.value[queued.slot[behind[0]]])
+            first_ns = max(int(all_events.time[queued.slot[behind[0]]]), read_ns or 0)
+            asked_ns = asked.get((key, number))
+            due_ns = first_ns + (DEVICE_PENDING_NS if asked_ns is None else 2 * (asked_ns - first_ns))
+            is_known = is_running and now_ns <= due_ns + _GRACE_NS and last >= 0
+            read_ns = asked_ns if read_ns is None else max(read_ns, asked_ns or read_ns)
+        dropped = int(np.count_nonzero(queued.dropped > queued.slot[rows[last]])) if last >= 0 else len(queued.dropped)
+        states.append(
+            StreamState(
+                device=key >> STREAM_NUMBER_BITS,
+                stream=ids.get(key, key & STREAM_NUMBER_MASK),
+                calls=calls,
+                queued=position.count_begun(queued.event[behind]),
+                unread=len(behind),
+                dropped=dropped,
+                read_ns=read_ns,
+                is_known=is_known and (len(behind) > 0 or dropped == 0),
+            )
+        )
+    return tuple(sorted(states, key=lambda state: (state.device, state.stream)))
+
+
+def _last_asked(events: Events) -> Mapping[tuple[int, int], int]:
+    """Return when a device was asked last, by stream and number of the event that it had not come by, monotonic ns."""
+    pending = np.flatnonzero(events.kind == Kind.DEVICE_PENDING)
+    names, numbers = events.name[pending].tolist(), events.value[pending].tolist()
+    return dict(zip(zip(names, numbers, strict=True), events.time[pending].tolist(), strict=True))
+
+
+class _HostPosition:
+    """Tells in which chosen calls the host was behind an event of it, which is where the device is behind its own."""
+
+    def __init__(self, snapshot: RingSnapshot, queued: QueuedEvents) -> None:
+        lookup = NameLookup(snapshot.records, snapshot.slots.events)
+        self._names = lookup.names
+        self._events = module_events(snapshot.slots.events)
+        self._intervals: Intervals = build_intervals(self._events)
+        self._call: Int64Array = attribute_nodes(self._intervals, self._events, lookup.torch_threads)
+        self._row_by_start = _by_position(self._intervals.start_position)
+        self._row_by_end = _by_position(self._intervals.end_position)
+        of_calls = queued.event[queued.event >= 0]
+        of_calls = of_calls[np.isin(self._events.kind[of_calls], (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
+        self._chosen = set(self._events.name[of_calls].tolist())
+
+    def calls_after(self, event: int, event_ns: Mapping[int, int]) -> Iterator[OpenCall]:
+        """Yield the chosen calls that are open behind an event of the host, outermost first.
+
+        Args:
+            event: its index among those of modules; -1 where it is lost.
+            event_ns: by event, when the device came by; negative where it was not read.
+        """
+        reached_ns = event_ns[event]
+        for row, phase in reversed(list(self._around(self._innermost_after(event)))):
+            name = self._names[self._intervals.name[row]]
+            begun_ns = event_ns.get(int(self._intervals.start_position[row]) >> 1, -1)
+            since_ns = reached_ns if phase == "backward" or begun_ns < 0 else begun_ns
+            yield OpenCall(name.fqn, phase, since_ns, name.module_class)
+
+    def count_begun(self, events: Int64Array) -> int:
+        """Return how many of the events begin a call, or a run of nodes of one."""
+        return sum(
+            row is not None and (not self._intervals.is_node[row] or bool(self._call[row] >= 0))
+            for row in (self._row_by_start.get(event) for event in events.tolist())
+        )
+
+    def _innermost_after(self, event: int) -> int:
+        if event in self._row_by_start:
+            return self._row_by_start[event]
+        return int(self._intervals.parent[self._row_by_end[event]]) if event in self._row_by_end else -1
+
+    def _around(self, row: int) -> Iterator[tuple[int, str]]:
+        """Yield the chosen calls around an interval and with it, innermost first, and the phase of each."""
+        intervals = self._intervals
+        while row >= 0:
+            if intervals.is_node[row]:
+                inner = int(self._call[row])
+                while inner >= 0 and not intervals.is_node[inner]:
+                    if int(intervals.name[inner]) in self._chosen:
+                        yield inner, "backward"
+                    inner = int(intervals.parent[inner])
+            elif int(intervals.name[row]) in self._chosen:
+                yield row, "recompute" if intervals.is_recompute[row] else "forward"
+            row = int(intervals.parent[row])
+
+
+def _by_position(position: Int64Array) -> dict[int, int]:
+    """Return the interval that an event begins or ends, by the event; of several the outermost."""
+    at_event: BoolArray = (position >= 0) & (position & 1 == 1)
+    rows = np.flatnonzero(at_event)[::-1]
+    return dict(zip((position[rows] >> 1).tolist(), rows.tolist(), strict=True))
