@@ -1,6 +1,15 @@
 /** Totals per module or class, by the rules of `modtrace summary` (`timeline/summary/totals.py`). */
 import { compareValues } from "../format";
-import { BACKWARD, FORWARD, isOnThread, RECOMPUTE, type Spans, type TimeRange, type Trace } from "../trace/trace";
+import {
+  BACKWARD,
+  FORWARD,
+  hasDeviceTimes,
+  isOnThread,
+  RECOMPUTE,
+  type Spans,
+  type TimeRange,
+  type Trace,
+} from "../trace/trace";
 import { type Device, forEachSpanInRange } from "./spans-in-range";
 
 export type Grouping = "module" | "class";
@@ -107,22 +116,25 @@ export function forEachInterrupted(spans: Spans, span: number, visit: (outer: nu
   forEachOuterOfPhase(spans, outer, spans.phase[outer], visit);
 }
 
-const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward" } as const;
+const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward", [RECOMPUTE]: "recompute" } as const;
 
 /** One row per group that has a span on the device in the range; spans are cut at the range's ends. */
 export function computeTotals(trace: Trace, groups: Groups, device: Device, range: TimeRange | null): Total[] {
   const { spans } = trace;
+  // Where a device's events stand around calls, its recompute is timed as any phase, and not by kernels.
+  const isRerunTimed = device === "gpu" && hasDeviceTimes(trace);
   const rows = new Map<number, Total>();
   /** Self times of recompute, by name. */
   const rerun = new Map<number, number>();
   const countRerun = (span: number, ns: number) => {
-    if (spans.phase[span] === RECOMPUTE) rerun.set(spans.name[span], (rerun.get(spans.name[span]) ?? 0) + ns);
+    if (spans.phase[span] === RECOMPUTE && !isRerunTimed)
+      rerun.set(spans.name[span], (rerun.get(spans.name[span]) ?? 0) + ns);
   };
   const countTimed = (span: number, ns: number) => {
     const phase = spans.phase[span];
-    if (phase === RECOMPUTE || groups.nested[span]) return;
+    if ((phase === RECOMPUTE && !isRerunTimed) || groups.nested[span]) return;
     const row = rows.get(groups.ofName[spans.name[span]]);
-    if (row) row[PHASE_FIELD[phase as 0 | 1]] += ns;
+    if (row) row[PHASE_FIELD[phase as 0 | 1 | 2]] += ns;
   };
   forEachSpanInRange(trace, device, range, (i, ns) => {
     const group = groups.ofName[spans.name[i]];
@@ -158,7 +170,11 @@ export function computeTotals(trace: Trace, groups: Groups, device: Device, rang
 export type SortKey = "title" | "moduleClass" | "spans" | "forward" | "backward" | "recompute" | "total" | "self";
 
 /** Rows in the order of one field; equal ones by title. */
-export function sortTotals(rows: readonly Total[], key: SortKey, descending: boolean): Total[] {
+export function sortTotals<Row extends Total & Readonly<Record<Key, string | number>>, Key extends string = SortKey>(
+  rows: readonly Row[],
+  key: Key,
+  descending: boolean,
+): Row[] {
   const sign = descending ? -1 : 1;
   return [...rows].sort((a, b) => sign * compareValues(a[key], b[key]) || compareValues(a.title, b.title));
 }

@@ -8,6 +8,7 @@ export interface SpanRow {
   readonly parent?: number;
   readonly phase?: number;
   readonly track?: number;
+  readonly call?: number;
   readonly step?: number;
   readonly link?: number;
   readonly complete?: number;
@@ -34,7 +35,7 @@ export function makeTrace(
       track: column(({ track }) => track ?? 0),
       depth: Int32Array.from(depth),
       parent: column((row) => row.parent ?? -1),
-      call: column(() => 0),
+      call: column(({ call }) => call ?? 0),
       step: column(({ step }) => step ?? 0),
       link: column(({ link }) => link ?? -1),
       complete: column(({ complete }) => complete ?? 1),

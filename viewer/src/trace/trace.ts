@@ -65,6 +65,12 @@ export const isOfModules = ({ kind }: Track): boolean => THREAD_KINDS.indexOf(ki
 /** Whether the bars of a track are calls of modules on a thread, as against a GPU. */
 export const isOnThread = (track: Track): boolean => isOfModules(track) && track.kind !== "gpu";
 
+export const isGpu = ({ kind }: Track): boolean => kind === "gpu";
+
+/** Whether the rows of streams are device times of the recording, and not kernels of a profile. */
+export const hasDeviceTimes = ({ metadata, tracks }: Trace): boolean =>
+  typeof metadata.device_clock_bound_ns === "number" && tracks.some(isGpu);
+
 export interface Mark {
   readonly time: number;
   readonly kind: string;

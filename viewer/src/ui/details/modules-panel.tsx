@@ -2,10 +2,12 @@
 
 import { useComputed, useSignal } from "@preact/signals";
 import { Fragment } from "preact";
+import { type DeviceTime, deviceTimes } from "../../analysis/device-times";
 import { flaggedSpans } from "../../analysis/search";
 import { computeTotals, type SortKey, sortTotals, type Total } from "../../analysis/totals";
 import { formatCount, formatDuration } from "../../format";
 import type { Store } from "../../store";
+import { hasDeviceTimes } from "../../trace/trace";
 import { CopyButton } from "../copy-button";
 import { CallStatsCard } from "./call-stats-card";
 import { ColumnHead, type Order } from "./column-head";
@@ -15,22 +17,26 @@ import { Scope } from "./scope";
 /** Percent of its column that the bar of a share of 100 % takes. */
 const FULL_BAR = 60;
 
+/** What a device did stands beside what threads did. */
+type Key = SortKey | keyof DeviceTime;
+type Row = Total & DeviceTime;
+
 interface Column {
-  readonly key: SortKey;
+  readonly key: Key;
   readonly title: string;
   /** What the column says, shown at its head. */
   readonly hint?: string;
   /** Says in percent what the column before it says, and sorts as that does. */
   readonly isShare?: boolean;
   /** @param wholeNs the self times of all rows together */
-  readonly format: (row: Total, wholeNs: number) => string;
+  readonly format: (row: Row, wholeNs: number) => string;
 }
 
 const formatShare = (ns: number, wholeNs: number): string =>
   wholeNs > 0 ? `${((ns / wholeNs) * 100).toFixed(1)} %` : "–";
 
 const timeColumn = (
-  key: "forward" | "backward" | "recompute" | "total" | "self",
+  key: "forward" | "backward" | "recompute" | "total" | "self" | "gpu" | "latency",
   title: string,
   hint: string,
 ): Column => ({
@@ -55,6 +61,23 @@ const COLUMNS: readonly Column[] = [
   timeColumn("self", "Self", "In all phases together, outside the modules inside"),
 ];
 
+const DEVICE_COLUMNS: readonly Column[] = [
+  timeColumn(
+    "gpu",
+    "GPU time",
+    "In which a stream was in it, in all phases together, with what it waited for the host",
+  ),
+  {
+    key: "share",
+    title: "% GPU",
+    hint: "Of the time from the first begin to the last end of each stream",
+    format: (row) => (row.gpu ? formatShare(row.share, 1) : "–"),
+  },
+  timeColumn("latency", "Latency", "From its begin on a thread until a stream came by: the median of its calls"),
+];
+
+const NO_DEVICE_TIME: DeviceTime = { gpu: 0, share: 0, latency: 0 };
+
 function SelfShare({ ns, wholeNs }: { ns: number; wholeNs: number }) {
   const fraction = wholeNs > 0 ? Math.max(ns / wholeNs, 0) : 0;
   return (
@@ -66,17 +89,23 @@ function SelfShare({ ns, wholeNs }: { ns: number; wholeNs: number }) {
 }
 
 /** The rows as tab-separated text with a line of titles; times in nanoseconds. */
-function toText(rows: readonly Total[], columns: readonly Column[]): string {
-  const keys = [...new Set(columns.map(({ key }) => key))];
-  const title = (key: SortKey) => (key === "spans" ? key : `${key} ns`);
+function toText(rows: readonly Row[], columns: readonly Column[]): string {
+  const keys = [...new Set(columns.map(({ key }) => key))].filter((key) => key !== "share");
+  const title = (key: Key) => (key === "spans" ? key : `${key} ns`);
   const lines = rows.map((row) => [row.title, row.moduleClass, ...keys.map((key) => String(row[key]))].join("\t"));
   return [["name", "class", ...keys.map(title)].join("\t"), ...lines].join("\n");
 }
 
 export function ModulesPanel({ store }: { store: Store }) {
-  const order = useSignal<Order<SortKey>>({ key: "total", descending: true });
+  const order = useSignal<Order<Key>>({ key: "total", descending: true });
   const limit = useSignal(PAGE_ROWS);
-  const rows = useComputed(() => computeTotals(store.trace, store.groups.value, store.device.value, store.range.value));
+  const hasDevice = useComputed(() => store.device.value === "cpu" && hasDeviceTimes(store.trace));
+  const rows = useComputed((): Row[] => {
+    const { trace, groups, device, range } = store;
+    const onDevice = hasDevice.value ? deviceTimes(trace, groups.value, range.value) : null;
+    const totals = computeTotals(trace, groups.value, device.value, range.value);
+    return totals.map((row) => ({ ...row, ...(onDevice?.get(row.group) ?? NO_DEVICE_TIME) }));
+  });
   /** Groups with a span that the search matches; null where nothing is searched. */
   const searched = useComputed(() => {
     const { flags } = store.search.value;
@@ -93,7 +122,10 @@ export function ModulesPanel({ store }: { store: Store }) {
   const picked = store.pickedGroup.value;
   const byModule = store.grouping.value === "module";
   const hasRecompute = rows.value.some((row) => row.recompute);
-  const columns = COLUMNS.filter((column) => column.key !== "recompute" || hasRecompute);
+  const columns = [
+    ...COLUMNS.filter((column) => column.key !== "recompute" || hasRecompute),
+    ...(hasDevice.value ? DEVICE_COLUMNS : []),
+  ];
 
   return (
     <>

@@ -1,17 +1,18 @@
 /** The training steps and what they took; two of them are chosen to be shown side by side. */
 import { useComputed, useSignal } from "@preact/signals";
 
+import { type StepDeviceTime, stepDeviceTimes } from "../../analysis/device-times";
 import { formatCount, formatDuration } from "../../format";
 import { durationOf } from "../../layout/viewport";
 import type { Session } from "../../session";
 import type { Store } from "../../store";
 import { STEP_PARTS, type StepPart, stepTimesOf } from "../../trace/step-times";
 import { medianDuration, STEP_PROCESS } from "../../trace/steps";
-import { isOnThread, type Trace } from "../../trace/trace";
+import { hasDeviceTimes, isOnThread, type Trace } from "../../trace/trace";
 import { ColumnHead, type Order } from "./column-head";
 import { MoreRows, PAGE_ROWS } from "./more-rows";
 
-type Key = "number" | "duration" | StepPart;
+type Key = "number" | "duration" | StepPart | keyof StepDeviceTime;
 
 const PART_HINTS: Readonly<Record<StepPart, string>> = {
   forward: "In forward of any module",
@@ -47,6 +48,7 @@ export function StepsPanel({ store, session }: { store: Store; session: Session 
   const wholeCount = steps.filter(({ isWhole }) => isWhole).length;
   const note = processNote(store.trace);
   const times = useComputed(() => stepTimesOf(store.trace, steps));
+  const onDevice = useComputed(() => (hasDeviceTimes(store.trace) ? stepDeviceTimes(store.trace, steps) : null));
   const parts = STEP_PARTS.filter((part) => part !== "recompute" || times.value.some((step) => step.recompute));
   const median = medianDuration(steps);
   const [usual, slowest] = usualAndSlowest(durations, median);
@@ -59,6 +61,7 @@ export function StepsPanel({ store, session }: { store: Store; session: Session 
     const sign = descending ? -1 : 1;
     const value = (index: number) => {
       if (key === "number") return index;
+      if (key === "busy" || key === "gap") return onDevice.value![index][key];
       return key === "duration" ? durations[index] : times.value[index][key];
     };
     return [...steps.keys()].sort((a, b) => sign * (value(a) - value(b)) || a - b);
@@ -111,6 +114,24 @@ export function StepsPanel({ store, session }: { store: Store; session: Session 
                 isNumber
               />
             ))}
+            {onDevice.value && (
+              <>
+                <ColumnHead
+                  column="busy"
+                  title="% GPU"
+                  hint="Of the step, in which a stream was in a module"
+                  order={order}
+                  isNumber
+                />
+                <ColumnHead
+                  column="gap"
+                  title="GPU gap"
+                  hint="The longest time of the step in which no stream was in a module"
+                  order={order}
+                  isNumber
+                />
+              </>
+            )}
             <th scope="col" class="number">
               First
             </th>
@@ -134,6 +155,12 @@ export function StepsPanel({ store, session }: { store: Store; session: Session 
                   {times.value[index][part] ? formatDuration(times.value[index][part]) : "–"}
                 </td>
               ))}
+              {onDevice.value && (
+                <>
+                  <td class="number">{(onDevice.value[index].busy * 100).toFixed(1)} %</td>
+                  <td class="number">{formatDuration(onDevice.value[index].gap)}</td>
+                </>
+              )}
               {radio(first, index, "first")}
               {radio(second, index, "second")}
             </tr>
