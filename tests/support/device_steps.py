@@ -36,8 +36,7 @@ def device_steps(steps: int = 3) -> EventScript:
     """Return a script of some steps.
 
     Of each step, forward of `Net` holds `Net.0` and `Net.1`, and backward runs `Net.1`, then `Net.0` again, with
-    `Net.0.mlp`
-    in it, and then its backward. Another module runs on a second stream.
+    `Net.0.mlp` in it, and then its backward. Another module runs on a second stream.
     """
     write = _Steps()
     script = write.script

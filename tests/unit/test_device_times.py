@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import html
+import json
+
 import numpy as np
 import pytest
 
@@ -10,6 +14,7 @@ from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME, SEQUENCE_BITS, STREAM_NUMBER_BITS
 from modtrace.timeline import build_timeline
 from modtrace.timeline.build.device.device_clocks import DeviceClock
+from modtrace.timeline.gpu_tracks import without_gpu
 from modtrace.timeline.summary import DeviceModule, DeviceSummary
 from modtrace.timeline.summary.render.device_table import render_device
 from tests.support.event_script import WALL, EventScript
@@ -241,7 +246,8 @@ def test_readings_count_in_the_order_of_the_clock(order: tuple[int, int]) -> Non
     assert clock.to_monotonic(ns(2000)).tolist() == [1100]
 
 
-def test_a_summary_adds_up_what_streams_did_and_how_late_they_came() -> None:
+def two_calls() -> Timeline:
+    """A net and a layer are called twice; latencies of the net are 1,000 and 5,500 ns, of the layer 1,400 and 5,900."""
     script = script_with_clock()
     net, layer = script.name("Net", module_class="Net"), script.name("Net.layer", "layer: Linear", "Linear")
     # Of two calls, the device is in the net from 2,000 to 6,000 and from 7,000 to 9,000, and in the layer between.
@@ -262,9 +268,12 @@ def test_a_summary_adds_up_what_streams_did_and_how_late_they_came() -> None:
     script.queued(30_000, 8, NO_NAME)
     script.queued(30_001, 9)
 
-    device = build_timeline(script.snapshot()).summary().device
+    return build_timeline(script.snapshot())
 
-    # Latencies of the net: 1,000 and 5,500 ns, of the layer 1,400 and 5,900.
+
+def test_a_summary_adds_up_what_streams_did_and_how_late_they_came() -> None:
+    device = two_calls().summary().device
+
     assert device == DeviceSummary(
         rows=(
             DeviceModule("Net", "Net", 2, 6000, 2000, 6000, 0, 0, 3250),
@@ -299,6 +308,68 @@ def test_a_summary_is_shown_as_a_table_of_modules() -> None:
         "until the stream came by, which a stream that waits for the host does at once",
     ]
     assert render_device(None) == ""
+
+
+def test_a_summary_as_csv_has_the_device_times_of_each_module() -> None:
+    header, *lines = csv.reader(two_calls().summary().to_csv().splitlines())
+
+    assert [field for field in header if field.startswith("device_")] == [
+        *("device_calls", "device_total_ns", "device_self_ns", "device_forward_ns", "device_backward_ns"),
+        *("device_recompute_ns", "device_latency_p50_ns"),
+    ]
+    assert [(line[0], *map(int, line[-7:])) for line in lines] == [
+        ("Net", 2, 6000, 2000, 6000, 0, 0, 3250),
+        ("Net.layer", 2, 4000, 4000, 4000, 0, 0, 3650),
+    ]
+
+
+def test_summaries_of_classes_and_without_device_times_have_no_such_columns() -> None:
+    timeline = two_calls()
+
+    for summary in (timeline.summary("class"), without_gpu(timeline).summary()):
+        assert not [field for field in summary.columns() if field.startswith("device_")]
+
+
+def test_a_summary_as_markdown_and_html_has_the_table_of_devices_behind_that_of_modules() -> None:
+    summary = two_calls().summary()
+    totals = (
+        "1 stream of devices: in modules 85.7 % of 0.007 ms, 1 gap of 0.001 ms on average; ±0.6 µs on the host's clock"
+        "; 1 event dropped, as too many were not read yet; 1 event never read"
+    )
+
+    assert summary.to_markdown().splitlines()[-6:] == [
+        totals,
+        "",
+        "| module | class | calls | total ms | self | forward | backward | latency p50 |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| `Net` | `Net` | 2 | 0.006 | 0.002 | 0.006 | 0.000 | 0.003 |",
+        "| `Net.layer` | `Linear` | 2 | 0.004 | 0.004 | 0.004 | 0.000 | 0.004 |",
+    ]
+    assert f"<p>{html.escape(totals)}</p>\n<table>" in summary.to_html()
+    assert ">0.006</td>" in summary.to_html().partition("stream of devices")[2]
+    # What was chosen of the modules is chosen of the device's.
+    layers = summary.matching("*.layer")
+    assert layers.device is not None
+    assert [row.fqn for row in layers.device.rows] == ["Net.layer"]
+    assert "`Net.layer`" not in summary.sort_by("total", 1).to_markdown()
+
+
+def test_a_summary_as_json_has_the_streams_and_the_modules_on_them() -> None:
+    told = json.loads(two_calls().summary().to_json())["device"]
+
+    assert told.pop("rows") == [
+        DeviceModule("Net", "Net", 2, 6000, 2000, 6000, 0, 0, 3250)._asdict(),
+        DeviceModule("Net.layer", "Linear", 2, 4000, 4000, 4000, 0, 0, 3650)._asdict(),
+    ]
+    assert told == {
+        "streams": 1,
+        "length_ns": 7000,
+        "in_modules_ns": 6000,
+        "gaps": 1,
+        "bound_ns": 555,
+        "dropped": 1,
+        "unread": 1,
+    }
 
 
 def test_a_recording_without_device_times_has_no_table_of_devices() -> None:

@@ -15,6 +15,11 @@ from ..trace.event_columns import ProfilerEvents
 
 __all__ = ["for_process", "recorded_pid", "threads_of_trace", "with_pid"]
 
+_NO_DEVICE_TIMES = (
+    "the recording's device times were left out: of streams the trace has the profiler's kernels, and two rows of one "
+    "stream would count twice; 'modtrace view' of the recording shows them"
+)
+
 
 def recorded_pid(events: ProfilerEvents, timeline: Timeline | None) -> int | str:
     """Return the process of a recording: its own if the trace has it, else the one with most CPU slices."""
@@ -38,12 +43,12 @@ def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]
 
     Of a timeline of a single process these are all its threads, whatever the process' pid.
     """
-    # The trace tells them anew.
+    notes = [_NO_DEVICE_TIMES] if any(key in timeline.metadata for key in DEVICE_METADATA) else []
     metadata = {key: value for key, value in timeline.metadata.items() if key not in DEVICE_METADATA}
     timeline = replace(without_gpu(timeline), metadata=metadata)
     processes = {track.process for track in timeline.tracks}
     if len(processes) <= 1:
-        return timeline, []
+        return timeline, notes
     process = next((process for process in processes if process.pid == pid), timeline.tracks[0].process)
     kept = keep_tracks(timeline, np.array([track.process == process for track in timeline.tracks], np.bool_))
     return (
@@ -52,7 +57,7 @@ def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]
             counters=[counter for counter in timeline.counters if counter.process == process],
             backward_passes=[run for run in timeline.backward_passes if run.process == process],
         ),
-        [f"{len(processes) - 1} other processes of the recording were left out: the trace is of pid {pid}"],
+        [*notes, f"{len(processes) - 1} other processes of the recording were left out: the trace is of pid {pid}"],
     )
 
 

@@ -98,7 +98,12 @@ class Summary:
         """
         matches = re.compile(fnmatch.translate(pattern)).match
         rows = [row for row in self.rows if matches(row.fqn or row.module_class)]
-        return replace(self, rows=rows, modules=len(rows))
+        device = self.device
+        if device is not None:
+            device = device._replace(
+                rows=tuple(row for row in device.rows if matches(row.fqn if self.by == "module" else row.module_class))
+            )
+        return replace(self, rows=rows, modules=len(rows), device=device)
 
     def to_depth(self, depth: int) -> Summary:
         """Keep the first `depth` levels of names; the self time of what lies below counts to the module around it."""

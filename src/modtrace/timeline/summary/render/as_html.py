@@ -9,6 +9,7 @@ from ...._tables import to_html
 from ...._terminal import printable
 from ..overview import overview_lines, steps_note
 from .cells import module_table, step_table
+from .device_table import device_table, device_totals
 
 if TYPE_CHECKING:
     from ..module_summary import Summary
@@ -25,6 +26,9 @@ def render_html(summary: Summary) -> str:
         header = overview_lines(summary.overview, summary.steps)
         parts.append("<p>" + "<br>".join(html.escape(printable(line)) for line in header) + "</p>")
     parts += to_html(module_table(summary), summary.note)
+    if summary.device is not None:
+        parts.append(f"<p>{html.escape(device_totals(summary.device))}</p>")
+        parts += to_html(device_table(summary.device).first_rows(len(summary.rows)))
     if len(summary.steps) > 1:
         steps = step_table(summary)
         hidden = len(steps.rows) - MAX_STEPS
