@@ -65,6 +65,18 @@ ENDS = {
     "exits in an exit handler": "import atexit, os\natexit.register(lambda: print('bye'))\nraise ValueError",
     "breaks the pipe": "raise BrokenPipeError(32, 'Broken pipe')",
     "ends in a thread": "import threading, time\nthreading.Timer(0.1, lambda: print('later')).start()\nprint('first')",
+    "leaves a pool open": (
+        "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\n"
+        "print(pool.submit(lambda: 'in the pool').result())"
+    ),
+    "is waited for by a thread": (
+        "import threading\nmain = threading.main_thread()\n"
+        "threading.Thread(target=lambda: (main.join(), print('after main'))).start()"
+    ),
+    "starts a thread from a thread": (
+        "import threading\nlater = threading.Timer(0.2, lambda: print('later'))\n"
+        "threading.Timer(0.1, later.start).start()"
+    ),
 }
 
 

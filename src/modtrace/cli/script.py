@@ -70,10 +70,12 @@ def _set_first_search_path(folder: str) -> None:
 
 
 def _wait_for_threads() -> None:
-    """Join all non-daemon threads, as the interpreter does at its end, while the recording still runs."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    """Wait for all non-daemon threads, as the interpreter does at its end, while the recording still runs.
+
+    By the interpreter's own function: it first tells pools of `concurrent.futures` that they end, and threads that
+    join the main thread that it has ended. These would never end where their threads are only joined.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
 
 
 def _strip_runner_frames(traceback: TracebackType | None) -> TracebackType | None:
