@@ -5,7 +5,19 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 
-__all__ = ["cell_width", "counted", "padded", "printable", "wrapped"]
+__all__ = ["cell_width", "counted", "is_terminal", "padded", "printable", "wrapped"]
+
+
+def is_terminal(stream: object) -> bool:
+    """Tell whether a standard stream is a terminal.
+
+    It is none where it is None, as one that was closed before Python began, where it is closed since, and where the
+    program has put an object of its own there that does not say.
+    """
+    try:
+        return bool(stream.isatty())  # type: ignore[attr-defined]
+    except (AttributeError, ValueError, OSError):
+        return False
 
 
 def counted(number: int, noun: str) -> str:

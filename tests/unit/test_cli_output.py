@@ -130,6 +130,18 @@ def test_output_to_a_full_disk_is_one_line_of_error(arguments: tuple[str, ...], 
     assert (done.returncode, done.stderr) == (1, "modtrace: the output cannot be written: No space left on device\n")
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "0<&- 1>&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["summary a.json", "convert a.json b.json"])
+def test_a_command_needs_no_stream_to_say_how_far_it_is(arguments: str, closed: str, tmp_path: Path) -> None:
+    timeline("Net").save(tmp_path / "a.json")
+
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m modtrace {arguments} {closed}"], cwd=tmp_path, capture_output=True
+    )
+
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_no_line_of_the_commands_is_clipped(width: int) -> None:
     assert "..." not in invoke("--help", width=width).output.split("Commands:")[1]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from modtrace import TraceError
+from modtrace import ModtraceError, TraceError
 from modtrace.read import load
 from modtrace.timeline import Timeline
 from tests.support.test_scale import scaled
@@ -112,6 +113,18 @@ def test_bytes_that_are_no_packet_are_refused_with_their_offset(tmp_path: Path) 
     path.write_bytes(whole + b"\x12\x00")
     with pytest.raises(TraceError, match=f"byte {len(whole)}: a packet should begin here, and there is 0x12"):
         load(path)
+
+
+def test_a_trace_is_read_where_no_temporary_file_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = gpt2_timeline(10)
+    timeline.save(tmp_path / "trace.json")
+    timeline.save(tmp_path / "report.zip")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+
+    assert len(load(tmp_path / "trace.json").spans) == len(timeline.spans)
+    for needs_one in (lambda: load(tmp_path / "report.zip"), lambda: timeline.save(tmp_path / "new.zip")):
+        with pytest.raises(ModtraceError, match=r"no folder for temporary files .* set TMPDIR"):
+            needs_one()
 
 
 def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:

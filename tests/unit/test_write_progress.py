@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
+import sys
 from pathlib import Path
 
 import pytest
 
+from modtrace.read import load
 from tests.support.python_process import run_python, start_python
+from tests.support.timelines import gpt2_timeline
 
 SAVE = """
 import sys
@@ -49,3 +53,20 @@ def test_a_short_save_shows_nothing(tmp_path: Path) -> None:
 def test_without_a_terminal_nothing_is_shown(tmp_path: Path) -> None:
     done = run_python("-c", SAVE, tmp_path / "trace.json", "0")
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def closed_stream() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, object(), closed_stream()], ids=["none", "no isatty", "closed"])
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_a_save_needs_no_stream_to_show_it_on(
+    tmp_path: Path, suffix: str, stream: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    timeline = gpt2_timeline(100)
+    timeline.save(tmp_path / f"trace{suffix}")
+    assert len(load(tmp_path / f"trace{suffix}").spans) == len(timeline.spans)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from .._errors import RingError, TraceError
+from .._system.work_folder import work_folder
 from .model import Violation
 
 __all__ = ["Violation", "check"]
@@ -31,6 +31,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
 
     Raises:
         TraceError: the file itself cannot be opened, or unpacks to more than any trace does.
+        ModtraceError: no file can be made for a while.
 
     Example:
         >>> for violation in check("step.json"):
@@ -39,9 +40,9 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
     from .read_trace import read_trace
     from .structure_rules import STRUCTURE_RULES
 
-    with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
+    with work_folder() as folder:
         try:
-            trace = _trace_of(path, Path(folder))
+            trace = _trace_of(path, folder)
         except RingError as error:
             return [Violation("not-a-trace", str(error))]
         except RecursionError:

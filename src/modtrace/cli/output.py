@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .._terminal import printable
+from .._terminal import is_terminal, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,7 @@ def build_engine(wanted: EngineName) -> None:
 @contextmanager
 def show_status(text: str) -> Iterator[None]:
     """Show on a terminal what is being done, while the block runs."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield
         return
     from rich.text import Text
@@ -60,7 +60,7 @@ def show_status(text: str) -> Iterator[None]:
 @contextmanager
 def show_count(what: str, total: int) -> Iterator[Callable[[int], object] | None]:
     """Show on a terminal how many things have been done, while the block runs; None where there is no terminal."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -74,7 +74,7 @@ def show_count(what: str, total: int) -> Iterator[Callable[[int], object] | None
 @contextmanager
 def show_reading(path: str) -> Iterator[Progress | None]:
     """Show on a terminal how much of a file has been read, while the block runs; None where there is no terminal."""
-    if not sys.stderr.isatty() or not os.path.isfile(path):
+    if not is_terminal(sys.stderr) or not os.path.isfile(path):
         yield None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .._errors import TraceError
+from .._system.work_folder import work_folder
 from ..formats.limits import LimitError, check_unpacked
 from ..profiler.trace.trace_file import BLOCK_BYTES
 from .file_kind import ZIP_MAGIC
@@ -31,9 +31,13 @@ def trace_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         TraceError: the file cannot be read, or is an archive without a trace; what is wrong with the trace inside an
             archive is told of the archive.
+        ModtraceError: there is nowhere to extract an archive to.
     """
-    with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
-        inner = extract_trace(path, Path(folder))
+    if not _is_archive(path):
+        yield Path(path)  # also where nothing can be written
+        return
+    with work_folder() as folder:
+        inner = extract_trace(path, folder)
         with errors_about(path, inner):
             yield inner
 
@@ -60,10 +64,10 @@ def extract_trace(path: str | os.PathLike[str], folder: Path) -> Path:
     Raises:
         TraceError: the file cannot be read, or is an archive without a trace.
     """
+    if not _is_archive(path):
+        return Path(path)
     try:
         with open(path, "rb") as file:
-            if file.read(len(ZIP_MAGIC)) != ZIP_MAGIC:
-                return Path(path)
             if _directory_bytes(file) > _MAX_DIRECTORY_BYTES:
                 raise TraceError(path, f"its table of files is too large for a report of modtrace; {_UNPACK}")
             with zipfile.ZipFile(file) as archive:
@@ -83,6 +87,19 @@ def extract_trace(path: str | os.PathLike[str], folder: Path) -> Path:
     except OSError as error:
         raise TraceError(path, f"cannot be read: {error.strerror or error}") from error
     raise TraceError(path, f"it is a ZIP archive, but no report of modtrace; {_UNPACK}")
+
+
+def _is_archive(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a file is an archive.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
+    except OSError as error:
+        raise TraceError(path, f"cannot be read: {error.strerror or error}") from error
 
 
 def _directory_bytes(file: BinaryIO) -> int:

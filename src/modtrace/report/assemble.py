@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from .._errors import WriteError
+from .._system.work_folder import work_folder
 from ..read import FileKind, file_kind, load, trace_path
 from ..timeline import Timeline
 from ..write.html import render_html
@@ -67,8 +66,8 @@ def report_timeline(timeline: Timeline, *, anonymize: bool = False, max_bytes: i
         WriteError: not even one span fits.
     """
     names = _report_names(anonymize)
-    with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
-        source = TimelineSource(timeline, names, Path(folder))
+    with work_folder() as folder:
+        source = TimelineSource(timeline, names, folder)
         return _fit(source, None, names, max_bytes)
 
 
@@ -86,13 +85,13 @@ def report_file(path: str | os.PathLike[str], *, anonymize: bool = False, max_by
         WriteError: not even one span fits.
     """
     names = _report_names(anonymize)
-    with trace_path(path) as trace, tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
+    with trace_path(path) as trace, work_folder() as folder:
         kind = file_kind(trace)
         source: ReportSource
         if kind in (FileKind.PROFILE, FileKind.MERGED_JSON):
-            source = ProfileSource(trace, kind, names, Path(folder))
+            source = ProfileSource(trace, kind, names, folder)
         else:
-            source = TimelineSource(load(trace), names, Path(folder))
+            source = TimelineSource(load(trace), names, folder)
         if kind is FileKind.MERGED_PERFETTO:
             source.notes.append(_ONLY_MODULES_NOTE)
         return _fit(source, _gpu_table(trace, names), names, max_bytes)

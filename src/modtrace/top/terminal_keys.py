@@ -9,6 +9,8 @@ import sys
 import time
 from types import TracebackType
 
+from .._terminal import is_terminal
+
 __all__ = ["TerminalKeys"]
 
 _NAMED = {
@@ -33,7 +35,7 @@ class TerminalKeys:
     """
 
     def __init__(self) -> None:
-        self.can_come = _IS_POSIX and sys.stdin is not None and sys.stdin.isatty()
+        self.can_come = _IS_POSIX and is_terminal(sys.stdin)
         self._descriptor = sys.stdin.fileno() if self.can_come else None
         self._before: list[object] = []
         self._unread = b""

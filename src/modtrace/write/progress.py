@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from .._terminal import is_terminal
+
 __all__ = ["show_progress"]
 
 BAR_DELAY_S = 1.0
@@ -23,7 +25,7 @@ def show_progress(parts: Iterable[tuple[int, Part]], what: str, total: int) -> I
         what: the text beside the bar.
         total: what the sizes add up to.
     """
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield from (part for _, part in parts)
         return
     started = time.monotonic()

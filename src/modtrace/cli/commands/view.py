@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
-from pathlib import Path
 
 import click
 
@@ -43,13 +41,14 @@ def command(
     server ends when the page is closed.
     """
     from ..._errors import ModtraceError
+    from ..._system.work_folder import work_folder
     from ...read import load
     from ...view.browser import WAIT_TIMEOUT_S, open_and_serve
     from ...view.server import PERFETTO_ORIGIN, Page, TraceServer
 
     if offline and perfetto_url:
         raise click.UsageError("--offline shows modtrace's own page, and --perfetto-url another; give one of them.")
-    with tempfile.TemporaryDirectory(prefix="modtrace-") as folder:
+    with work_folder() as folder:
         with show_status(f"reading {trace}"):
             if offline:
                 from ...write.html import render_html
@@ -59,7 +58,7 @@ def command(
                 from ...view.perfetto_page import handover_page
                 from ...view.viewable import ensure_viewable
 
-                path, notes = ensure_viewable(trace, Path(folder))
+                path, notes = ensure_viewable(trace, folder)
                 page = handover_page("trace", os.path.basename(trace), perfetto_url or PERFETTO_ORIGIN)
                 for note in notes:
                     echo(note, err=True)
