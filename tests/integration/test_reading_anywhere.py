@@ -1,4 +1,4 @@
-"""Commands that read, where torch is not installed and nothing of a POSIX system is there."""
+"""Commands that read, where torch is not installed and what only Linux has is not there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 import modtrace
 from modtrace.cli.group import group
+from modtrace.track.native.compile import missing_compiler
+from tests.support.absent_names import Platform
+from tests.support.event_script import EventScript
+from tests.support.made_job import Culprit, MadeJob, read_template
 from tests.support.python_process import python_environment, run_python, start_python
 from tests.support.view_process import see_page
+from tests.unit.test_ranks_slow import write_steps
 
 MAKE_FILES = """
 import os, shutil, torch, modtrace
@@ -53,50 +57,93 @@ COMMANDS = [
     "diff run.modtrace trace.pftrace -o changes.html",
     "diff run.modtrace trace.pftrace -o changes.pftrace",
     "budget save run.modtrace trace.pftrace -o budget.json",
+    "budget check budget.json run.modtrace",
+    "budget check budget.json run.modtrace trace.pftrace -o changes.md",
     "ranks timeline ranks -o ranks.pftrace",
+    "ranks timeline job -o job.pftrace --steps 1:3",
+    "ranks slow job -o late.html",
+    "ranks pack job -o packed --processes 1",
+    "ranks slow dataset",
+    "ranks query dataset 'select fqn, count(*) as n from spans group by fqn order by fqn'",
     "where run.modtrace",
     "where run.modtrace --json",
     "top run.modtrace",
 ]
+HELP = [f"{name} -h" for name in ["ranks slow", "budget check", *group.list_commands(click.Context(group))]]
 RUN_COMMANDS = """
-import json, os
+import json, os, shlex
 from click.testing import CliRunner
 from modtrace.cli.group import group
 
-with open("commands.json", encoding="utf-8") as file:
-    commands = json.load(file)
-outcomes = {}
-for number, command in enumerate(commands):
+def run(command, number):
     os.chdir(str(number))
-    result = CliRunner().invoke(group, command.split())
-    outcomes[command] = [result.exit_code, result.output if result.exit_code == 0 else repr(result)]
+    result = CliRunner().invoke(group, shlex.split(command))
     os.chdir("..")
-print(json.dumps(outcomes))
+    return [result.exit_code, result.output if result.exit_code == 0 else repr(result)]
+
+if __name__ == "__main__":  # and not in the processes that commands start
+    with open("commands.json", encoding="utf-8") as file:
+        commands = json.load(file)
+    print(json.dumps({command: run(command, number) for number, command in enumerate(commands)}))
 """
-ELSEWHERE = ["-X", "warn_default_encoding", "-W", "error::EncodingWarning", "-m", "tests.support.without_posix"]
-"""Arguments of Python before a script that runs without torch and POSIX, and must say how each file is encoded."""
+PLATFORMS: tuple[Platform, ...] = ("win32", "darwin")
 RECORDING = ["run train.py", "demo", "build"]
 NO_TORCH = "torch is not installed, and without it nothing is recorded: pip install 'modtrace[torch]'"
 
 
+def elsewhere(platform: Platform) -> list[str]:
+    """Arguments of Python before a script that runs as there, without torch, and must say how each file is encoded."""
+    return [
+        "-X",
+        "warn_default_encoding",
+        "-W",
+        "error::EncodingWarning",
+        "-m",
+        "tests.support.other_platform",
+        platform,
+    ]
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a profiler's trace, a recording and its ring."""
+    """A folder with a profiler's trace, a recording, its ring and a budget, and with a job of ranks and its dataset."""
     folder = tmp_path_factory.mktemp("files")
     run_python("-c", MAKE_FILES, cwd=folder)
+    one_rank = tmp_path_factory.mktemp("rank") / "one.modtrace"
+    script = EventScript(1024, one_rank, {"rank": 0, "pid": 1})
+    write_steps(script, sharded=False)
+    script.close()
+    (folder / "job").mkdir()
+    culprit = Culprit(2, "Net.second", "backward", 2_000_000)
+    MadeJob(read_template(one_rank), 4, 12, [culprit]).write(folder / "job")
+    for command in ("budget save run.modtrace -o budget.json", "ranks pack job -o dataset --processes 1"):
+        run_python("-m", "modtrace", *command.split(), cwd=folder)
     return folder
 
 
-@pytest.fixture(scope="module")
-def outcomes(files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[object]]]:
-    """A folder with one for each command, numbered, in which it ran; exit code and output of each."""
-    folder = tmp_path_factory.mktemp("elsewhere")
-    for number in range(len(COMMANDS)):
+Outcomes = dict[str, list[object]]
+"""Exit code and output of each command."""
+
+
+def run_in(folder: Path, files: Path, *arguments: str) -> tuple[Path, Outcomes]:
+    """Run each command in a folder of its own, by Python with these arguments; return the folder of all."""
+    for number in range(len(COMMANDS + HELP)):
         shutil.copytree(files, folder / str(number))
-    (folder / "commands.json").write_text(json.dumps(COMMANDS))
+    (folder / "commands.json").write_text(json.dumps(COMMANDS + HELP))
     (folder / "script.py").write_text(RUN_COMMANDS)
-    done = run_python(*ELSEWHERE, "script.py", cwd=folder)
-    return folder, json.loads(done.stdout)
+    return folder, json.loads(run_python(*arguments, "script.py", cwd=folder).stdout)
+
+
+@pytest.fixture(scope="module")
+def at_home(files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcomes]:
+    return run_in(tmp_path_factory.mktemp("home"), files)
+
+
+@pytest.fixture(scope="module", params=PLATFORMS)
+def outcomes(
+    request: pytest.FixtureRequest, files: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Outcomes]:
+    return run_in(tmp_path_factory.mktemp("elsewhere"), files, *elsewhere(request.param))
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -109,37 +156,31 @@ def test_each_command_is_tried_here() -> None:
     assert sorted(tried) == group.list_commands(click.Context(group))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS + HELP)
 def test_a_command_does_the_same_without_torch_and_posix(
-    command: str,
-    outcomes: tuple[Path, dict[str, list[object]]],
-    files: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: str, outcomes: tuple[Path, Outcomes], at_home: tuple[Path, Outcomes]
 ) -> None:
-    here, there = tmp_path / "here", outcomes[0] / str(COMMANDS.index(command))
-    shutil.copytree(files, here)
+    there, here = (folder / str((COMMANDS + HELP).index(command)) for folder, _ in (outcomes, at_home))
 
-    monkeypatch.chdir(here)
-    expected = CliRunner().invoke(group, command.split())
-
-    assert outcomes[1][command] == [0, expected.output]
+    assert outcomes[1][command] == [0, at_home[1][command][1]]
     assert files_in(there) == files_in(here)
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("option", ["--offline", "--perfetto-url=https://localhost"])
-def test_a_trace_is_shown_without_torch_and_posix(option: str, files: Path) -> None:
-    arguments = (*ELSEWHERE, "modtrace", "view", "--no-browser", "--keep", option, files / "trace.pftrace")
+def test_a_trace_is_shown_without_torch_and_posix(option: str, platform: Platform, files: Path) -> None:
+    arguments = (*elsewhere(platform), "modtrace", "view", "--no-browser", "--keep", option, files / "trace.pftrace")
     server = start_python(*arguments, env=python_environment(PYTHONUNBUFFERED="1"))
 
     said = see_page(server)
     assert server.returncode == 0, said
 
 
-def test_what_a_job_does_is_followed_without_torch_and_posix(files: Path) -> None:
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_what_a_job_does_is_followed_without_torch_and_posix(platform: Platform, files: Path) -> None:
     # Rich takes it for a terminal.
     environment = python_environment(PYTHONUNBUFFERED="1", FORCE_COLOR="1", COLUMNS="80", LINES="24")
-    screen = start_python(*ELSEWHERE, "modtrace", "top", files / "run.modtrace", env=environment)
+    screen = start_python(*elsewhere(platform), "modtrace", "top", files / "run.modtrace", env=environment)
 
     assert screen.stdout is not None
     with screen, screen.stdout as lines:
@@ -152,20 +193,22 @@ def test_what_a_job_does_is_followed_without_torch_and_posix(files: Path) -> Non
     assert screen.returncode == 0, said
 
 
-def test_what_is_there_is_told_without_torch_and_posix() -> None:
-    doctor = run_python(*ELSEWHERE, "modtrace", "doctor").stdout
-    version = run_python(*ELSEWHERE, "modtrace", "--version").stdout
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_what_is_there_is_told_without_torch_and_posix(platform: Platform) -> None:
+    doctor = run_python(*elsewhere(platform), "modtrace", "doctor").stdout
+    version = run_python(*elsewhere(platform), "modtrace", "--version").stdout
 
     # What is installed is asked of what pip noted, and torch is, here.
     assert "engine       none: torch cannot be imported" in doctor
     assert version.startswith(f"modtrace, version {modtrace.__version__}\n")
 
 
+@pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("command", RECORDING)
-def test_without_torch_what_records_says_so_in_one_line(command: str, tmp_path: Path) -> None:
+def test_without_torch_what_records_says_so_in_one_line(command: str, platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('was run')")
 
-    done = run_python(*ELSEWHERE, "modtrace", *command.split(), cwd=tmp_path, status=1)
+    done = run_python(*elsewhere(platform), "modtrace", *command.split(), cwd=tmp_path, status=1)
 
     assert (done.stdout, done.stderr) == ("", f"modtrace: {NO_TORCH}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
@@ -187,12 +230,13 @@ except ImportError as error:
 print(modtrace.load, modtrace.merge, modtrace.diff)
 """)
 
-    done = run_python("-m", "tests.support.without_posix", script)
+    done = run_python("-m", "tests.support.other_platform", "win32", script)
 
     assert done.stdout.splitlines()[:-1] == [NO_TORCH] * 4
 
 
-def test_the_portable_engine_records_in_memory_without_posix(tmp_path: Path) -> None:
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_portable_engine_records_in_memory_without_posix(platform: Platform, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("""
 import modtrace, torch
@@ -206,7 +250,7 @@ except modtrace.RingError as error:
     print(error)
 """)
 
-    done = run_python("-m", "tests.support.without_posix", "--torch", script, cwd=tmp_path)
+    done = run_python("-m", "tests.support.other_platform", platform, "--torch", script, cwd=tmp_path)
 
     assert done.stdout.splitlines() == [
         "[('Linear', 'forward'), ('Linear', 'backward')] []",
@@ -214,6 +258,26 @@ except modtrace.RingError as error:
     ]
     assert done.stderr == ""
     assert len(modtrace.load(tmp_path / "out.json").spans) == 2
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("command", ["run -o out.json train.py", "demo -o out.json"])
+def test_what_records_takes_the_portable_engine_without_posix(command: str, platform: Platform, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()")
+    # No engine is there, nor a compiler: as where this is no emulation.
+    nothing = python_environment(MODTRACE_CACHE=str(tmp_path / "cache"), CXX="absent-compiler", MODTRACE_BUILD="1")
+    arguments = ("-m", "tests.support.other_platform", platform, "--torch", "modtrace")
+
+    run_python(*arguments, *command.split(), cwd=tmp_path, env=nothing)
+
+    assert modtrace.load(tmp_path / "out.json").metadata["engine"] == "python"
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_native_engine_is_compiled_on_linux_only(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+
+    assert missing_compiler() == "it is for Linux"
 
 
 def test_what_an_output_cannot_encode_is_a_question_mark(files: Path) -> None:

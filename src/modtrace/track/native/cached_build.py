@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,6 +86,8 @@ def _make_folders(path: Path) -> None:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Run the block while no other process runs it for the same folder."""
+    import fcntl  # of POSIX, where alone there is a compiler
+
     _make_folders(folder / "library")
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

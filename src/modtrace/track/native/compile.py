@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
@@ -41,7 +42,12 @@ def _compiler() -> list[str]:
 
 
 def missing_compiler() -> str | None:
-    """Say that there is no C++ compiler, or none of Python's headers, and what to do; None where there are."""
+    """Say that there is no C++ compiler, or none of Python's headers, and what to do; None where there are.
+
+    Where the engine cannot run, no compiler is of use: it says so.
+    """
+    if sys.platform != "linux":
+        return "it is for Linux"
     command = _compiler()
     found = shutil.which(command[0]) is not None
     if not found or subprocess.run([*command, "--version"], capture_output=True, check=False).returncode != 0:
