@@ -87,8 +87,19 @@ def expand_path(path: str, environment: Mapping[str, str]) -> str:
 
 
 def absolute_path(path: str) -> str:
-    """Return a path that is not expanded yet as an absolute one."""
-    return os.path.normpath(os.path.join(os.getcwd().replace("%", "%%"), path))
+    """Return a path that is not expanded yet as an absolute one.
+
+    Raises:
+        RecordingError: it begins in the working directory, which is not there any more.
+    """
+    if os.path.isabs(path):
+        return os.path.normpath(path)
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        message = f"{path}: the working directory is gone ({error.strerror}); give a path that begins with /"
+        raise RecordingError(message) from error
+    return os.path.normpath(os.path.join(here.replace("%", "%%"), path))
 
 
 def insert_before_suffixes(path: str, text: str) -> str:

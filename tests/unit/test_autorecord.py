@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +57,16 @@ def test_several_ranks_have_files_of_their_own(text: str, expected: str) -> None
 def test_a_value_that_makes_no_sense_is_an_error_that_says_so(text: str) -> None:
     with pytest.raises(RecordingError, match="MODTRACE: '"):
         parse_variable(text, {})
+
+
+def test_a_working_directory_that_is_gone_matters_to_the_paths_in_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    assert parse_variable("/traces/a.json", {}) == {"path": "/traces/a.json"}
+    with pytest.raises(RecordingError, match=r"a\.json: the working directory is gone"):
+        parse_variable("a.json", {})

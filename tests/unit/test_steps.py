@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import modtrace
 from modtrace.track.steps.optimizer_steps import OptimizerSteps
@@ -108,6 +109,31 @@ def test_one_that_steps_more_often_makes_the_steps() -> None:
     steps = told(lambda: [optimizer.step() for optimizer in (critic, critic, critic, generator, critic, critic)])
 
     assert [step for step, _ in steps] == [0, 1, 2, 3, 3, 4]
+
+
+def test_of_a_step_a_mode_of_the_user_sees_nothing_more_than_without_a_recording() -> None:
+    optimizers = [make_optimizer(), make_optimizer()]
+    seen: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    def train() -> None:
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+        with Mode():
+            for _ in range(3):
+                for optimizer in optimizers:
+                    optimizer.step()
+
+    train()
+    plain = seen[:]
+    seen.clear()
+
+    assert len(told(train)) == 6
+    assert seen == plain
 
 
 def test_an_optimizer_inside_another_one_does_not_count() -> None:
