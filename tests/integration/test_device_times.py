@@ -152,6 +152,24 @@ def test_a_device_that_breaks_ends_device_times_and_nothing_else(library: Path) 
     assert "the recording goes on without" in told["log"]
 
 
+def test_a_stream_that_takes_no_more_work_keeps_neither_others_nor_the_reader_waiting(library: Path) -> None:
+    told = run(library, "full")
+
+    assert_durations(told, FORWARD, [span for span in told["spans"] if span[0] == STREAM])
+    others = [(span[1], span[2]) for span in told["spans"] if span[0] == "gpu 0 · stream 7"]
+    assert others == [
+        (name, phase) for phase, order in (("forward", FORWARD), ("backward", BACKWARD)) for name, _ in order
+    ]
+    assert told["metadata"]["device_events_unread"] == 0
+
+
+def test_a_sanitizer_of_events_ends_device_times_before_both_want_the_interpreter(library: Path) -> None:
+    told = run(library, "traced")
+
+    assert_durations(told, FORWARD + BACKWARD)
+    assert told["log"].count("device_times: torch's CUDA sanitizer traces events") == 1
+
+
 def test_an_interrupted_call_has_a_span_and_so_have_those_behind_it(library: Path) -> None:
     told = run(library, "interrupted")
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -220,6 +221,40 @@ def hung(recording: modtrace.Recording) -> None:
     sys.stdin.readline()
 
 
+def full(recording: modtrace.Recording) -> None:
+    """A backward that waits as its stream takes no more work, while another one's events are recorded and read."""
+    snapshot = recording._started().ring.read
+
+    def wait_for(kind: Kind, count: int) -> None:
+        while np.count_nonzero(snapshot().slots.events.kind == kind) < count:
+            pass
+
+    def train() -> None:
+        _streams.use_stream(7)
+        loss = Net()(_input()).sum()
+        _streams.fill(7, True)
+        loss.backward()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    wait_for(Kind.DEVICE_QUEUED, 7)
+    _streams.launch(_BLOCK_NS)
+    with torch.no_grad():
+        Net()(_input())
+    wait_for(Kind.DEVICE_REACHED, 12)
+    _streams.fill(7, False)
+    thread.join()
+
+
+def traced(recording: modtrace.Recording) -> None:
+    """A step, and one behind the moment at which torch's sanitizer is asked to trace events."""
+    _streams.launch(_BLOCK_NS)
+    _step(Net())
+    _wait_until_read(recording)
+    torch._C._activate_gpu_trace()
+    _step(Net())
+
+
 def forked(recording: modtrace.Recording) -> None:
     """A child that trains too, and records for itself, while its parent goes on."""
     _streams.launch(_BLOCK_NS)
@@ -242,7 +277,7 @@ SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
     run.__name__: run
     for run in (
         *(plain, nested, streams, held, captured, captured_by_others),
-        *(broken, interrupted, died, hung, forked),
+        *(broken, interrupted, died, hung, full, traced, forked),
     )
 }
 

@@ -11,6 +11,7 @@
 #include <ctime>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -31,7 +32,8 @@ struct State {
   std::mutex mutex;
   int64_t host_origin = host_ns(), device_origin = 0;
   double rate = 1.0;
-  std::atomic<bool> held{false}, capturing{false}, broken{false};
+  std::atomic<bool> held{false}, capturing{false}, broken{false}, full{false};
+  std::atomic<int64_t> full_stream{0};
   std::map<int64_t, int64_t> stream_ends;  // device ns
   int64_t last_stream = 0;
   std::vector<Reached> timed;  // events that tell the time, but for those on streams of the reader's own
@@ -78,6 +80,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag) const override {
     State& all = state();
+    while (all.full && stream.id() == all.full_stream) std::this_thread::yield();
     const std::lock_guard<std::mutex> lock(all.mutex);
     TORCH_CHECK(!all.broken, "the device is lost");
     if (*event == nullptr) {
@@ -131,6 +134,10 @@ void fake_launch(int64_t ns) {
 }
 void fake_use_stream(int64_t stream) { current_stream = stream; }
 void fake_hold(int held) { state().held = held != 0; }
+void fake_fill(int64_t stream, int full) {
+  state().full_stream = stream;
+  state().full = full != 0;
+}
 void fake_capture(int capturing) { state().capturing = capturing != 0; }
 void fake_break() { state().broken = true; }
 int64_t fake_synchronized() { return state().synchronized; }

@@ -56,6 +56,7 @@ class FakeStreams:
         self._library.fake_timed_host_ns.restype = ctypes.c_double
         self._library.fake_timed_host_ns.argtypes = [ctypes.c_int64]
         self._library.fake_launch.argtypes = self._library.fake_use_stream.argtypes = [ctypes.c_int64]
+        self._library.fake_fill.argtypes = [ctypes.c_int64, ctypes.c_int]
         self._library.fake_register.argtypes = [ctypes.c_int64, ctypes.c_double]
         self._library.fake_register(device_origin, 1 + ppm * 1e-6)
 
@@ -70,6 +71,10 @@ class FakeStreams:
     def hold(self, held: bool) -> None:
         """Let no event be done, whatever the time is."""
         self._library.fake_hold(held)
+
+    def fill(self, stream: int, full: bool) -> None:
+        """Let a stream take no more events: who records one waits."""
+        self._library.fake_fill(stream, full)
 
     def capture(self, capturing: bool) -> None:
         """Let all streams capture a graph."""

@@ -33,11 +33,13 @@ void write_reached(const DeviceTimes& times, const QueuedEvent& queued, int64_t 
 }
 
 // Lets questions of this thread be no error for who captures a graph in a way that torch does not tell. It is for
-// CUDA, and known by what is loaded, as there are no headers of it.
+// CUDA and HIP, and known by what is loaded, as there are no headers of them.
 void leave_captures_alone() {
-  auto* exchange = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, "cudaThreadExchangeStreamCaptureMode"));
-  int thread_local_mode = 1;
-  if (exchange != nullptr) exchange(&thread_local_mode);
+  for (const char* name : {"cudaThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode"}) {
+    auto* exchange = reinterpret_cast<int (*)(int*)>(dlsym(RTLD_DEFAULT, name));
+    int thread_local_mode = 1;
+    if (exchange != nullptr) exchange(&thread_local_mode);
+  }
 }
 
 c10::Stream own_stream(const c10::impl::DeviceGuardImplInterface& guard, c10::Device device) {
@@ -56,8 +58,9 @@ class DeviceReader {
   bool read() {
     const std::lock_guard<std::mutex> asking(times_.asking);
     if (times_.captures.load() > 0) return true;
+    if (is_traced()) throw std::runtime_error(kTraced);
     bool more = false;
-    for (DeviceStream* stream : streams()) {
+    for (const std::shared_ptr<DeviceStream>& stream : streams()) {
       DeviceClock& clock = clock_of(stream->stream.device());
       // Where a job hangs, nothing is to fill the ring.
       if (clock.is_used && monotonic_ns() >= clock.next_reading) read_clock(clock);
@@ -69,16 +72,14 @@ class DeviceReader {
   // Reads all clocks a last time.
   void read_clocks() {
     const std::lock_guard<std::mutex> asking(times_.asking);
-    if (times_.captures.load() > 0) return;
+    if (times_.captures.load() > 0 || is_traced()) return;
     for (auto& [device, clock] : times_.clocks) read_clock(clock);
   }
 
  private:
-  std::vector<DeviceStream*> streams() {
+  std::vector<std::shared_ptr<DeviceStream>> streams() {
     const std::lock_guard<std::mutex> lock(times_.mutex);
-    std::vector<DeviceStream*> found;
-    for (DeviceStream& stream : times_.streams) found.push_back(&stream);
-    return found;
+    return times_.streams;
   }
 
   DeviceClock& clock_of(c10::Device device) {
@@ -132,7 +133,7 @@ class DeviceReader {
     const int64_t value = int64_t{device} << kDeviceTimeBits | *best_device_ns;
     write_without_gil(reader_state(), times_.generation, meta, value, &*best_time);
     // What says which stream a number means may have been overwritten since it was written.
-    for (const DeviceStream* stream : streams()) {
+    for (const std::shared_ptr<DeviceStream>& stream : streams()) {
       if (stream->stream.device_index() != device) continue;
       write_without_gil(reader_state(), times_.generation, kDeviceStream << kKindShift | stream->key,
                         stream->stream.id());
@@ -149,8 +150,8 @@ class DeviceReader {
       stream.next_pending = now + kDevicePendingNs;
     }
     if (now < stream.next_pending) return;
-    write_without_gil(reader_state(), times_.generation,
-                      kDevicePending << kKindShift | oldest.thread_bits | stream.key, oldest.number);
+    write_without_gil(reader_state(), times_.generation, kDevicePending << kKindShift | oldest.thread_bits | stream.key,
+                      oldest.number);
     stream.next_pending = now + (now - stream.asked_since);
   }
 

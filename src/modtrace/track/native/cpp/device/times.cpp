@@ -23,36 +23,54 @@ bool has_context(DeviceTimes& times, c10::Device device) {
 }
 
 // The stream among those that have had events; null where there are too many. Under the mutex.
-DeviceStream* find_stream(DeviceTimes& times, const c10::Stream& stream) {
-  for (DeviceStream& known : times.streams) {
-    if (known.stream == stream) return &known;
+std::shared_ptr<DeviceStream> find_stream(DeviceTimes& times, ThreadState& thread, const c10::Stream& stream) {
+  for (const std::shared_ptr<DeviceStream>& known : times.streams) {
+    if (known->stream == stream) return known;
   }
   if (times.streams.size() >= kMaxDeviceStreams) return nullptr;
-  const auto number = static_cast<int64_t>(times.streams.size());
-  times.streams.push_back({stream, number | int64_t{stream.device_index()} << kStreamNumberBits});
-  return &times.streams.back();
+  const int64_t key = static_cast<int64_t>(times.streams.size()) | int64_t{stream.device_index()} << kStreamNumberBits;
+  times.streams.push_back(std::make_shared<DeviceStream>(stream, key));
+  write_without_gil(thread, kDeviceStream << kKindShift | key, stream.id());
+  return times.streams.back();
+}
+
+// Whether the session of a thread is the one that records. Under the mutex.
+bool is_recording(const DeviceTimes& times, uint64_t generation) {
+  return times.running && times.generation == generation;
 }
 
 void record_event(DeviceTimes& times, ThreadState& thread, const c10::Stream& stream) {
-  // Held while it is recorded, so that the order of a stream's events is the one in which they are reached.
-  const std::lock_guard<std::mutex> lock(times.mutex);
-  if (!times.running || times.generation != thread.generation) return;
-  const size_t known_streams = times.streams.size();
-  DeviceStream* own = find_stream(times, stream);
-  const int64_t number = times.next_number++;
-  if (own == nullptr || times.events == kMaxDeviceEvents) {
-    write_without_gil(thread, kDeviceQueued << kKindShift | kNoName, number);
-    return;
+  const uint64_t generation = thread.generation;
+  std::shared_ptr<DeviceStream> own;
+  {
+    const std::lock_guard<std::mutex> lock(times.mutex);
+    if (!is_recording(times, generation)) return;
+    own = find_stream(times, thread, stream);
   }
-  if (times.streams.size() != known_streams) {
-    write_without_gil(thread, kDeviceStream << kKindShift | own->key, stream.id());
+  std::unique_lock<std::mutex> recording;
+  if (own != nullptr) recording = std::unique_lock<std::mutex>(own->recording);
+  void* event = nullptr;
+  int64_t number = 0;
+  {
+    const std::lock_guard<std::mutex> lock(times.mutex);
+    if (!is_recording(times, generation)) return;
+    number = times.next_number++;
+    if (own == nullptr || times.events == kMaxDeviceEvents) {
+      write_without_gil(thread, kDeviceQueued << kKindShift | kNoName, number);
+      return;
+    }
+    // Written before the device can come by.
+    write_without_gil(thread, kDeviceQueued << kKindShift | own->key, number);
+    event = take_unused_event(times, stream.device_index());
+    ++times.events;
   }
-  // Written before the device can come by.
-  write_without_gil(thread, kDeviceQueued << kKindShift | own->key, number);
-  void* event = take_unused_event(times, stream.device_index());
   times.guard->record(&event, stream, stream.device_index(), c10::EventFlag::BACKEND_DEFAULT);
-  own->queued.push_back({event, number, thread.meta_bits});
-  ++times.events;
+  const std::lock_guard<std::mutex> lock(times.mutex);
+  if (times.generation == generation) {
+    own->queued.push_back({event, number, thread.meta_bits});
+  } else {
+    times.unused[stream.device_index()].push_back(event);
+  }
 }
 
 // Starts the reader, whose signals are all other threads'.
@@ -71,9 +89,9 @@ void start_reader(DeviceTimes& times) {
 
 // Takes back the events that nobody will read; to record one again is allowed at any time.
 void take_back_events(DeviceTimes& times) {
-  for (DeviceStream& stream : times.streams) {
-    for (const QueuedEvent& queued : stream.queued) {
-      times.unused[stream.stream.device_index()].push_back(queued.event);
+  for (const std::shared_ptr<DeviceStream>& stream : times.streams) {
+    for (const QueuedEvent& queued : stream->queued) {
+      times.unused[stream->stream.device_index()].push_back(queued.event);
     }
   }
   for (const auto& [device, clock] : times.clocks) {
@@ -106,6 +124,10 @@ void fail_device_times(DeviceTimes& times, const char* message) {
 void queue_device_event(ThreadState& thread) {
   if (!engine.device_times_active.load(std::memory_order_acquire)) return;
   DeviceTimes& times = *device_times.load();
+  if (C10_UNLIKELY(is_traced())) {
+    fail_device_times(times, kTraced);
+    return;
+  }
   try {
     const c10::Device device = times.guard->getDevice();
     if (times.captures.load() > 0 || !has_context(times, device)) return;
@@ -123,6 +145,7 @@ PyObject* start_device_times(PyObject*, PyObject* device_type) {
     const c10::DeviceType type = c10::Device(name).type();
     const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();
     if (guard == nullptr || guard->deviceCount() == 0) return PyUnicode_FromFormat("there is no device %s", name);
+    if (is_traced()) return PyUnicode_FromString(kTraced);
     if (device_times.load() == nullptr) device_times.store(new DeviceTimes);
     DeviceTimes& times = *device_times.load();
     {

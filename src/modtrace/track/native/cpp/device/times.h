@@ -5,6 +5,7 @@
 
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/GPUTrace.h>
 
 #include <array>
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -37,8 +39,11 @@ struct QueuedEvent {
 
 // A stream that has had events. The deque is the reader's at its front, and the recording threads' at its end.
 struct DeviceStream {
-  c10::Stream stream;
-  int64_t key;  // number and device index, as slots have them
+  DeviceStream(const c10::Stream& stream, int64_t key) : stream(stream), key(key) {}
+
+  const c10::Stream stream;
+  const int64_t key;     // number and device index, as slots have them
+  std::mutex recording;  // held while an event is recorded, so that they are queued as they are reached
   std::deque<QueuedEvent> queued;
 
   // The reader's: the event that it asks for, since when, and when it tells next that it is not done.
@@ -62,11 +67,12 @@ struct DeviceTimes {
   std::atomic<int> captures{0};  // of graphs that torch captures now
   std::mutex asking;             // the reader holds it while it asks the device; taken before `mutex`
 
-  // Guards what follows; nobody takes the interpreter's lock under it.
+  // Guards what follows, and `queued` of each stream. Nobody takes the interpreter's lock under it, nor calls the
+  // device: to record waits where the device takes no more work, and then the reader has to go on. Taken last.
   std::mutex mutex;
   uint64_t generation = 0;  // of the session whose events these are
   bool running = false;
-  std::deque<DeviceStream> streams;  // by number; a deque, as references to it have to last
+  std::vector<std::shared_ptr<DeviceStream>> streams;  // by number; shared with who records when the session ends
   std::map<c10::DeviceIndex, std::vector<void*>> unused;
   size_t events = 0;  // recorded and not read
   int64_t next_number = 0;
@@ -88,6 +94,11 @@ void read_device_events(DeviceTimes& times);
 
 // An event of the device that is free, or null where the next record makes one. Under the mutex.
 void* take_unused_event(DeviceTimes& times, c10::DeviceIndex device);
+
+// Whether torch tells Python of each event (its CUDA sanitizer), for which it takes the interpreter's lock.
+inline bool is_traced() { return c10::impl::GPUTrace::get_trace() != nullptr; }
+
+constexpr const char* kTraced = "torch's CUDA sanitizer traces events";
 
 // Not every torch has it.
 template <class Guard>
