@@ -15,7 +15,7 @@ __all__ = ["command"]
 def command(force: bool) -> None:
     """Compile the native engine against the installed torch, into the user's cache folder.
 
-    It needs a C++ compiler, Python's headers, and about 20 seconds. `modtrace run` and `modtrace demo` do it themselves
+    It needs a C++ compiler, Python's headers, and about 25 seconds. `modtrace run` and `modtrace demo` do it themselves
     where they can.
     """
     check_can_record()

@@ -57,7 +57,7 @@ def build_if_missing(wanted: EngineName, say: Callable[[str], object]) -> None:
         with _alone(path.parent):
             # Another rank may have built it, or failed, meanwhile.
             if not is_built() and not (path.parent / FAILURE).exists():
-                say(f"compiling the native engine for torch {torch.__version__}, once; about 20 seconds")
+                say(f"compiling the native engine for torch {torch.__version__}, once; about 25 seconds")
                 _compile(path)
     forget_loaded()
 
