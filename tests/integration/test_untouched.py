@@ -270,3 +270,24 @@ def test_tensors_that_are_no_plain_tensors(engine: EngineName) -> None:
 
     assert isinstance(out, Logged)
     assert len([span for span in recording.timeline().spans if span.phase == "forward"]) == 9
+
+
+def test_a_class_of_tensors_does_not_see_that_shapes_are_recorded(engine: EngineName) -> None:
+    seen: list[str] = []
+
+    class Seeing(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    model, x = nn.Linear(2, 2), torch.ones(1, 2).as_subclass(Seeing)
+    with torch.no_grad():
+        model(x)
+        plain = seen[:]
+        seen.clear()
+        with modtrace.record(engine=engine, shapes=True) as recording:
+            model(x)
+
+    assert seen == plain
+    assert recording.timeline().span_args == {0: {"shapes": "float32[1, 2]"}}

@@ -178,3 +178,13 @@ def test_a_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
             pass
     finally:
         tmp_path.chmod(0o700)
+
+
+def test_a_path_in_a_folder_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    with pytest.raises(WriteError, match=r"cannot write out\.json: No such file"), atomic_writer("out.json"):
+        pass

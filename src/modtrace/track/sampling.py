@@ -68,7 +68,10 @@ class Sampler:
             return
         try:
             if self._shapes:
-                events.write_event(Kind.SHAPES, names.text(_format_shapes(args, kwargs)), 0)
+                # A class of tensors is told of each look at one, and may count, print or refuse it.
+                with torch._C.DisableTorchFunction():
+                    text = _format_shapes(args, kwargs)
+                events.write_event(Kind.SHAPES, names.text(text), 0)
             if self._interval_ns is not None and time.monotonic_ns() >= self._next_ns:
                 self._next_ns = time.monotonic_ns() + self._interval_ns
                 for text, value in _memory_counters():

@@ -45,8 +45,8 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[Sink]:
     Raises:
         WriteError: the file cannot be made, written or moved; names the path.
     """
-    target = Path(os.path.realpath(path))  # a link stays a link to the new file
     try:
+        target = Path(os.path.realpath(path))  # a link stays a link to the new file
         with _special(target) if _is_special(target) else _regular(target) as file:
             if os.fspath(path).lower().endswith(".gz"):
                 packed = _Gzip(file)
