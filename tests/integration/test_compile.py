@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.cpp_extension  # a build for CUDA warns here that there is none, and not while a test looks at logs
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
