@@ -321,6 +321,7 @@ def test_known_fields_of_an_event_are_kept(redact: Redactor, event: Event, expec
         {"ph": "s", "cat": "secret", "name": "x", "id": 1, "pid": 1, "tid": 1, "ts": 1},
         {"ph": "s", "cat": "fwdbwd", "name": "x", "id": "secret", "pid": 1, "tid": 1, "ts": 1},
         {"ph": "N", "name": "secret", "id": 1, "ts": 1, "pid": 1, "tid": 1},
+        {"ph": "X", "cat": ["cpu_op"], "name": "aten::mm", "ts": 1, "dur": 1},
     ],
 )
 def test_an_unknown_event_is_left_out(redact: Redactor, event: object) -> None:

@@ -86,6 +86,8 @@ class EventFilter:
     def _filter(self, event: RawEvent) -> RawEvent | None:
         phase, category, args = event.get("ph"), event.get("cat"), event.get("args")
         args = args if isinstance(args, dict) else {}
+        if category is not None and not isinstance(category, str):
+            return None
         clean: RawEvent = {"ph": phase}
         for key in ("pid", "tid"):
             value = event.get(key)
