@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._errors import ModtraceError
+from .._system.open_file import open_regular
 from ..write.atomic_file import atomic_writer
 from .compare import Recorded, compare_runs, measure_side
 from .diff_result import Diff
@@ -72,7 +73,7 @@ class Budget:
         try:
             if os.path.getsize(name) > _MAX_BYTES:
                 raise ModtraceError(f"{name}: too large for a budget; 'modtrace budget save' makes one")
-            with open(name, "rb") as file:
+            with open_regular(name) as file:
                 values = json.load(file)
             return cls(_runs_from(values))
         except OSError as error:

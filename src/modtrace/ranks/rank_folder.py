@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .._errors import ModtraceError, TraceError
+from .._system.open_file import open_regular
 from ..read import FileKind, file_kind_by_head, load
 from ..ring import MAGIC, read_ring_rank
 
@@ -113,7 +114,7 @@ def _ring(path: Path) -> RankFile:
 
 def _is_ring(path: Path) -> bool:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False

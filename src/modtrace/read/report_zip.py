@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .._errors import TraceError
+from .._system.open_file import open_regular
 from .._system.work_folder import work_folder
 from ..formats.limits import LimitError, check_unpacked
 from ..profiler.trace.trace_file import BLOCK_BYTES
@@ -96,7 +97,7 @@ def _is_archive(path: str | os.PathLike[str]) -> bool:
         TraceError: it cannot be read.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
     except OSError as error:
         raise TraceError(path, f"cannot be read: {error.strerror or error}") from error

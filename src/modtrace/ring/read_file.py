@@ -6,11 +6,13 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
 from .._errors import RingError
+from .._system.open_file import open_regular
 from .file_format import HEADER, MAGIC, MAX_RECORD_BYTES, RECORD, SLOTS_OFFSET, VERSION
 from .file_slots import is_hollow, read_file_slots
 from .name_table import Record
@@ -101,7 +103,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, _Header]]:
     """Open a ring file and read its header; what goes wrong while the block reads it is a RingError."""
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:
+        with BufferedReader(open_regular(name)) as file:
             yield file, _read_header(name, file.read(SLOTS_OFFSET))
     except OSError as error:
         raise RingError(f"{name}: cannot be read: {error.strerror}") from error

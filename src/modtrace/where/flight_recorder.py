@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import orjson
 
 from .._errors import TraceError
+from .._system.open_file import open_regular
 from ..timeline import Group
 from .blocked import Blocked, GroupProgress, PeerProgress
 
@@ -76,7 +77,7 @@ def read_flight_record(path: str) -> FlightRecord:
     if rank is None:
         raise TraceError(path, "the name of a flight recorder's dump ends with its rank (nccl_trace_rank_0)")
     try:
-        with open(path, "rb") as file:
+        with io.BufferedReader(open_regular(path)) as file:
             status = os.fstat(file.fileno())
             data = file.read(min(status.st_size, _MAX_BYTES) + 1)
     except OSError as error:

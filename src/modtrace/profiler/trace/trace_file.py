@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 from ..._errors import TraceError
+from ..._system.open_file import open_regular
 from ...formats.limits import LimitError, check_unpacked
 
 __all__ = ["BLOCK_BYTES", "GZIP_MAGIC", "MAX_TIME_NS", "Progress", "TraceFile", "base_time_ns"]
@@ -66,7 +67,7 @@ class TraceFile:
         self.has_garbage = False
         self._progress = progress or (lambda _: None)
         try:
-            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+            self._file = open_regular(self.path)
             self.size = os.fstat(self._file.fileno()).st_size
             self.gzipped = self._file.read(2) == GZIP_MAGIC
             self._file.seek(0)

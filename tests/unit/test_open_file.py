@@ -1,0 +1,82 @@
+"""What is no regular file: refused at once, by each command that reads."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from modtrace._system.open_file import open_regular
+from modtrace.cli.group import group
+from modtrace.ranks import find_rank_files
+from tests.support.event_script import EventScript
+
+pytestmark = pytest.mark.timeout(20)  # a pipe that is opened to be read waits for a writer
+
+REASON = "it is no regular file; save what it gives to one first"
+COMMANDS = [
+    "check {}",
+    "summary {}",
+    "convert {} out.json",
+    "merge {} -o out.json",
+    "report {} -o out.zip",
+    "diff {} {}",
+    "budget save {} -o budget.json",
+    "budget check {} run.modtrace",
+    "where {}",
+    "where run.modtrace --flight-recorder {}",
+    "top {}",
+    "view {}",
+    "view --offline {}",
+]
+
+
+@pytest.fixture(params=["pipe_rank_0", "/dev/zero"])
+def odd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe_rank_0")
+    EventScript(64, tmp_path / "run.modtrace").close()
+    return str(request.param)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_pipe_or_a_device_is_an_error_that_says_what_to_do(command: str, odd: str) -> None:
+    result = CliRunner().invoke(group, command.format(odd, odd).split())
+
+    assert result.exit_code != 0, result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert odd in result.output
+
+
+def test_the_reason_is_told(odd: str) -> None:
+    with pytest.raises(OSError, match=REASON):
+        open_regular(odd)
+
+    assert REASON in " ".join(CliRunner().invoke(group, ["summary", odd]).output.split())
+
+
+def test_a_folder_of_ranks_with_a_pipe_in_it_is_read(tmp_path: Path) -> None:
+    EventScript(64, tmp_path / "run-0.modtrace", {"rank": 0}).close()
+    os.mkfifo(tmp_path / "run-1.modtrace")
+
+    assert [file.path.name for file in find_rank_files(tmp_path)] == ["run-0.modtrace"]
+
+
+@pytest.fixture
+def listening(tmp_path: Path) -> Iterator[Path]:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
+        yield tmp_path / "s"
+
+
+def test_a_socket_is_none_either_and_a_file_behind_a_link_is_one(listening: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        open_regular(listening)
+    (tmp_path / "file").write_bytes(b"12")
+    (tmp_path / "link").symlink_to("file")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"12"
