@@ -74,7 +74,7 @@ def listening(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_socket_is_none_either_and_a_file_behind_a_link_is_one(listening: Path, tmp_path: Path) -> None:
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="No such device or address"):
         open_regular(listening)
     (tmp_path / "file").write_bytes(b"12")
     (tmp_path / "link").symlink_to("file")

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.overrides import has_torch_function_unary
 
 from ..tensors import tensors_in
 
@@ -113,7 +114,7 @@ class SegmentHooks:
         # Most often it is one tensor; the general walk costs more than all else here.
         for tensor in (values,) if isinstance(values, Tensor) else tensors_in(values):
             try:
-                node = tensor.grad_fn
+                node = node_of(tensor) if has_torch_function_unary(tensor) else tensor.grad_fn
             except RuntimeError:
                 # A view whose base was changed in place can refuse to tell.
                 continue
@@ -188,6 +189,10 @@ def _newest_of(
 def node_of(tensor: Tensor) -> Node | None:
     """Return the node that made `tensor`, None where there is none or torch cannot tell."""
     try:
+        if has_torch_function_unary(tensor):
+            # A class of tensors, or a mode, is told of each look at one, and may count, print or refuse it.
+            with torch._C.DisableTorchFunction():
+                return tensor.grad_fn
         return tensor.grad_fn
     except RuntimeError:
         # A view whose base was changed in place can refuse to tell.
