@@ -19,7 +19,6 @@ from ..timeline import (
     Track,
 )
 from ..timeline.contents import TRACK_KINDS
-from ..timeline.gpu_tracks import DEVICE_METADATA
 from ..timeline.rewrite import replace_processes
 from .aliases import ReportNames
 from .system_info import clean_metadata
@@ -61,10 +60,7 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
             CounterSeries(names.counter(c.name), names.counter(c.unit), c.process, c.time, c.value)
             for c in timeline.counters
         ],
-        metadata={
-            **clean_metadata(timeline.metadata),
-            **{key: value for key in DEVICE_METADATA if type(value := timeline.metadata.get(key)) is int},
-        },
+        metadata=clean_metadata(timeline.metadata),
         backward_passes=[
             BackwardPass(run.start_ns, run.end_ns, names.thread(run.thread), run.tid, run.process, run.complete)
             for run in timeline.backward_passes

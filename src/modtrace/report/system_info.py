@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping
 
 from .._version import __version__
+from ..timeline.gpu_tracks import DEVICE_METADATA
 
 __all__ = ["clean_metadata", "environment_text"]
 
 _VERSION = r"[0-9][\w.+-]{0,40}"
 _COUNT = r"\d+"
 _WORD = r"[A-Za-z][\w-]{0,40}"
-_ALLOWED: Mapping[str, tuple[str, re.Pattern[str]]] = {
+_ALLOWED: Mapping[str, tuple[str | None, re.Pattern[str]]] = {
     key: (label, re.compile(pattern, re.ASCII))
     for key, label, pattern in (
         ("modtrace", "modtrace", _VERSION),
@@ -28,13 +29,15 @@ _ALLOWED: Mapping[str, tuple[str, re.Pattern[str]]] = {
         ("cuda", "CUDA", _VERSION),
         ("hip", "HIP", _VERSION),
         ("libraries", "libraries", rf"{_WORD} {_VERSION}(?:, {_WORD} {_VERSION})*"),
+        *((key, None, _COUNT) for key in DEVICE_METADATA),
     )
 }
-"""For each key of a recording's metadata that may be told: what to call it, and what its value must look like."""
+"""For each key of a recording's metadata that may be told: what to call it, None where it says nothing of the machine,
+and what its value must look like."""
 
 
 def clean_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return the versions and the hardware in a recording's metadata: no host, no hash of its name, nothing unknown."""
+    """Return versions, hardware and counts in a recording's metadata: no host, no hash of its name, nothing unknown."""
     clean: dict[str, object] = {}
     for key, (_, pattern) in _ALLOWED.items():
         value = metadata.get(key)
@@ -53,7 +56,7 @@ def environment_text(metadata: Mapping[str, object]) -> str:
     Args:
         metadata: of the recording.
     """
-    lines = [f"{_ALLOWED[key][0]}: {value}" for key, value in clean_metadata(metadata).items()]
+    lines = [f"{label}: {value}" for key, value in clean_metadata(metadata).items() if (label := _ALLOWED[key][0])]
     if lines:
         lines = ["Noted by the recording when it started:", "", *lines]
     else:

@@ -17,7 +17,7 @@ from ..ring import Kind, NameTable
 from .call_patch import Layer, Patch
 from .event_sink import EventSink, OnError
 from .skip_dynamo import skip_all, skip_frame
-from .tensors import tensors_in
+from .tensors import tensors_in, unseen_by_modes
 
 __all__ = ["Sampler"]
 
@@ -68,8 +68,7 @@ class Sampler:
             return
         try:
             if self._shapes:
-                # A class of tensors is told of each look at one, and may count, print or refuse it.
-                with torch._C.DisableTorchFunction():
+                with unseen_by_modes():
                     text = _format_shapes(args, kwargs)
                 events.write_event(Kind.SHAPES, names.text(text), 0)
             if self._interval_ns is not None and time.monotonic_ns() >= self._next_ns:

@@ -1,16 +1,21 @@
-"""The tensors inside what goes into a module and what comes out of it."""
+"""The tensors inside what goes into a module and what comes out of it, and how to look at one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["tensors_in"]
+__all__ = ["tensors_in", "unseen_by_modes"]
 
 _MAX_DEPTH = 8
+
+unseen_by_modes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+"""For a look at tensors: the user's modes and subclasses, which are told of it, may count, print or refuse."""
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:

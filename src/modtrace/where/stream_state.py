@@ -64,52 +64,76 @@ def read_streams(snapshot: RingSnapshot, now_ns: int, *, is_running: bool) -> tu
     queued = queued_events(all_events)
     if not len(queued.slot):
         return ()
-    position = _HostPosition(snapshot, queued)
-    clocks, ids = device_clocks(all_events), stream_ids(all_events)
-    asked = _last_asked(all_events)
-    states = []
-    for key in np.unique(queued.stream).tolist():
+    reading = _Reading(snapshot, queued, now_ns if is_running else None)
+    states = [reading.state_of(key) for key in np.unique(queued.stream).tolist()]
+    return tuple(sorted(states, key=lambda state: (state.device, state.stream)))
+
+
+class _Reading:
+    """What was read of the streams of a ring.
+
+    Args:
+        now_ns: monotonic; None where nobody reads events any more.
+    """
+
+    def __init__(self, snapshot: RingSnapshot, queued: QueuedEvents, now_ns: int | None) -> None:
+        self._events = snapshot.slots.events
+        self._queued = queued
+        self._now_ns = now_ns
+        self._position = _HostPosition(snapshot, queued)
+        self._clocks, self._ids = device_clocks(self._events), stream_ids(self._events)
+        self._asked = _last_asked(self._events)
+
+    def state_of(self, key: int) -> StreamState:
+        """Return the state of the stream that has events under this key."""
+        queued, events = self._queued, self._events
         rows = np.flatnonzero(queued.stream == key)
         read = np.flatnonzero(queued.reached[rows] >= 0)
-        last = int(read[-1]) if len(read) else -1
-        behind = rows[last + 1 :]
-        calls: tuple[OpenCall, ...] = ()
-        read_ns = None
-        if last >= 0:
-            read_ns = int(all_events.time[queued.reached[rows[last]]])
-            clock = clocks.get(key >> STREAM_NUMBER_BITS)
-            reached = queued.reached[rows]
-            reached_ns = np.where(reached >= 0, all_events.time[reached], -1)
-            if clock is not None:
-                told = clock.to_monotonic(all_events.value[reached])
-                # Not before it was recorded, nor after it was read: the clock may be off by its bound.
-                reached_ns = np.where(
-                    reached >= 0, np.clip(told, all_events.time[queued.slot[rows]], reached_ns), reached_ns
-                )
-            event_ns = dict(zip(queued.event[rows].tolist(), reached_ns.tolist(), strict=True))
-            calls = tuple(position.calls_after(int(queued.event[rows[last]]), event_ns))
-        is_known = True
+        if len(read):
+            last = rows[read[-1]]
+            behind = rows[read[-1] + 1 :]
+            read_ns = int(events.time[queued.reached[last]])
+            event_ns = dict(zip(queued.event[rows].tolist(), self._reached_ns(key, rows).tolist(), strict=True))
+            calls = tuple(self._position.calls_after(int(queued.event[last]), event_ns))
+            dropped = int(np.count_nonzero(queued.dropped > queued.slot[last]))
+        else:
+            behind, read_ns, calls, dropped = rows, None, (), len(queued.dropped)
+        is_known = dropped == 0
         if len(behind):
-            number = int(all_events.value[queued.slot[behind[0]]])
-            first_ns = max(int(all_events.time[queued.slot[behind[0]]]), read_ns or 0)
-            asked_ns = asked.get((key, number))
-            due_ns = first_ns + (DEVICE_PENDING_NS if asked_ns is None else 2 * (asked_ns - first_ns))
-            is_known = is_running and now_ns <= due_ns + _GRACE_NS and last >= 0
-            read_ns = asked_ns if read_ns is None else max(read_ns, asked_ns or read_ns)
-        dropped = int(np.count_nonzero(queued.dropped > queued.slot[rows[last]])) if last >= 0 else len(queued.dropped)
-        states.append(
-            StreamState(
-                device=key >> STREAM_NUMBER_BITS,
-                stream=ids.get(key, key & STREAM_NUMBER_MASK),
-                calls=calls,
-                queued=position.count_begun(queued.event[behind]),
-                unread=len(behind),
-                dropped=dropped,
-                read_ns=read_ns,
-                is_known=is_known and (len(behind) > 0 or dropped == 0),
-            )
+            asked_ns = self._asked.get((key, int(events.value[queued.slot[behind[0]]])))
+            is_known = bool(len(read)) and self._is_read_still(int(behind[0]), read_ns, asked_ns)
+            read_ns = max((ns for ns in (read_ns, asked_ns) if ns is not None), default=None)
+        return StreamState(
+            device=key >> STREAM_NUMBER_BITS,
+            stream=self._ids.get(key, key & STREAM_NUMBER_MASK),
+            calls=calls,
+            queued=self._position.count_begun(queued.event[behind]),
+            unread=len(behind),
+            dropped=dropped,
+            read_ns=read_ns,
+            is_known=is_known,
         )
-    return tuple(sorted(states, key=lambda state: (state.device, state.stream)))
+
+    def _reached_ns(self, key: int, rows: Int64Array) -> Int64Array:
+        """Return when the device came by each of a stream's events, monotonic; -1 where that was not read."""
+        reached = self._queued.reached[rows]
+        read_ns = np.where(reached >= 0, self._events.time[reached], -1)
+        clock = self._clocks.get(key >> STREAM_NUMBER_BITS)
+        if clock is None:
+            return read_ns
+        told_ns = clock.to_monotonic(self._events.value[reached])
+        # Not before it was recorded, nor after it was read: the clock may be off by its bound.
+        return np.where(
+            reached >= 0, np.clip(told_ns, self._events.time[self._queued.slot[rows]], read_ns), np.int64(-1)
+        )
+
+    def _is_read_still(self, first_unread: int, read_ns: int | None, asked_ns: int | None) -> bool:
+        """Whether somebody may still read events: nothing was told of the first unread one, but nothing is due yet."""
+        if self._now_ns is None:
+            return False
+        first_ns = max(int(self._events.time[self._queued.slot[first_unread]]), read_ns or 0)
+        due_ns = first_ns + (DEVICE_PENDING_NS if asked_ns is None else 2 * (asked_ns - first_ns))
+        return self._now_ns <= due_ns + _GRACE_NS
 
 
 def _last_asked(events: Events) -> Mapping[tuple[int, int], int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.overrides import has_torch_function_unary
 
-from ..tensors import tensors_in
+from ..tensors import tensors_in, unseen_by_modes
 
 __all__ = ["FrameBase", "FrameStack", "SegmentHooks", "Segments", "make_hook_tensor", "node_of"]
 
@@ -82,7 +82,7 @@ class FrameStack(Generic[_Frame]):
 
 def make_hook_tensor() -> Tensor:
     """Return an empty CPU tensor, made where no mode of the user sees it: one that counts, fakes or moves operators."""
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+    with unseen_by_modes(), torch._C._DisableTorchDispatch():
         return torch.empty(0)
 
 
@@ -190,8 +190,7 @@ def node_of(tensor: Tensor) -> Node | None:
     """Return the node that made `tensor`, None where there is none or torch cannot tell."""
     try:
         if has_torch_function_unary(tensor):
-            # A class of tensors, or a mode, is told of each look at one, and may count, print or refuse it.
-            with torch._C.DisableTorchFunction():
+            with unseen_by_modes():
                 return tensor.grad_fn
         return tensor.grad_fn
     except RuntimeError:

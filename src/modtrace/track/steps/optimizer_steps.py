@@ -6,7 +6,6 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.weak import TensorWeakRef
 
 from ..compiled_regions import CompiledRegions
+from ..tensors import unseen_by_modes
 from .optimizer_hook import OptimizerRef, add_step_hook, is_compiled, remove_step_hook, step_frames
 
 __all__ = ["OptimizerSteps"]
@@ -175,10 +175,6 @@ class _Counted:
         """Trace nothing."""
 
 
-_unseen_by_modes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
-"""For a look at tensors: the user's modes and subclasses, which are told of it, may count, print or refuse."""
-
-
 class _Gradient(NamedTuple):
     """How a gradient was when its optimizer stepped.
 
@@ -202,20 +198,20 @@ class _Gradient(NamedTuple):
     def has_changed(self) -> bool:
         """Whether a backward pass has come to its parameter since; setting it to zero in place looks the same."""
         parameter = self.parameter()
-        with _unseen_by_modes():
+        with unseen_by_modes():
             gradient = None if parameter is None else parameter.grad
             return gradient is not None and (gradient is not self.gradient() or gradient._version != self.version)
 
     def is_frozen(self) -> bool:
         """Whether its parameter gets no gradients now."""
         parameter = self.parameter()
-        with _unseen_by_modes():
+        with unseen_by_modes():
             return parameter is not None and not parameter.requires_grad
 
 
 def _find_gradient(optimizer: Optimizer) -> _Gradient | None:
     """Return how the first gradient of an optimizer is; None where it has none that counts its writes."""
-    with _unseen_by_modes():
+    with unseen_by_modes():
         for parameter in _parameters(optimizer):
             gradient = parameter.grad
             if gradient is not None and not gradient.is_inference():
