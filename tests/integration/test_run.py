@@ -98,6 +98,8 @@ def test_a_script_ends_as_it_does_under_python(end: str, tmp_path: Path) -> None
     (tmp_path / "script.py").write_text(ENDS[end])
 
     plain = run("script.py", "-x", cwd=tmp_path)
+    if "can't create new thread at interpreter shutdown" in plain.stderr:
+        pytest.skip("this CPython, as 3.12.1, starts no thread any more when the main one has ended")
     recorded = run("-m", "modtrace", "run", "script.py", "-x", cwd=tmp_path)
 
     assert recorded.returncode == plain.returncode

@@ -60,7 +60,7 @@ class NativeDeviceTimes:
 
     def start(self) -> None:
         """Begin, once the engine's session runs; where there is no device, that is logged."""
-        device = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else torch.device("cuda")
+        device = torch.accelerator.current_accelerator()
         if device is None:
             say_no_device_times(f"this torch ({torch.__version__}) has no accelerator")
             return
