@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 import modtrace
 from modtrace.where import StreamState, read_rank_state
@@ -234,7 +235,12 @@ def test_a_forked_child_leaves_the_device_alone(library: Path) -> None:
     assert_durations(run(library, "forked"), FORWARD + FORWARD)
 
 
-def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("faked", [False, True])
+def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFixture, faked: bool) -> None:
+    if faked:
+        # For the rest of the process, torch then has a guard of CUDA that says that there is one device.
+        with FakeTensorMode():
+            torch.ones(1)
     with modtrace.record(engine="native", device_times=True) as recording:
         pass
 

@@ -64,6 +64,10 @@ class NativeDeviceTimes:
         if device is None:
             say_no_device_times(f"this torch ({torch.__version__}) has no accelerator")
             return
+        # Where torch has made fake tensors, the engine finds a device that does nothing.
+        if not torch.accelerator.is_available():
+            say_no_device_times(f"there is no device {device.type}")
+            return
         reason = self._native.start_device_times(device.type)
         if reason is not None:
             say_no_device_times(reason)
