@@ -146,8 +146,10 @@ def outcomes(
     return run_in(tmp_path_factory.mktemp("elsewhere"), files, *elsewhere(request.param))
 
 
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def files_in(folder: Path) -> dict[Path, bytes]:
+    """All files, as they would be were they made in the folder `/here`."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes().replace(bytes(folder), b"/here") for path in files}
 
 
 def test_each_command_is_tried_here() -> None:
