@@ -15,7 +15,9 @@ import torch.distributed._functional_collectives as functional
 from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
 import modtrace
+from tests.support.own_output import keep_own_output
 
+keep_own_output()
 engine = sys.argv[1]
 messages = []
 handler = logging.Handler()

@@ -86,7 +86,11 @@ def test_the_readme_shows_what_summary_prints(demo: tuple[Path, str]) -> None:
     assert left_out == ["forward self, backward self; a wider terminal or a pipe has them"]
     assert [line.partition(";")[0] for line in shown[2:3]] == [line.partition(";")[0] for line in printed[2:3]]
     assert shown[4].split() == [*printed[4].split()[:-5], "backward"]
-    assert [line.split()[1:3] for line in shown[6:11]] == [line.split()[1:3] for line in printed[6:11]]
+    # Which are slowest differs from run to run; that they are modules of this class with so many calls does not.
+    calls = {row.fqn: (row.module_class, str(row.calls)) for row in modtrace.load(demo[0]).summary().rows}
+    rows = [line.split()[:3] for line in [*shown[5:11], *printed[5:11]]]
+    assert [tuple(called) for _, *called in rows] == [calls[fqn] for fqn, *_ in rows]
+    assert rows[0] == rows[6] == ["GPT", "GPT", "20"]
     assert shown[11] == printed[11] == "71 more modules"
     assert [line.split() for line in shown[13:16]] == [line.split() for line in printed[12:15]]
     assert shown[-2:] == printed[-2:]

@@ -93,7 +93,9 @@ DDP = """
 import os, sys, torch, modtrace
 import torch.distributed as dist
 from torch import nn
+from tests.support.own_output import keep_own_output
 
+keep_own_output()
 engine, folder, rank = sys.argv[1:]
 os.environ["RANK"] = rank
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=int(rank), world_size=2)

@@ -15,10 +15,12 @@ import time
 import torch.distributed as dist
 
 import modtrace
+from tests.support.own_output import keep_own_output
 
 
 def main() -> None:
     rank, store, ring, ending = sys.argv[1:]
+    keep_own_output()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
     with modtrace.record(ring=ring, engine="python") as recording:
         names = recording._started().ring.names

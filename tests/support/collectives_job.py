@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import modtrace
 from modtrace.timeline import launching_spans
 from modtrace.track.collectives.names import OPERATORS
+from tests.support.own_output import keep_own_output
 
 Step = Callable[[], object]
 
@@ -93,14 +94,14 @@ def subgroups() -> Step:
 
 
 def pipeline() -> Step:
-    """GPipe with one stage per rank and two micro-batches."""
+    """GPipe with one stage and one micro-batch per rank."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stage = PipelineStage(nn.Linear(8, 8), rank, ranks, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda output, target: (output - target).sum())
+    schedule = ScheduleGPipe(stage, ranks, loss_fn=lambda output, target: (output - target).sum())
 
     def step() -> None:
-        inputs = (torch.ones(4, 8),) if rank == 0 else ()
-        schedule.step(*inputs, target=torch.ones(4, 8) if rank == ranks - 1 else None)
+        inputs = (torch.ones(2 * ranks, 8),) if rank == 0 else ()
+        schedule.step(*inputs, target=torch.ones(2 * ranks, 8) if rank == ranks - 1 else None)
 
     return step
 
@@ -148,6 +149,7 @@ def run(name: str, engine: Any, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     rank, ranks, store, engine, *names = sys.argv[1:]
+    keep_own_output()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))
     for name in names:
