@@ -24,9 +24,9 @@ from tests.support.models import ARCHITECTURES
 from tests.support.small_modules import made_in_place_of
 
 STEPS = int(os.environ.get("MODTRACE_TEST_STEPS", "400"))
+"""Steps of the long runs; 10,000 show what the default cannot."""
 FRAMES_KEPT = 20_000 if sys.version_info < (3, 11) else 0
 """CPython 3.10 keeps the last frame of each function, bytes; without a recording these steps grow by as much there."""
-"""Steps of the long runs; 10,000 show what the default cannot."""
 
 
 @pytest.fixture
