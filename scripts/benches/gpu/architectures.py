@@ -1,0 +1,83 @@
+"""What kernels are attributed on: the project's small models, and those of transformers and timm where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from scripts.benches.gpu.subject import Subject
+from tests.support.models import ARCHITECTURES
+from torch import nn
+
+Made = tuple[nn.Module, Callable[[], torch.Tensor]]
+
+OWN = (
+    *("GPT", "Llama, checkpointed", "Llama, checkpointed (reentrant)", "mixture of experts"),
+    *("encoder-decoder", "ResNet", "ViT", "LSTM"),
+)
+
+
+def made(subject: Subject) -> dict[str, Callable[[], Made]]:
+    """Return models with a function that returns a loss, to be called where `subject.device` is the default one."""
+    found: dict[str, Callable[[], Made]] = {name: ARCHITECTURES[name] for name in OWN}
+    found["124M GPT, bf16"] = lambda: _large(subject)
+    # Beside a torchvision of another torch they fail in other ways than that they are not there.
+    try:
+        import transformers
+
+        transformers.GPT2LMHeadModel, transformers.BertForMaskedLM  # noqa: B018 (imported when they are asked for)
+    except Exception as error:
+        print(f"without models of transformers: {error}\n")
+    else:
+        found["HF GPT-2, bf16"] = lambda: _gpt2(transformers, subject)
+        found["HF BERT"] = lambda: _bert(transformers)
+    try:
+        import timm
+    except Exception as error:
+        print(f"without models of timm: {error}\n")
+    else:
+        for name in ("resnet18", "vit_tiny_patch16_224"):
+            found[f"timm {name}"] = partial(_timm, timm, name)
+    return found
+
+
+def _large(subject: Subject) -> Made:
+    model = subject.gpt()
+    tokens = torch.randint(subject.vocabulary, (subject.batch, subject.length))
+
+    def loss() -> torch.Tensor:
+        with torch.autocast(subject.device, torch.bfloat16):
+            out: torch.Tensor = model(tokens).float().logsumexp(-1).mean()
+        return out
+
+    return model, loss
+
+
+def _gpt2(transformers: Any, subject: Subject) -> Made:
+    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=97, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config)
+    tokens = torch.randint(97, (2, 32))
+
+    def loss() -> torch.Tensor:
+        with torch.autocast(subject.device, torch.bfloat16):
+            out: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        return out
+
+    return model, loss
+
+
+def _bert(transformers: Any) -> Made:
+    config = transformers.BertConfig(
+        num_hidden_layers=2, hidden_size=64, num_attention_heads=2, intermediate_size=128, vocab_size=97
+    )
+    model = transformers.BertForMaskedLM(config)
+    tokens = torch.randint(97, (2, 32))
+    return model, lambda: model(input_ids=tokens, labels=tokens).loss
+
+
+def _timm(timm: Any, name: str) -> Made:
+    model = timm.create_model(name, num_classes=10)
+    images = torch.randn(2, 3, 224, 224)
+    return model, lambda: model(images).square().mean()
