@@ -233,7 +233,7 @@ def test_fx_traced_modules(engine: EngineName, when: str) -> None:
     assert names[1:] == ["second", "first"]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_transforms_of_functions(engine: EngineName) -> None:
     model, x = Plain(), torch.randn(5, 2)
     parameters: dict[str, Tensor] = dict(model.named_parameters())

@@ -271,6 +271,29 @@ def two_calls() -> Timeline:
     return build_timeline(script.snapshot())
 
 
+@pytest.mark.parametrize(
+    ("widths", "bound"),
+    [
+        # Of 100 ns at the first to 50 at the last, 3 ms before that one.
+        ((200, 200, 100), 51 + 500),
+        # Behind the second, what both are off by counts as drift: 200 ns in 400 ms, and so 1 in 2 ms.
+        ((200, 200, 400), 100 + 1 + 500),
+    ],
+)
+def test_of_two_close_readings_at_the_end_the_narrower_one_counts(widths: tuple[int, int, int], bound: int) -> None:
+    # The second is the last periodic one, 5 ms before that at stop. One of them is off by 100 ns.
+    late = (0, 100) if widths[1] > widths[2] else (100, 0)
+    half = np.array(widths) // 2
+    clock = DeviceClock(
+        ns(0, 400_000_000, 405_000_000), ns(0, 400_000_000 + late[1], 405_000_000 + late[0]) + half, ns(*widths)
+    )
+
+    enter, exit_ = clock.to_monotonic(ns(401_000_000, 404_000_000)).tolist()
+
+    assert (enter, exit_) == (401_000_000, 404_000_000)
+    assert clock.bound_ns(ns(402_000_000)).tolist() == [bound]
+
+
 def test_a_summary_adds_up_what_streams_did_and_how_late_they_came() -> None:
     device = two_calls().summary().device
 

@@ -323,7 +323,7 @@ def test_wrappers_stay_in_names_where_they_are_to() -> None:
     assert names(wrapper, net, net.h[1])[1] == "DataParallel.module.h.1"
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_scripted_module_has_the_class_it_was_scripted_from() -> None:
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
 

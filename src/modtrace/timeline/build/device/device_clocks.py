@@ -14,6 +14,8 @@ _EVENT_RESOLUTION_NS = 500
 """CUDA tells times of events to about so much."""
 _MAX_DRIFT = 500e-6
 """Of a clock that was read once only."""
+_MIN_APART_NS = 100_000_000
+"""Between readings that are used: what each is off by would change the durations between closer ones."""
 
 
 class DeviceClock:
@@ -27,6 +29,11 @@ class DeviceClock:
 
     def __init__(self, device_ns: Int64Array, host_ns: Int64Array, width_ns: Int64Array) -> None:
         order = np.argsort(device_ns, kind="stable")
+        # The last one is read when the recording stops, which may be right behind another: the narrower one counts.
+        before_last: Int64Array = device_ns[order[-1]] - device_ns[order]
+        close = order[1:][before_last[1:] < _MIN_APART_NS]
+        if close.size:
+            order = np.append(order[: -close.size], close[np.argmin(width_ns[close])])
         self._device = device_ns[order]
         self._half = width_ns[order] / 2
         offset = host_ns[order] - self._device
