@@ -1,0 +1,25 @@
+"""Where these run: on a GPU, and what makes sense there on the CPU too, so that the tests are tried without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+NO_GPU = "this torch sees no GPU: torch.cuda.is_available() is False"
+
+
+@pytest.fixture(scope="session")
+def cuda() -> torch.device:
+    """The GPU; without one it skips, in CI too."""
+    if not torch.cuda.is_available():
+        pytest.skip(NO_GPU)
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.fixture(scope="session", params=["cuda", "cpu"])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The GPU, and the CPU."""
+    if request.param == "cpu":
+        return torch.device("cpu")
+    found: torch.device = request.getfixturevalue("cuda")
+    return found
