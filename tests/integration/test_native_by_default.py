@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -9,8 +14,9 @@ from typing import NamedTuple
 import pytest
 
 import modtrace
-from modtrace.track.native.compile import UNITS
-from modtrace.track.native.library import find_library
+from modtrace.track.native.cache_folder import LIBRARY_NAME
+from modtrace.track.native.compile import UNITS, WORK_PREFIX
+from modtrace.track.native.library import find_library, native_folder
 from tests.support.python_process import python_environment, run_python
 from tests.support.quick_compiler import write_compiler
 
@@ -132,6 +138,56 @@ print([os.waitpid(child, 0)[1] for child in children])
     assert said.startswith("compiling the native engine for torch ")
     assert ended == "[0, 0, 0]"
     assert home.times_compiled() == COMPILES_AND_LINKS
+
+
+def test_of_builds_at_once_one_compiles_and_what_a_killed_one_left_goes(home: Home) -> None:
+    left = home.folder / "cache" / native_folder() / f"{WORK_PREFIX}left"
+    left.mkdir(parents=True)
+    (left / "calls.o").write_text("a part")
+    script = """
+import os
+from modtrace.track.native.cached_build import build
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        build()
+        os._exit(0)
+    children.append(child)
+print([os.waitpid(child, 0)[1] for child in children])
+"""
+
+    done = run_python("-c", script, env=home.environment)
+
+    assert done.stdout == "[0, 0, 0]\n"
+    assert home.times_compiled() == COMPILES_AND_LINKS
+    assert {path.name for path in left.parent.iterdir()} == {f"{LIBRARY_NAME}.so", "lock"}
+
+
+def test_an_interrupt_ends_the_compilers_and_what_they_started(home: Home) -> None:
+    alive = home.folder / "alive"
+    os.mkfifo(alive)
+    compiler = home.folder / "c++"
+    # As g++ does, it waits for another process, which holds the pipe open.
+    compiler.write_text(
+        f"#!/bin/sh\ncase $* in *--version*) exit 0 ;; esac\nexec 3>{alive}\necho compiling >&3\nsleep 300\nexit 0\n"
+    )
+    start = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    script = f"{start}; from modtrace.cli import main; import sys; sys.argv = ['modtrace', 'build']; main()"
+    building = subprocess.Popen([sys.executable, "-c", script], env=home.environment, stderr=subprocess.PIPE)
+    with open(alive, "rb", buffering=0) as pipe:
+        said = b""
+        while len(said.splitlines()) < len(UNITS) and (more := pipe.read(4096)):
+            said += more
+
+        building.send_signal(signal.SIGINT)
+
+        # Its end, which comes when nobody has it open any more.
+        ended, _, _ = select.select([pipe], [], [], 60)
+        assert ended
+        assert pipe.read() == b""
+    assert building.communicate()[1] == b"\nAborted!\n"
+    assert [path.name for path in (home.folder / "cache").rglob("*") if path.is_file()] == ["lock"]
 
 
 def test_record_never_compiles(home: Home) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from modtrace.track.native.compile import missing_compiler
-from modtrace.track.native.library import native_path
+from modtrace.track.native.library import find_library, native_path
 from tests.support.python_process import python_environment, run_python
 from tests.support.test_scale import FULL_EFFORT
 
@@ -124,6 +126,7 @@ pwd.getpwuid = unknown
         ("env c++", None),
         ("absent-compiler -O1", "there is no C++ compiler (absent-compiler -O1)"),
         ("env absent-compiler", "there is no C++ compiler (env absent-compiler)"),
+        ("c++ '-O1", "CXX is no command: No closing quotation: c++ '-O1"),
     ],
 )
 def test_the_compiler_is_a_command_with_arguments(
@@ -134,6 +137,14 @@ def test_the_compiler_is_a_command_with_arguments(
     said = missing_compiler()
 
     assert said is None if missing is None else str(said).startswith(missing)
+
+
+def test_a_library_tells_no_folder_of_the_machine_that_it_was_built_on(native_engine: None) -> None:
+    library = find_library().read_bytes()
+
+    assert b"torch/c10/util/intrusive_ptr.h" in library
+    for folder in (Path(torch.__file__).parent, sysconfig.get_path("include"), find_library().parent):
+        assert os.fsencode(folder) not in library
 
 
 def test_a_cache_that_others_can_write_is_not_built_into(cache: Path) -> None:

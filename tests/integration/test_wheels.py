@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 import modtrace
+from modtrace.track.native.compile import UNITS
 from modtrace.track.native.library import find_library, native_folder
 from tests.support.quick_compiler import write_compiler
 
@@ -49,7 +50,7 @@ def pretend(folder: Path, version: str) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(native_engine: None, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel of the torch at hand and of one that does not exist."""
+    """The wheel of the torch at hand, which is named twice, and of one that does not exist."""
     folder = tmp_path_factory.mktemp("wheels")
     other = folder / "python-of-another-torch"
     other.write_text(
@@ -58,7 +59,7 @@ def installed(native_engine: None, tmp_path_factory: pytest.TempPathFactory) -> 
     other.chmod(0o755)
     write_compiler(folder / "c++", folder / "compiled.log", find_library())
     subprocess.run(
-        [ROOT / "scripts" / "wheels", "--out", folder / "dist", sys.executable, other],
+        [ROOT / "scripts" / "wheels", "--out", folder / "dist", sys.executable, other, sys.executable],
         env={**os.environ, "CXX": str(folder / "c++")},
         check=True,
     )
@@ -83,6 +84,43 @@ def test_the_wheel_is_of_one_python_and_holds_an_engine_for_each_torch(installed
     assert len(engines) == 2
     assert native_folder() in engines
     assert any(name.startswith("torch-2.99.0-") for name in engines)
+
+
+def test_the_engine_of_two_environments_with_one_torch_is_compiled_once(installed: Installed) -> None:
+    compiled = (installed.folder / "compiled.log").read_text().splitlines()
+
+    assert len(compiled) == 2 * (len(UNITS) + 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["--out"], 2, "scripts/wheels: --out wants a value"),
+        (["--platform"], 2, "scripts/wheels: --platform wants a value"),
+        (["--out", "/proc/none", "{python}"], 1, "mkdir: cannot create directory"),
+        (["{folder}/none"], 1, "scripts/wheels: {folder}/none is no Python that runs; name the interpreter"),
+        (["{folder}"], 1, "scripts/wheels: {folder} is no Python that runs; name the interpreter"),
+        (["{python}", "{folder}/bare"], 1, "scripts/wheels: {folder}/bare has no torch, which its engine would be for"),
+    ],
+)
+def test_what_no_wheel_can_be_made_of_is_said_in_a_line(
+    arguments: list[str], status: int, says: str, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    named = {"python": sys.executable, "folder": tmp_path}
+
+    done = subprocess.run(
+        [ROOT / "scripts" / "wheels", *(argument.format(**named) for argument in arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == status
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(says.format(**named))
 
 
 def test_without_a_compiler_the_native_engine_records(installed: Installed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from ..._errors import EngineError
 from ...record_options import EngineName
-from .compile import compile_library, missing_compiler
+from .compile import WORK_PREFIX, compile_library, missing_compiler
 from .library import FAILURE, HINT, find_library, forget_loaded, is_built, native_path, why_distrusted
 
 __all__ = ["build", "build_if_missing"]
@@ -19,6 +20,8 @@ __all__ = ["build", "build_if_missing"]
 
 def build(force: bool = False) -> Path:
     """Return the engine for the installed torch; compile it into the user's cache where there is none.
+
+    Of several processes that do at once, one compiles, and the others wait for it.
 
     Args:
         force: compile it again.
@@ -32,7 +35,9 @@ def build(force: bool = False) -> Path:
         raise EngineError(f"{missing}. {HINT}")
     path = native_path()
     try:
-        _compile(path)
+        with _alone(path.parent):
+            if force or not is_built():
+                _compile(path)
     except EngineError as error:
         raise EngineError(f"the native engine: {error}. {HINT}") from error
     except OSError as error:
@@ -63,8 +68,10 @@ def build_if_missing(wanted: EngineName, say: Callable[[str], object]) -> None:
 
 
 def _compile(path: Path) -> None:
-    _make_folders(path)
+    """Compile; no other process does."""
     failure = path.parent / FAILURE
+    for left in path.parent.glob(f"{WORK_PREFIX}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     try:
         compile_library(path)
     except EngineError as error:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -20,7 +21,7 @@ from ..._errors import EngineError
 from .cache_folder import LIBRARY_NAME
 from .library import seal
 
-__all__ = ["UNITS", "compile_library", "missing_compiler"]
+__all__ = ["UNITS", "WORK_PREFIX", "compile_library", "missing_compiler"]
 
 UNITS = {
     "calls": ("-O3", ("backward.cpp", "module.cpp", "module_calls.cpp", "ring_writer.cpp")),
@@ -28,6 +29,8 @@ UNITS = {
     "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),
 }
 """What is compiled as one: most of the time goes into torch's headers, which each unit reads once."""
+WORK_PREFIX = "work-"
+"""What the folder that a library is compiled in is called by, beside the library."""
 _FOLDER = Path(__file__).parent / "cpp"
 _FLAGS = ("-fPIC", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden", "-w")
 # Without it torch's headers include those of all operators, more than half of what there is to read.
@@ -48,7 +51,10 @@ def missing_compiler() -> str | None:
     """
     if sys.platform != "linux":
         return "it is for Linux"
-    command = _compiler()
+    try:
+        command = _compiler()
+    except ValueError as error:
+        return f"CXX is no command: {error}: {os.environ['CXX']}"
     found = shutil.which(command[0]) is not None
     if not found or subprocess.run([*command, "--version"], capture_output=True, check=False).returncode != 0:
         return f"there is no C++ compiler ({shlex.join(command)}); install one (g++), or name it in CXX"
@@ -68,9 +74,9 @@ def compile_library(path: Path) -> None:
         EngineError: it cannot be compiled, or what was compiled does not load.
         OSError: the folder cannot be written.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORK_PREFIX) as work:
         built = Path(work) / f"{LIBRARY_NAME}.so"
-        flags = [*_FLAGS, _FEWER_HEADERS, *_flags_of_torch()]
+        flags = [*_FLAGS, _FEWER_HEADERS, *_flags_of_torch(), *_short_paths(work)]
         commands, objects = [], []
         for unit, (level, names) in UNITS.items():
             source, made = Path(work) / f"{unit}.cpp", Path(work) / f"{unit}.o"
@@ -92,15 +98,25 @@ def compile_library(path: Path) -> None:
 
 def _run(commands: list[list[str]]) -> None:
     """Run commands at the same time; raises EngineError with the first errors that one of them prints."""
-    running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        for command in commands
-    ]
+    running: list[subprocess.Popen[str]] = []
     try:
+        for command in commands:
+            # A session of its own: a compiler is a driver and what that starts, which are killed together.
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+            running.append(process)
         outputs = [process.communicate()[0] for process in running]
     finally:
         for process in running:
-            process.kill()  # where an interrupt came
+            if process.returncode is None:  # where an interrupt came
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     for process, output in zip(running, outputs, strict=True):
         if process.returncode != 0:
             lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()
@@ -122,6 +138,13 @@ def _flags_of_torch() -> Iterator[str]:
             yield f'-DPYBIND11_{name}="{value}"'
     if torch.distributed.is_available():
         yield "-DMODTRACE_DISTRIBUTED"
+
+
+def _short_paths(work: str) -> Iterator[str]:
+    """Yield the flags that keep folders of this machine out of the library, which may lie in a wheel."""
+    torch_include, python_include = _torch_folder() / "include", sysconfig.get_path("include")
+    for folder, name in ((torch_include, "torch"), (python_include, "python"), (_FOLDER, "modtrace"), (work, "build")):
+        yield f"-ffile-prefix-map={folder}={name}"
 
 
 def _torch_folder() -> Path:
