@@ -48,4 +48,4 @@ def test_a_file_is_read_and_the_doctor_says_why_nothing_is_recorded(tmp_path: Pa
     gpt_timeline(1, 1).save(tmp_path / "trace.json")
 
     assert "span" in run_command(tmp_path, "summary", "trace.json").stdout
-    assert "(CPython, free-threaded: nothing can be recorded)" in run_command(tmp_path, "doctor").stdout
+    assert "(CPython, free-threaded: nothing can be recorded)" in run_command(tmp_path, "doctor", status=1).stdout

@@ -145,6 +145,18 @@ def test_doctor_says_in_one_screen_why_the_portable_engine_records(
     assert str(tmp_path) not in result.output
 
 
+@pytest.mark.parametrize("raised", ["ImportError", "OSError", "RuntimeError"])
+def test_doctor_says_that_torch_is_broken_and_that_nothing_can_be_recorded(raised: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"raise {raised}('libcudart.so.13:\\n no such file')")
+    first = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.argv[1:] = ['doctor']"
+
+    done = run_python("-c", f"{first}; from modtrace.cli import main; main()", status=1)
+
+    assert "engine       none: torch cannot be imported: libcudart.so.13: no such file\n" in done.stdout
+    assert done.stderr == ""
+
+
 def test_doctor_without_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     version = importlib.metadata.version
 

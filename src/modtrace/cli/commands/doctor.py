@@ -36,7 +36,7 @@ def command() -> None:
         lines = [*_versions(), *_engine(), *_machine()]
     for label, text in lines:
         echo(f"{label:{_LABEL_WIDTH}} {_without_home(text)}")
-    if installed("torch") is None:
+    if installed("torch") is None or is_free_threaded() or sys.modules.get("torch") is None:
         raise click.exceptions.Exit(1)
 
 
@@ -70,8 +70,8 @@ def _engine() -> Iterator[tuple[str, str]]:
             yield "engine", "native" if reason is None else f"portable; the native one: {reason}"
             yield "built", library if reason is None else "no"
             yield "compiler", missing_compiler() or os.environ.get("CXX") or shutil.which("c++") or "c++"
-        except (ImportError, OSError) as error:  # a torch that is broken
-            yield "engine", f"none: torch cannot be imported: {error}"
+        except Exception as error:  # whatever a torch that is broken raises
+            yield "engine", f"none: torch cannot be imported: {' '.join(str(error).split())}"
     try:
         home = cache_home()
     except EngineError as error:
