@@ -37,8 +37,8 @@ class Home(NamedTuple):
         log = self.folder / "compiled.log"
         return len(log.read_text().splitlines()) if log.exists() else 0
 
-    def set_compiler(self, *, fails: bool = False) -> None:
-        write_compiler(self.folder / "c++", self.folder / "compiled.log", find_library(), fails=fails)
+    def set_compiler(self, *, error: str | None = None) -> None:
+        write_compiler(self.folder / "c++", self.folder / "compiled.log", find_library(), error=error)
 
     def run(self, *arguments: str, **variables: str) -> tuple[str, str]:
         """Run a command; return the engine that recorded, and what was said on stderr before the trace was."""
@@ -91,7 +91,7 @@ def test_where_it_is_not_wanted_it_is_not_built(
 
 
 def test_a_build_that_fails_is_told_in_one_line_and_not_tried_again(home: Home) -> None:
-    home.set_compiler(fails=True)
+    home.set_compiler(error="calls.cpp:1: error: no such header")
 
     first = home.run("run", "train.py")
     second = home.run("run", "train.py")
@@ -107,6 +107,22 @@ def test_a_build_that_fails_is_told_in_one_line_and_not_tried_again(home: Home) 
     run_python("-m", "modtrace", "build", env=home.environment)
 
     assert home.run("run", "train.py") == ("native", home.run("run", "train.py")[1])
+
+
+def test_a_build_on_a_full_disk_is_told_and_tried_again(home: Home) -> None:
+    home.set_compiler(error="final link failed: No space left on device")
+
+    engine, said = home.run("run", "train.py")
+
+    assert engine == "python"
+    progress, reason, *_ = said.splitlines()
+    assert progress.startswith("modtrace: compiling the native engine for torch ")
+    folder = home.folder / "cache" / native_folder()
+    assert reason == f"modtrace: the native engine is not compiled: {folder}: No space left on device"
+
+    home.set_compiler()
+
+    assert home.run("run", "train.py")[0] == "native"
 
 
 def test_without_a_compiler_nothing_is_tried(home: Home) -> None:
@@ -164,7 +180,16 @@ print([os.waitpid(child, 0)[1] for child in children])
     assert {path.name for path in left.parent.iterdir()} == {f"{LIBRARY_NAME}.so", "lock"}
 
 
-def test_an_interrupt_ends_the_compilers_and_what_they_started(home: Home) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "last_line"),
+    [
+        (["build"], "Aborted!"),
+        (["run", "train.py"], "modtrace: nothing is recorded: the script ended before torch was imported"),
+    ],
+)
+def test_an_interrupt_ends_the_compilers_and_what_they_started(
+    arguments: list[str], last_line: str, home: Home
+) -> None:
     alive = home.folder / "alive"
     os.mkfifo(alive)
     compiler = home.folder / "c++"
@@ -173,8 +198,10 @@ def test_an_interrupt_ends_the_compilers_and_what_they_started(home: Home) -> No
         f"#!/bin/sh\ncase $* in *--version*) exit 0 ;; esac\nexec 3>{alive}\necho compiling >&3\nsleep 300\nexit 0\n"
     )
     start = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    script = f"{start}; from modtrace.cli import main; import sys; sys.argv = ['modtrace', 'build']; main()"
-    building = subprocess.Popen([sys.executable, "-c", script], env=home.environment, stderr=subprocess.PIPE)
+    script = f"{start}; from modtrace.cli import main; import sys; sys.argv = ['modtrace', *{arguments}]; main()"
+    building = subprocess.Popen(
+        [sys.executable, "-c", script], env=home.environment, cwd=home.folder, stderr=subprocess.PIPE, text=True
+    )
     with open(alive, "rb", buffering=0) as pipe:
         said = b""
         while len(said.splitlines()) < len(UNITS) and (more := pipe.read(4096)):
@@ -186,7 +213,8 @@ def test_an_interrupt_ends_the_compilers_and_what_they_started(home: Home) -> No
         ended, _, _ = select.select([pipe], [], [], 60)
         assert ended
         assert pipe.read() == b""
-    assert building.communicate()[1] == b"\nAborted!\n"
+    assert last_line in building.communicate()[1].splitlines()
+    assert building.returncode != 0
     assert [path.name for path in (home.folder / "cache").rglob("*") if path.is_file()] == ["lock"]
 
 

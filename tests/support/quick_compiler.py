@@ -14,17 +14,16 @@ while [ "$1" != -o ]; do [ "$1" = -shared ] && linking=yes; shift; done
 {fails}
 if [ -n "$linking" ]; then cp "{built}" "$2"; else touch "$2"; fi
 """
-_FAILS = 'echo "calls.cpp:1: error: no such header"; exit 1'
 
 
-def write_compiler(path: Path, log: Path, built: Path, *, fails: bool = False) -> None:
+def write_compiler(path: Path, log: Path, built: Path, *, error: str | None = None) -> None:
     """Write a script that acts as the compiler.
 
     Args:
         path: the script.
         log: gets a line each time something is compiled or linked.
         built: the library that it gives.
-        fails: end with an error instead.
+        error: what it says instead, and fails.
     """
-    path.write_text(_COMPILER.format(log=log, built=built, fails=_FAILS if fails else ""))
+    path.write_text(_COMPILER.format(log=log, built=built, fails="" if error is None else f"echo '{error}'; exit 1"))
     path.chmod(0o755)

@@ -118,7 +118,7 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         return
     auto.finish()
     if auto.recording is None:
-        echo("modtrace: torch was never imported; nothing is recorded", err=True)
+        echo("modtrace: nothing is recorded: the script ended before torch was imported", err=True)
         return
     files = [os.path.join(os.path.dirname(trace), os.path.basename(path)) for path in auto.recording.saved_paths]
     if auto.recording.replaced_by is not None:

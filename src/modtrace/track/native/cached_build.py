@@ -63,7 +63,10 @@ def build_if_missing(wanted: EngineName, say: Callable[[str], object]) -> None:
             # Another rank may have built it, or failed, meanwhile.
             if not is_built() and not (path.parent / FAILURE).exists():
                 say(f"compiling the native engine for torch {torch.__version__}, once; about 25 seconds")
-                _compile(path)
+                try:
+                    _compile(path)
+                except OSError as error:  # not kept as what compiling came to: it may be gone the next time
+                    say(f"the native engine is not compiled: {path.parent}: {error.strerror}")
     forget_loaded()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import shlex
 import shutil
@@ -72,7 +73,7 @@ def compile_library(path: Path) -> None:
 
     Raises:
         EngineError: it cannot be compiled, or what was compiled does not load.
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written, or a disk is full.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORK_PREFIX) as work:
         built = Path(work) / f"{LIBRARY_NAME}.so"
@@ -97,7 +98,11 @@ def compile_library(path: Path) -> None:
 
 
 def _run(commands: list[list[str]]) -> None:
-    """Run commands at the same time; raises EngineError with the first errors that one of them prints."""
+    """Run commands at the same time; raises EngineError with the first errors that one of them prints.
+
+    Raises OSError where that is that a disk is full, which has nothing to do with what is compiled.
+    """
+    full = os.strerror(errno.ENOSPC)
     running: list[subprocess.Popen[str]] = []
     try:
         for command in commands:
@@ -108,6 +113,7 @@ def _run(commands: list[list[str]]) -> None:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                env={**os.environ, "LC_ALL": "C"},
                 start_new_session=True,
             )
             running.append(process)
@@ -118,6 +124,8 @@ def _run(commands: list[list[str]]) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     for process, output in zip(running, outputs, strict=True):
+        if process.returncode != 0 and full in output:
+            raise OSError(errno.ENOSPC, full)
         if process.returncode != 0:
             lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()
             raise EngineError("it could not be built: " + "\n".join(lines[:8]))
