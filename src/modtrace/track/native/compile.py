@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -12,8 +13,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import torch
 import torch.distributed
@@ -33,6 +36,8 @@ UNITS = {
 WORK_PREFIX = "work-"
 """What the folder that a library is compiled in is called by, beside the library."""
 _FOLDER = Path(__file__).parent / "cpp"
+_POLL_S = 0.1
+"""How late an interrupt is seen, at most."""
 _FLAGS = ("-fPIC", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden", "-w")
 # Without it torch's headers include those of all operators, more than half of what there is to read.
 _FEWER_HEADERS = "-DAT_PER_OPERATOR_HEADERS"
@@ -104,31 +109,59 @@ def _run(commands: list[list[str]]) -> None:
     """
     full = os.strerror(errno.ENOSPC)
     running: list[subprocess.Popen[str]] = []
-    try:
-        for command in commands:
-            # A session of its own: a compiler is a driver and what that starts, which are killed together.
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env={**os.environ, "LC_ALL": "C"},
-                start_new_session=True,
-            )
-            running.append(process)
-        outputs = [process.communicate()[0] for process in running]
-    finally:
-        for process in running:
-            if process.returncode is None:  # where an interrupt came
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    outputs: list[str] = []
+    with _interrupts_kept() as came:
+        try:
+            for command in commands:
+                # A session of its own: a compiler is a driver and what that starts, which are killed together.
+                process = subprocess.Popen(
+                    command,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    env={**os.environ, "LC_ALL": "C"},
+                    start_new_session=True,
+                )
+                running.append(process)
+            while len(outputs) < len(running) and not came:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    outputs.append(running[len(outputs)].communicate(timeout=_POLL_S)[0])
+        finally:
+            for process in running:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    assert process.stdout is not None
+                    process.stdout.close()
+    if len(outputs) < len(running):  # and what handles interrupts raised nothing
+        raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
     for process, output in zip(running, outputs, strict=True):
         if process.returncode != 0 and full in output:
             raise OSError(errno.ENOSPC, full)
         if process.returncode != 0:
             lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()
             raise EngineError("it could not be built: " + "\n".join(lines[:8]))
+
+
+@contextlib.contextmanager
+def _interrupts_kept() -> Iterator[list[tuple[int, FrameType | None]]]:
+    """Put interrupts that come during the block into a list, and let them act behind it.
+
+    One that came while a process is started would leave that process to nobody.
+    """
+    came: list[tuple[int, FrameType | None]] = []
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
 
 
 def _flags_of_torch() -> Iterator[str]:
