@@ -33,6 +33,7 @@ ENGINES: tuple[EngineName, ...] = ("auto", "native", "python")
 DEFAULT_CAPACITY = 1 << 20
 MIN_CAPACITY = 16
 MAX_CAPACITY = 1 << 34
+_USER_SIGNALS = ("SIGUSR1", "SIGUSR2")
 
 
 class RecordOptions(TypedDict, total=False):
@@ -66,6 +67,7 @@ class Option:
         metavar: stands for the value in the help; None where the option is a flag.
         default: as of `record`.
         is_path: the text is a path, in which `%r` and `%p` are filled in.
+        suggestions: texts that a shell's completion offers.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Option:
     metavar: str | None
     default: Any = None
     is_path: bool = False
+    suggestions: tuple[str, ...] = ()
 
 
 def check_engine(engine: object) -> str:
@@ -163,15 +166,27 @@ def _flag(text: str) -> bool:
 
 OPTIONS: tuple[Option, ...] = (
     Option("ring", str, "A file behind the ring: it survives SIGKILL.", "FILE", is_path=True),
-    Option("engine", check_engine, "Which engine records.", f"[{'|'.join(ENGINES)}]", "auto"),
+    Option("engine", check_engine, "Which engine records.", f"[{'|'.join(ENGINES)}]", "auto", suggestions=ENGINES),
     Option("capacity", _capacity, "Events kept, 32 bytes each; the oldest are overwritten.", "N", DEFAULT_CAPACITY),
     Option("model", str, "Names start at the module of this class; else at each outermost called one.", "CLASS"),
     Option("max_steps", _positive, "Stop recording after N training steps.", "N"),
     Option("schedule", _schedule, "Record only some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE[,REPEAT]"),
     Option("shapes", _flag, "Note shapes and dtypes of each call's input tensors.", None, False),
     Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
-    Option("on_signal", _signal, "Save whenever this signal comes (SIGUSR1), and go on.", "SIGNAL"),
-    Option("stacks_on_signal", _signal, "On this signal (SIGUSR2) write Python stacks beside the ring.", "SIGNAL"),
+    Option(
+        "on_signal",
+        _signal,
+        "Save whenever this signal comes (SIGUSR1), and go on.",
+        "SIGNAL",
+        suggestions=_USER_SIGNALS,
+    ),
+    Option(
+        "stacks_on_signal",
+        _signal,
+        "On this signal (SIGUSR2) write Python stacks beside the ring.",
+        "SIGNAL",
+        suggestions=_USER_SIGNALS,
+    ),
     Option("host_name", _flag, "Note the host's name instead of a hash of it.", None, False),
     Option("strip_wrappers", _flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", None, True),
     Option("device_times", _flag, "Also record when the device (a GPU) is in chosen calls, by events.", None, False),

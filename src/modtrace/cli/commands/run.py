@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..._errors import ModtraceError
 from ..._next_step import next_step_hint
@@ -35,6 +36,21 @@ def _parser(option: Option) -> Callable[[str], Any]:
     return parse
 
 
+def _completion(option: Option) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return what a shell's completion asks for the texts of an option."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if option.is_path:
+            return _files(context, parameter, incomplete)
+        return [CompletionItem(text) for text in option.suggestions if text.startswith(incomplete)]
+
+    return complete
+
+
+def _files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
 def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(OPTIONS):
         flag = f"--{option.name.replace('_', '-')}"
@@ -52,6 +68,7 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
                 show_default=True,
                 metavar=option.metavar,
                 help=option.help,
+                shell_complete=_completion(option),
             )
         function = add(function)
     return function
@@ -59,7 +76,7 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.command("run", short_help="Record an unchanged script.", context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path())
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
 @click.option(
     "-o",
