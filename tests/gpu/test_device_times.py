@@ -221,3 +221,21 @@ with modtrace.record(engine="native", device_times=True):
 print(json.dumps(torch.cuda.is_initialized()))
 """
     assert json.loads(run_python("-c", code).stdout) is False
+
+
+def test_children_that_are_forked_before_cuda_is_used_can_use_it_and_so_can_their_parent() -> None:
+    code = """
+import os, torch, modtrace
+from tests.gpu.spinning import Net
+with modtrace.record(engine="native", device_times=True, memory_interval=0) as recording:
+    torch.nn.Linear(2, 2)(torch.ones(2))
+    child = os.fork()
+    if child == 0:
+        print(int(torch.ones(3, device="cuda").sum()), flush=True)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+    Net()(torch.ones(2, device="cuda"))
+    torch.cuda.synchronize()
+print([span.fqn for span in recording.timeline().spans if span.track.startswith("gpu")])
+"""
+    assert run_python("-c", code).stdout == "3\n0\n['Net', 'Net.a', 'Net.b']\n"

@@ -237,6 +237,24 @@ def test_a_forked_child_leaves_the_device_alone(library: Path) -> None:
     assert_durations(run(library, "forked"), FORWARD + FORWARD)
 
 
+def test_a_device_is_left_alone_until_it_is_used(library: Path) -> None:
+    told = run(library, "late")
+
+    assert_durations(told, FORWARD + BACKWARD)
+    assert [span[3] for span in told["spans"]] == [1] * 6
+    assert "device_times" not in told["log"]
+
+
+@pytest.mark.parametrize("scenario", ["unused", "stopped_before"])
+def test_a_device_that_is_not_used_while_it_is_recorded_has_no_times_and_that_is_said(
+    library: Path, scenario: str
+) -> None:
+    told = run(library, scenario)
+
+    assert (told["spans"], told["events_made"]) == ([], 0)
+    assert told["log"].count("device_times: there are none, as nothing used the device") == 1
+
+
 @pytest.mark.parametrize("faked", [False, True])
 def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFixture, faked: bool) -> None:
     if faked:

@@ -273,11 +273,34 @@ def forked(recording: modtrace.Recording) -> None:
         model(x)
 
 
+def unused(recording: modtrace.Recording) -> None:
+    """A step while torch has not initialized the device, which its driver's count of events would show."""
+    _step(Net())
+
+
+def late(recording: modtrace.Recording) -> None:
+    """The same, and a step after that."""
+    _step(Net())
+    assert _streams.events_made == 0
+    fake_device.backend.initialize()
+    _streams.launch(_BLOCK_NS)
+    _step(Net())
+
+
+def stopped_before(recording: modtrace.Recording) -> None:
+    """A device that is initialized when the recording has ended."""
+    recording.stop()
+    fake_device.backend.initialize()
+    _step(Net())
+    assert _streams.events_made == 0
+
+
 SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
     run.__name__: run
     for run in (
         *(plain, nested, streams, held, captured, captured_by_others),
         *(broken, interrupted, died, hung, full, traced, forked),
+        *(unused, late, stopped_before),
     )
 }
 
@@ -305,6 +328,7 @@ def main() -> None:
     fake_device.set_up()
     _streams = FakeStreams(library, _ORIGIN_NS, ppm)
     _use_graphs_of_the_fake()
+    fake_device.backend.initialized = scenario not in (unused, late, stopped_before)
     with modtrace.record(engine="native", device_times=True, **options) as recording:
         scenario(recording)
     timeline = recording.timeline()

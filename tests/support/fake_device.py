@@ -25,7 +25,7 @@ from modtrace.ring import Kind
 from modtrace.track.engine import EngineName
 from tests.support.small_modules import Failing
 
-__all__ = ["SCENARIOS", "missing"]
+__all__ = ["SCENARIOS", "backend", "missing"]
 
 NAME = "fake"
 _held: dict[int, tuple[Tensor, Tensor]] = {}
@@ -40,12 +40,34 @@ def missing() -> str | None:
 
 
 class _Backend:
-    """What torch asks about the device, and checkpoints ask."""
+    """What torch asks about the device, and checkpoints ask.
+
+    Attributes:
+        initialized: as torch's own devices, which are it once they are used.
+    """
+
+    def __init__(self) -> None:
+        self.initialized = True
+        self._queued: list[Callable[[], None]] = []
 
     def is_initialized(self) -> bool:
-        return True
+        return self.initialized
+
+    def _lazy_call(self, call: Callable[[], None]) -> None:
+        if self.initialized:
+            call()
+        else:
+            self._queued.append(call)
+
+    def initialize(self) -> None:
+        """As CUDA's: what is queued is called before it is said."""
+        for call in self._queued:
+            call()
+        self.initialized = True
 
     def is_available(self) -> bool:
+        # Of CUDA, it starts the driver.
+        assert self.initialized, "the device was asked before it was used"
         return True
 
     def current_device(self) -> int:
@@ -73,9 +95,13 @@ class _Backend:
         return contextlib.nullcontext()
 
 
+backend = _Backend()
+"""Of the device."""
+
+
 def set_up() -> None:
     """Make the device."""
-    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=backend)
     everything: Any = torch.library.Library("_", "IMPL")
     everything.fallback(_run, "PrivateUse1")
     # What it registers goes with it.

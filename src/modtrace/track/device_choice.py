@@ -6,7 +6,7 @@ import fnmatch
 import logging
 from typing import NamedTuple
 
-__all__ = ["DEFAULT_DEPTH", "DeviceChoice", "say_no_device_times"]
+__all__ = ["DEFAULT_DEPTH", "DeviceChoice", "say_device_unused", "say_no_device_times"]
 
 DEFAULT_DEPTH = 2
 
@@ -34,3 +34,8 @@ class DeviceChoice(NamedTuple):
 def say_no_device_times(reason: str) -> None:
     """Log why a recording has no device times; it goes on without them."""
     _log.warning("device_times: %s; the recording goes on without", reason)
+
+
+def say_device_unused() -> None:
+    """Log that a recording has ended without device times, as the process has used no device until then."""
+    _log.warning("device_times: there are none, as nothing used the device until the recording ended")

@@ -93,7 +93,8 @@ def _memory_counters() -> list[tuple[str, int]]:
     counters: list[tuple[str, int]] = []
     with contextlib.suppress(FileNotFoundError), open("/proc/self/statm", "rb") as statm:
         counters.append(("process RSS", int(statm.read().split()[1]) * mmap.PAGESIZE))
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    # `is_available` would start CUDA's driver, and children that are forked after that cannot use CUDA.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device()
         counters.append((f"cuda:{device} allocated", torch.cuda.memory_allocated(device)))
         counters.append((f"cuda:{device} reserved", torch.cuda.memory_reserved(device)))

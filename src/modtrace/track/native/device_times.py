@@ -13,9 +13,10 @@ from torch import nn
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Layer, Patch, PatchTarget
-from ..device_choice import DeviceChoice, say_no_device_times
+from ..device_choice import DeviceChoice, say_device_unused, say_no_device_times
 from ..naming.module_names import ModuleNames, OpenCall
 from ..skip_dynamo import skip_all
+from .first_device_use import begin_at_first_use, forget_waiting
 
 __all__ = ["REPLAY_CLASS", "NativeDeviceTimes"]
 
@@ -59,16 +60,21 @@ class NativeDeviceTimes:
         return self._table.name(REPLAY_CLASS, f"{around}{REPLAY_CLASS}", REPLAY_CLASS)
 
     def start(self) -> None:
-        """Begin, once the engine's session runs; where there is no device, that is logged."""
+        """Begin once the process uses the device; where there is none, that is logged. The engine's session runs."""
         device = torch.accelerator.current_accelerator()
         if device is None:
             say_no_device_times(f"this torch ({torch.__version__}) has no accelerator")
             return
-        # Where torch has made fake tensors, the engine finds a device that does nothing.
-        if not torch.accelerator.is_available():
+        module = torch.get_device_module(device)
+        # Asked of torch, as the engine finds one that does nothing where fake tensors were made; and not
+        # `is_available`, which starts CUDA's driver.
+        if module.device_count() == 0:
             say_no_device_times(f"there is no device {device.type}")
             return
-        reason = self._native.start_device_times(device.type)
+        begin_at_first_use(module, lambda: self._begin(device.type))
+
+    def _begin(self, device_type: str) -> None:
+        reason = self._native.start_device_times(device_type)
         if reason is not None:
             say_no_device_times(reason)
             return
@@ -77,6 +83,8 @@ class NativeDeviceTimes:
 
     def stop(self) -> None:
         """Read what is done within a second, and end; what went wrong meanwhile is logged."""
+        if forget_waiting():
+            say_device_unused()
         for patch in _patches(self._native):
             patch.uninstall()
         failure = self._native.stop_device_times()
@@ -85,6 +93,7 @@ class NativeDeviceTimes:
 
     def after_fork(self) -> None:
         """End in a forked child; the engine's own `after_fork` has forgotten the device."""
+        forget_waiting()
         for patch in _patches(self._native):
             patch.uninstall()
 

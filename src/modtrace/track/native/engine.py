@@ -20,6 +20,7 @@ from ..naming.module_names import ModuleNames
 from ..sync_marks import SyncMarks
 from ..threads import describe_thread
 from .device_times import NativeDeviceTimes
+from .first_device_use import forget_waiting
 from .library import load
 
 __all__ = ["NativeEngine"]
@@ -63,6 +64,7 @@ class NativeEngine:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass."""
         ring = self._ring
         # One that an interrupt kept from being stopped.
+        forget_waiting()
         self._native.stop_device_times()
         self._native.stop()
         self._native.start(

@@ -1,0 +1,47 @@
+"""Counters of CUDA's memory, with a torch.cuda that tells made numbers; on a real one: tests/gpu/test_engines.py."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from modtrace.track.engine import EngineName
+
+
+def counted(engine: EngineName) -> dict[str, list[int]]:
+    """Record two calls of a module, with memory; return the values by name."""
+    model = nn.Linear(2, 2)
+    with modtrace.record(engine=engine, memory_interval=0) as recording:
+        for _ in range(2):
+            model(torch.ones(1, 2))
+    return {series.name: series.value.tolist() for series in recording.timeline().counters}
+
+
+def refuse() -> NoReturn:
+    pytest.fail("it starts CUDA's driver: children that are forked after that cannot use CUDA")
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_cuda_is_not_asked_before_it_is_used(engine: EngineName, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_available", "current_device", "device_count", "_lazy_init"):
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+
+    assert list(counted(engine)) == ["process RSS"]
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_cuda_is_counted_once_it_is_used(engine: EngineName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", {3: 70}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", {3: 90}.__getitem__)
+
+    found = counted(engine)
+
+    assert list(found) == ["process RSS", "cuda:3 allocated", "cuda:3 reserved"]
+    assert (set(found["cuda:3 allocated"]), set(found["cuda:3 reserved"])) == ({70}, {90})
