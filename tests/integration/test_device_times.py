@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import modtrace
@@ -274,6 +276,25 @@ def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFix
         else f"there is no device {built_for.type}"
     )
     assert said == [f"device_times: {reason}; the recording goes on without"], caplog.messages
+
+
+def test_a_driver_that_cannot_be_asked_is_told_in_one_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn() -> int:
+        warnings.warn("Can't initialize NVML", stacklevel=2)
+        return 0
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", warn)
+
+    with modtrace.record(engine="native", device_times=True) as recording:
+        nn.Identity()(1)
+
+    assert [span.fqn for span in recording.timeline().spans] == ["Identity"]
+    assert [message for message in caplog.messages if message.startswith("device_times: ")] == [
+        "device_times: Can't initialize NVML; the recording goes on without"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,12 @@ class NativeDeviceTimes:
         module = torch.get_device_module(device)
         # Asked of torch, as the engine finds one that does nothing where fake tensors were made; and not
         # `is_available`, which starts CUDA's driver.
-        if module.device_count() == 0:
+        try:
+            count = module.device_count()
+        except Exception as error:  # a driver's warning too, where warnings are errors
+            say_no_device_times(str(error))
+            return
+        if count == 0:
             say_no_device_times(f"there is no device {device.type}")
             return
         begin_at_first_use(module, lambda: self._begin(device.type))
