@@ -274,33 +274,58 @@ def forked(recording: modtrace.Recording) -> None:
 
 
 def unused(recording: modtrace.Recording) -> None:
-    """A step while torch has not initialized the device, which its driver's count of events would show."""
+    """A step while torch has not initialized the device."""
     _step(Net())
 
 
 def late(recording: modtrace.Recording) -> None:
-    """The same, and a step after that."""
+    """The same, and a step of another net after that."""
     _step(Net())
     assert _streams.events_made == 0
-    fake_device.backend.initialize()
+    fake_device.backend.initialized = True
     _streams.launch(_BLOCK_NS)
     _step(Net())
+
+
+def late_of_the_same(recording: modtrace.Recording) -> None:
+    """The same, and a step of the same net, whose name is known, after the end of the first one was marked."""
+    model = Net()
+    _step(model)
+    fake_device.backend.initialized = True
+    recording.step()
+    _streams.launch(_BLOCK_NS)
+    _step(model)
 
 
 def stopped_before(recording: modtrace.Recording) -> None:
     """A device that is initialized when the recording has ended."""
     recording.stop()
-    fake_device.backend.initialize()
+    fake_device.backend.initialized = True
     _step(Net())
     assert _streams.events_made == 0
 
 
+def stopped_meanwhile(recording: modtrace.Recording) -> None:
+    """A device that is initialized while the recording is stopped."""
+
+    def initialized() -> bool:
+        fake_device.backend.initialized = True
+        recording.stop()
+        return True
+
+    fake_device.backend.is_initialized = initialized  # type: ignore[method-assign]
+    _step(Net())
+    _step(Net())
+    assert _streams.events_made == 0
+
+
+_AT_FIRST_UNUSED = (unused, late, late_of_the_same, stopped_before, stopped_meanwhile)
 SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
     run.__name__: run
     for run in (
         *(plain, nested, streams, held, captured, captured_by_others),
         *(broken, interrupted, died, hung, full, traced, forked),
-        *(unused, late, stopped_before),
+        *_AT_FIRST_UNUSED,
     )
 }
 
@@ -328,7 +353,7 @@ def main() -> None:
     fake_device.set_up()
     _streams = FakeStreams(library, _ORIGIN_NS, ppm)
     _use_graphs_of_the_fake()
-    fake_device.backend.initialized = scenario not in (unused, late, stopped_before)
+    fake_device.backend.initialized = scenario not in _AT_FIRST_UNUSED
     with modtrace.record(engine="native", device_times=True, **options) as recording:
         scenario(recording)
     timeline = recording.timeline()

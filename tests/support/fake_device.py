@@ -46,24 +46,10 @@ class _Backend:
         initialized: as torch's own devices, which are it once they are used.
     """
 
-    def __init__(self) -> None:
-        self.initialized = True
-        self._queued: list[Callable[[], None]] = []
+    initialized = True
 
     def is_initialized(self) -> bool:
         return self.initialized
-
-    def _lazy_call(self, call: Callable[[], None]) -> None:
-        if self.initialized:
-            call()
-        else:
-            self._queued.append(call)
-
-    def initialize(self) -> None:
-        """As CUDA's: what is queued is called before it is said."""
-        for call in self._queued:
-            call()
-        self.initialized = True
 
     def is_available(self) -> bool:
         # Of CUDA, it starts the driver.

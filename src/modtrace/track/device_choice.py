@@ -36,6 +36,6 @@ def say_no_device_times(reason: str) -> None:
     _log.warning("device_times: %s; the recording goes on without", reason)
 
 
-def say_device_unused() -> None:
-    """Log that a recording has ended without device times, as the process has used no device until then."""
-    _log.warning("device_times: there are none, as nothing used the device until the recording ended")
+def say_device_unused(device_type: str) -> None:
+    """Log that a recording has ended without device times, as the process had not used the device."""
+    _log.warning("device_times: there are none, as torch had not initialized %s when the recording ended", device_type)

@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..._exclusive import Exclusive
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Layer, Patch, PatchTarget
 from ..device_choice import DeviceChoice, say_device_unused, say_no_device_times
 from ..naming.module_names import ModuleNames, OpenCall
 from ..skip_dynamo import skip_all
-from .first_device_use import begin_at_first_use, forget_waiting
 
 __all__ = ["REPLAY_CLASS", "NativeDeviceTimes"]
 
 REPLAY_CLASS = "CUDAGraph"
 """The class, and the last part of the name, of what stands for the replay of a graph among the modules."""
+
+_exclusive = Exclusive()
 
 
 class NativeDeviceTimes:
@@ -41,9 +43,13 @@ class NativeDeviceTimes:
         self._choice = choice
         # How deep a name was called first: what runs again in backward is called with nothing around it.
         self._depths: dict[int, int] = {}
+        # The type of the device until device times begin.
+        self._waits_for: str | None = None
+        self._ended = False
 
     def resolve(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
         """Return the id of a module's name, as `ModuleNames.resolve`, and choose it where it fits."""
+        self.begin_if_used()
         if isinstance(module, _Replay):
             name_id = self._replay_name(open_calls)
             self._native.choose_for_device(name_id)
@@ -60,36 +66,47 @@ class NativeDeviceTimes:
         return self._table.name(REPLAY_CLASS, f"{around}{REPLAY_CLASS}", REPLAY_CLASS)
 
     def start(self) -> None:
-        """Begin once the process uses the device; where there is none, that is logged. The engine's session runs."""
+        """Begin once the process uses the device; where there is none, that is logged. The engine's session runs.
+
+        Until then nothing is asked of it: how many devices there are, CUDA tells by starting its driver, and children
+        that are forked after that cannot use CUDA.
+        """
         device = torch.accelerator.current_accelerator()
         if device is None:
             say_no_device_times(f"this torch ({torch.__version__}) has no accelerator")
             return
-        module = torch.get_device_module(device)
-        # Asked of torch, as the engine finds one that does nothing where fake tensors were made; and not
-        # `is_available`, which starts CUDA's driver.
-        try:
-            count = module.device_count()
-        except Exception as error:  # a driver's warning too, where warnings are errors
-            say_no_device_times(str(error))
-            return
-        if count == 0:
-            say_no_device_times(f"there is no device {device.type}")
-            return
-        begin_at_first_use(module, lambda: self._begin(device.type))
+        self._ended, self._waits_for = False, device.type
+        self.begin_if_used()
 
-    def _begin(self, device_type: str) -> None:
-        reason = self._native.start_device_times(device_type)
+    def begin_if_used(self) -> None:
+        """Begin where torch has initialized the device since `start`, or where it does not tell whether it has."""
+        if self._waits_for is not None and _is_initialized(self._waits_for):
+            _exclusive.run(self._begin)
+
+    def _begin(self) -> None:
+        if self._waits_for is None:
+            return
+        # What an interrupt has kept from going on.
+        self._native.stop_device_times()
+        reason = self._native.start_device_times(self._waits_for)
         if reason is not None:
             say_no_device_times(reason)
-            return
-        for patch in _patches(self._native):
-            patch.install(self)
+        else:
+            for patch in _patches(self._native):
+                patch.install(self)
+        self._waits_for = None
+        # In a signal's handler, say.
+        if self._ended:
+            self._end()
 
     def stop(self) -> None:
         """Read what is done within a second, and end; what went wrong meanwhile is logged."""
-        if forget_waiting():
-            say_device_unused()
+        if self._waits_for is not None:
+            say_device_unused(self._waits_for)
+        _exclusive.run(self._end)
+
+    def _end(self) -> None:
+        self._ended, self._waits_for = True, None
         for patch in _patches(self._native):
             patch.uninstall()
         failure = self._native.stop_device_times()
@@ -98,9 +115,14 @@ class NativeDeviceTimes:
 
     def after_fork(self) -> None:
         """End in a forked child; the engine's own `after_fork` has forgotten the device."""
-        forget_waiting()
+        self._ended, self._waits_for = True, None
         for patch in _patches(self._native):
             patch.uninstall()
+
+
+def _is_initialized(device_type: str) -> bool:
+    module = torch.get_device_module(device_type)
+    return not hasattr(module, "is_initialized") or bool(module.is_initialized())
 
 
 class _Replay(nn.Module):

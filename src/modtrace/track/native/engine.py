@@ -20,7 +20,6 @@ from ..naming.module_names import ModuleNames
 from ..sync_marks import SyncMarks
 from ..threads import describe_thread
 from .device_times import NativeDeviceTimes
-from .first_device_use import forget_waiting
 from .library import load
 
 __all__ = ["NativeEngine"]
@@ -64,7 +63,6 @@ class NativeEngine:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass."""
         ring = self._ring
         # One that an interrupt kept from being stopped.
-        forget_waiting()
         self._native.stop_device_times()
         self._native.stop()
         self._native.start(
@@ -104,6 +102,8 @@ class NativeEngine:
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""
+        if self._device_times is not None:
+            self._device_times.begin_if_used()
         self._native.write_event(kind << KIND_SHIFT | name, value)
 
     def begin_compiled_backward(self) -> None:

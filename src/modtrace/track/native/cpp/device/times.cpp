@@ -148,6 +148,8 @@ PyObject* start_device_times(PyObject*, PyObject* device_type) {
     if (is_traced()) return PyUnicode_FromString(kTraced);
     if (device_times.load() == nullptr) device_times.store(new DeviceTimes);
     DeviceTimes& times = *device_times.load();
+    // By a recording that a signal's handler has started while this one did.
+    if (times.reader.joinable()) return PyUnicode_FromString("another recording reads the device's events");
     {
       const std::lock_guard<std::mutex> lock(times.mutex);
       take_back_events(times);
