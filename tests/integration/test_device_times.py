@@ -246,6 +246,13 @@ def test_a_device_is_left_alone_until_it_is_used(library: Path, scenario: str) -
     assert "device_times" not in told["log"]
 
 
+def test_a_capture_in_which_a_device_is_first_used_is_left_alone(library: Path) -> None:
+    told = run(library, "first_used_in_a_capture")
+
+    assert_durations(told, FORWARD)
+    assert [span[3] for span in told["spans"]] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("scenario", ["unused", "stopped_before", "stopped_meanwhile"])
 def test_a_device_that_is_not_used_while_it_is_recorded_has_no_times_and_that_is_said(
     library: Path, scenario: str
@@ -253,7 +260,7 @@ def test_a_device_that_is_not_used_while_it_is_recorded_has_no_times_and_that_is
     told = run(library, scenario)
 
     assert (told["spans"], told["events_made"]) == ([], 0)
-    assert told["log"].count("device_times: there are none, as torch had not initialized ") == 1
+    assert told["log"].count("device_times: there are none, as no module was called from outside of all others") == 1
 
 
 @pytest.mark.parametrize("faked", [False, True])
@@ -272,7 +279,8 @@ def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFix
     expected = (
         f"device_times: this torch ({torch.__version__}) has no accelerator; the recording goes on without"
         if built_for is None
-        else f"device_times: there are none, as torch had not initialized {built_for.type} when the recording ended"
+        else "device_times: there are none, as no module was called from outside of all others after torch initialized "
+        + built_for.type
     )
     assert said == [expected], caplog.messages
 

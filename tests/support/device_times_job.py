@@ -288,13 +288,27 @@ def late(recording: modtrace.Recording) -> None:
 
 
 def late_of_the_same(recording: modtrace.Recording) -> None:
-    """The same, and a step of the same net, whose name is known, after the end of the first one was marked."""
+    """The same, and a step of the same net, whose names are known."""
     model = Net()
     _step(model)
     fake_device.backend.initialized = True
-    recording.step()
     _streams.launch(_BLOCK_NS)
     _step(model)
+
+
+def first_used_in_a_capture(recording: modtrace.Recording) -> None:
+    """A device that is initialized when a graph is captured; the net is called in the capture, and behind it."""
+    graph: Any = object()
+    model, x = Net(), _input()
+    fake_device.backend.initialized = True
+    with torch.no_grad():
+        torch.cuda.CUDAGraph.capture_begin(graph)
+        _streams.capture(False)  # which not every torch tells
+        model(x)
+        assert _streams.events_made == 0
+        torch.cuda.CUDAGraph.capture_end(graph)
+        _streams.launch(_BLOCK_NS)
+        model(x)
 
 
 def stopped_before(recording: modtrace.Recording) -> None:
@@ -319,7 +333,7 @@ def stopped_meanwhile(recording: modtrace.Recording) -> None:
     assert _streams.events_made == 0
 
 
-_AT_FIRST_UNUSED = (unused, late, late_of_the_same, stopped_before, stopped_meanwhile)
+_AT_FIRST_UNUSED = (unused, late, late_of_the_same, first_used_in_a_capture, stopped_before, stopped_meanwhile)
 SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
     run.__name__: run
     for run in (

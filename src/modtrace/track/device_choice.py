@@ -38,4 +38,7 @@ def say_no_device_times(reason: str) -> None:
 
 def say_device_unused(device_type: str) -> None:
     """Log that a recording has ended without device times, as the process had not used the device."""
-    _log.warning("device_times: there are none, as torch had not initialized %s when the recording ended", device_type)
+    _log.warning(
+        "device_times: there are none, as no module was called from outside of all others after torch initialized %s",
+        device_type,
+    )

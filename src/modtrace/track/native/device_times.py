@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..._exclusive import Exclusive
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Layer, Patch, PatchTarget
@@ -22,8 +21,6 @@ __all__ = ["REPLAY_CLASS", "NativeDeviceTimes"]
 
 REPLAY_CLASS = "CUDAGraph"
 """The class, and the last part of the name, of what stands for the replay of a graph among the modules."""
-
-_exclusive = Exclusive()
 
 
 class NativeDeviceTimes:
@@ -45,11 +42,9 @@ class NativeDeviceTimes:
         self._depths: dict[int, int] = {}
         # The type of the device until device times begin.
         self._waits_for: str | None = None
-        self._ended = False
 
     def resolve(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
         """Return the id of a module's name, as `ModuleNames.resolve`, and choose it where it fits."""
-        self.begin_if_used()
         if isinstance(module, _Replay):
             name_id = self._replay_name(open_calls)
             self._native.choose_for_device(name_id)
@@ -75,47 +70,42 @@ class NativeDeviceTimes:
         if device is None:
             say_no_device_times(f"this torch ({torch.__version__}) has no accelerator")
             return
-        self._ended, self._waits_for = False, device.type
-        self.begin_if_used()
+        for patch in _patches(self._native):
+            patch.install(self)
+        self._waits_for = device.type
+        if not self._begin_if_used():
+            self._native.await_device(self._begin_if_used)
 
-    def begin_if_used(self) -> None:
-        """Begin where torch has initialized the device since `start`, or where it does not tell whether it has."""
-        if self._waits_for is not None and _is_initialized(self._waits_for):
-            _exclusive.run(self._begin)
+    def _begin_if_used(self) -> bool:
+        """Begin where torch has initialized the device, or does not tell that; return False if it has not.
 
-    def _begin(self) -> None:
-        if self._waits_for is None:
-            return
-        # What an interrupt has kept from going on.
-        self._native.stop_device_times()
-        reason = self._native.start_device_times(self._waits_for)
+        Between any two lines a signal's handler may end the recording, or start another one.
+        """
+        device_type = self._waits_for
+        if device_type is None:
+            return True
+        if not _is_initialized(device_type):
+            return False
+        reason = self._native.start_device_times(device_type)
+        self._waits_for = None
         if reason is not None:
             say_no_device_times(reason)
-        else:
-            for patch in _patches(self._native):
-                patch.install(self)
-        self._waits_for = None
-        # In a signal's handler, say.
-        if self._ended:
-            self._end()
+        return True
 
     def stop(self) -> None:
         """Read what is done within a second, and end; what went wrong meanwhile is logged."""
-        if self._waits_for is not None:
-            say_device_unused(self._waits_for)
-        _exclusive.run(self._end)
-
-    def _end(self) -> None:
-        self._ended, self._waits_for = True, None
+        device_type, self._waits_for = self._waits_for, None
         for patch in _patches(self._native):
             patch.uninstall()
         failure = self._native.stop_device_times()
         if failure is not None:
             say_no_device_times(failure)
+        elif device_type is not None:
+            say_device_unused(device_type)
 
     def after_fork(self) -> None:
         """End in a forked child; the engine's own `after_fork` has forgotten the device."""
-        self._ended, self._waits_for = True, None
+        self._waits_for = None
         for patch in _patches(self._native):
             patch.uninstall()
 

@@ -87,6 +87,8 @@ class NativeEngine:
         if self._device_times is not None:
             self._device_times.stop()
         self._native.stop()
+        # Begun by another thread meanwhile.
+        self._native.stop_device_times()
         for patch in _patches(self._native):
             patch.uninstall()
         self._collectives.stop()
@@ -102,8 +104,6 @@ class NativeEngine:
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""
-        if self._device_times is not None:
-            self._device_times.begin_if_used()
         self._native.write_event(kind << KIND_SHIFT | name, value)
 
     def begin_compiled_backward(self) -> None:

@@ -24,14 +24,15 @@ constexpr size_t kMaxConcurrentPasses = 256;
 struct Session {
   Slot* slots = nullptr;
   uint64_t capacity = 0;
-  int capacity_log2 = -1;  // of a power of two, else -1: dividing by the capacity is the dearest step of a write
-  Py_buffer buffer{};      // keeps the slots' memory
-  PyRef resolve_name;      // (module, [(module, name id) of the open calls, innermost first]) → name id
-  PyRef dead;              // a list, not empty where modules died and `names` may hold what has their addresses now
-  PyRef forget_dead;       // () → anything; empties it
-  PyRef add_thread;        // (torch's number of the thread) → our number
-  PyRef emit_sync_mark;    // () → anything
-  PyRef on_error;          // (exception) → anything
+  int capacity_log2 = -1;    // of a power of two, else -1: dividing by the capacity is the dearest step of a write
+  Py_buffer buffer{};        // keeps the slots' memory
+  PyRef resolve_name;        // (module, [(module, name id) of the open calls, innermost first]) → name id
+  PyRef dead;                // a list, not empty where modules died and `names` may hold what has their addresses now
+  PyRef forget_dead;         // () → anything; empties it
+  PyRef add_thread;          // (torch's number of the thread) → our number
+  PyRef emit_sync_mark;      // () → anything
+  PyRef on_error;            // (exception) → anything
+  PyRef begin_device_times;  // () → True, or anything where it is to be called again; null once it has returned True
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
       names;                                            // module → (parent's name id, name id)
   std::vector<int64_t> forward_calls, recompute_calls;  // so far, by name id

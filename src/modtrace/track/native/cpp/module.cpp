@@ -207,6 +207,8 @@ PyMethodDef methods[] = {
      "wrap_wait(wrapped): return a method that waits by `wrapped`, and notes it while it is active."},
     {"set_wait_active", set_wait_active, METH_VARARGS,
      "set_wait_active(wrapper, active): for what wrap_wait returned; it is inactive at first."},
+    {"await_device", await_device, METH_O,
+     "await_device(begin): call begin() before each outermost call of a module, until it returns True."},
     {"start_device_times", start_device_times, METH_O,
      "start_device_times(device_type): record events of the device around calls that choose_for_device names; None, "
      "or\n"

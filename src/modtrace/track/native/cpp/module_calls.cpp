@@ -55,6 +55,19 @@ bool run_python(Session& session, const PyRef& function) {
   return is_active(session);
 }
 
+// Asks Python to begin device times, and not again where it has. False where that failed or the session ended.
+bool begin_device_times(Session& session) {
+  const SessionRef hold(session);
+  const PyRef begin = PyRef::borrow(session.begin_device_times.get());
+  const PyRef done = call_without_dynamo(begin);
+  if (!done) {
+    report_error(session);
+    return false;
+  }
+  if (done.get() == Py_True) session.begin_device_times = PyRef();
+  return is_active(session);
+}
+
 int64_t name_of(Session& session, ThreadState& thread, PyObject* module) {
   // A new module may have the address of one that died.
   if (C10_UNLIKELY(PyList_GET_SIZE(session.dead.get()) != 0) && !run_python(session, session.forget_dead)) {
@@ -88,6 +101,7 @@ bool enter(PyObject* module) {
     if (C10_UNLIKELY(torch::profiler::impl::profilerEnabled()) && !run_python(*session, session->emit_sync_mark)) {
       return false;
     }
+    if (C10_UNLIKELY(static_cast<bool>(session->begin_device_times)) && !begin_device_times(*session)) return false;
     thread.outermost_sequence = at::sequence_number::peek();
   }
   const int64_t name_id = name_of(*session, thread, module);

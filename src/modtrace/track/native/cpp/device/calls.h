@@ -19,8 +19,11 @@ inline void queue_device_event_of_call(const Session& session, ThreadState& thre
   queue_device_event(thread);
 }
 
-// start_device_times(device_type): record events of the session that runs, for the calls that choose_for_device names.
-// None, or a text: why there can be none.
+// await_device(begin): call begin() before each outermost call of a module, until it returns True.
+PyObject* await_device(PyObject*, PyObject* begin);
+
+// start_device_times(device_type): record events of the session that runs, for the calls that choose_for_device names;
+// nothing where that has begun, or the session is over. None, or a text: why there can be none.
 PyObject* start_device_times(PyObject*, PyObject* device_type);
 
 // stop_device_times(): read what is done within a second, and end. None, or a text: what went wrong.

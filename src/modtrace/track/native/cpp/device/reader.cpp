@@ -57,7 +57,7 @@ class DeviceReader {
   // Reads what is done. True where there is more.
   bool read() {
     const std::lock_guard<std::mutex> asking(times_.asking);
-    if (times_.captures.load() > 0) return true;
+    if (device_captures.load() > 0) return true;
     if (is_traced()) throw std::runtime_error(kTraced);
     bool more = false;
     for (const std::shared_ptr<DeviceStream>& stream : streams()) {
@@ -72,7 +72,7 @@ class DeviceReader {
   // Reads all clocks a last time.
   void read_clocks() {
     const std::lock_guard<std::mutex> asking(times_.asking);
-    if (times_.captures.load() > 0 || is_traced()) return;
+    if (device_captures.load() > 0 || is_traced()) return;
     for (auto& [device, clock] : times_.clocks) read_clock(clock);
   }
 

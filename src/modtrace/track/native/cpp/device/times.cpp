@@ -130,7 +130,7 @@ void queue_device_event(ThreadState& thread) {
   }
   try {
     const c10::Device device = times.guard->getDevice();
-    if (times.captures.load() > 0 || !has_context(times, device)) return;
+    if (device_captures.load() > 0 || !has_context(times, device)) return;
     const c10::Stream stream = times.guard->getStream(device);
     if (!is_capturing(*times.guard, stream, 0)) record_event(times, thread, stream);
   } catch (const std::exception& error) {
@@ -148,14 +148,13 @@ PyObject* start_device_times(PyObject*, PyObject* device_type) {
     if (is_traced()) return PyUnicode_FromString(kTraced);
     if (device_times.load() == nullptr) device_times.store(new DeviceTimes);
     DeviceTimes& times = *device_times.load();
-    // By a recording that a signal's handler has started while this one did.
-    if (times.reader.joinable()) return PyUnicode_FromString("another recording reads the device's events");
+    // They began already, or a signal's handler or another thread has ended the recording meanwhile.
+    if (times.reader.joinable() || times.ending || engine.active_session.load() == nullptr) Py_RETURN_NONE;
     {
       const std::lock_guard<std::mutex> lock(times.mutex);
       take_back_events(times);
       times.guard = guard;
       times.generation = current_generation();
-      times.captures.store(0);
       times.next_number = 0;
       times.failure.clear();
       times.running = true;
@@ -171,16 +170,29 @@ PyObject* start_device_times(PyObject*, PyObject* device_type) {
 PyObject* stop_device_times(PyObject*, PyObject*) {
   engine.device_times_active.store(false);
   DeviceTimes* times = device_times.load();
-  if (times == nullptr || !times->reader.joinable()) Py_RETURN_NONE;
+  if (times == nullptr || !times->reader.joinable()) {
+    // The ends of captures that go on are not seen any more. The reader has to know of them as long as it runs.
+    if (times == nullptr || !times->ending) device_captures.store(0);
+    Py_RETURN_NONE;
+  }
   std::thread reader = std::move(times->reader);
+  times->ending = true;
   {
     const std::lock_guard<std::mutex> lock(times->mutex);
     times->running = false;
   }
   times->wake.notify_all();
   Py_BEGIN_ALLOW_THREADS reader.join();
-  Py_END_ALLOW_THREADS if (times->failure.empty()) Py_RETURN_NONE;
+  Py_END_ALLOW_THREADS times->ending = false;
+  device_captures.store(0);
+  if (times->failure.empty()) Py_RETURN_NONE;
   return PyUnicode_DecodeUTF8(times->failure.data(), static_cast<Py_ssize_t>(times->failure.size()), "replace");
+}
+
+PyObject* await_device(PyObject*, PyObject* begin) {
+  Session* session = engine.active_session.load(std::memory_order_relaxed);
+  if (session != nullptr) session->begin_device_times = PyRef::borrow(begin);
+  Py_RETURN_NONE;
 }
 
 PyObject* choose_for_device(PyObject*, PyObject* name_id) {
@@ -195,8 +207,8 @@ PyObject* choose_for_device(PyObject*, PyObject* name_id) {
 }
 
 PyObject* begin_capture(PyObject*, PyObject*) {
+  device_captures.fetch_add(1);
   if (DeviceTimes* times = device_times.load()) {
-    times->captures.fetch_add(1);
     // Once the reader has asked what it asks now, it asks no more.
     const std::lock_guard<std::mutex> lock(times->asking);
   }
@@ -204,14 +216,14 @@ PyObject* begin_capture(PyObject*, PyObject*) {
 }
 
 PyObject* end_capture(PyObject*, PyObject*) {
-  DeviceTimes* times = device_times.load();
-  if (times != nullptr && times->captures.load() > 0) times->captures.fetch_sub(1);
+  if (device_captures.load() > 0) device_captures.fetch_sub(1);
   Py_RETURN_NONE;
 }
 
 void reset_device_times() {
   engine.device_times_active.store(false);
   device_times.store(nullptr);
+  device_captures.store(0);
 }
 
 }  // namespace modtrace

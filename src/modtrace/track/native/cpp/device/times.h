@@ -64,8 +64,8 @@ struct DeviceClock {
 struct DeviceTimes {
   const c10::impl::DeviceGuardImplInterface* guard = nullptr;
   std::array<std::atomic<bool>, kMaxDevices> has_context{};
-  std::atomic<int> captures{0};  // of graphs that torch captures now
-  std::mutex asking;             // the reader holds it while it asks the device; taken before `mutex`
+  std::mutex asking;    // the reader holds it while it asks the device; taken before `mutex`
+  bool ending = false;  // whether somebody waits for the reader to end; guarded by the interpreter's lock
 
   // Guards what follows, and `queued` of each stream. Nobody takes the interpreter's lock under it, nor calls the
   // device: to record waits where the device takes no more work, and then the reader has to go on. Taken last.
@@ -85,6 +85,9 @@ struct DeviceTimes {
 };
 
 inline std::atomic<DeviceTimes*> device_times{nullptr};
+
+// Of graphs that torch captures now; a capture may have begun before device times.
+inline std::atomic<int> device_captures{0};
 
 // Stops after an error of the device; the training goes on.
 void fail_device_times(DeviceTimes& times, const char* message);
