@@ -1,11 +1,12 @@
 """Device times on the device that pretends: `python -m tests.support.device_times_job SCENARIO LIBRARY`.
 
-Each layer launches kernels of known durations, in forward and in backward, behind a kernel that is longer than it takes
-to launch them all; so no duration depends on the host. Prints what the recording shows, and what is true, as JSON.
+Each layer launches kernels of known durations, in forward and in backward, behind a kernel that ends when all of them
+are launched; so no duration depends on the host. Prints what the recording shows, and what is true, as JSON.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -86,6 +87,10 @@ def _input() -> Tensor:
     return x.requires_grad_()
 
 
+def _behind_a_kernel() -> contextlib.AbstractContextManager[None]:
+    return _streams.behind_a_kernel(_BLOCK_NS)
+
+
 def _step(model: nn.Module) -> None:
     model(_input()).sum().backward()
 
@@ -99,16 +104,16 @@ def plain(recording: modtrace.Recording) -> None:
     """Two steps, of which the second is launched 0.4 s later."""
     model = Net()
     for _ in range(2):
-        _streams.launch(_BLOCK_NS)
-        _step(model)
+        with _behind_a_kernel():
+            _step(model)
         _wait_until_read(recording)
         recording.step()
 
 
 def nested(recording: modtrace.Recording) -> None:
     """One step of a net below another module."""
-    _streams.launch(_BLOCK_NS)
-    _step(Outer())
+    with _behind_a_kernel():
+        _step(Outer())
 
 
 def streams(recording: modtrace.Recording) -> None:
@@ -116,12 +121,11 @@ def streams(recording: modtrace.Recording) -> None:
 
     def train() -> None:
         _streams.use_stream(7)
-        _streams.launch(_BLOCK_NS)
-        with torch.no_grad():
+        with _behind_a_kernel(), torch.no_grad():
             Net()(_input())
 
-    _streams.launch(_BLOCK_NS)
-    _step(Net())
+    with _behind_a_kernel():
+        _step(Net())
     thread = threading.Thread(target=train)
     thread.start()
     thread.join()
@@ -135,8 +139,7 @@ def held(recording: modtrace.Recording) -> None:
         empty(x)
     _streams.hold(False)
     _wait_until_read(recording)
-    _streams.launch(_BLOCK_NS)
-    with torch.no_grad():
+    with _behind_a_kernel(), torch.no_grad():
         Net()(x)
 
 
@@ -144,8 +147,7 @@ def captured(recording: modtrace.Recording) -> None:
     """A net that a graph captures while events are queued, the replay of the graph, and the net again."""
     graph: Any = object()
     model, x = Net(), _input()
-    with torch.no_grad():
-        _streams.launch(_BLOCK_NS)
+    with _behind_a_kernel(), torch.no_grad():
         model(x)
         torch.cuda.CUDAGraph.capture_begin(graph)
         model(x)
@@ -163,15 +165,15 @@ def captured_by_others(recording: modtrace.Recording) -> None:
         _streams.capture(True)
         model(x)
         _streams.capture(False)
-        _streams.launch(_BLOCK_NS)
-        model(x)
+        with _behind_a_kernel():
+            model(x)
 
 
 def broken(recording: modtrace.Recording) -> None:
     """A step before the device breaks, and one after."""
     model = Net()
-    _streams.launch(_BLOCK_NS)
-    _step(model)
+    with _behind_a_kernel():
+        _step(model)
     _wait_until_read(recording)
     # The events of autograd are the device's too.
     with torch.no_grad():
@@ -187,17 +189,17 @@ def interrupted(recording: modtrace.Recording) -> None:
             _streams.launch(5 * MS)
             raise KeyboardInterrupt
 
-    _streams.launch(_BLOCK_NS)
-    try:
-        Interrupted()(_input())
-    except KeyboardInterrupt:
-        _step(Net())
+    with _behind_a_kernel():
+        try:
+            Interrupted()(_input())
+        except KeyboardInterrupt:
+            _step(Net())
 
 
 def died(recording: modtrace.Recording) -> None:
     """A step that is read, one whose events nobody reads, and the end."""
-    _streams.launch(_BLOCK_NS)
-    _step(Net())
+    with _behind_a_kernel():
+        _step(Net())
     _wait_until_read(recording)
     _streams.hold(True)
     _step(Net())
@@ -238,8 +240,7 @@ def full(recording: modtrace.Recording) -> None:
     thread = threading.Thread(target=train)
     thread.start()
     wait_for(Kind.DEVICE_QUEUED, 7)
-    _streams.launch(_BLOCK_NS)
-    with torch.no_grad():
+    with _behind_a_kernel(), torch.no_grad():
         Net()(_input())
     wait_for(Kind.DEVICE_REACHED, 12)
     _streams.fill(7, False)
@@ -248,8 +249,8 @@ def full(recording: modtrace.Recording) -> None:
 
 def traced(recording: modtrace.Recording) -> None:
     """A step, and one behind the moment at which torch's sanitizer is asked to trace events."""
-    _streams.launch(_BLOCK_NS)
-    _step(Net())
+    with _behind_a_kernel():
+        _step(Net())
     _wait_until_read(recording)
     torch._C._activate_gpu_trace()
     _step(Net())
@@ -257,10 +258,10 @@ def traced(recording: modtrace.Recording) -> None:
 
 def forked(recording: modtrace.Recording) -> None:
     """A child that trains too, and records for itself, while its parent goes on."""
-    _streams.launch(_BLOCK_NS)
     model, x = Net(), _input()
     with torch.no_grad():
-        model(x)
+        with _behind_a_kernel():
+            model(x)
         child = os.fork()
         if child == 0:
             model(x)
@@ -269,8 +270,8 @@ def forked(recording: modtrace.Recording) -> None:
             os._exit(0 if len(own.timeline().spans) == 3 else 1)
         _, status = os.waitpid(child, 0)
         assert status == 0
-        _streams.launch(_BLOCK_NS)
-        model(x)
+        with _behind_a_kernel():
+            model(x)
 
 
 def unused(recording: modtrace.Recording) -> None:
@@ -283,8 +284,8 @@ def late(recording: modtrace.Recording) -> None:
     _step(Net())
     assert _streams.events_made == 0
     fake_device.backend.initialized = True
-    _streams.launch(_BLOCK_NS)
-    _step(Net())
+    with _behind_a_kernel():
+        _step(Net())
 
 
 def late_of_the_same(recording: modtrace.Recording) -> None:
@@ -292,8 +293,8 @@ def late_of_the_same(recording: modtrace.Recording) -> None:
     model = Net()
     _step(model)
     fake_device.backend.initialized = True
-    _streams.launch(_BLOCK_NS)
-    _step(model)
+    with _behind_a_kernel():
+        _step(model)
 
 
 def first_used_in_a_capture(recording: modtrace.Recording) -> None:
@@ -307,8 +308,8 @@ def first_used_in_a_capture(recording: modtrace.Recording) -> None:
         model(x)
         assert _streams.events_made == 0
         torch.cuda.CUDAGraph.capture_end(graph)
-        _streams.launch(_BLOCK_NS)
-        model(x)
+        with _behind_a_kernel():
+            model(x)
 
 
 def stopped_before(recording: modtrace.Recording) -> None:

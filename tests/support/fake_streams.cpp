@@ -4,11 +4,13 @@
 // Kernels take no time of the host: a stream is the moment at which it will have run all that was launched.
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <ctime>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -17,6 +19,7 @@
 namespace {
 
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
+constexpr int64_t kOpenEnd = int64_t{1} << 60;  // device ns of the end of a kernel that nobody has ended yet
 
 int64_t host_ns() {
   timespec time;
@@ -26,6 +29,10 @@ int64_t host_ns() {
 
 struct Reached {
   int64_t stream, device_ns;
+};
+
+struct Event {
+  int64_t device_ns = 0;
 };
 
 struct State {
@@ -38,8 +45,9 @@ struct State {
   int64_t last_stream = 0;
   std::vector<Reached> timed;  // events that tell the time, but for those on streams of the reader's own
   std::map<int64_t, bool> from_pool;
+  std::deque<Event> events;
   std::atomic<int64_t> synchronized{0};
-  int64_t asked_while_capturing = 0, made = 0;
+  int64_t asked_while_capturing = 0;
 
   int64_t now() const {
     return device_origin + static_cast<int64_t>(rate * static_cast<double>(host_ns() - host_origin));
@@ -50,10 +58,6 @@ State& state() {
   static State* const instance = new State;
   return *instance;
 }
-
-struct Event {
-  int64_t device_ns = 0;
-};
 
 thread_local int64_t current_stream = 0;
 
@@ -84,8 +88,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const std::lock_guard<std::mutex> lock(all.mutex);
     TORCH_CHECK(!all.broken, "the device is lost");
     if (*event == nullptr) {
-      *event = new Event;
-      ++all.made;
+      *event = &all.events.emplace_back();
     }
     const int64_t reached = std::max(all.stream_ends[stream.id()], all.now());
     static_cast<Event*>(*event)->device_ns = reached;
@@ -125,12 +128,31 @@ void fake_register(int64_t device_origin, double rate) {
   state().device_origin = device_origin;
   state().rate = rate;
   static const c10::impl::DeviceGuardImplRegistrar registrar(kType, new Guard);
+  // A child uses the device too, and the reader may have been asking when it was forked.
+  pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); }, [] { state().mutex.unlock(); });
 }
 void fake_launch(int64_t ns) {
   State& all = state();
   const std::lock_guard<std::mutex> lock(all.mutex);
   int64_t& end = all.stream_ends[current_stream];
   end = std::max(end, all.now()) + ns;
+}
+// A kernel on the current stream that takes until it is ended, and so whatever the host does meanwhile is behind it.
+void fake_begin_kernel() {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().stream_ends[current_stream] = kOpenEnd;
+}
+// Ends it so many ns of the device from now, and moves to there what was put behind it. There is one such at a time.
+void fake_end_kernel(int64_t ns) {
+  State& all = state();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const int64_t end = all.now() + ns;
+  const auto move = [end](int64_t& device_ns) {
+    if (device_ns >= kOpenEnd) device_ns += end - kOpenEnd;
+  };
+  for (auto& [stream, stream_end] : all.stream_ends) move(stream_end);
+  for (Event& event : all.events) move(event.device_ns);
+  for (Reached& reached : all.timed) move(reached.device_ns);
 }
 void fake_use_stream(int64_t stream) { current_stream = stream; }
 void fake_hold(int held) { state().held = held != 0; }
@@ -142,7 +164,7 @@ void fake_capture(int capturing) { state().capturing = capturing != 0; }
 void fake_break() { state().broken = true; }
 int64_t fake_synchronized() { return state().synchronized; }
 int64_t fake_asked_while_capturing() { return state().asked_while_capturing; }
-int64_t fake_events_made() { return state().made; }
+int64_t fake_events_made() { return static_cast<int64_t>(state().events.size()); }
 int64_t fake_timed_count() { return static_cast<int64_t>(state().timed.size()); }
 int64_t fake_timed_stream(int64_t index) { return state().timed[index].stream; }
 int64_t fake_timed_device_ns(int64_t index) { return state().timed[index].device_ns; }

@@ -5,8 +5,10 @@ When each event was reached is known from the formula of the clock, on the devic
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +58,7 @@ class FakeStreams:
         self._library.fake_timed_host_ns.restype = ctypes.c_double
         self._library.fake_timed_host_ns.argtypes = [ctypes.c_int64]
         self._library.fake_launch.argtypes = self._library.fake_use_stream.argtypes = [ctypes.c_int64]
+        self._library.fake_end_kernel.argtypes = [ctypes.c_int64]
         self._library.fake_fill.argtypes = [ctypes.c_int64, ctypes.c_int]
         self._library.fake_register.argtypes = [ctypes.c_int64, ctypes.c_double]
         self._library.fake_register(device_origin, 1 + ppm * 1e-6)
@@ -63,6 +66,18 @@ class FakeStreams:
     def launch(self, ns: int) -> None:
         """Queue a kernel of so many ns of the device on the current stream of this thread."""
         self._library.fake_launch(ns)
+
+    @contextlib.contextmanager
+    def behind_a_kernel(self, ns: int) -> Iterator[None]:
+        """Put what is launched meanwhile behind a kernel that ends so many ns of the device after the block.
+
+        So no time on the device depends on how long the host takes to launch. One at a time.
+        """
+        self._library.fake_begin_kernel()
+        try:
+            yield
+        finally:
+            self._library.fake_end_kernel(ns)
 
     def use_stream(self, stream: int) -> None:
         """Make a stream the current one of this thread."""

@@ -197,7 +197,8 @@ void read_device_events(DeviceTimes& times) {
       reader.read();
     }
     const auto until = std::chrono::steady_clock::now() + kStopTimeout;
-    while (reader.read() && std::chrono::steady_clock::now() < until) {
+    // The time is looked at before the events are: where this thread did not run for all of it, it reads once more.
+    for (bool in_time = true; reader.read() && in_time; in_time = std::chrono::steady_clock::now() < until) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     reader.read_clocks();
