@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import Counter
 
@@ -179,6 +180,7 @@ def test_memory_of_cuda_is_that_which_torch_tells(cuda: torch.device) -> None:
             return x
 
     model, x = Keeps(), torch.ones(1, device=cuda)
+    gc.collect()  # what other tests left
     before = torch.cuda.memory_allocated(cuda)
     with modtrace.record(memory_interval=0) as recording:
         for _ in range(3):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.ring import Kind
 from modtrace.timeline.build import Clock
-from tests.support import fake_device
+from tests.support import device_stalls, fake_device
 from tests.support.fake_streams import FakeStreams
 
 __all__ = ["MS", "SCENARIOS"]
@@ -334,6 +334,10 @@ def stopped_meanwhile(recording: modtrace.Recording) -> None:
     assert _streams.events_made == 0
 
 
+def _on_streams(run: device_stalls.Scenario) -> Callable[[modtrace.Recording], None]:
+    return lambda recording: run(recording, _streams)
+
+
 _AT_FIRST_UNUSED = (unused, late, late_of_the_same, first_used_in_a_capture, stopped_before, stopped_meanwhile)
 SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
     run.__name__: run
@@ -342,7 +346,7 @@ SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
         *(broken, interrupted, died, hung, full, traced, forked),
         *_AT_FIRST_UNUSED,
     )
-}
+} | {name: _on_streams(run) for name, run in device_stalls.SCENARIOS.items()}
 
 
 def _use_graphs_of_the_fake() -> None:

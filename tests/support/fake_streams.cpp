@@ -33,6 +33,7 @@ struct Reached {
 
 struct Event {
   int64_t device_ns = 0;
+  bool of_pool = false;
 };
 
 struct State {
@@ -46,8 +47,9 @@ struct State {
   std::vector<Reached> timed;  // events that tell the time, but for those on streams of the reader's own
   std::map<int64_t, bool> from_pool;
   std::deque<Event> events;
-  std::atomic<int64_t> synchronized{0};
-  int64_t asked_while_capturing = 0;
+  std::atomic<int64_t> synchronized{0}, waiting{0};
+  std::atomic<bool> ambiguous{false};
+  int64_t asked_while_capturing = 0, asked = 0;
 
   int64_t now() const {
     return device_origin + static_cast<int64_t>(rate * static_cast<double>(host_ns() - host_origin));
@@ -84,14 +86,18 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag flag) const override {
     State& all = state();
-    while (all.full && stream.id() == all.full_stream) std::this_thread::yield();
+    if (all.full && stream.id() == all.full_stream) {
+      ++all.waiting;
+      while (all.full && stream.id() == all.full_stream) std::this_thread::yield();
+      --all.waiting;
+    }
     const std::lock_guard<std::mutex> lock(all.mutex);
     TORCH_CHECK(!all.broken, "the device is lost");
     if (*event == nullptr) {
       *event = &all.events.emplace_back();
     }
     const int64_t reached = std::max(all.stream_ends[stream.id()], all.now());
-    static_cast<Event*>(*event)->device_ns = reached;
+    *static_cast<Event*>(*event) = {reached, all.from_pool[stream.id()]};
     if (flag == c10::EventFlag::BACKEND_DEFAULT && !all.from_pool[stream.id()])
       all.timed.push_back({stream.id(), reached});
   }
@@ -104,13 +110,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     State& all = state();
     const std::lock_guard<std::mutex> lock(all.mutex);
     all.asked_while_capturing += all.capturing;
+    all.asked += !static_cast<Event*>(event)->of_pool;
     return !all.held && all.now() >= static_cast<Event*>(event)->device_ns;
   }
   double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
     // A float, as of CUDA.
     return static_cast<float>((static_cast<Event*>(to)->device_ns - static_cast<Event*>(from)->device_ns) / 1e6);
   }
-  bool isStreamCapturing(const c10::Stream&) const { return state().capturing; }
+  bool isStreamCapturing(const c10::Stream&) const {
+    TORCH_CHECK(!state().ambiguous, "operation would make the legacy stream depend on a capturing blocking stream");
+    return state().capturing;
+  }
   void synchronizeEvent(void*) const override { ++state().synchronized; }
   void synchronizeStream(const c10::Stream&) const override { ++state().synchronized; }
   void synchronizeDevice(c10::DeviceIndex) const override { ++state().synchronized; }
@@ -161,7 +171,13 @@ void fake_fill(int64_t stream, int full) {
   state().full = full != 0;
 }
 void fake_capture(int capturing) { state().capturing = capturing != 0; }
+void fake_make_ambiguous(int ambiguous) { state().ambiguous = ambiguous != 0; }
 void fake_break() { state().broken = true; }
+int64_t fake_waiting() { return state().waiting; }
+int64_t fake_asked() {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  return state().asked;
+}
 int64_t fake_synchronized() { return state().synchronized; }
 int64_t fake_asked_while_capturing() { return state().asked_while_capturing; }
 int64_t fake_events_made() { return static_cast<int64_t>(state().events.size()); }

@@ -50,7 +50,7 @@ class FakeStreams:
 
     def __init__(self, path: str, device_origin: int, ppm: float) -> None:
         self._library: Any = ctypes.CDLL(path)
-        for name in ("synchronized", "asked_while_capturing", "events_made", "timed_count"):
+        for name in ("synchronized", "waiting", "asked", "asked_while_capturing", "events_made", "timed_count"):
             getattr(self._library, f"fake_{name}").restype = ctypes.c_int64
         for name in ("timed_stream", "timed_device_ns"):
             getattr(self._library, f"fake_{name}").restype = ctypes.c_int64
@@ -95,6 +95,10 @@ class FakeStreams:
         """Let all streams capture a graph."""
         self._library.fake_capture(capturing)
 
+    def make_ambiguous(self, ambiguous: bool) -> None:
+        """Let no stream say whether it captures, as the legacy default stream while others do."""
+        self._library.fake_make_ambiguous(ambiguous)
+
     def break_down(self) -> None:
         """From now on, to record an event raises."""
         self._library.fake_break()
@@ -103,6 +107,16 @@ class FakeStreams:
     def synchronized(self) -> int:
         """How often anybody waited for an event, a stream or the device."""
         return int(self._library.fake_synchronized())
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait for a stream that takes no more."""
+        return int(self._library.fake_waiting())
+
+    @property
+    def asked(self) -> int:
+        """How often an event on a stream of the user's was asked for."""
+        return int(self._library.fake_asked())
 
     @property
     def asked_while_capturing(self) -> int:

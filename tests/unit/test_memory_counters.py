@@ -45,3 +45,20 @@ def test_cuda_is_counted_once_it_is_used(engine: EngineName, monkeypatch: pytest
 
     assert list(found) == ["process RSS", "cuda:3 allocated", "cuda:3 reserved"]
     assert (set(found["cuda:3 allocated"]), set(found["cuda:3 reserved"])) == ({70}, {90})
+
+
+def test_an_allocator_that_counts_nothing_ends_no_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_as_pluggable(device: int) -> NoReturn:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats. If you need it, please file an")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", raise_as_pluggable)
+    model = nn.Linear(2, 2)
+    with modtrace.record(memory_interval=0) as recording:
+        for _ in range(2):
+            model(torch.ones(1, 2))
+
+    timeline = recording.timeline()
+    assert [series.name for series in timeline.counters] == ["process RSS"]
+    assert [span.call for span in timeline.spans] == [0, 1]

@@ -96,8 +96,10 @@ def _memory_counters() -> list[tuple[str, int]]:
     # `is_available` would start CUDA's driver, and children that are forked after that cannot use CUDA.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device()
-        counters.append((f"cuda:{device} allocated", torch.cuda.memory_allocated(device)))
-        counters.append((f"cuda:{device} reserved", torch.cuda.memory_reserved(device)))
+        # An allocator that others have put in the place of torch's counts nothing, and raises.
+        with contextlib.suppress(RuntimeError):
+            counters.append((f"cuda:{device} allocated", torch.cuda.memory_allocated(device)))
+            counters.append((f"cuda:{device} reserved", torch.cuda.memory_reserved(device)))
     return counters
 
 

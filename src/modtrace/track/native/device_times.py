@@ -70,8 +70,11 @@ class NativeDeviceTimes:
         if device is None:
             say_no_device_times(f"this torch ({torch.__version__}) has no accelerator")
             return
+        begun_before = _is_capturing()
         for patch in _patches(self._native):
             patch.install(self)
+        if begun_before:
+            self._native.begin_capture()
         self._waits_for = device.type
         if not self._begin_if_used():
             self._native.await_device(self._begin_if_used)
@@ -113,6 +116,11 @@ class NativeDeviceTimes:
 def _is_initialized(device_type: str) -> bool:
     module = torch.get_device_module(device_type)
     return not hasattr(module, "is_initialized") or bool(module.is_initialized())
+
+
+def _is_capturing() -> bool:
+    """Tell whether this thread captures a graph; torch has not initialized CUDA for that."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
 class _Replay(nn.Module):

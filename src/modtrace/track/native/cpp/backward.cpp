@@ -141,6 +141,19 @@ bool is_plain_backward(PyObject* const* args, Py_ssize_t count) {
   return count == 5 && args[3] == Py_False && PyTuple_Check(args[4]) && PyTuple_GET_SIZE(args[4]) == 0;
 }
 
+// Whether the session of this generation runs.
+bool is_running(uint64_t generation) {
+  return engine.active_session.load(std::memory_order_relaxed) != nullptr && generation == current_generation();
+}
+
+// Ends a pass whose end torch told nobody of, as it failed. An event of the device may wait, see
+// queue_device_event_without_gil.
+void end_pass_without_gil(uint64_t number) {
+  if (C10_LIKELY(pass_slot(number).over.load())) return;
+  Py_BEGIN_ALLOW_THREADS end_pass(number);
+  Py_END_ALLOW_THREADS
+}
+
 // Notes that this thread calls what runs a pass, or that it is back.
 void write_pass_edge(Session& session, const ThreadState& thread, Kind kind, int64_t call) {
   write_with_gil(session, kind << kKindShift | thread.meta_bits | kNoName, call);
@@ -180,13 +193,13 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   write_pass_edge(*session, thread, kPassBegin, call);
   PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   // Another thread may have ended the session meanwhile, and abandoned this pass.
-  session = engine.active_session.load(std::memory_order_relaxed);
-  if (generation != current_generation() || session == nullptr) return result;
-  write_pass_edge(*session, thread, kPassEnd, call);
+  if (!is_running(generation)) return result;
+  write_pass_edge(*engine.active_session.load(), thread, kPassEnd, call);
   --engine.running_passes;
   --thread.open_passes;
   if (number != 0) {
-    end_pass(number);
+    end_pass_without_gil(number);
+    if (!is_running(generation)) return result;
     pass_slot(number).number.store(0);
     if (pass_slot(number).observed.load()) remove_observer();
   } else {

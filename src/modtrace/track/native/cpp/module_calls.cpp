@@ -150,7 +150,7 @@ PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_c
     return PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
   }
   ThreadState& thread = this_thread();
-  const uint64_t generation = current_generation();
+  const uint64_t generation = thread.generation;
   const size_t height = thread.open_calls.size() - 1;
   PyObject* result = PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
   // The session may have ended meanwhile, or ended and another one begun.

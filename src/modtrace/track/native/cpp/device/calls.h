@@ -12,11 +12,19 @@ namespace modtrace {
 // interpreter's lock.
 void queue_device_event(ThreadState& thread);
 
-// Notes the enter or the exit of a call where it is chosen. Needs the interpreter's lock.
+// The same for who holds the interpreter's lock, and gives it back meanwhile: where a device takes no more work, this
+// waits until it does, and what lets it go on may be another thread that needs the lock. The session may end in here,
+// and another one begin.
+inline void queue_device_event_without_gil(ThreadState& thread) {
+  Py_BEGIN_ALLOW_THREADS queue_device_event(thread);
+  Py_END_ALLOW_THREADS
+}
+
+// Notes the enter or the exit of a call where it is chosen, as above.
 inline void queue_device_event_of_call(const Session& session, ThreadState& thread, int64_t name_id) {
   if (static_cast<size_t>(name_id) >= session.on_device.size() || !session.on_device[name_id]) return;
   thread.device_boundaries.add(at::sequence_number::peek());
-  queue_device_event(thread);
+  queue_device_event_without_gil(thread);
 }
 
 // await_device(begin): call begin() before each outermost call of a module, until it returns True.

@@ -14,21 +14,14 @@ namespace modtrace {
 namespace {
 
 constexpr std::chrono::milliseconds kPollInterval(5);
-constexpr std::chrono::seconds kStopTimeout(1);
 constexpr int64_t kClockIntervalNs = 100'000'000, kClockTimeoutNs = 1'000'000;
 constexpr int kClockTries = 5;
 constexpr int64_t kMaxClockWidthNs = kNoName - 1;      // what a slot can hold
 constexpr int64_t kClockOriginNs = 1'000'000'000'000;  // what a device's clock shows at first: nothing is before 0
 constexpr double kMaxElapsedMs = 500;                  // behind that a float of milliseconds is coarser than 31 ns
 
-// The reader's, of all sessions: one thread reads at a time.
-ThreadState& reader_state() {
-  static ThreadState* const state = add_thread_state();
-  return *state;
-}
-
 void write_reached(const DeviceTimes& times, const QueuedEvent& queued, int64_t device_ns) {
-  write_without_gil(reader_state(), times.generation,
+  write_without_gil(*times.reader_state, times.generation,
                     kDeviceReached << kKindShift | queued.thread_bits | (queued.number & kEventNumberMask), device_ns);
 }
 
@@ -57,14 +50,20 @@ class DeviceReader {
   // Reads what is done. True where there is more.
   bool read() {
     const std::lock_guard<std::mutex> asking(times_.asking);
+    if (times_.abandoned) return false;
     if (device_captures.load() > 0) return true;
     if (is_traced()) throw std::runtime_error(kTraced);
+    for (auto& [device, clock] : times_.clocks) clock.has_moved = clock.is_awaited = false;
     bool more = false;
     for (const std::shared_ptr<DeviceStream>& stream : streams()) {
       DeviceClock& clock = clock_of(stream->stream.device());
+      if (clock.next_reading == 0) read_clock(clock);
+      read_stream(*stream, clock);
+      more |= clock.is_awaited;
+    }
+    for (auto& [device, clock] : times_.clocks) {
       // Where a job hangs, nothing is to fill the ring.
-      if (clock.is_used && monotonic_ns() >= clock.next_reading) read_clock(clock);
-      more |= !read_stream(*stream, clock);
+      if (clock.is_used && !clock.is_stuck() && monotonic_ns() >= clock.next_reading) read_clock(clock);
     }
     return more;
   }
@@ -72,8 +71,10 @@ class DeviceReader {
   // Reads all clocks a last time.
   void read_clocks() {
     const std::lock_guard<std::mutex> asking(times_.asking);
-    if (device_captures.load() > 0 || is_traced()) return;
-    for (auto& [device, clock] : times_.clocks) read_clock(clock);
+    if (times_.abandoned || device_captures.load() > 0 || is_traced()) return;
+    for (auto& [device, clock] : times_.clocks) {
+      if (!clock.is_stuck()) read_clock(clock);
+    }
   }
 
  private:
@@ -131,11 +132,11 @@ class DeviceReader {
     if (!best_width || *best_width > kMaxClockWidthNs) return;
     const int64_t meta = kDeviceClock << kKindShift | *best_width;
     const int64_t value = int64_t{device} << kDeviceTimeBits | *best_device_ns;
-    write_without_gil(reader_state(), times_.generation, meta, value, &*best_time);
+    write_without_gil(*times_.reader_state, times_.generation, meta, value, &*best_time);
     // What says which stream a number means may have been overwritten since it was written.
     for (const std::shared_ptr<DeviceStream>& stream : streams()) {
       if (stream->stream.device_index() != device) continue;
-      write_without_gil(reader_state(), times_.generation, kDeviceStream << kKindShift | stream->key,
+      write_without_gil(*times_.reader_state, times_.generation, kDeviceStream << kKindShift | stream->key,
                         stream->stream.id());
     }
   }
@@ -150,26 +151,27 @@ class DeviceReader {
       stream.next_pending = now + kDevicePendingNs;
     }
     if (now < stream.next_pending) return;
-    write_without_gil(reader_state(), times_.generation, kDevicePending << kKindShift | oldest.thread_bits | stream.key,
-                      oldest.number);
+    write_without_gil(*times_.reader_state, times_.generation,
+                      kDevicePending << kKindShift | oldest.thread_bits | stream.key, oldest.number);
     stream.next_pending = now + (now - stream.asked_since);
   }
 
-  // False where an event of the stream is not done yet.
-  bool read_stream(DeviceStream& stream, DeviceClock& clock) {
+  // Reads the events of the stream that are done.
+  void read_stream(DeviceStream& stream, DeviceClock& clock) {
     while (true) {
       QueuedEvent oldest{};
       {
         const std::lock_guard<std::mutex> lock(times_.mutex);
-        if (stream.queued.empty()) return true;
+        if (stream.queued.empty()) return;
         oldest = stream.queued.front();
       }
       if (!guard_.queryEvent(oldest.event)) {
         write_pending(stream, oldest);
-        return false;
+        clock.is_awaited = true;
+        return;
       }
       write_reached(times_, oldest, time_of(clock, oldest.event));
-      clock.is_used = true;
+      clock.is_used = clock.has_moved = true;
       const std::lock_guard<std::mutex> lock(times_.mutex);
       stream.queued.pop_front();
       --times_.events;
@@ -181,30 +183,37 @@ class DeviceReader {
   const c10::impl::DeviceGuardImplInterface& guard_;
 };
 
+void read_until_stopped(DeviceTimes& times) {
+  DeviceReader reader(times);
+  bool running = true;
+  while (running) {
+    {
+      std::unique_lock<std::mutex> lock(times.mutex);
+      times.wake.wait_for(lock, kPollInterval, [&times] { return !times.running; });
+      if (!times.failure.empty()) return;
+      running = times.running;
+    }
+    reader.read();
+  }
+  const auto until = std::chrono::steady_clock::now() + kStopTimeout;
+  // The time is looked at before the events are: where this thread did not run for all of it, it reads once more.
+  for (bool in_time = true; reader.read() && in_time; in_time = std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  reader.read_clocks();
+}
+
 }  // namespace
 
 void read_device_events(DeviceTimes& times) {
   try {
-    DeviceReader reader(times);
-    bool running = true;
-    while (running) {
-      {
-        std::unique_lock<std::mutex> lock(times.mutex);
-        times.wake.wait_for(lock, kPollInterval, [&times] { return !times.running; });
-        if (!times.failure.empty()) return;
-        running = times.running;
-      }
-      reader.read();
-    }
-    const auto until = std::chrono::steady_clock::now() + kStopTimeout;
-    // The time is looked at before the events are: where this thread did not run for all of it, it reads once more.
-    for (bool in_time = true; reader.read() && in_time; in_time = std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    reader.read_clocks();
+    read_until_stopped(times);
   } catch (const std::exception& error) {
     fail_device_times(times, error.what());
   }
+  const std::lock_guard<std::mutex> lock(times.mutex);
+  times.reader_is_over = true;
+  times.wake.notify_all();
 }
 
 }  // namespace modtrace

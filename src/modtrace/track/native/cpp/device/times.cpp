@@ -10,6 +10,8 @@
 namespace modtrace {
 namespace {
 
+constexpr std::chrono::seconds kReaderTimeout = kStopTimeout + std::chrono::seconds(1);
+
 // Whether the device is in use already; to record an event where it is not would begin that.
 bool has_context(DeviceTimes& times, c10::Device device) {
   std::atomic<bool>& known = times.has_context[static_cast<size_t>(device.index()) % kMaxDevices];
@@ -20,6 +22,16 @@ bool has_context(DeviceTimes& times, c10::Device device) {
   }
   known.store(true, std::memory_order_relaxed);
   return true;
+}
+
+// Whether a graph is captured from the stream. CUDA's legacy default stream does not say so while others capture: any
+// work on it would end their captures.
+bool captures(const c10::impl::DeviceGuardImplInterface& guard, const c10::Stream& stream) {
+  try {
+    return is_capturing(guard, stream, 0);
+  } catch (const std::exception&) {
+    return true;
+  }
 }
 
 // The stream among those that have had events; null where there are too many. Under the mutex.
@@ -87,6 +99,21 @@ void start_reader(DeviceTimes& times) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+// False where the reader waits for the device, and is left alone with it.
+bool end_reader(DeviceTimes& times, std::thread reader) {
+  std::unique_lock<std::mutex> lock(times.mutex);
+  times.running = false;
+  times.wake.notify_all();
+  if (!times.wake.wait_for(lock, kReaderTimeout, [&times] { return times.reader_is_over; })) {
+    times.abandoned = true;
+    reader.detach();
+    return false;
+  }
+  lock.unlock();
+  reader.join();
+  return true;
+}
+
 // Takes back the events that nobody will read; to record one again is allowed at any time.
 void take_back_events(DeviceTimes& times) {
   for (const std::shared_ptr<DeviceStream>& stream : times.streams) {
@@ -115,7 +142,7 @@ void* take_unused_event(DeviceTimes& times, c10::DeviceIndex device) {
 }
 
 void fail_device_times(DeviceTimes& times, const char* message) {
-  engine.device_times_active.store(false);
+  if (&times == device_times.load()) engine.device_times_active.store(false);
   const std::lock_guard<std::mutex> lock(times.mutex);
   times.running = false;
   if (times.failure.empty()) times.failure = message;
@@ -123,7 +150,9 @@ void fail_device_times(DeviceTimes& times, const char* message) {
 
 void queue_device_event(ThreadState& thread) {
   if (!engine.device_times_active.load(std::memory_order_acquire)) return;
-  DeviceTimes& times = *device_times.load();
+  DeviceTimes* const current = device_times.load();
+  if (C10_UNLIKELY(current == nullptr)) return;
+  DeviceTimes& times = *current;
   if (C10_UNLIKELY(is_traced())) {
     fail_device_times(times, kTraced);
     return;
@@ -132,7 +161,7 @@ void queue_device_event(ThreadState& thread) {
     const c10::Device device = times.guard->getDevice();
     if (device_captures.load() > 0 || !has_context(times, device)) return;
     const c10::Stream stream = times.guard->getStream(device);
-    if (!is_capturing(*times.guard, stream, 0)) record_event(times, thread, stream);
+    if (!captures(*times.guard, stream)) record_event(times, thread, stream);
   } catch (const std::exception& error) {
     fail_device_times(times, error.what());
   }
@@ -157,6 +186,7 @@ PyObject* start_device_times(PyObject*, PyObject* device_type) {
       times.generation = current_generation();
       times.next_number = 0;
       times.failure.clear();
+      times.reader_is_over = false;
       times.running = true;
     }
     start_reader(times);
@@ -177,14 +207,15 @@ PyObject* stop_device_times(PyObject*, PyObject*) {
   }
   std::thread reader = std::move(times->reader);
   times->ending = true;
-  {
-    const std::lock_guard<std::mutex> lock(times->mutex);
-    times->running = false;
-  }
-  times->wake.notify_all();
-  Py_BEGIN_ALLOW_THREADS reader.join();
+  bool is_over = false;
+  Py_BEGIN_ALLOW_THREADS is_over = end_reader(*times, std::move(reader));
   Py_END_ALLOW_THREADS times->ending = false;
   device_captures.store(0);
+  if (!is_over) {
+    // It may go on at any time, with what it holds; the next session has its own.
+    if (times == device_times.load()) device_times.store(nullptr);
+    return PyUnicode_FromString("the device has not answered for two seconds");
+  }
   if (times->failure.empty()) Py_RETURN_NONE;
   return PyUnicode_DecodeUTF8(times->failure.data(), static_cast<Py_ssize_t>(times->failure.size()), "replace");
 }
@@ -209,8 +240,9 @@ PyObject* choose_for_device(PyObject*, PyObject* name_id) {
 PyObject* begin_capture(PyObject*, PyObject*) {
   device_captures.fetch_add(1);
   if (DeviceTimes* times = device_times.load()) {
-    // Once the reader has asked what it asks now, it asks no more.
-    const std::lock_guard<std::mutex> lock(times->asking);
+    // Once the reader has asked what it asks now, it asks no more. That may take as long as the device takes no work.
+    Py_BEGIN_ALLOW_THREADS { const std::lock_guard<std::mutex> lock(times->asking); }
+    Py_END_ALLOW_THREADS
   }
   Py_RETURN_NONE;
 }

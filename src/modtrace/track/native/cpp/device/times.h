@@ -9,6 +9,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -58,9 +59,15 @@ struct DeviceClock {
   int64_t anchor_ns = 0;     // … and this is what the clock showed there
   int64_t next_reading = 0;  // when it is due, monotonic ns
   bool is_used = true;       // whether any time was told by it since it was read
+
+  // In the last round: whether the device came by any event, and whether it has to come by others.
+  bool has_moved = false, is_awaited = false;
+
+  // Where it may be that the device takes no more work, which who records an event would wait for.
+  bool is_stuck() const { return is_awaited && !has_moved; }
 };
 
-// Never destroyed, as the engine's state; replaced in a forked child.
+// Never destroyed, as the engine's state; replaced in a forked child, and where the device never answers its reader.
 struct DeviceTimes {
   const c10::impl::DeviceGuardImplInterface* guard = nullptr;
   std::array<std::atomic<bool>, kMaxDevices> has_context{};
@@ -77,17 +84,22 @@ struct DeviceTimes {
   size_t events = 0;  // recorded and not read
   int64_t next_number = 0;
   std::string failure;
+  bool reader_is_over = false;
   std::condition_variable wake;
 
   // The reader's.
   std::map<c10::DeviceIndex, DeviceClock> clocks;
+  ThreadState* const reader_state = add_thread_state();
   std::thread reader;
+  std::atomic<bool> abandoned{false};  // nobody waits for the reader any more, which still waits for the device
 };
 
 inline std::atomic<DeviceTimes*> device_times{nullptr};
 
 // Of graphs that torch captures now; a capture may have begun before device times.
 inline std::atomic<int> device_captures{0};
+
+constexpr std::chrono::seconds kStopTimeout(1);  // how long the reader waits at stop for events that are queued still
 
 // Stops after an error of the device; the training goes on.
 void fail_device_times(DeviceTimes& times, const char* message);
