@@ -154,7 +154,7 @@ def test_no_time_goes_backwards_over_seconds() -> None:
 def test_the_clock_is_read_where_all_streams_of_torchs_pool_are_busy() -> None:
     """The clock's own stream is one of 32 of the pool of highest priority, and gets work too."""
     model, x = Spin(10, 0), torch.ones(2, device="cuda")
-    _, highest = torch.cuda.Stream.priority_range()
+    _, highest = torch.cuda.Stream().priority_range()
     streams = [torch.cuda.Stream(priority=highest) for _ in range(32)]
     torch.cuda.synchronize()
     with recorded() as recording, torch.no_grad():

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from modtrace.track.native.compile import _compiler, _flags_of_torch, _torch_folder
 
-__all__ = ["FakeStreams", "TimedEvent", "compile_fake_streams"]
+__all__ = ["FakeStreams", "TimedEvent", "compile_fake_streams", "compile_for_torch"]
 
 
 class TimedEvent(NamedTuple):
@@ -33,10 +33,20 @@ class TimedEvent(NamedTuple):
 
 def compile_fake_streams(path: Path) -> None:
     """Compile the library for the torch of this process."""
-    source = Path(__file__).with_suffix(".cpp")
+    compile_for_torch(Path(__file__).with_suffix(".cpp"), path, "c10")
+
+
+def compile_for_torch(source: Path, path: Path, *libraries: str) -> None:
+    """Compile a file of C++ into a library, for the torch of this process.
+
+    Args:
+        source: what to compile.
+        path: where the library goes.
+        libraries: which of torch's it needs.
+    """
     flags = ["-O1", "-shared", "-fPIC", "-w", *_flags_of_torch()]
-    libraries = [f"-L{_torch_folder() / 'lib'}", "-lc10"]
-    subprocess.run([*_compiler(), *flags, str(source), *libraries, "-o", str(path)], check=True)
+    linked = [f"-L{_torch_folder() / 'lib'}", *(f"-l{name}" for name in libraries)]
+    subprocess.run([*_compiler(), *flags, str(source), *linked, "-o", str(path)], check=True)
 
 
 class FakeStreams:

@@ -172,5 +172,9 @@ def test_what_is_no_range_of_ranks_is_refused(text: str) -> None:
 def test_names_of_collectives_are_read_again_and_any_text_is_one() -> None:
     assert parse_collective(collective_text("send", "mesh|dp", 3)) == CollectiveName("send", "mesh|dp", 3)
     assert parse_collective(collective_text("barrier", "0")) == CollectiveName("barrier", "0")
+    assert parse_collective(collective_text("send", "0", 3, "cuda")) == CollectiveName("send", "0", 3, "cuda")
+    assert parse_collective(collective_text("all_reduce", "0", -1, "cuda")) == CollectiveName(
+        "all_reduce", "0", -1, "cuda"
+    )
     assert parse_collective("#12") == CollectiveName("#12", "")
     assert parse_collective('["a", 1]') == CollectiveName('["a", 1]', "")

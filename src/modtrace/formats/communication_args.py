@@ -60,6 +60,8 @@ def collective_args(collective: Collective) -> dict[str, str | int | bool]:
     args |= {"bytes": collective.nbytes, "step": collective.step}
     if collective.done_ns is not None:
         args["done_ns"] = collective.done_ns - collective.start_ns
+    if collective.device:
+        args["device"] = escaped(collective.device)
     if not collective.complete:
         args["complete"] = False
     return args
@@ -67,7 +69,7 @@ def collective_args(collective: Collective) -> dict[str, str | int | bool]:
 
 def is_collective(row: SliceRow) -> bool:
     """Tell whether a slice says what one of a collective or a wait does."""
-    texts = [row.args.get(name) for name in _TEXTS]
+    texts = [*(row.args.get(name) for name in _TEXTS), row.args.get("device", "")]
     numbers = [row.args.get(name, -1) for name in _INTEGERS]
     return all(isinstance(text, str) for text in (*texts, row.name)) and all(
         type(number) is int and abs(number) < MAX_TIME_NS for number in numbers
@@ -99,8 +101,9 @@ def collectives_from_rows(
         numbers = {name: row.args.get(name, -1) for name in _INTEGERS}
         operator, group = (restore(row.args[name], escaped_originals) for name in _TEXTS)
         name = -1
+        device = restore(row.args.get("device", ""), escaped_originals)
         if operator or group:
-            name = names.setdefault(CollectiveName(operator, group, numbers["peer"]), len(names))
+            name = names.setdefault(CollectiveName(operator, group, numbers["peer"], device), len(names))
         done = row.start + numbers["done_ns"] if "done_ns" in row.args else -1
         is_wait = row.name == _WAIT_PREFIX or row.name.startswith(f"{_WAIT_PREFIX}: ")
         complete = bool(row.args.get("complete", True))

@@ -201,6 +201,8 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
         return np.concatenate([seen, unseen]).astype(np.int64)
 
     none = np.full(more, -1, np.int64)
+    # A thread waits for a device until that knows what to do, and not for other ranks.
+    awaited = np.where(table.is_wait & table.on_device, -1, table.counter)
     name = join(table.name.astype(np.int64), none)
     start = join(table.start, inferred.start)
     order = np.argsort(start, kind="stable")
@@ -214,7 +216,7 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
         group[name][order],
         peer[name][order],
         kind.astype(np.int8)[order],
-        join(table.counter, none)[order],
+        join(awaited, none)[order],
         start[order],
         join(table.end, inferred.end)[order],
         join(table.done, none)[order],

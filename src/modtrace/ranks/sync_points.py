@@ -30,7 +30,7 @@ class SyncPoints(NamedTuple):
         counter: int64, which collective of its group it is.
         start: int64, when it was called, nanoseconds.
         released: int64, when it was complete or, where nothing says that, when a thread had waited for it; -1 where
-            neither is known.
+            neither is known, as of what a device runs.
     """
 
     groups: Sequence[GroupKey]
@@ -62,7 +62,7 @@ def sync_points(collectives: Collectives) -> SyncPoints:
     rows = np.flatnonzero(chosen & ~collectives.is_wait)
     group, counter = group_of_name[collectives.name[rows]], collectives.counter[rows]
     released = collectives.done[rows].copy()
-    waits = np.flatnonzero(chosen & collectives.is_wait & collectives.complete)
+    waits = np.flatnonzero(chosen & collectives.is_wait & collectives.complete & ~collectives.on_device)
     waited = _first_wait_end(collectives, group_of_name, waits, group, counter)
     return SyncPoints(
         groups,

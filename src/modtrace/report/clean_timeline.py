@@ -86,11 +86,18 @@ def _clean_collectives(collectives: Collectives, names: ReportNames) -> Collecti
     return replace(
         collectives,
         names=[
-            CollectiveName(names.collective(name.operator), names.group(name.group), name.peer)
+            CollectiveName(
+                names.collective(name.operator), names.group(name.group), name.peer, _clean_device(name.device)
+            )
             for name in collectives.names
         ],
         groups=[Group(names.group(g.name), g.ranks, names.group(g.description)) for g in collectives.groups],
     )
+
+
+def _clean_device(device: str) -> str:
+    """Return the type of a device as torch names it; a backend of one's own can be called anything."""
+    return device if device in ("", "cuda", "hpu", "mtia", "npu", "xla", "xpu") else "privateuseone"
 
 
 def _clean_shapes(shapes: str | None) -> str | None:

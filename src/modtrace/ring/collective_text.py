@@ -18,16 +18,20 @@ class CollectiveName(NamedTuple):
         operator: as `torch.distributed` calls it (`all_reduce`, `send`).
         group: the name of the group it runs on, as torch has it (`0` is the default group's).
         peer: for a send or receive the rank in the group at the other end; -1 where there is none.
+        device: the type of the device that runs it (`cuda`), where threads do not wait until it is complete; empty for
+            the CPU, and where there are no tensors, as of a barrier.
     """
 
     operator: str
     group: str
     peer: int = -1
+    device: str = ""
 
 
-def collective_text(operator: str, group: str, peer: int = -1) -> str:
-    """Return the text of a collective's name: a JSON array (`["send", "0", 3]`)."""
-    return json.dumps([operator, group] if peer < 0 else [operator, group, peer])
+def collective_text(operator: str, group: str, peer: int = -1, device: str = "") -> str:
+    """Return the text of a collective's name: a JSON array (`["send", "0", 3]`, `["all_reduce", "0", -1, "cuda"]`)."""
+    values = [operator, group, max(peer, -1), device]
+    return json.dumps(values if device else values[: 2 if peer < 0 else 3])
 
 
 def parse_collective(text: str) -> CollectiveName:
@@ -41,6 +45,8 @@ def parse_collective(text: str) -> CollectiveName:
             return CollectiveName(operator, group)
         case [str(operator), str(group), int(peer)]:
             return CollectiveName(operator, group, peer if 0 <= peer < _MAX_RANKS else -1)
+        case [str(operator), str(group), int(peer), str(device)]:
+            return CollectiveName(operator, group, peer if 0 <= peer < _MAX_RANKS else -1, device)
     return CollectiveName(text, "")
 
 

@@ -66,6 +66,8 @@ class Collective(NamedTuple):
         track: the name of the track it lies on (`communication · MainThread`).
         step: which training step, from 0.
         complete: False where its end never came or was overwritten.
+        device: the type of the device that runs it (`cuda`): the call and the waits then end when that has been told
+            what to do, and nothing says when it was complete. Empty for the CPU and a barrier.
     """
 
     operator: str
@@ -80,6 +82,7 @@ class Collective(NamedTuple):
     track: str
     step: int
     complete: bool
+    device: str = ""
 
     @property
     def duration_ns(self) -> int:
@@ -139,7 +142,7 @@ class Collectives:
     def __getitem__(self, index: int) -> Collective:
         index = range(len(self))[index]
         name, done, counter = int(self.name[index]), int(self.done[index]), int(self.counter[index])
-        operator, group, peer = self.names[name] if name >= 0 else ("", "", -1)
+        operator, group, peer, device = self.names[name] if name >= 0 else CollectiveName("", "")
         track = int(self.track[index])
         return Collective(
             operator,
@@ -154,7 +157,14 @@ class Collectives:
             self.track_names[track] if track < len(self.track_names) else "",
             int(self.step[index]),
             bool(self.complete[index]),
+            device,
         )
+
+    @property
+    def on_device(self) -> BoolArray:
+        """Which ones a device runs: their ends on the host say nothing of other ranks."""
+        of_name: BoolArray = np.array([bool(name.device) for name in self.names] + [False])
+        return of_name[self.name]
 
     def __iter__(self) -> Iterator[Collective]:
         return (self[index] for index in range(len(self)))

@@ -51,15 +51,19 @@ def read_rank_progress(snapshot: RingSnapshot) -> RankProgress:
         if number != NO_NAME
     }
     of_group = {name: _Calls() for name in groups}
-    of_peer: dict[CollectiveName, _Calls] = {}
+    of_peer: dict[CollectiveName, _Calls] = {}  # without its device
     columns = (events.kind, events.name, events.value, events.time, events.thread)
     for kind, number, value, time_ns, thread in zip(*(column.tolist() for column in columns), strict=True):
         name = names.get(number)
         if name is None or (name.peer >= 0 and name.operator not in _MESSAGES):
             continue
         is_collective = name.peer < 0 and name.operator != _ANY_SOURCE
-        calls = of_group.setdefault(name.group, _Calls()) if is_collective else of_peer.setdefault(name, _Calls())
-        calls.add(kind, Blocked(name.operator, value, time_ns, tids.get(thread, 0)))
+        calls = (
+            of_group.setdefault(name.group, _Calls())
+            if is_collective
+            else of_peer.setdefault(name._replace(device=""), _Calls())
+        )
+        calls.add(kind, Blocked(name.operator, value, time_ns, tids.get(thread, 0)), bool(name.device))
 
     def group(name: str) -> Group:
         return groups.get(name) or Group(name)
@@ -92,8 +96,8 @@ class _Calls:
         self._completing: set[str] = set()
         self._waiting: dict[int, Blocked] = {}
 
-    def add(self, kind: int, call: Blocked) -> None:
-        """Add an event; the counter of `call` is its value."""
+    def add(self, kind: int, call: Blocked, on_device: bool = False) -> None:
+        """Add an event; the counter of `call` is its value. A wait for a device ends before what it is for."""
         value = call.counter
         if kind == Kind.COLLECTIVE_ENTER:
             self.called[value] = self._in_call[call.tid] = call
@@ -107,7 +111,8 @@ class _Calls:
             self.called.setdefault(value, call)
         elif kind == Kind.WAIT_EXIT:
             self._waiting.pop(value, None)
-            self._done.add(value)
+            if not on_device:
+                self._done.add(value)
 
     @property
     def last(self) -> int:

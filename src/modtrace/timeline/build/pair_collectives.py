@@ -52,8 +52,12 @@ def build_collectives(
     known = used[used >= 0]
     exit_value = np.where(complete & ~is_wait, events.value[end], 0)
     order = np.lexsort((begin, events.time[begin]))
+    names = [parse_collective(texts[number]) for number in known.tolist()]
+    # What says that a device is done comes when somebody asked it, up to 100 ms later.
+    on_device = np.array([bool(name.device) for name in names] + [False])
+    done[on_device[name - (len(used) - len(known))]] = -1
     table = Collectives.of(
-        [parse_collective(texts[number]) for number in known.tolist()],
+        names,
         _groups(records),
         start=to_unix(events.time[begin]),
         end=to_unix(events.time[end]),

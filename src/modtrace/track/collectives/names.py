@@ -47,20 +47,20 @@ class CollectiveNames:
         self._names = names
         self._noted: set[str] = set()
 
-    def __call__(self, operator: tuple[str, str, int]) -> int:
+    def __call__(self, operator: tuple[str, str, int, str]) -> int:
         """Return the id of the text of an operator of c10d on a group.
 
         Args:
-            operator: its name, the group's name, and for a send or receive the rank in the group at the other end;
-                -1 where there is none.
+            operator: its name, the group's name, for a send or receive the rank in the group at the other end, -1 where
+                there is none, and the type of the device that runs it, empty for the CPU.
         """
-        name, group_name, peer = operator
+        name, group_name, peer, device = operator
         if group_name not in self._noted:
             self._noted.add(group_name)
             ranks, description = _describe_group(group_name)
             self._names.group(group_name, format_ranks(ranks), description)
         name = name.removesuffix("_")
-        return self._names.text(collective_text(OPERATORS.get(name, name), group_name, peer))
+        return self._names.text(collective_text(OPERATORS.get(name, name), group_name, peer, device))
 
 
 def _describe_group(group_name: str) -> tuple[list[int], str]:

@@ -48,7 +48,7 @@ class PortableCollectives:
         self._events = events
         self._name = CollectiveNames(names)
         self._on_error = on_error
-        self._name_ids: dict[tuple[str, str, int], int] = {}
+        self._name_ids: dict[tuple[str, str, int, str], int] = {}
         self._counters: dict[tuple[str, int], Callable[[], int]] = {}
         self._works: WeakMap[Any, tuple[int, int]] = WeakMap()
 
@@ -72,7 +72,7 @@ class PortableCollectives:
         try:
             say_portable_limits()
             peer = args[1] if operator in _PEER_OPERATORS and len(args) > 1 and type(args[1]) is int else -1
-            key = (operator, str(group.group_name), peer)
+            key = (operator, str(group.group_name), peer, _device_type(args))
             name_id = self._name_ids.get(key)
             if name_id is None:
                 name_id = self._name_ids[key] = self._name(key)
@@ -102,6 +102,13 @@ class PortableCollectives:
             self._events.write_event(kind, name_id, counter)
         except Exception as error:
             self._on_error(error)
+
+
+def _device_type(value: object) -> str:
+    """Return the type of the first tensor's device; an empty text for the CPU, and where there is none."""
+    if isinstance(value, Tensor):
+        return "" if value.is_cpu else value.device.type
+    return next(filter(None, map(_device_type, value)), "") if isinstance(value, (list, tuple)) else ""
 
 
 def _tensor_bytes(value: object) -> int:

@@ -41,19 +41,23 @@ struct Entered {
   const void* tap;
   const void* group;
   int64_t peer;
+  c10::DeviceType device;
   bool no_future;
+
+  OperatorKey key() const { return {tap, group, peer, device}; }
 };
 
 // Asks Python for the text id of an operator on a group, on a thread that may not hold the lock.
-std::optional<int64_t> ask_name(const std::string& operator_name, const std::string& group, int64_t peer) {
+std::optional<int64_t> ask_name(const std::string& operator_name, const std::string& group, int64_t peer,
+                                const std::string& device) {
   if (!Py_IsInitialized()) return std::nullopt;
   const GilLock gil;
   Session* session = engine.active_session.load();
   if (session == nullptr || name_collective == nullptr) return std::nullopt;
   const SessionRef hold(*session);
   const PyRef function = PyRef::borrow(name_collective);
-  const PyRef args =
-      PyRef::steal(Py_BuildValue("(ssL)", operator_name.c_str(), group.c_str(), static_cast<long long>(peer)));
+  const PyRef args = PyRef::steal(
+      Py_BuildValue("(ssLs)", operator_name.c_str(), group.c_str(), static_cast<long long>(peer), device.c_str()));
   const PyRef found = args ? call_without_dynamo(function, args.get()) : PyRef();
   if (!found) {
     report_error(*session);
@@ -90,11 +94,18 @@ const at::Tensor* first_tensor(const at::IValue& value) {
 // Whether it is only traced: a fake tensor, or one that some Python code stands for.
 bool is_traced(const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python) || tensor.is_meta(); }
 
-void note_done(const c10::intrusive_ptr<c10d::Work>& work, const Entered& entered, bool on_cpu) {
+void write_done(const Entered& entered) {
+  write_without_gil(*entered.thread, entered.generation,
+                    kCollectiveDone << kKindShift | entered.thread->meta_bits | entered.name_id, entered.counter);
+}
+
+void note_done(const c10::intrusive_ptr<c10d::Work>& work, const Entered& entered) {
+  const bool on_cpu = entered.device == c10::kCPU;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   try {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7
-    // What getFuture gives on a device is complete as soon as the work is queued.
+    // What getFuture gives on a device is complete as soon as the work is queued; and this one when somebody has found
+    // that the work is, which can be 100 ms later.
     future = on_cpu ? work->getFuture() : work->getFutureResult();
 #else
     if (on_cpu) future = work->getFuture();
@@ -104,7 +115,7 @@ void note_done(const c10::intrusive_ptr<c10d::Work>& work, const Entered& entere
   if (!future) {
     CollectiveState& state = *collective_state.load();
     const std::lock_guard<std::mutex> lock(state.mutex);
-    const auto known = state.operators.find({entered.tap, entered.group, entered.peer});
+    const auto known = state.operators.find(entered.key());
     if (known != state.operators.end()) known->second.no_future = true;
     return;
   }
@@ -137,15 +148,17 @@ class Tap final : public c10::OperatorKernel {
       return;
     }
     const at::Tensor* tensor = first_tensor(torch::jit::peek(*stack, 0, arguments_));
-    const bool on_cpu = tensor == nullptr || tensor->is_cpu();
     const void* memory =
         tensor != nullptr && tensor->has_storage() ? tensor->storage().unsafeGetStorageImpl() : nullptr;
+    c10::intrusive_ptr<c10d::Work> work;
     {
       const Exit exit(*entered);
       op.redispatchBoxed(below, stack);
+      work = !stack->empty() && stack->back().isObject() ? stack->back().toCustomClass<c10d::Work>() : nullptr;
+      // A barrier that nobody is to wait for any more, as NCCL's.
+      if (!work && !has_message_) write_done(*entered);
     }
-    if (!stack->empty() && stack->back().isObject())
-      remember(stack->back().toCustomClass<c10d::Work>(), memory, *entered, on_cpu);
+    if (work) remember(work, memory, *entered);
   }
 
  private:
@@ -165,6 +178,22 @@ class Tap final : public c10::OperatorKernel {
     const Entered& entered_;
   };
 
+  // What threads do not wait for until it is complete. A barrier has a tensor of the device too, and they do.
+  std::string device_name(const Entered& entered) const {
+    const bool on_device = entered.device != c10::kCPU && has_message_;
+    return on_device ? c10::DeviceTypeName(entered.device, true) : "";
+  }
+
+  // Of the first tensor, also where it is among the second argument's, as the first can be what goes to no rank.
+  c10::DeviceType device_of(const Stack& stack) const {
+    for (size_t index = 0; index < std::min<size_t>(group_index_, 2); ++index) {
+      if (const at::Tensor* tensor = first_tensor(torch::jit::peek(stack, index, arguments_))) {
+        return tensor->device().type();
+      }
+    }
+    return c10::kCPU;
+  }
+
   std::optional<Entered> enter(const Stack& stack) {
     const at::IValue& group_value = torch::jit::peek(stack, group_index_, arguments_);
     if (!group_value.isObject()) return std::nullopt;
@@ -182,14 +211,14 @@ class Tap final : public c10::OperatorKernel {
     const int64_t peer = peer_index_ ? torch::jit::peek(stack, *peer_index_, arguments_).toInt() : kNoPeer;
     const std::string& group_name = group->getGroupName();
     CollectiveState& state = *collective_state.load();
-    Entered entered{&thread, generation, 0, 0, bytes, this, group.get(), peer, false};
+    Entered entered{&thread, generation, 0, 0, bytes, this, group.get(), peer, device_of(stack), false};
     if (!count(state, group_name, entered)) {
-      const std::optional<int64_t> name_id = ask_name(name_, group_name, peer);
+      const std::optional<int64_t> name_id = ask_name(name_, group_name, peer, device_name(entered));
       if (!name_id || *name_id < 0 || *name_id == kNoName) return std::nullopt;
       const std::lock_guard<std::mutex> lock(state.mutex);
       if (state.generation != generation) return std::nullopt;
       int64_t* counter = &state.counters[{group_name, peer_index_ ? *name_id : kNoPeer}];
-      state.operators[{this, group.get(), peer}] = {*name_id, group_name, counter};
+      state.operators[entered.key()] = {*name_id, group_name, counter};
       entered.name_id = *name_id;
       entered.counter = (*counter)++;
     }
@@ -202,7 +231,7 @@ class Tap final : public c10::OperatorKernel {
   bool count(CollectiveState& state, const std::string& group_name, Entered& entered) {
     const std::lock_guard<std::mutex> lock(state.mutex);
     if (state.generation != entered.generation) return false;
-    const auto known = state.operators.find({this, entered.group, entered.peer});
+    const auto known = state.operators.find(entered.key());
     // Another group may lie where one was.
     if (known == state.operators.end() || known->second.group != group_name) return false;
     entered.name_id = known->second.name_id;
@@ -211,9 +240,7 @@ class Tap final : public c10::OperatorKernel {
     return true;
   }
 
-  static void remember(const c10::intrusive_ptr<c10d::Work>& work, const void* memory, const Entered& entered,
-                       bool on_cpu) {
-    if (!work) return;
+  void remember(const c10::intrusive_ptr<c10d::Work>& work, const void* memory, const Entered& entered) const {
     {
       CollectiveState& state = *collective_state.load();
       const std::lock_guard<std::mutex> lock(state.mutex);
@@ -222,7 +249,9 @@ class Tap final : public c10::OperatorKernel {
         if (address != nullptr) note_work(state, address, entered.name_id, entered.counter);
       }
     }
-    if (!entered.no_future) note_done(work, entered, on_cpu);
+    // When a device's barrier is complete, the end of the wait for it tells better.
+    const bool is_told = has_message_ || entered.device == c10::kCPU;
+    if (is_told && !entered.no_future) note_done(work, entered);
   }
 
   const std::string name_;

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -18,9 +20,9 @@
 namespace modtrace {
 
 // start_collectives(name_collective, on_unseen): note collectives of the session that runs. `name_collective` takes the
-// operator's name, the group's and the peer's rank (-1 where there is none) and returns the id of a text; `on_unseen`
-// is called once, where the collectives of a thread in inference mode pass the tap by. False where this torch has no
-// c10d.
+// operator's name, the group's, the peer's rank (-1 where there is none) and the type of the device that runs it
+// (empty for the CPU), and returns the id of a text; `on_unseen` is called once, where the collectives of a thread in
+// inference mode pass the tap by. False where this torch has no c10d.
 PyObject* start_collectives(PyObject*, PyObject* args);
 
 // stop_collectives(): forget what start_collectives was given. Collectives that are under way end unseen.
@@ -53,11 +55,14 @@ struct RecentWork {
   uint64_t order = 0;  // of what was noted; 0 where nothing was
 };
 
+// Tap, group, peer, and the type of the device that runs it.
+using OperatorKey = std::tuple<const void*, const void*, int64_t, c10::DeviceType>;
+
 // What the tap knows in a session. Guarded by the mutex, under which nobody takes the interpreter's lock.
 struct CollectiveState {
   std::mutex mutex;
   uint64_t generation = 0;
-  std::map<std::tuple<const void*, const void*, int64_t>, NamedOperator> operators;  // (tap, group, peer) → name
+  std::map<OperatorKey, NamedOperator> operators;
   std::map<std::pair<std::string, int64_t>, int64_t> counters;  // (group, −1 or name of p2p) → calls so far
   std::array<RecentWork, kRecentWorks> works;
   uint64_t noted_works = 0;

@@ -1,0 +1,96 @@
+"""Collectives that a device runs: calls and waits end on the host before they are complete, and prove nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import modtrace
+from modtrace.ranks.rank_tables import collective_table
+from modtrace.ranks.sync_points import sync_points
+from modtrace.report.aliases import ReportNames
+from modtrace.report.clean_timeline import clean_timeline
+from modtrace.ring import Kind
+from modtrace.timeline import Timeline, build_timeline
+from modtrace.where.rank_progress import read_rank_progress
+from tests.support.event_script import WALL, EventScript
+
+ON_CPU, ON_GPU, BARRIER = '["all_reduce", "0"]', '["all_reduce", "0", -1, "cuda"]', '["barrier", "0"]'
+
+
+def three_collectives() -> EventScript:
+    """One of the CPU, one of a GPU that somebody finds complete later, and a barrier that returns when it is over."""
+    script = EventScript()
+    script.note_group("0", "0-1", "default_pg")
+    for base, text, counter in ((0, ON_CPU, 0), (100, ON_GPU, 1)):
+        script.collective(base + 10, Kind.COLLECTIVE_ENTER, text, counter)
+        script.collective(base + 20, Kind.COLLECTIVE_EXIT, text, 64)
+        script.collective(base + 30, Kind.WAIT_ENTER, text, counter)
+        script.collective(base + 40, Kind.WAIT_EXIT, text, counter)
+        script.collective(base + 50, Kind.COLLECTIVE_DONE, text, counter)
+    script.collective(210, Kind.COLLECTIVE_ENTER, BARRIER, 2)
+    script.collective(220, Kind.COLLECTIVE_DONE, BARRIER, 2)
+    script.collective(230, Kind.COLLECTIVE_EXIT, BARRIER, 0)
+    return script
+
+
+def timeline() -> Timeline:
+    return build_timeline(three_collectives().snapshot())
+
+
+def test_when_a_device_was_done_is_not_known() -> None:
+    rows = timeline().collectives
+
+    assert [(row.operator, row.device, row.done_ns and row.done_ns - WALL) for row in rows if not row.is_wait] == [
+        *(("all_reduce", "", 50), ("all_reduce", "cuda", None), ("barrier", "", 220)),
+    ]
+    assert [(row.counter, row.device) for row in rows if row.is_wait] == [(0, ""), (1, "cuda")]
+    assert rows.on_device.tolist() == [False, False, True, True, False]
+
+
+def test_a_wait_for_a_device_is_none_for_other_ranks() -> None:
+    points = sync_points(timeline().collectives)
+    table = collective_table(timeline(), 7)
+
+    assert points.counter.tolist() == [0, 1, 2]
+    assert points.released.tolist() == [WALL + 50, -1, WALL + 220]
+    # Who called it, and when, is compared; the wait is with no collective that ranks share.
+    assert table.counter.tolist() == [0, 0, 1, -1, 2]
+    assert np.where(table.done >= 0, table.done - WALL, -1).tolist() == [50, -1, -1, -1, 220]
+
+
+def test_where_does_not_take_the_end_of_a_wait_for_a_devices() -> None:
+    script = three_collectives()
+    for text, counter in ((ON_GPU, 3), (ON_CPU, 4)):
+        script.collective(300 + counter, Kind.COLLECTIVE_ENTER, text, counter)
+        script.collective(310 + counter, Kind.COLLECTIVE_EXIT, text, 64)
+        script.collective(320 + counter, Kind.WAIT_ENTER, text, counter)
+        script.collective(330 + counter, Kind.WAIT_EXIT, text, counter)
+
+    (found,) = read_rank_progress(script.snapshot()).groups
+
+    assert found.last == 4
+    assert found.blocked is not None
+    assert (found.blocked.operator, found.blocked.counter) == ("all_reduce", 3)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_a_saved_trace_says_which_a_device_runs(suffix: str, tmp_path: Path) -> None:
+    saved = timeline()
+    saved.save(tmp_path / f"t{suffix}")
+
+    assert list(modtrace.load(tmp_path / f"t{suffix}").collectives) == list(saved.collectives)
+
+
+def test_a_report_says_it_in_torchs_words_only() -> None:
+    own = ON_GPU.replace("cuda", "acme_npu_v2")
+    script = EventScript()
+    for counter, text in enumerate((ON_GPU, own)):
+        script.collective(10 + 20 * counter, Kind.COLLECTIVE_ENTER, text, counter)
+        script.collective(20 + 20 * counter, Kind.COLLECTIVE_EXIT, text, 64)
+
+    cleaned = clean_timeline(build_timeline(script.snapshot()), ReportNames(str))
+
+    assert [row.device for row in cleaned.collectives] == ["cuda", "privateuseone"]
