@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from modtrace.report.clean_timeline import clean_timeline
 from modtrace.ring import Kind
 from modtrace.timeline import Timeline, build_timeline
 from modtrace.where.rank_progress import read_rank_progress
+from modtrace.where.stream_state import read_streams
 from tests.support.event_script import WALL, EventScript
 
 ON_CPU, ON_GPU, BARRIER = '["all_reduce", "0"]', '["all_reduce", "0", -1, "cuda"]', '["barrier", "0"]'
@@ -74,6 +76,63 @@ def test_where_does_not_take_the_end_of_a_wait_for_a_devices() -> None:
     assert found.last == 4
     assert found.blocked is not None
     assert (found.blocked.operator, found.blocked.counter) == ("all_reduce", 3)
+
+
+def with_device_times(read: int = 9) -> EventScript:
+    """A module calls one that its stream runs; another one is called and waited for later, twice; one never is.
+
+    The device is there 1 ms after the host, whose clock is 10 ms behind the device's. Its first `read` events are read.
+    """
+    script = EventScript(capacity=256)
+    script.event(5, Kind.DEVICE_STREAM, 0, 7)
+    script.device_clock(100, 0, 100 + 10_000_000)
+    net = script.name("Net")
+    times: list[tuple[int, Any, int | str]] = [
+        *((1000, net, "enter"), (1100, Kind.COLLECTIVE_ENTER, 0), (1200, Kind.COLLECTIVE_EXIT, 0), (1300, net, "exit")),
+        *((2000, Kind.COLLECTIVE_ENTER, 1), (3000, Kind.COLLECTIVE_ENTER, 2)),
+        *((4000, Kind.WAIT_ENTER, 1), (4100, Kind.WAIT_EXIT, 1), (5000, Kind.WAIT_ENTER, 1), (5100, Kind.WAIT_EXIT, 1)),
+    ]
+    for number, (time, what, which) in enumerate(times):
+        if which == "enter":
+            script.enter(time, net)
+        elif which == "exit":
+            script.exit(time, net)
+        else:
+            script.collective(time, Kind(what), ON_GPU, int(which))
+        script.queued(time + 1, number)
+        if time in (2000, 3000):
+            script.collective(time + 100, Kind.COLLECTIVE_EXIT, ON_GPU, 64)
+    for number, (time, _, _) in enumerate(times[:read]):
+        script.reached(20_000_000, number, time + 11_000_000)
+    return script
+
+
+def test_device_times_tell_when_a_stream_came_by_the_end_of_a_call_or_of_the_first_wait_for_it() -> None:
+    found = build_timeline(with_device_times(read=10).snapshot())
+
+    calls = [row for row in found.collectives if not row.is_wait]
+    assert [row.done_ns and row.done_ns - WALL for row in calls] == [1_001_200, 1_004_100, None]
+    # Events of collectives are none of the module around them.
+    (span,) = [span for span in found.spans if span.track.startswith("gpu")]
+    assert (span.fqn, span.start_ns - WALL, span.end_ns - WALL) == ("Net", 1_001_000, 1_001_300)
+    # They are of one rank's device: what ranks are compared by are the threads.
+    assert sync_points(found.collectives).released.tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("read", "collective", "calls"),
+    [
+        *((1, "", ["Net"]), (2, "all_reduce", ["Net"]), (3, "", ["Net"]), (4, "", [])),
+        # Another stream runs what is only waited for.
+        *((5, "", []), (6, "", []), (7, "all_reduce", []), (8, "", []), (9, "all_reduce", []), (10, "", [])),
+    ],
+)
+def test_a_stream_is_in_a_collective_that_it_runs_or_waits_for(read: int, collective: str, calls: list[str]) -> None:
+    (found,) = read_streams(with_device_times(read).snapshot(), 21_000_000, is_running=True)
+
+    assert (found.collective, [call.fqn for call in found.calls]) == (collective, calls)
+    assert found.unread == 10 - read
+    assert found.queued == 0
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])

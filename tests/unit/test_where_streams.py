@@ -240,4 +240,5 @@ def test_json_has_the_streams() -> None:
         "events_unread": 4,
         "events_dropped": 0,
         "stack": [{"fqn": "Net", "class": "Block", "phase": "backward", "seconds": 10.0}],
+        "collective": None,
     }

@@ -37,6 +37,7 @@ def inferred_waits(timeline: Timeline) -> InferredWaits:
     collectives = timeline.collectives
     points = sync_points(collectives)
     unseen = (collectives.done[points.row] >= 0) & (collectives.done[points.row] > collectives.end[points.row])
+    unseen &= ~collectives.on_device[points.row]
     waits = collectives.is_wait & (collectives.counter >= 0)
     seen = np.stack([collectives.name[waits].astype(np.int64), collectives.counter[waits]])
     called = np.stack([collectives.name[points.row].astype(np.int64), collectives.counter[points.row]])

@@ -219,7 +219,7 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
         join(awaited, none)[order],
         start[order],
         join(table.end, inferred.end)[order],
-        join(table.done, none)[order],
+        join(np.where(table.on_device, -1, table.done), none)[order],
         join(table.nbytes, np.zeros(more, np.int64))[order],
     )
 

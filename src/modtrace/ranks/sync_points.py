@@ -61,7 +61,7 @@ def sync_points(collectives: Collectives) -> SyncPoints:
     chosen = synchronizes[collectives.name] & (collectives.counter >= 0)
     rows = np.flatnonzero(chosen & ~collectives.is_wait)
     group, counter = group_of_name[collectives.name[rows]], collectives.counter[rows]
-    released = collectives.done[rows].copy()
+    released = np.where(collectives.on_device[rows], -1, collectives.done[rows])
     waits = np.flatnonzero(chosen & collectives.is_wait & collectives.complete & ~collectives.on_device)
     waited = _first_wait_end(collectives, group_of_name, waits, group, counter)
     return SyncPoints(

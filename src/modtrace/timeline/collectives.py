@@ -67,7 +67,8 @@ class Collective(NamedTuple):
         step: which training step, from 0.
         complete: False where its end never came or was overwritten.
         device: the type of the device that runs it (`cuda`): the call and the waits then end when that has been told
-            what to do, and nothing says when it was complete. Empty for the CPU and a barrier.
+            what to do, and only device times (`record(device_times=True)`) say when it was complete, as told by the
+            stream that runs it or waits for it. Empty for the CPU and a barrier.
     """
 
     operator: str

@@ -18,7 +18,7 @@ _MAX_NAMED_FILES = 2
 
 StackKey = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 """For each thread with open calls its name and the (fqn, phase) of these, outermost first."""
-StreamKey = tuple[int, int, tuple[tuple[str, str], ...], bool]
+StreamKey = tuple[int, int, tuple[tuple[str, str], ...], bool, str]
 """For each stream the index of its device among those of the process, its id, its (fqn, phase), and whether these are
 known."""
 
@@ -78,6 +78,7 @@ def _stream_keys(streams: Sequence[StreamState]) -> tuple[StreamKey, ...]:
             stream.stream,
             tuple((call.fqn, call.phase) for call in stream.calls),
             stream.is_known,
+            stream.collective,
         )
         for stream in streams
     )

@@ -119,6 +119,7 @@ class RankState(NamedTuple):
                     "events_unread": stream.unread,
                     "events_dropped": stream.dropped,
                     "stack": [self._call_to_json(call) for call in stream.calls],
+                    "collective": stream.collective or None,
                 }
                 for stream in self.streams
             ],

@@ -131,7 +131,7 @@ def _since_ns(rank: RankState, stream: StreamState) -> int:
 def _format_streams(streams: Sequence[StreamState]) -> str:
     """Return what the same stream of ranks of a group is in, and how many calls are queued behind that."""
     first = streams[0]
-    where = format_stack(first.calls) or "no module"
+    where = (format_stack(first.calls) or "no module") + (f", in {first.collective}" if first.collective else "")
     if not first.is_known:
         # What was not read may have run: that is neither there nor idle.
         where = f"unknown; last read: {where}" if first.read_ns is not None else "unknown; nothing was read"

@@ -9,6 +9,7 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array
 from ..ring import Events, Kind, RingSnapshot
+from ..ring.collective_text import parse_collective
 from ..ring.slot_format import (
     CALL_ENTER_KINDS,
     CALL_EXIT_KINDS,
@@ -39,6 +40,7 @@ class StreamState(NamedTuple):
         dropped: events behind it that were not recorded, as too many had not been read; on any stream.
         read_ns: the last moment at which an event of the stream is known to have been read, or asked for; monotonic.
             None where none was.
+        collective: the operator of the collective that it runs or waits for (`all_reduce`); empty where it is in none.
         is_known: False where nobody reads its events any more, so that the device can be anywhere behind `calls`.
     """
 
@@ -50,6 +52,7 @@ class StreamState(NamedTuple):
     dropped: int
     read_ns: int | None
     is_known: bool
+    collective: str = ""
 
 
 def read_streams(snapshot: RingSnapshot, now_ns: int, *, is_running: bool) -> tuple[StreamState, ...]:
@@ -83,6 +86,7 @@ class _Reading:
         self._position = _HostPosition(snapshot, queued)
         self._clocks, self._ids = device_clocks(self._events), stream_ids(self._events)
         self._asked = _last_asked(self._events)
+        self._texts = {record["id"]: record["text"] for record in snapshot.records if record["kind"] == "text"}
 
     def state_of(self, key: int) -> StreamState:
         """Return the state of the stream that has events under this key."""
@@ -93,7 +97,10 @@ class _Reading:
             last = rows[read[-1]]
             behind = rows[read[-1] + 1 :]
             read_ns = int(events.time[queued.reached[last]])
-            event_ns = dict(zip(queued.event[rows].tolist(), self._reached_ns(key, rows).tolist(), strict=True))
+            reached_ns = self._reached_ns(key, rows)
+            of_modules = queued.collective[rows] < 0
+            event_ns = dict(zip(queued.event[rows].tolist(), reached_ns.tolist(), strict=True))
+            event_ns |= dict(zip(queued.event[rows[of_modules]].tolist(), reached_ns[of_modules].tolist(), strict=True))
             calls = tuple(self._position.calls_after(int(queued.event[last]), event_ns))
             dropped = int(np.count_nonzero(queued.dropped > queued.slot[last]))
         else:
@@ -107,12 +114,26 @@ class _Reading:
             device=key >> STREAM_NUMBER_BITS,
             stream=self._ids.get(key, key & STREAM_NUMBER_MASK),
             calls=calls,
-            queued=self._position.count_begun(queued.event[behind]),
+            queued=self._position.count_begun(queued.event[behind[queued.collective[behind] < 0]]),
             unread=len(behind),
             dropped=dropped,
             read_ns=read_ns,
             is_known=is_known,
+            collective=self._collective_after(int(rows[read[-1]]), behind) if len(read) else "",
         )
+
+    def _collective_after(self, last: int, behind: Int64Array) -> str:
+        """Return the operator of the collective that the stream is in behind the last event that was read.
+
+        A call that leaves something to wait for has no event at its end: another stream runs it.
+        """
+        event = int(self._queued.collective[last])
+        following = self._queued.collective[behind[:1]]
+        if event < 0 or not len(following) or following[0] < 0:
+            return ""
+        kind, following_kind = self._events.kind[event], self._events.kind[following[0]]
+        is_begin = kind in (Kind.COLLECTIVE_ENTER, Kind.WAIT_ENTER) and following_kind == kind + 1
+        return parse_collective(self._texts.get(int(self._events.name[event]), "")).operator if is_begin else ""
 
     def _reached_ns(self, key: int, rows: Int64Array) -> Int64Array:
         """Return when the device came by each of a stream's events, monotonic; -1 where that was not read."""
@@ -154,7 +175,7 @@ class _HostPosition:
         self._call: Int64Array = attribute_nodes(self._intervals, self._events, lookup.torch_threads)
         self._row_by_start = _by_position(self._intervals.start_position)
         self._row_by_end = _by_position(self._intervals.end_position)
-        of_calls = queued.event[queued.event >= 0]
+        of_calls = queued.event[(queued.event >= 0) & (queued.collective < 0)]
         of_calls = of_calls[np.isin(self._events.kind[of_calls], (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
         self._chosen = set(self._events.name[of_calls].tolist())
 

@@ -13,6 +13,7 @@ from ...ring.collective_text import parse_collective
 from ...ring.slot_format import COMMUNICATION_KINDS, NO_NAME
 from ..collectives import Collectives, Group
 from ..contents import COMMUNICATION, Process, Track
+from .device import collective_points, device_clocks
 
 __all__ = ["assign_communication_tracks", "build_collectives", "is_communication"]
 
@@ -54,8 +55,8 @@ def build_collectives(
     order = np.lexsort((begin, events.time[begin]))
     names = [parse_collective(texts[number]) for number in known.tolist()]
     # What says that a device is done comes when somebody asked it, up to 100 ms later.
-    on_device = np.array([bool(name.device) for name in names] + [False])
-    done[on_device[name - (len(used) - len(known))]] = -1
+    on_device = np.array([bool(name.device) for name in names] + [False])[name - (len(used) - len(known))]
+    done = np.where(on_device, _find_done_on_device(events, begin, end, is_wait), done)
     table = Collectives.of(
         names,
         _groups(records),
@@ -118,6 +119,28 @@ def _find_done(events: Events, done: AnyArray, begin: Int64Array, is_wait: BoolA
     fits = (done_key[position] == wanted) & ~is_wait
     fits &= events.time[done[order[position]]] >= events.time[begin]
     found[fits] = events.time[done[order[position[fits]]]]
+    return found
+
+
+def _find_done_on_device(events: Events, begin: Int64Array, end: Int64Array, is_wait: BoolArray) -> Int64Array:
+    """Return the same of what a device runs: when a stream came by the end of the call, or of the first wait for it."""
+    found = np.full(len(begin), -1, np.int64)
+    points, clocks = collective_points(events), device_clocks(events)
+    if not len(points.event):
+        return found
+    reached = np.full(len(events), -1, np.int64)
+    for device, clock in clocks.items():
+        own = points.device == device
+        reached[points.event[own]] = clock.to_monotonic(points.device_ns[own])
+    # Only the end of a call that leaves nothing to wait for has an event.
+    ends = np.isin(events.kind[end], (Kind.COLLECTIVE_EXIT, Kind.WAIT_EXIT))
+    moment = np.where(ends & (reached[end] >= 0), np.maximum(reached[end], events.time[end]), -1)
+    key = events.name[begin].astype(np.int64) << _COUNTER_BITS | events.value[begin] & (1 << _COUNTER_BITS) - 1
+    first_wait: dict[int, int] = {}
+    for row in np.flatnonzero(is_wait & (moment >= 0)).tolist():
+        first_wait[int(key[row])] = min(int(moment[row]), first_wait.get(int(key[row]), int(moment[row])))
+    for row in np.flatnonzero(~is_wait).tolist():
+        found[row] = moment[row] if moment[row] >= 0 else first_wait.get(int(key[row]), -1)
     return found
 
 

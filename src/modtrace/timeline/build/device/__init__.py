@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .add_spans import add_device_spans
 from .device_clocks import device_clocks
-from .points import QueuedEvents, queued_events, stream_ids
+from .points import QueuedEvents, collective_points, queued_events, stream_ids
 
-__all__ = ["QueuedEvents", "add_device_spans", "device_clocks", "queued_events", "stream_ids"]
+__all__ = ["QueuedEvents", "add_device_spans", "collective_points", "device_clocks", "queued_events", "stream_ids"]

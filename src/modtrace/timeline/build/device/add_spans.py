@@ -17,7 +17,7 @@ from ..interval_spans import nest
 from ..module_events import module_events
 from .device_clocks import device_clocks
 from .device_spans import device_spans
-from .points import device_points, stream_ids
+from .points import collective_points, device_points, stream_ids
 
 __all__ = ["add_device_spans"]
 
@@ -41,15 +41,15 @@ def add_device_spans(
         steps_at: position of an event of modules → the number of steps that had ended.
     """
     points = device_points(events)
-    if not len(points.event) and not points.dropped and not points.unread:
+    told = collective_points(events)
+    device, device_ns = np.append(points.device, told.device), np.append(points.device_ns, told.device_ns)
+    if not len(device) and not points.dropped and not points.unread:
         return timeline
     clocks = device_clocks(events)
     own = module_events(events)
     spans = [span for span in device_spans(own, intervals, call, points) if span.stream >> STREAM_NUMBER_BITS in clocks]
     bounds = [
-        int(clocks[device].bound_ns(points.device_ns[points.device == device]).max())
-        for device in np.unique(points.device).tolist()
-        if device in clocks
+        int(clocks[one].bound_ns(device_ns[device == one]).max()) for one in np.unique(device).tolist() if one in clocks
     ]
     metadata: dict[str, object] = {"device_events_dropped": points.dropped, "device_events_unread": points.unread}
     if bounds:
@@ -59,8 +59,8 @@ def add_device_spans(
         return timeline
     key, device_start, device_end, name, phase, call_index, event = np.array(spans, np.int64).T
     start, end = np.empty_like(device_start), np.empty_like(device_end)
-    for device, clock in clocks.items():
-        rows = key >> STREAM_NUMBER_BITS == device
+    for number, clock in clocks.items():
+        rows = key >> STREAM_NUMBER_BITS == number
         start[rows] = to_unix(clock.to_monotonic(device_start[rows]))
         end[rows] = to_unix(clock.to_monotonic(device_end[rows]))
     used, stream = np.unique(key, return_inverse=True)

@@ -6,12 +6,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...._typing import Int64Array
+from ...._typing import BoolArray, Int64Array
 from ....ring import Events, Kind
 from ....ring.slot_format import EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
 from ..module_events import is_of_modules
 
-__all__ = ["DevicePoints", "QueuedEvents", "device_points", "queued_events", "stream_ids"]
+__all__ = [
+    "CollectivePoints",
+    "DevicePoints",
+    "QueuedEvents",
+    "collective_points",
+    "device_points",
+    "queued_events",
+    "stream_ids",
+]
+
+_COLLECTIVE_KINDS = (Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, Kind.WAIT_ENTER, Kind.WAIT_EXIT)
 
 
 class QueuedEvents(NamedTuple):
@@ -19,7 +29,10 @@ class QueuedEvents(NamedTuple):
 
     Attributes:
         slot: index of each one's `DEVICE_QUEUED` among all events.
-        event: index of the host's event that it belongs to, among those of modules (`module_events`); -1 where lost.
+        event: index of the host's event that it belongs to, among those of modules (`module_events`); where it belongs
+            to a collective, of the last before; -1 where lost.
+        collective: index among all events of that of the collective, or of the wait for one, that it belongs to; -1
+            where it belongs to a module's.
         stream: number of the stream and index of the device, as in the ring.
         reached: index of its `DEVICE_REACHED` among all events; -1 where it was never read.
         dropped: indexes among all events of those that there were no more of, an array of another length.
@@ -27,9 +40,24 @@ class QueuedEvents(NamedTuple):
 
     slot: Int64Array
     event: Int64Array
+    collective: Int64Array
     stream: Int64Array
     reached: Int64Array
     dropped: Int64Array
+
+
+class CollectivePoints(NamedTuple):
+    """Events of devices that were read, at the begin or the end of collectives and of waits; arrays of equal length.
+
+    Attributes:
+        event: index of the host's event that each belongs to, among all events.
+        device: the index of its device.
+        device_ns: when the device came by, on its own clock.
+    """
+
+    event: Int64Array
+    device: Int64Array
+    device_ns: Int64Array
 
 
 class DevicePoints(NamedTuple):
@@ -60,24 +88,42 @@ def queued_events(events: Events) -> QueuedEvents:
     queued = np.flatnonzero(events.kind == Kind.DEVICE_QUEUED)
     is_dropped = events.name[queued] == NO_NAME
     index = queued[~is_dropped]
-    host = _event_before(events, index)
-    module_index = np.cumsum(is_of_modules(events)) - 1
-    event = np.where(host >= 0, module_index[host], -1).astype(np.int64)
+    of_modules = is_of_modules(events)
+    of_collectives = np.isin(events.kind, _COLLECTIVE_KINDS)
+    own = _event_before(events, index, of_modules | of_collectives)
+    is_collective = (own >= 0) & of_collectives[own]
+    collective = np.where(is_collective, own, -1)
+    module = np.where(is_collective, _event_before(events, index, of_modules, beyond_queued=True), own)
+    event = np.where(module >= 0, (np.cumsum(of_modules) - 1)[module], -1).astype(np.int64)
     return QueuedEvents(
-        index, event, events.name[index].astype(np.int64), _find_reached(events, index), queued[is_dropped]
+        index,
+        event,
+        collective,
+        events.name[index].astype(np.int64),
+        _find_reached(events, index),
+        queued[is_dropped],
     )
 
 
 def device_points(events: Events) -> DevicePoints:
     """Return the points of all devices, given all events of a ring."""
     queued = queued_events(events)
-    known = (queued.reached >= 0) & (queued.event >= 0)
+    known = (queued.reached >= 0) & (queued.event >= 0) & (queued.collective < 0)
     return DevicePoints(
         queued.event[known],
         queued.stream[known],
         events.value[queued.reached[known]],
         len(queued.dropped),
         int(np.count_nonzero(queued.reached < 0)),
+    )
+
+
+def collective_points(events: Events) -> CollectivePoints:
+    """Return the points of collectives, given all events of a ring."""
+    queued = queued_events(events)
+    known = (queued.reached >= 0) & (queued.collective >= 0)
+    return CollectivePoints(
+        queued.collective[known], queued.stream[known] >> STREAM_NUMBER_BITS, events.value[queued.reached[known]]
     )
 
 
@@ -104,13 +150,24 @@ def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
     return found
 
 
-def _event_before(events: Events, queued: Int64Array) -> Int64Array:
-    """Return for each queued event what its thread wrote just before of modules, -1 where that is lost."""
-    own = np.concatenate([np.flatnonzero(is_of_modules(events)), queued])
+def _event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyond_queued: bool = False) -> Int64Array:
+    """Return for each queued event what its thread wrote just before of the chosen ones, -1 where that is lost.
+
+    Args:
+        events: all events.
+        queued: indexes of the queued ones.
+        chosen: of all events.
+        beyond_queued: other queued events may lie between the two.
+    """
+    own = np.concatenate([np.flatnonzero(chosen), queued])
     is_queued = np.arange(len(own)) >= len(own) - len(queued)
     order = np.lexsort((own, events.thread[own]))
+    # By place in that order: the last that is not queued.
+    place = np.maximum.accumulate(np.where(is_queued[order], -1, np.arange(len(own))))
+    found = own[order[np.maximum(place, 0)]]
+    known = is_queued[order] & (place >= 0) & (events.thread[found] == events.thread[own[order]])
+    if not beyond_queued:
+        known &= place == np.arange(len(own)) - 1
     before = np.full(len(queued), -1, np.int64)
-    first, second = order[:-1], order[1:]
-    fits = is_queued[second] & ~is_queued[first] & (events.thread[own[first]] == events.thread[own[second]])
-    before[second[fits] - (len(own) - len(queued))] = own[first[fits]]
+    before[order[known] - (len(own) - len(queued))] = found[known]
     return before

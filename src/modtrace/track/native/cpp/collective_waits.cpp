@@ -8,6 +8,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "device/calls.h"
 #include "ring_writer.h"
 
 namespace modtrace {
@@ -43,13 +44,15 @@ PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObj
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
     return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   }
-  const auto [name_id, counter] = find_awaited(bound_object(args[0], typeid(c10d::Work)));
-  if (counter == kNoCounter && c10::InferenceMode::is_enabled() && !report_unseen(*session)) return nullptr;
+  const Awaited awaited = find_awaited(bound_object(args[0], typeid(c10d::Work)));
+  if (awaited.counter == kNoCounter && c10::InferenceMode::is_enabled() && !report_unseen(*session)) return nullptr;
   const uint64_t generation = thread.generation;
-  const int64_t meta = thread.meta_bits | name_id;
-  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, counter);
+  const int64_t meta = thread.meta_bits | awaited.name_id;
+  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
   PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
-  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, counter);
+  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
   return result;
 }
 

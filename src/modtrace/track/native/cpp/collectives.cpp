@@ -15,6 +15,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "collective_tensors.h"
+#include "device/calls.h"
 #include "ring_writer.h"
 
 namespace modtrace {
@@ -41,23 +43,24 @@ struct Entered {
   const void* tap;
   const void* group;
   int64_t peer;
-  c10::DeviceType device;
-  bool no_future;
+  c10::DeviceType device;  // the CPU where threads wait until it is complete, as for any barrier
+  bool no_future;          // nothing is to tell when it is complete
 
   OperatorKey key() const { return {tap, group, peer, device}; }
 };
 
 // Asks Python for the text id of an operator on a group, on a thread that may not hold the lock.
 std::optional<int64_t> ask_name(const std::string& operator_name, const std::string& group, int64_t peer,
-                                const std::string& device) {
+                                c10::DeviceType device) {
   if (!Py_IsInitialized()) return std::nullopt;
   const GilLock gil;
   Session* session = engine.active_session.load();
   if (session == nullptr || name_collective == nullptr) return std::nullopt;
   const SessionRef hold(*session);
   const PyRef function = PyRef::borrow(name_collective);
+  const std::string device_name = device == c10::kCPU ? "" : c10::DeviceTypeName(device, true);
   const PyRef args = PyRef::steal(
-      Py_BuildValue("(ssLs)", operator_name.c_str(), group.c_str(), static_cast<long long>(peer), device.c_str()));
+      Py_BuildValue("(ssLs)", operator_name.c_str(), group.c_str(), static_cast<long long>(peer), device_name.c_str()));
   const PyRef found = args ? call_without_dynamo(function, args.get()) : PyRef();
   if (!found) {
     report_error(*session);
@@ -66,33 +69,6 @@ std::optional<int64_t> ask_name(const std::string& operator_name, const std::str
   }
   return PyLong_AsLongLong(found.get());
 }
-
-int64_t tensor_bytes(const at::IValue& value) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    return tensor.defined() ? tensor.numel() * static_cast<int64_t>(tensor.element_size()) : 0;
-  }
-  int64_t bytes = 0;
-  if (value.isList()) {
-    for (const at::IValue& element : value.toListRef()) {
-      if (element.isTensor() || element.isList()) bytes += tensor_bytes(element);
-    }
-  }
-  return bytes;
-}
-
-const at::Tensor* first_tensor(const at::IValue& value) {
-  if (value.isTensor()) return value.toTensor().defined() ? &value.toTensor() : nullptr;
-  if (!value.isList()) return nullptr;
-  for (const at::IValue& element : value.toListRef()) {
-    if (!element.isTensor() && !element.isList()) return nullptr;
-    if (const at::Tensor* tensor = first_tensor(element)) return tensor;
-  }
-  return nullptr;
-}
-
-// Whether it is only traced: a fake tensor, or one that some Python code stands for.
-bool is_traced(const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python) || tensor.is_meta(); }
 
 void write_done(const Entered& entered) {
   write_without_gil(*entered.thread, entered.generation,
@@ -151,6 +127,7 @@ class Tap final : public c10::OperatorKernel {
     const void* memory =
         tensor != nullptr && tensor->has_storage() ? tensor->storage().unsafeGetStorageImpl() : nullptr;
     c10::intrusive_ptr<c10d::Work> work;
+    queue_device_event_of_collective(*entered->thread, entered->device);
     {
       const Exit exit(*entered);
       op.redispatchBoxed(below, stack);
@@ -158,7 +135,12 @@ class Tap final : public c10::OperatorKernel {
       // A barrier that nobody is to wait for any more, as NCCL's.
       if (!work && !has_message_) write_done(*entered);
     }
-    if (work) remember(work, memory, *entered);
+    // Where there is none, the current stream runs it; else one of the backend's does, and the wait tells.
+    if (work) {
+      remember(work, memory, *entered);
+    } else {
+      queue_device_event_of_collective(*entered->thread, entered->device);
+    }
   }
 
  private:
@@ -178,30 +160,16 @@ class Tap final : public c10::OperatorKernel {
     const Entered& entered_;
   };
 
-  // What threads do not wait for until it is complete. A barrier has a tensor of the device too, and they do.
-  std::string device_name(const Entered& entered) const {
-    const bool on_device = entered.device != c10::kCPU && has_message_;
-    return on_device ? c10::DeviceTypeName(entered.device, true) : "";
-  }
-
-  // Of the first tensor, also where it is among the second argument's, as the first can be what goes to no rank.
-  c10::DeviceType device_of(const Stack& stack) const {
-    for (size_t index = 0; index < std::min<size_t>(group_index_, 2); ++index) {
-      if (const at::Tensor* tensor = first_tensor(torch::jit::peek(stack, index, arguments_))) {
-        return tensor->device().type();
-      }
-    }
-    return c10::kCPU;
-  }
-
   std::optional<Entered> enter(const Stack& stack) {
     const at::IValue& group_value = torch::jit::peek(stack, group_index_, arguments_);
     if (!group_value.isObject()) return std::nullopt;
     int64_t bytes = 0;
+    c10::DeviceType device = c10::kCPU;
     for (size_t index = 0; index < std::min<size_t>(group_index_, 2); ++index) {
       const at::IValue& value = torch::jit::peek(stack, index, arguments_);
       const at::Tensor* tensor = first_tensor(value);
       if (tensor != nullptr && is_traced(*tensor)) return std::nullopt;
+      if (tensor != nullptr) device = tensor->device().type();
       if (has_message_) bytes = std::max(bytes, tensor_bytes(value));
     }
     ThreadState& thread = registered_thread();
@@ -211,9 +179,12 @@ class Tap final : public c10::OperatorKernel {
     const int64_t peer = peer_index_ ? torch::jit::peek(stack, *peer_index_, arguments_).toInt() : kNoPeer;
     const std::string& group_name = group->getGroupName();
     CollectiveState& state = *collective_state.load();
-    Entered entered{&thread, generation, 0, 0, bytes, this, group.get(), peer, device_of(stack), false};
+    // A barrier has a tensor of the device too. When it is complete, the end of the wait for it tells.
+    const bool no_future = !has_message_ && device != c10::kCPU;
+    if (!has_message_) device = c10::kCPU;
+    Entered entered{&thread, generation, 0, 0, bytes, this, group.get(), peer, device, no_future};
     if (!count(state, group_name, entered)) {
-      const std::optional<int64_t> name_id = ask_name(name_, group_name, peer, device_name(entered));
+      const std::optional<int64_t> name_id = ask_name(name_, group_name, peer, device);
       if (!name_id || *name_id < 0 || *name_id == kNoName) return std::nullopt;
       const std::lock_guard<std::mutex> lock(state.mutex);
       if (state.generation != generation) return std::nullopt;
@@ -235,23 +206,21 @@ class Tap final : public c10::OperatorKernel {
     // Another group may lie where one was.
     if (known == state.operators.end() || known->second.group != group_name) return false;
     entered.name_id = known->second.name_id;
-    entered.no_future = known->second.no_future;
+    entered.no_future |= known->second.no_future;
     entered.counter = (*known->second.counter)++;
     return true;
   }
 
-  void remember(const c10::intrusive_ptr<c10d::Work>& work, const void* memory, const Entered& entered) const {
+  static void remember(const c10::intrusive_ptr<c10d::Work>& work, const void* memory, const Entered& entered) {
     {
       CollectiveState& state = *collective_state.load();
       const std::lock_guard<std::mutex> lock(state.mutex);
       if (state.generation != entered.generation) return;
       for (const void* address : {static_cast<const void*>(work.get()), memory}) {
-        if (address != nullptr) note_work(state, address, entered.name_id, entered.counter);
+        if (address != nullptr) note_work(state, address, {entered.name_id, entered.counter, entered.device});
       }
     }
-    // When a device's barrier is complete, the end of the wait for it tells better.
-    const bool is_told = has_message_ || entered.device == c10::kCPU;
-    if (is_told && !entered.no_future) note_done(work, entered);
+    if (!entered.no_future) note_done(work, entered);
   }
 
   const std::string name_;
@@ -271,11 +240,13 @@ void tap_wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, St
   }
   ThreadState& thread = registered_thread();
   const uint64_t generation = thread.generation;
-  const auto [name_id, counter] = find_awaited(tensor->storage().unsafeGetStorageImpl());
-  const int64_t meta = thread.meta_bits | name_id;
-  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, counter);
+  const Awaited awaited = find_awaited(tensor->storage().unsafeGetStorageImpl());
+  const int64_t meta = thread.meta_bits | awaited.name_id;
+  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
   op.redispatchBoxed(below, stack);
-  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, counter);
+  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
 }
 
 bool is_object(const c10::Argument& argument, const char* name) {

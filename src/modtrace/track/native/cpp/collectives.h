@@ -48,10 +48,16 @@ struct NamedOperator {
   bool no_future = false;  // its Work has none
 };
 
+// A collective that can be waited for: its name and counter, and the device that runs it where that goes on alone.
+struct Awaited {
+  int64_t name_id = kNoName, counter = kNoCounter;
+  c10::DeviceType device = c10::kCPU;
+};
+
 // Which collective a Work or a tensor's memory is of. What lies at the same place later takes it over.
 struct RecentWork {
   const void* address = nullptr;
-  int64_t name_id = 0, counter = 0;
+  Awaited collective;
   uint64_t order = 0;  // of what was noted; 0 where nothing was
 };
 
@@ -81,7 +87,7 @@ inline RecentWork* works_of(CollectiveState& state, const void* address) {
 }
 
 // Notes which collective an address is of: in its own place, or in that of what was noted longest ago.
-inline void note_work(CollectiveState& state, const void* address, int64_t name_id, int64_t counter) {
+inline void note_work(CollectiveState& state, const void* address, const Awaited& collective) {
   RecentWork* const first = works_of(state, address);
   RecentWork* chosen = first;
   for (RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
@@ -91,20 +97,20 @@ inline void note_work(CollectiveState& state, const void* address, int64_t name_
     }
     if (work->order < chosen->order) chosen = work;
   }
-  *chosen = {address, name_id, counter, ++state.noted_works};
+  *chosen = {address, collective, ++state.noted_works};
 }
 
-// What is waited for: the name and counter of its collective, or none.
-inline std::pair<int64_t, int64_t> find_awaited(const void* address) {
+// What is waited for, or no collective.
+inline Awaited find_awaited(const void* address) {
   CollectiveState& state = *collective_state.load();
   const std::lock_guard<std::mutex> lock(state.mutex);
   if (address != nullptr && state.generation == current_generation()) {
     const RecentWork* const first = works_of(state, address);
     for (const RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
-      if (work->address == address) return {work->name_id, work->counter};
+      if (work->address == address) return work->collective;
     }
   }
-  return {kNoName, kNoCounter};
+  return {};
 }
 
 }  // namespace modtrace

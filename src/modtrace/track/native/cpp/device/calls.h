@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/SequenceNumber.h>
+#include <c10/core/DeviceType.h>
 
 #include "../engine_state.h"
 
@@ -19,6 +20,10 @@ inline void queue_device_event_without_gil(ThreadState& thread) {
   Py_BEGIN_ALLOW_THREADS queue_device_event(thread);
   Py_END_ALLOW_THREADS
 }
+
+// The same at the begin or the end of a collective that a device of this type runs, or of a wait for it: with or
+// without the interpreter's lock, which it gives back.
+void queue_device_event_of_collective(ThreadState& thread, c10::DeviceType type);
 
 // Notes the enter or the exit of a call where it is chosen, as above.
 inline void queue_device_event_of_call(const Session& session, ThreadState& thread, int64_t name_id) {

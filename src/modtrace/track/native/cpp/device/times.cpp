@@ -167,6 +167,17 @@ void queue_device_event(ThreadState& thread) {
   }
 }
 
+void queue_device_event_of_collective(ThreadState& thread, c10::DeviceType type) {
+  if (!engine.device_times_active.load(std::memory_order_acquire)) return;
+  const DeviceTimes* times = device_times.load();
+  if (times == nullptr || times->guard->type() != type) return;
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    queue_device_event_without_gil(thread);
+  } else {
+    queue_device_event(thread);
+  }
+}
+
 PyObject* start_device_times(PyObject*, PyObject* device_type) {
   const char* name = PyUnicode_AsUTF8(device_type);
   if (name == nullptr) return nullptr;
