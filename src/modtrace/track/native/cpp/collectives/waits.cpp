@@ -1,4 +1,4 @@
-#include "collectives.h"
+#include "calls.h"
 
 #ifdef MODTRACE_DISTRIBUTED
 
@@ -8,8 +8,8 @@
 #include <typeinfo>
 #include <utility>
 
-#include "device/calls.h"
-#include "ring_writer.h"
+#include "../device/calls.h"
+#include "../ring_writer.h"
 
 namespace modtrace {
 namespace {

@@ -1,4 +1,4 @@
-#include "collectives.h"
+#include "calls.h"
 
 #ifdef MODTRACE_DISTRIBUTED
 
@@ -15,9 +15,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "collective_tensors.h"
-#include "device/calls.h"
-#include "ring_writer.h"
+#include "../device/calls.h"
+#include "../ring_writer.h"
+#include "tensors.h"
 
 namespace modtrace {
 namespace {

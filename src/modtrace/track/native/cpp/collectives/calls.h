@@ -14,8 +14,8 @@
 #include <tuple>
 #include <utility>
 
-#include "engine_state.h"
-#include "py_ref.h"
+#include "../engine_state.h"
+#include "../py_ref.h"
 
 namespace modtrace {
 
