@@ -135,6 +135,17 @@ def test_a_stream_is_in_a_collective_that_it_runs_or_waits_for(read: int, collec
     assert found.queued == 0
 
 
+def test_where_waits_for_nothing_that_nobody_will_tell_of() -> None:
+    script = three_collectives()  # one of its like was told to be complete
+    script.collective(300, Kind.COLLECTIVE_ENTER, ON_GPU, 3)
+    script.collective(310, Kind.COLLECTIVE_EXIT, ON_GPU, 64 | 1 << 62)
+
+    (found,) = read_rank_progress(script.snapshot()).groups
+
+    assert (found.last, found.blocked) == (3, None)
+    assert build_timeline(script.snapshot()).collectives[-1].nbytes == 64
+
+
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 def test_a_saved_trace_says_which_a_device_runs(suffix: str, tmp_path: Path) -> None:
     saved = timeline()

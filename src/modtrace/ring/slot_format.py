@@ -49,6 +49,7 @@ __all__ = [
     "LAP_SHIFT",
     "NAME_BITS",
     "NAME_MASK",
+    "NOT_AWAITED_BIT",
     "NO_NAME",
     "RECOMPUTE_BIT",
     "SEQUENCE_BITS",
@@ -122,6 +123,9 @@ DEVICE_TIME_MASK = (1 << DEVICE_TIME_BITS) - 1
 DEVICE_PENDING_NS = 100_000_000
 """How long an event has to be asked for until `DEVICE_PENDING` tells it first; then whenever that has doubled."""
 
+NOT_AWAITED_BIT = 1 << 62
+"""In the value of a `COLLECTIVE_EXIT`: a device runs it, and the call left nothing by which a thread could wait."""
+
 ABANDONED_BIT = 1 << 62
 """In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
 
@@ -168,7 +172,8 @@ class Kind(IntEnum):
     COLLECTIVE_ENTER = 20
     """A collective, or a send or receive, is called. Value: its counter; name: a text, see `collective_text`."""
     COLLECTIVE_EXIT = 21
-    """The call returns. Value: bytes of the larger of what goes in and what comes out on this rank; name: the same."""
+    """The call returns. Value: bytes of the larger of what goes in and what comes out on this rank, `NOT_AWAITED_BIT`; name:
+    the same."""
     COLLECTIVE_DONE = 22
     """It is complete, at any later time; the thread is the one that called it. Value and name: as of its enter."""
     WAIT_ENTER = 23

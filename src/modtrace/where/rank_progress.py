@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ring import Kind, RingSnapshot
 from ..ring.collective_text import CollectiveName, parse_collective
-from ..ring.slot_format import NO_NAME
+from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group
 from ..timeline.build import is_communication
 from .blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
@@ -102,7 +102,10 @@ class _Calls:
         if kind == Kind.COLLECTIVE_ENTER:
             self.called[value] = self._in_call[call.tid] = call
         elif kind == Kind.COLLECTIVE_EXIT:
-            self._in_call.pop(call.tid, None)
+            entered = self._in_call.pop(call.tid, None)
+            # Nobody will tell when it is complete.
+            if entered is not None and value & NOT_AWAITED_BIT:
+                self._done.add(entered.counter)
         elif kind == Kind.COLLECTIVE_DONE:
             self._completing.add(call.operator)
             self._done.add(value)

@@ -10,7 +10,7 @@ import numpy as np
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Events, Kind, Record
 from ...ring.collective_text import parse_collective
-from ...ring.slot_format import COMMUNICATION_KINDS, NO_NAME
+from ...ring.slot_format import COMMUNICATION_KINDS, NO_NAME, NOT_AWAITED_BIT
 from ..collectives import Collectives, Group
 from ..contents import COMMUNICATION, Process, Track
 from .device import collective_points, device_clocks
@@ -66,7 +66,7 @@ def build_collectives(
         name=name - (len(used) - len(known)),
         is_wait=is_wait,
         counter=counter,
-        nbytes=np.maximum(exit_value, 0),
+        nbytes=np.where(exit_value > 0, exit_value & (NOT_AWAITED_BIT - 1), 0),
         track=events.thread[begin],
         step=steps_at(begin),
         complete=complete,

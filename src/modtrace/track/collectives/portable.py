@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ..._weak_map import WeakMap
 from ...ring import Kind, NameTable
-from ...ring.slot_format import NO_NAME
+from ...ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from ..call_patch import Layer, Patch, PatchTarget
 from ..event_sink import EventSink, OnError
 from .names import OPERATORS, CollectiveNames
@@ -89,7 +89,8 @@ class PortableCollectives:
         """Write that it returned `work`, or None where it raised."""
         try:
             message = 0 if "barrier" in operator else max(map(_tensor_bytes, args[:2]), default=0)
-            self._events.write_event(Kind.COLLECTIVE_EXIT, entered[0], message)
+            not_awaited = NOT_AWAITED_BIT if work is None and _device_type(args) else 0
+            self._events.write_event(Kind.COLLECTIVE_EXIT, entered[0], message | not_awaited)
             if work is not None:
                 self._works[work] = entered
         except Exception as error:

@@ -43,6 +43,9 @@ constexpr int kStreamNumberBits = 16;
 // The name of a DEVICE_REACHED: the lower bits of the event's number.
 constexpr int64_t kEventNumberMask = (int64_t{1} << kNameBits) - 1;
 
+// In the value of a COLLECTIVE_EXIT: a device runs it, and the call left nothing by which a thread could wait for it.
+constexpr int64_t kNotAwaitedBit = int64_t{1} << 62;
+
 // How long an event has to be asked for until a DEVICE_PENDING tells it first; then whenever that has doubled.
 constexpr int64_t kDevicePendingNs = 100'000'000;
 
@@ -110,6 +113,7 @@ constexpr NamedConstant kSlotFormat[] = {
     {"STREAM_NUMBER_BITS", kStreamNumberBits},
     {"EVENT_NUMBER_MASK", kEventNumberMask},
     {"DEVICE_TIME_BITS", kDeviceTimeBits},
+    {"NOT_AWAITED_BIT", kNotAwaitedBit},
     {"DEVICE_PENDING_NS", kDevicePendingNs},
     {"FORWARD_ENTER", kForwardEnter},
     {"FORWARD_EXIT", kForwardExit},

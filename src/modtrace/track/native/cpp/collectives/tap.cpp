@@ -129,7 +129,7 @@ class Tap final : public c10::OperatorKernel {
     c10::intrusive_ptr<c10d::Work> work;
     queue_device_event_of_collective(*entered->thread, entered->device);
     {
-      const Exit exit(*entered);
+      const Exit exit(*entered, work);
       op.redispatchBoxed(below, stack);
       work = !stack->empty() && stack->back().isObject() ? stack->back().toCustomClass<c10d::Work>() : nullptr;
       // A barrier that nobody is to wait for any more, as NCCL's.
@@ -138,7 +138,7 @@ class Tap final : public c10::OperatorKernel {
     // Where there is none, the current stream runs it; else one of the backend's does, and the wait tells.
     if (work) {
       remember(work, memory, *entered);
-    } else {
+    } else if (entered->thread->generation == entered->generation) {
       queue_device_event_of_collective(*entered->thread, entered->device);
     }
   }
@@ -147,17 +147,22 @@ class Tap final : public c10::OperatorKernel {
   // Writes the exit, also where the operator raises.
   class Exit {
    public:
-    explicit Exit(const Entered& entered) : entered_(entered) { inside_tap = true; }
+    Exit(const Entered& entered, const c10::intrusive_ptr<c10d::Work>& work) : entered_(entered), work_(work) {
+      inside_tap = true;
+    }
     ~Exit() {
       inside_tap = false;
+      const int64_t not_awaited = entered_.device != c10::kCPU && !work_ ? kNotAwaitedBit : 0;
       write_without_gil(*entered_.thread, entered_.generation,
-                        kCollectiveExit << kKindShift | entered_.thread->meta_bits | entered_.name_id, entered_.bytes);
+                        kCollectiveExit << kKindShift | entered_.thread->meta_bits | entered_.name_id,
+                        entered_.bytes | not_awaited);
     }
     Exit(const Exit&) = delete;
     Exit& operator=(const Exit&) = delete;
 
    private:
     const Entered& entered_;
+    const c10::intrusive_ptr<c10d::Work>& work_;
   };
 
   std::optional<Entered> enter(const Stack& stack) {
