@@ -172,8 +172,8 @@ class Kind(IntEnum):
     COLLECTIVE_ENTER = 20
     """A collective, or a send or receive, is called. Value: its counter; name: a text, see `collective_text`."""
     COLLECTIVE_EXIT = 21
-    """The call returns. Value: bytes of the larger of what goes in and what comes out on this rank, `NOT_AWAITED_BIT`; name:
-    the same."""
+    """The call returns. Value: bytes of the larger of what goes in and what comes out on this rank, `NOT_AWAITED_BIT`;
+    name: the same."""
     COLLECTIVE_DONE = 22
     """It is complete, at any later time; the thread is the one that called it. Value and name: as of its enter."""
     WAIT_ENTER = 23

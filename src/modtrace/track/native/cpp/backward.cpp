@@ -117,6 +117,8 @@ uint64_t hook_segments(ThreadState& thread, PyObject* outputs) {
   try {
     BackwardOrder order(thread.boundaries);
     if (!order.find(outputs) || (order.is_on_device() && shares_device(thread))) return 0;
+    // One that runs around this one, or beside it, needs its hooks on the nodes that both run.
+    if (engine.running_passes > 0 && order.meets_live_hook()) return 0;
     const uint64_t number = ++engine.last_pass;
     BackwardPass& pass = pass_slot(number);
     if (pass.number.load() != 0) return 0;
@@ -124,6 +126,7 @@ uint64_t hook_segments(ThreadState& thread, PyObject* outputs) {
         engine.device_times_active.load(std::memory_order_relaxed) && thread.device_boundaries.allocated();
     if (C10_UNLIKELY(device_times)) thread.device_boundaries.add(at::sequence_number::peek());
     order.hook_segments(number, device_times ? &thread.device_boundaries : nullptr);
+    pass.graph_task.store(kNoGraphTask);
     pass.begun.store(false);
     pass.over.store(false);
     pass.observed.store(false);

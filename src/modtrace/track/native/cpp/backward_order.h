@@ -68,6 +68,14 @@ class BackwardOrder {
 
   bool is_on_device() const { return device_ && device_->type() != at::kCPU; }
 
+  // Whether any of the nodes has the hook of a pass that runs still.
+  bool meets_live_hook() const {
+    return std::any_of(nodes_.begin(), nodes_.end(), [](const NumberedNode& node) {
+      const SegmentHook* hook = hook_of(node);
+      return hook != nullptr && hook->is_live();
+    });
+  }
+
   // Hooks the first node to run of each segment.
   //
   // device_boundaries: where the nodes of calls that get events of the device begin, or null where none do.
@@ -116,9 +124,17 @@ class BackwardOrder {
     return true;
   }
 
-  void add_hook(const NumberedNode& numbered, uint64_t pass_number, bool on_device) const {
+  static SegmentHook* hook_of(const NumberedNode& numbered) {
     for (const auto& hook : numbered.node->pre_hooks()) {
-      if (auto* ours = dynamic_cast<SegmentHook*>(hook.get())) return ours->set_pass(pass_number, on_device);
+      if (auto* ours = dynamic_cast<SegmentHook*>(hook.get())) return ours;
+    }
+    return nullptr;
+  }
+
+  void add_hook(const NumberedNode& numbered, uint64_t pass_number, bool on_device) const {
+    if (SegmentHook* hook = hook_of(numbered)) {
+      hook->set_pass(pass_number, on_device);
+      return;
     }
     numbered.node->add_pre_hook(
         std::make_unique<SegmentHook>(pass_number, forward_thread_, numbered.sequence, on_device));

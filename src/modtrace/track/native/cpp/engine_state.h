@@ -66,6 +66,8 @@ struct ThreadState {
 struct BackwardPass {
   std::atomic<uint64_t> number{0};  // 0: the slot is free
   std::atomic<bool> begun{false}, over{false};
+  // Set by the first hook that runs. Another one that runs the same nodes from within, or beside, does not count.
+  std::atomic<int> graph_task{-1};
   // Whether the observer took it over, as other passes take turns with it: from its next node on, hooks write nothing.
   std::atomic<bool> observed{false};
   bool on_device = false;     // guarded by the interpreter's lock

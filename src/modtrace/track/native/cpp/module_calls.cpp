@@ -153,10 +153,14 @@ PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_c
   const uint64_t generation = thread.generation;
   const size_t height = thread.open_calls.size() - 1;
   PyObject* result = PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
-  // The session may have ended meanwhile, or ended and another one begun.
+  // The session may have ended meanwhile, or ended and another one begun; what it holds of the thread's is let go then.
   Session* session = engine.active_session.load(std::memory_order_relaxed);
-  if (session != nullptr && generation == current_generation() && thread.open_calls.size() > height) {
-    exit(*session, thread, height);
+  if (thread.generation == generation && thread.open_calls.size() > height) {
+    if (session != nullptr && generation == current_generation()) {
+      exit(*session, thread, height);
+    } else {
+      drop_open_calls(thread, height);
+    }
   }
   return result;
 }

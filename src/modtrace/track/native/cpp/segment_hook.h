@@ -34,6 +34,12 @@ class SegmentHook final : public torch::autograd::FunctionPreHook {
   SegmentHook(uint64_t pass_number, uint64_t forward_thread, uint64_t sequence, bool on_device)
       : pass_number_(pass_number), on_device_(on_device), forward_thread_(forward_thread), sequence_(sequence) {}
 
+  // Whether the pass that it is of runs still.
+  bool is_live() const {
+    const uint64_t number = pass_number_.load();
+    return number != 0 && pass_slot(number).number.load() == number;
+  }
+
   // Takes the hook over for another pass: the graph was retained, and runs again.
   void set_pass(uint64_t pass_number, bool on_device) {
     on_device_.store(on_device);
@@ -55,6 +61,8 @@ class SegmentHook final : public torch::autograd::FunctionPreHook {
   void begin_segment(BackwardPass& pass, uint64_t number) const {
     const int graph_task = current_graph_task();
     if (C10_UNLIKELY(graph_task < 0 || pass.observed.load())) return;
+    int of_pass = kNoGraphTask;
+    if (!pass.graph_task.compare_exchange_strong(of_pass, graph_task) && of_pass != graph_task) return;
     ThreadState& thread = registered_thread();
     if (C10_UNLIKELY(!pass.begun.load(std::memory_order_relaxed)) && !pass.begun.exchange(true)) {
       torch::autograd::Engine::get_default_engine().queue_callback([number] { end_pass(number); });
