@@ -3,6 +3,23 @@
 #include <ATen/record_function.h>
 
 namespace modtrace {
+namespace {
+
+// What torch.compile runs this thread's frames by, replaced; of other threads it stays. Null, with no error, where
+// torch does not let it be replaced.
+PyRef exchange_compiler(PyObject* compiler) {
+  static PyObject* set_eval_frame = nullptr;
+  if (set_eval_frame == nullptr) {
+    const PyRef module = PyRef::steal(PyImport_ImportModule("torch._C._dynamo.eval_frame"));
+    if (module) set_eval_frame = PyObject_GetAttrString(module.get(), "set_eval_frame");
+  }
+  PyRef before = PyRef::steal(
+      set_eval_frame == nullptr ? nullptr : PyObject_CallFunctionObjArgs(set_eval_frame, compiler, nullptr));
+  if (!before) PyErr_Clear();
+  return before;
+}
+
+}  // namespace
 
 ThreadState* add_thread_state() {
   auto* state = new ThreadState;
@@ -43,12 +60,15 @@ void release_session(Session& session) {
 }
 
 PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* second) {
-  PyInterpreterState* interpreter = PyInterpreterState_Get();
-  const _PyFrameEvalFunction evaluate = _PyInterpreterState_GetEvalFrameFunc(interpreter);
-  const bool replaced = evaluate != _PyEval_EvalFrameDefault;
-  if (replaced) _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
+  const bool replaced = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault;
+  const PyRef compiler = replaced ? exchange_compiler(Py_None) : PyRef();
   PyRef result = PyRef::steal(PyObject_CallFunctionObjArgs(function.get(), first, second, nullptr));
-  if (replaced) _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate);
+  if (compiler) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    exchange_compiler(compiler.get());
+    PyErr_Restore(type, value, traceback);
+  }
   return result;
 }
 
