@@ -32,17 +32,24 @@ class Exclusive:
         """For a `with` block, which is as good where no exception can come but between two of its statements."""
         return self._lock
 
-    def run(self, function: Callable[[], object]) -> None:
-        """Call `function` while no other thread is inside."""
+    def run(self, function: Callable[[], object], max_wait_s: float = -1) -> None:
+        """Call `function` while no other thread is inside.
+
+        Args:
+            function: what to call.
+            max_wait_s: after so many seconds it is called all the same; a negative number waits for good.
+        """
         lock = self._lock
         if lock._is_owned():  # type: ignore[attr-defined]
             function()
             return
         try:
-            with lock:
-                function()
+            entered = lock.acquire(timeout=max_wait_s)
+            function()
+            if entered:
+                lock.release()
         except BaseException:
-            # An exception of a signal's handler can come between the end of the block and the lock's release.
+            # Also where an exception of a signal's handler comes right behind the lock's acquisition.
             if lock._is_owned():  # type: ignore[attr-defined]
                 lock.release()
             raise

@@ -44,18 +44,13 @@ def attribute(module: nn.Module, name: str) -> Any:
 def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) -> Iterator[tuple[str, nn.Module]]:
     """Yield the path and module of each module below one, as `nn.Module.named_modules` does, each module once.
 
-    A class may have its own `named_modules`; where that raises, the modules are as they lie. Names that are no text are
-    turned into it.
+    A `named_modules` of its own is not asked: it is the user's code, which can wait for a lock or draw a random number.
+    Names that are no text are turned into it.
 
     Args:
         module: where paths start.
         repeated: gets each module that lies in another place too, once for each of those.
     """
-    if type(module).named_modules is not nn.Module.named_modules:
-        named = _named_by_class(module)
-        if named is not None:
-            yield from named
-            return
     seen = {id(module)}
     # The last is the next. Two lists, as a tuple for each is more for the garbage collector to count.
     paths, todo = [""], [module]
@@ -75,13 +70,6 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
                 if child is not None:
                     paths.append(f"{prefix}{name if type(name) is str else _text(name)}")
                     todo.append(child)
-
-
-def _named_by_class(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
-    try:
-        return [(_text(path), inner) for path, inner in module.named_modules() if inner is not module]
-    except Exception:
-        return None
 
 
 def _text(name: object) -> str:

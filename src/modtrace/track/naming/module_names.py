@@ -283,10 +283,11 @@ class ModuleNames:
                     self._last_name_ids.pop(module_id, None)
                     self._paths.pop(module_id, None)
                     self._forget(module_id)
-            if not inside:
+            if self._walking.entered and not inside:
                 del self.dead[: len(dead)]
 
-        self._walking.run(forget)
+        # It is done again where another thread walks, which may be waiting for this one, see `ModulePaths.find`.
+        self._walking.run(forget, max_wait_s=0)
 
 
 class _Models:

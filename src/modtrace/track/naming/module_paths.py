@@ -13,6 +13,9 @@ from .wrappers import can_wrap, is_original, wrapping_of
 
 __all__ = ["Backoff", "ModulePaths", "ModuleRef"]
 
+_MAX_WAIT_S = 0.2
+"""Longer than a walk over a hundred thousand modules takes."""
+
 
 class Backoff:
     """Says when something costly that failed is due again: at the 1st, 2nd, 4th, 8th … time of asking."""
@@ -69,8 +72,9 @@ class ModulePaths:
         """Return the path of `module` below the parent; None where it is not there, or no walk is due to see that."""
         path = self.known(module)
         if path is None:
-            # A thread that misses what another is about to find waits for it.
-            self._exclusive.run(lambda: self._walk_if_due(parent, module))
+            # A thread that misses what another is about to find waits for it; not for good, as the garbage collector
+            # can run code of the user's in a walk, and that wait for this thread.
+            self._exclusive.run(lambda: self._walk_if_due(parent, module), _MAX_WAIT_S)
             path = self.known(module)
         return path
 
@@ -93,8 +97,7 @@ class ModulePaths:
             wrapped = self._strip and any(map(can_wrap, kinds))
             if wrapped:
                 by_id = self._by_id_of(_without_wrappers(parent, named_modules(parent)), kinds)
-            own = any(kind.named_modules is not nn.Module.named_modules for kind in kinds)
-            self._holds_inside = not (repeated or wrapped or own)
+            self._holds_inside = not (repeated or wrapped)
             self.are_names = self._holds_inside and self._strip and all(map(is_original, kinds))
             self._by_id = by_id
 

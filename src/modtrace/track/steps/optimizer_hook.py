@@ -8,6 +8,8 @@ compiled of the step runs. Where the step is a part of a larger graph, the graph
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
 import weakref
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -31,6 +33,7 @@ _NAME: Any = "modtrace"
 _WRAPPER: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
 """Of what torch puts around the `step` of each class of optimizers, and calls the hooks from."""
 
+_log = logging.getLogger("modtrace")
 _listeners: list[Callable[[Optimizer], None]] = []
 _stepped: WeakMap[Any, list[OptimizerRef]] = WeakMap()
 """The optimizers that step in a graph, by that."""
@@ -45,8 +48,11 @@ def _hook(optimizer: Optimizer, *_: object) -> None:
         if _comptime is not None:
             _comptime(_note_traced)
         return
-    for listener in tuple(_listeners):
-        listener(optimizer)
+    try:
+        for listener in tuple(_listeners):
+            listener(optimizer)
+    except Exception:
+        _log.warning("a step of %s is not told, after an error", type(optimizer).__name__, exc_info=True)
 
 
 skip_all(_hook)
@@ -56,17 +62,31 @@ def add_step_hook(listener: Callable[[Optimizer], None]) -> None:
     """Call `listener` behind each optimizer step that is not compiled, until it is removed."""
     _finders.append(call_after_import("torch._dynamo.comptime", _find_comptime))
     _listeners.append(listener)
-    torch_optimizer._global_optimizer_post_hooks[_NAME] = _hook
+    hooks = torch_optimizer._global_optimizer_post_hooks
+    if _NAME not in hooks:
+        if _is_iterated():
+            _log.warning("steps of optimizers are not told: the recording began within one")
+        else:
+            hooks[_NAME] = _hook
 
 
 def remove_step_hook(listener: Callable[[Optimizer], None]) -> None:
-    """Call it no longer; does nothing where it is removed already."""
+    """Call it no longer; does nothing where it is removed already.
+
+    Within the step of an optimizer, torch's dictionary keeps our hook until the next recording ends: it does nothing.
+    """
     with contextlib.suppress(ValueError):
         _listeners.remove(listener)
     if not _listeners:
         while _finders:
             _finders.pop()()
-        torch_optimizer._global_optimizer_post_hooks.pop(_NAME, None)
+        if not _is_iterated():
+            torch_optimizer._global_optimizer_post_hooks.pop(_NAME, None)
+
+
+def _is_iterated() -> bool:
+    """Whether a thread may be calling the hooks: where these change meanwhile, the step of the user's raises."""
+    return any(step_frames(frame) for frame in sys._current_frames().values())
 
 
 def step_frames(frame: FrameType | None) -> list[FrameType]:

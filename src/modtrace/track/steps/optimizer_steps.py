@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import NamedTuple
 
@@ -13,7 +13,9 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import TensorWeakRef
 
+from ..._weak_map import WeakMap
 from ..compiled_regions import CompiledRegions
+from ..naming.module_paths import Backoff
 from ..tensors import unseen_by_modes
 from .optimizer_hook import OptimizerRef, add_step_hook, is_compiled, remove_step_hook, step_frames
 
@@ -62,6 +64,8 @@ class OptimizerSteps:
         self._complete = False
         # Those that had not stepped yet when all were looked for.
         self._awaited: list[weakref.ref[Optimizer]] = []
+        self._searches = Backoff()
+        self._seen: WeakMap[Optimizer, None] = WeakMap()
 
     def start(self) -> None:
         """Begin."""
@@ -128,6 +132,7 @@ class OptimizerSteps:
             self._gradients = []
             self._step += 1
         stepped[key] = self._training[key] = weakref.ref(optimizer)
+        self._seen[optimizer] = None
         if gradient := _find_gradient(optimizer):
             self._gradients.append(gradient)
         complete = self._all_have_stepped(optimizer) if self._usual is None else stepped.keys() >= self._usual
@@ -136,12 +141,16 @@ class OptimizerSteps:
 
     def _all_have_stepped(self, optimizer: Optimizer) -> bool:
         """Whether all optimizers there are have stepped in this step, of which this one is the last so far."""
-        # To look for them is to look at every object there is, so not again while one is still awaited.
+        # To look for them is to look at every object there is: not again while one is still awaited, and more and more
+        # rarely where optimizers are made anew again and again. In between, those are known that have stepped once.
         for ref in self._awaited:
             other = ref()
             if other is not None and id(other) not in self._stepped and _is_another(other, optimizer):
                 return False
-        self._awaited = [weakref.ref(other) for other in _others(optimizer) if id(other) not in self._stepped]
+        others = _all_optimizers() if self._searches.is_due() else list(self._seen)
+        self._awaited = [
+            weakref.ref(other) for other in others if id(other) not in self._stepped and _is_another(other, optimizer)
+        ]
         return not self._awaited
 
     def _goes_on(self, optimizer: Optimizer) -> bool:
@@ -236,14 +245,14 @@ def _ignore(_step: int, _complete: bool) -> None:
     """Stand in for the callback of one that was stopped, and whose hook an interrupt has left behind."""
 
 
-def _others(optimizer: Optimizer) -> list[Optimizer]:
-    """Return the other optimizers that are alive and step apart from this one."""
+def _all_optimizers() -> list[Optimizer]:
+    """Return the optimizers that are alive."""
     kinds: list[type[Optimizer]] = [Optimizer]
     for kind in kinds:
         kinds += type.__subclasses__(kind)
     # An object refers to its class. To ask the collector for those that do is twice as quick as to look at each.
     referrers = gc.get_referrers(*filter(_is_hooked, kinds))
-    return [other for other in referrers if issubclass(type(other), Optimizer) and _is_another(other, optimizer)]
+    return [other for other in referrers if issubclass(type(other), Optimizer)]
 
 
 def _is_another(other: Optimizer, optimizer: Optimizer) -> bool:
@@ -259,5 +268,9 @@ def _is_hooked(kind: type[Optimizer]) -> bool:
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    for group in getattr(optimizer, "param_groups", ()):
-        yield from group["params"]
+    # A class of the user's may hold anything.
+    groups = getattr(optimizer, "param_groups", None)
+    for group in groups if isinstance(groups, list | tuple) else ():
+        parameters = group.get("params") if isinstance(group, Mapping) else None
+        if isinstance(parameters, list | tuple):
+            yield from (parameter for parameter in parameters if isinstance(parameter, torch.Tensor))
