@@ -111,7 +111,7 @@ class RingFile:
 
 
 def _refuse_special(path: str) -> None:
-    """Refuse to put a ring where something else than a regular file stands, or a link that leads to such."""
+    """Refuse to put a ring where something else stands than a ring or an empty file, or a link that leads to such."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -119,3 +119,10 @@ def _refuse_special(path: str) -> None:
     if not stat.S_ISREG(mode):
         what = _SPECIAL_FILES.get(stat.S_IFMT(mode), "no regular file")
         raise RingError(f"{path}: it is {what}, which a ring does not replace. Name another place.")
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(len(MAGIC))
+    except OSError:
+        return
+    if begin and begin != MAGIC:
+        raise RingError(f"{path}: it is a file and no ring, which a ring does not replace. Name another place.")

@@ -33,6 +33,9 @@ _NAME: Any = "modtrace"
 _WRAPPER: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
 """Of what torch puts around the `step` of each class of optimizers, and calls the hooks from."""
 
+_LOOP_VARIABLE = "post_hook"
+"""Of the loop in there over the hooks behind a step."""
+
 _log = logging.getLogger("modtrace")
 _listeners: list[Callable[[Optimizer], None]] = []
 _stepped: WeakMap[Any, list[OptimizerRef]] = WeakMap()
@@ -48,11 +51,8 @@ def _hook(optimizer: Optimizer, *_: object) -> None:
         if _comptime is not None:
             _comptime(_note_traced)
         return
-    try:
-        for listener in tuple(_listeners):
-            listener(optimizer)
-    except Exception:
-        _log.warning("a step of %s is not told, after an error", type(optimizer).__name__, exc_info=True)
+    for listener in tuple(_listeners):
+        listener(optimizer)
 
 
 skip_all(_hook)
@@ -85,8 +85,10 @@ def remove_step_hook(listener: Callable[[Optimizer], None]) -> None:
 
 
 def _is_iterated() -> bool:
-    """Whether a thread may be calling the hooks: where these change meanwhile, the step of the user's raises."""
-    return any(step_frames(frame) for frame in sys._current_frames().values())
+    """Whether a thread is calling the hooks: where these change meanwhile, the step of the user's raises."""
+    frames = [step for frame in sys._current_frames().values() for step in step_frames(frame)]
+    # Before the first hook behind the step is called, in a closure say, the loop's variable is not there.
+    return any(_LOOP_VARIABLE not in frame.f_code.co_varnames or _LOOP_VARIABLE in frame.f_locals for frame in frames)
 
 
 def step_frames(frame: FrameType | None) -> list[FrameType]:
