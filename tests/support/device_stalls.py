@@ -43,9 +43,8 @@ def _calls_on_device(recording: modtrace.Recording) -> list[tuple[str, int]]:
     return [(span.fqn, span.call) for span in recording.timeline().spans if span.track.startswith("gpu")]
 
 
-def forward_waits(recording: modtrace.Recording, streams: FakeStreams) -> None:
-    """A call that waits as its stream takes no more work, until another thread of Python lets it."""
-    model, x = nn.Identity(), _input()
+def _start_a_call_that_waits(model: nn.Module, x: Tensor, streams: FakeStreams) -> threading.Thread:
+    """Call the model on another thread, whose stream takes no more work; return when it waits for that."""
     streams.fill(OTHER_STREAM, True)
 
     def run() -> None:
@@ -55,6 +54,12 @@ def forward_waits(recording: modtrace.Recording, streams: FakeStreams) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     _wait_until(lambda: streams.waiting == 1)
+    return thread
+
+
+def forward_waits(recording: modtrace.Recording, streams: FakeStreams) -> None:
+    """A call that waits as its stream takes no more work, until another thread of Python lets it."""
+    thread = _start_a_call_that_waits(nn.Identity(), _input(), streams)
     streams.fill(OTHER_STREAM, False)
     thread.join()
     recording.stop()
@@ -64,15 +69,7 @@ def forward_waits(recording: modtrace.Recording, streams: FakeStreams) -> None:
 def forward_waits_behind_the_end(recording: modtrace.Recording, streams: FakeStreams) -> None:
     """The same of a call that ends in another recording than that in which it began."""
     model, x = nn.Identity(), _input()
-    streams.fill(OTHER_STREAM, True)
-
-    def run() -> None:
-        streams.use_stream(OTHER_STREAM)
-        model(x)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    _wait_until(lambda: streams.waiting == 1)
+    thread = _start_a_call_that_waits(model, x, streams)
     recording.stop()
     with modtrace.record(engine="native") as own:
         model(x)
