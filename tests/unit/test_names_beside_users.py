@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from torch import nn
 
-from tests.unit.test_names import Names, Net
+from modtrace.ring import NameTable, Record
+from modtrace.track.naming import module_paths
+from modtrace.track.naming.module_inspection import named_modules
+from tests.unit.test_names import Block, Names, Net
 
 
 def test_a_named_modules_of_the_users_is_not_asked() -> None:
@@ -25,21 +30,47 @@ def test_a_named_modules_of_the_users_is_not_asked() -> None:
     assert asked == []
 
 
-def test_a_thread_does_not_wait_for_good_for_one_that_walks_and_waits_for_it() -> None:
+def test_a_thread_does_not_wait_for_one_that_walks_and_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     net, names = Net(), Names()
     done, entered = threading.Event(), threading.Event()
 
-    def walk() -> None:
-        # As in a finalizer that the garbage collector runs there.
-        entered.set()
-        assert done.wait(60)
+    def walk(*arguments: Any) -> Iterator[tuple[str, nn.Module]]:
+        if threading.current_thread() is thread:
+            # As in a finalizer that the garbage collector runs there.
+            entered.set()
+            assert done.wait(60)
+        return named_modules(*arguments)
 
-    thread = threading.Thread(target=lambda: names.names._walking.run(walk))
+    monkeypatch.setattr(module_paths, "named_modules", walk)
+    thread = threading.Thread(target=lambda: names(net, net.fc(1)))
     thread.start()
     assert entered.wait(60)
-    found = names(net, net.fc(0))[1]
-    names.names.forget_dead()
+    found = [names(net, net.fc(0))[1]]
+    # A walk is due at the 1st, 2nd, 4th … time, and while another one is under way.
+    net.h.append(Block())
+    found.append(names(net, net.fc(2))[1])
     done.set()
     thread.join()
 
-    assert found == "Net.h.0.fc"
+    assert found == ["Net.h.0.fc", "Net.h.2.fc"]
+
+
+def test_a_thread_does_not_wait_for_one_that_adds_a_name_and_waits_for_it() -> None:
+    done, entered = threading.Event(), threading.Event()
+
+    def sink(record: Record) -> None:
+        if record["kind"] == "name" and threading.current_thread() is thread:
+            entered.set()
+            assert done.wait(60)
+
+    table, ids = NameTable(sink), []
+    thread = threading.Thread(target=lambda: ids.append(table.name("fc", "Net.fc", "Linear")))
+    thread.start()
+    assert entered.wait(60)
+    ids += [table.name("fc", "Net.fc", "Linear"), table.name("h", "Net.h", "Block"), table.name("h", "Net.h", "Block")]
+    done.set()
+    thread.join()
+
+    # The first to note it counts.
+    assert ids == [1, 2, 2, 1]
+    assert [(record["id"], record["fqn"]) for record in table.records] == [(1, "Net.fc"), (2, "Net.h"), (0, "Net.fc")]

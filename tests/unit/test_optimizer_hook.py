@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+import signal
 from typing import Any
 
 import pytest
 import torch
 from torch.optim import SGD, Optimizer
-from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import modtrace
 from modtrace.track.steps import optimizer_steps
+from tests.support.python_process import run_python
 
 
 def stepped(optimizer: Optimizer) -> None:
@@ -36,31 +37,88 @@ def test_a_recording_that_ends_in_a_step_leaves_the_hooks_behind_its_own_alone()
 
     assert called == [0, 1, 2, 3]
     assert [mark.text for mark in recording.timeline().marks] == ["step 0", "step 1"]
-    # What was left in torch's dictionary goes with the next recording that ends outside of a step.
+
+
+IN_HOOKS = """
+import sys, threading, torch, modtrace
+from torch.optim import SGD
+from torch.optim.optimizer import register_optimizer_step_post_hook as register
+
+def step(optimizer):
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+recording, called = modtrace.record(engine="python"), []
+
+def begin(*_):
+    called.append("begin")
+    if not recording.running:
+        if sys.argv[1] == "here":
+            recording.start()
+        else:
+            thread = threading.Thread(target=recording.start)
+            thread.start()
+            thread.join()
+
+handles = [register(begin), register(lambda *_: called.append("behind"))]
+optimizer = SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+for _ in range(3):
+    step(optimizer)
+handles[0].remove()
+handles.append(register(lambda *_: called.append("new")))
+step(optimizer)
+for handle in handles:
+    handle.remove()
+step(optimizer)
+recording.stop()
+print(*called, *[mark.text for mark in recording.timeline().marks], sep=", ")
+"""
+
+
+@pytest.mark.parametrize("where", ["here", "in another thread"])
+def test_a_first_recording_that_begins_in_a_hook_behind_a_step_is_told_the_next_ones(where: str) -> None:
+    told = run_python("-c", IN_HOOKS, where).stdout
+
+    assert told == "begin, behind, begin, behind, begin, behind, behind, new, step 0, step 1, step 2, step 3\n"
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_an_error_of_ours_leaves_the_step_alone_and_is_told_once(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise error("ours")
+
+    optimizer = sgd()
+    monkeypatch.setattr(optimizer_steps.OptimizerSteps, "_after_step", fail)
     with modtrace.record(engine="python") as recording:
         stepped(optimizer)
-    assert [mark.text for mark in recording.timeline().marks] == ["step 0"]
-    assert "modtrace" not in [*map(str, torch_optimizer._global_optimizer_post_hooks)]
+        stepped(optimizer)
+
+    assert recording.steps == 0
+    assert caplog.messages == ["steps are counted no longer, after an error inside modtrace; the training goes on"]
 
 
-def test_a_recording_that_begins_in_a_step_changes_no_hooks_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    optimizer, recordings, called = sgd(), [modtrace.record(engine="python")], []
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_what_the_handler_of_a_signal_raises_there_is_the_users(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handle(*_: object) -> None:
+        raise error
 
-    def begin(*_: object) -> None:
-        recordings.pop().start()
+    optimizer = sgd()
+    old = signal.signal(signal.SIGUSR1, handle)
+    monkeypatch.setattr(
+        optimizer_steps.OptimizerSteps, "_after_step", lambda *_: signal.raise_signal(signal.SIGUSR1)
+    )
+    try:
+        with modtrace.record(engine="python"), pytest.raises(error):
+            stepped(optimizer)
+    finally:
+        signal.signal(signal.SIGUSR1, old)
 
-    handles = [
-        register_optimizer_step_post_hook(begin),
-        register_optimizer_step_post_hook(lambda *_: called.append(0)),
-    ]
-    recording = recordings[0]
-    stepped(optimizer)
-    recording.stop()
-    for handle in handles:
-        handle.remove()
-
-    assert called == [0]
-    assert caplog.messages == ["steps of optimizers are not told: the recording began within one"]
+    assert caplog.messages == []
 
 
 class _Odd(Optimizer):

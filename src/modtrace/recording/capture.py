@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from .._handler_errors import raised_by_handler
 from ..record_options import EngineName
 from ..ring import STACKS_SIGNAL, Kind, NameTable, Ring
 from ..track.compiled_regions import CompiledRegions
@@ -16,7 +17,6 @@ from ..track.engine import choose_engine, make_engine
 from ..track.job_clocks import JobClocks
 from ..track.recording_metadata import recording_metadata
 from ..track.sampling import Sampler
-from .on_signal import raised_by_handler
 from .stacks_on_signal import write_stacks_on
 
 __all__ = ["Capture"]

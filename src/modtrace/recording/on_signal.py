@@ -1,4 +1,4 @@
-"""Saving a recording when a signal comes, also while the main thread hangs; and errors of signal handlers."""
+"""Saving a recording when a signal comes, also while the main thread hangs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from functools import partial
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import FrameType
 from typing import Any
 
 from .._errors import RecordingError
 
-__all__ = ["SaveOnSignal", "raised_by_handler"]
+__all__ = ["SaveOnSignal"]
 
 
 class SaveOnSignal:
@@ -112,24 +111,3 @@ class SaveOnSignal:
                 self._save()
             if 0 in numbers:
                 return
-
-
-def raised_by_handler(error: BaseException) -> bool:
-    """Return whether the handler of a signal raised `error`: it is the user's then, whatever code it interrupted."""
-    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _code(handler: Any) -> CodeType | None:
-    if not callable(handler):
-        return None
-    while isinstance(handler, partial):
-        handler = handler.func
-    function = handler if isinstance(handler, FunctionType | MethodType) else type(handler).__call__
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, CodeType) else None

@@ -57,7 +57,6 @@ class RingFile:
         self.path = os.fspath(path)
         self.capacity = capacity
         self._log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
-        self._log_end = self._log_start
         self._reserved = self._log_start + _LOG_CHUNK_BYTES
         text = orjson.dumps(dict(metadata))
         head = HEADER.pack(MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, self._log_start, len(text), zlib.crc32(text))
@@ -70,15 +69,17 @@ class RingFile:
         # one's name before, and it is never what someone else put there, nor where a link of theirs leads.
         partial = f"{self.path}.{os.getpid()}.{secrets.token_hex(8)}.new"
         try:
-            self._fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._descriptor: _Descriptor | None = _Descriptor(fd)
             try:
-                os.posix_fallocate(self._fd, 0, self._reserved)
-                os.pwrite(self._fd, head + text, 0)
-                self.buffer = mmap.mmap(self._fd, self._log_start)
+                os.posix_fallocate(fd, 0, self._reserved)
+                os.pwrite(fd, head + text, 0)
+                os.lseek(fd, self._log_start, os.SEEK_SET)
+                self.buffer = mmap.mmap(fd, self._log_start)
                 prefault(self.buffer)
                 os.replace(partial, self.path)
             except BaseException:
-                os.close(self._fd)
+                self._descriptor = None
                 with contextlib.suppress(FileNotFoundError):  # an interrupt can come after it was moved
                     os.unlink(partial)
                 raise
@@ -91,23 +92,38 @@ class RingFile:
             ) from error
 
     def append(self, record: Record) -> None:
-        """Append one record to the log.
+        """Append one record to the log; thread-safe, since the system keeps the end of the log and writes one at a time.
+
+        It does nothing when the file is closed: a thread may still be naming what it was called for.
 
         Raises:
             OSError: the disk is full.
         """
+        descriptor = self._descriptor
+        if descriptor is None:
+            return
         text = orjson.dumps(dict(record))
         framed = RECORD.pack(len(text), zlib.crc32(text)) + text
         kept = 0 if record["kind"] in _CLOSING_KINDS else _CLOSING_BYTES
-        if self._log_end + len(framed) + RECORD.size + kept > self._reserved:
-            os.posix_fallocate(self._fd, self._reserved, _LOG_CHUNK_BYTES)
-            self._reserved += _LOG_CHUNK_BYTES
-        os.pwrite(self._fd, framed, self._log_end)
-        self._log_end += len(framed)
+        fd, reserved = descriptor.fd, self._reserved
+        if os.lseek(fd, 0, os.SEEK_CUR) + len(framed) + RECORD.size + kept > reserved:
+            os.posix_fallocate(fd, reserved, _LOG_CHUNK_BYTES)
+            self._reserved = reserved + _LOG_CHUNK_BYTES
+        os.write(fd, framed)
 
     def close(self) -> None:
-        """Close the file; the mapping goes when nothing holds it any more."""
-        os.close(self._fd)
+        """Close the file, once no thread appends to it; the mapping goes when nothing holds it any more."""
+        self._descriptor = None
+
+
+class _Descriptor:
+    """Closes a file descriptor when nobody uses it any more: its number may be another file's from then on."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
 
 
 def _refuse_special(path: str) -> None:

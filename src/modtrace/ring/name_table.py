@@ -17,11 +17,11 @@ A record is one JSON object. Its "kind" says what it is; beside that it has
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .._exclusive import Exclusive
 from .slot_format import NO_NAME, THREAD_MASK
 
 __all__ = ["NameTable", "Record", "clean"]
@@ -41,15 +41,15 @@ def clean(text: str) -> str:
 
 
 class NameTable:
-    """Gives ids (small numbers, from 0 on) to names, texts and threads, and notes a record for each once. Thread-safe.
+    """Gives ids (small numbers, from 0 on) to names, texts and threads, and notes a record for each. Thread-safe.
 
     Args:
         sink: called with each new record, before its id is used in the ring. What it raises (OSError: the disk is
-            full) comes out of the method that noted the record, and the record is not noted.
+            full) comes out of the method that noted the record, and the record is not noted. It must be thread-safe.
         records: what is there already, as read back from a file.
 
     Attributes:
-        records: all records so far, in order.
+        records: all records so far. Threads that find something new at once may note their ids in any order.
     """
 
     def __init__(self, sink: Callable[[Record], None] | None = None, records: Iterable[Record] = ()) -> None:
@@ -57,8 +57,11 @@ class NameTable:
         self._sink = sink
         self._names: dict[str, int] = {}
         self._texts: dict[str, int] = {}
-        self._thread_count = 0
-        self._exclusive = Exclusive()
+        # No lock: a finalizer, which can run anywhere in here, may wait for another thread that is in here too. Each of
+        # these gives out a number once.
+        self._next_name = itertools.count().__next__
+        self._next_text = itertools.count().__next__
+        self._next_thread = itertools.count().__next__
 
     def name(self, label: str, fqn: str, module_class: str) -> int:
         """Return the id of a module's name, or `NO_NAME` where the table is full."""
@@ -67,38 +70,35 @@ class NameTable:
         if clean(key) is not key:
             label, fqn, module_class = clean(label), clean(fqn), clean(module_class)
             key = f"{len(label)},{len(fqn)},{label}{fqn}{module_class}"
-        with self._exclusive.lock:
-            name_id = self._names.get(key)
-            if name_id is None:
-                name_id = len(self._names)
-                if name_id >= NO_NAME:
-                    return NO_NAME
-                self._append({"kind": "name", "id": name_id, "label": label, "fqn": fqn, "class": module_class})
-                self._names[key] = name_id
-            return name_id
+        name_id = self._names.get(key)
+        if name_id is None:
+            name_id = self._next_name()
+            if name_id >= NO_NAME:
+                return NO_NAME
+            self._append({"kind": "name", "id": name_id, "label": label, "fqn": fqn, "class": module_class})
+            # Where another thread was first, that one's counts, and the record of this one is of no use.
+            name_id = self._names.setdefault(key, name_id)
+        return name_id
 
     def text(self, text: str) -> int:
-        """Return the id of a text (a mark, a counter's name, the shapes of a call), or `NO_NAME` as `name` does."""
+        """Return the id of a text (a mark, a counter, the shapes of a call), or `NO_NAME` as `name` does."""
         text = clean(text)
-        with self._exclusive.lock:
-            text_id = self._texts.get(text)
-            if text_id is None:
-                text_id = len(self._texts)
-                if text_id >= NO_NAME:
-                    return NO_NAME
-                self._append({"kind": "text", "id": text_id, "text": text})
-                self._texts[text] = text_id
-            return text_id
+        text_id = self._texts.get(text)
+        if text_id is None:
+            text_id = self._next_text()
+            if text_id >= NO_NAME:
+                return NO_NAME
+            self._append({"kind": "text", "id": text_id, "text": text})
+            text_id = self._texts.setdefault(text, text_id)
+        return text_id
 
     def thread(self, name: str, tid: int, torch_thread_id: int = -1) -> int:
         """Note a thread and return its id; all threads for which there is no id left share the last one."""
-        with self._exclusive.lock:
-            thread_id = min(self._thread_count, THREAD_MASK)
-            self._thread_count += 1
-            self._append(
-                {"kind": "thread", "id": thread_id, "name": clean(name), "tid": tid, "torch_thread_id": torch_thread_id}
-            )
-            return thread_id
+        thread_id = min(self._next_thread(), THREAD_MASK)
+        self._append(
+            {"kind": "thread", "id": thread_id, "name": clean(name), "tid": tid, "torch_thread_id": torch_thread_id}
+        )
+        return thread_id
 
     def compiled(self, name_id: int, modules: str) -> None:
         """Note which modules torch.compile put into the calls of a name; a later note takes the place of this one."""
@@ -124,7 +124,6 @@ class NameTable:
         self._append({"kind": "stop"})
 
     def _append(self, record: Record) -> None:
-        with self._exclusive.lock:
-            if self._sink is not None:
-                self._sink(record)
-            self.records.append(record)
+        if self._sink is not None:
+            self._sink(record)
+        self.records.append(record)

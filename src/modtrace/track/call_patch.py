@@ -54,11 +54,14 @@ class PatchTarget:
     Args:
         owner: the class or module.
         name: the name.
+        is_restored: whether what was there is put back when no patch is active; else the wrapper stays for good, and
+            only passes calls on.
     """
 
-    def __init__(self, owner: object, name: str) -> None:
+    def __init__(self, owner: object, name: str, *, is_restored: bool = False) -> None:
         self._owner = owner
         self._name = name
+        self.is_restored = is_restored
         self._original = self.function
         # By id of the wrapper. Those that are not reached any more go with the next `uninstall`.
         self._layers: dict[int, Layer] = {}
@@ -120,7 +123,7 @@ class PatchTarget:
         return False
 
 
-MODULE_CALL = (PatchTarget(nn.Module, "__call__"),)
+MODULE_CALL = (PatchTarget(nn.Module, "__call__", is_restored=True),)
 RUN_BACKWARD = (
     PatchTarget(torch.autograd.graph, "_engine_run_backward"),
     PatchTarget(torch.autograd, "_engine_run_backward"),
@@ -150,7 +153,7 @@ class Patch:
         _exclusive.run(lambda: self._install(observer))
 
     def uninstall(self) -> None:
-        """Tell nobody of calls any more, and take the wrapper off where nothing of others is around it."""
+        """Tell nobody of calls any more; where the target is restored, take off what nothing of others is around."""
         _exclusive.run(self._uninstall)
 
     def _install(self, observer: object) -> None:
@@ -166,7 +169,8 @@ class Patch:
             for layer in target.layers(self):
                 self.set_observer(layer, None)
         for target in self._targets:
-            target.remove_inactive()
+            if target.is_restored:
+                target.remove_inactive()
 
     def make_layer(self, wrapped: Callable[..., Any]) -> Layer:
         """Return a new layer around `wrapped`, inactive."""

@@ -12,18 +12,28 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._after_import import call_after_import
 from .._weak_map import WeakMap
 from ..ring import NameTable
 from .skip_dynamo import skip_all
 from .steps.optimizer_hook import OptimizerRef, stepped_in_graph
 
-__all__ = ["Captured", "CapturedGraphs", "CompiledModuleNames", "InnerModule", "inner_names"]
+__all__ = [
+    "GRAPHS_MODULE",
+    "Captured",
+    "CompiledModuleNames",
+    "InnerModule",
+    "captured_in",
+    "inner_names",
+    "note_captured",
+    "note_installed",
+]
 
 InnerModule = tuple[str, str]
 """Where a module is found in the function that was compiled (`L['self'].blocks.0`), and its class."""
 
-_GRAPHS_MODULE = "torch._dynamo.output_graph"
+GRAPHS_MODULE = "torch._dynamo.output_graph"
+"""torch's, which captures them."""
+
 _PART = re.compile(r"\._modules\['(\w+)'\]")
 _VARIABLE = re.compile(r"[LG]\['(\w+)'\]\.?")
 _CALLED_MODULE = ("self", "fn")
@@ -43,56 +53,41 @@ class Captured(NamedTuple):
 
 
 _captured_by: WeakMap[Callable[..., Any], Captured] = WeakMap()
+_last = threading.local()
+"""What the backend made last is what is installed next on its thread."""
 
 
-class CapturedGraphs:
-    """Notes the modules and optimizers in each graph that torch.compile captures, until it is stopped."""
+_unwrapped = threading.Lock()
+"""Taken by who wraps what captures graphs, for good."""
 
-    def __init__(self) -> None:
-        self._original: Any = None
-        self._patch: Any = None
-        self._call_off_install: Callable[[], None] | None = None
-        # What the backend made last is what is installed next on its thread.
-        self._last = threading.local()
 
-    def start(self) -> None:
-        """Begin, at once or when torch.compile is first used."""
-        self._call_off_install = call_after_import(_GRAPHS_MODULE, self._install)
+def note_captured() -> None:
+    """Note the modules and optimizers in each graph that torch.compile captures from now on, for good."""
+    graphs: Any = getattr(sys.modules.get(GRAPHS_MODULE), "OutputGraph", None)
+    original = getattr(graphs, "call_user_compiler", None)
+    if original is None or not _unwrapped.acquire(blocking=False):
+        return
 
-    def stop(self) -> None:
-        """Put back what was there; what was noted is kept as long as what was compiled."""
-        if self._call_off_install is not None:
-            self._call_off_install()
-        graphs: Any = getattr(sys.modules.get(_GRAPHS_MODULE), "OutputGraph", None)
-        if self._patch is not None and graphs.call_user_compiler is self._patch:
-            graphs.call_user_compiler = self._original
-        self._patch = None
+    def call_user_compiler(output: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        captured = Captured(_modules_in(graph), stepped_in_graph(getattr(output, "graph", None)))
+        compiled = original(output, graph, *args, **kwargs)
+        _last.captured = captured
+        return compiled
 
-    def note_installed(self, function: object) -> None:
-        """Note what the graph that was compiled last on this thread became."""
-        captured, self._last.captured = getattr(self._last, "captured", None), None
-        if captured is not None and callable(function):
-            with contextlib.suppress(TypeError):  # where no weak reference to it can be had
-                _captured_by[function] = captured
+    graphs.call_user_compiler = skip_all(call_user_compiler)
 
-    def of(self, function: Callable[..., Any]) -> Captured:
-        """Return what is in what was compiled to `function`; nothing where no recording ran then."""
-        return _captured_by.get(function) or Captured()
 
-    def _install(self) -> None:
-        graphs: Any = getattr(sys.modules.get(_GRAPHS_MODULE), "OutputGraph", None)
-        original = self._original = getattr(graphs, "call_user_compiler", None)
-        if original is None:
-            return
-        last = self._last
+def note_installed(function: Callable[..., Any]) -> None:
+    """Note what the graph that was compiled last on this thread became."""
+    captured, _last.captured = getattr(_last, "captured", None), None
+    if captured is not None:
+        with contextlib.suppress(TypeError):  # where no weak reference to it can be had
+            _captured_by[function] = captured
 
-        def call_user_compiler(output: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-            captured = Captured(_modules_in(graph), stepped_in_graph(getattr(output, "graph", None)))
-            compiled = original(output, graph, *args, **kwargs)
-            last.captured = captured
-            return compiled
 
-        self._patch = graphs.call_user_compiler = skip_all(call_user_compiler)
+def captured_in(function: Callable[..., Any]) -> Captured:
+    """Return what is in what was compiled to `function`; nothing where that was before `note_captured`."""
+    return _captured_by.get(function) or Captured()
 
 
 def _modules_in(graph: Any) -> tuple[InnerModule, ...]:

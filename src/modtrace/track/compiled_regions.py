@@ -1,8 +1,9 @@
 """Compiled regions: what torch.compile makes of a function, seen each time that it runs.
 
 torch.compile leaves what it compiled under a global name of the function's module, `__compiled_fn_…`, and calls it from
-there. While a recording runs, a wrapper lies there instead, whose calls are calls of a module for the engines: so the
-node of the region's backward is made inside a call, and a compiled function outside of all modules has a span.
+there. From the first recording on, a wrapper lies there instead. While one runs, its calls are calls of a module for the
+engines: so the node of the region's backward is made inside a call, and a compiled function outside of all modules has a
+span.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from torch import nn
 
 from .._after_import import call_after_import
-from .compiled_modules import Captured, CapturedGraphs
+from .compiled_modules import GRAPHS_MODULE, Captured, captured_in, note_captured, note_installed
 from .skip_dynamo import skip_all
-from .steps.optimizer_hook import OptimizerRef, step_frames
+from .steps.optimizer_hook import OptimizerRef, call_listener, step_frames
 
 __all__ = ["CompiledBackward", "CompiledRegion", "CompiledRegions", "is_inside_region"]
 
 _PREFIX = "__compiled_fn"
+_REGIONS_MODULE = "torch._dynamo.utils"
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 _CALLS_OF_MODULES = {"forward", "__call__", "_call_impl", "_wrapped_call_impl", "inner"}
 
@@ -88,10 +91,14 @@ def is_inside_region() -> bool:
     return _inside.depth > 0
 
 
-def _wrap(function: Callable[..., Any], captured: Captured, regions: CompiledRegions) -> Callable[..., Any]:
+def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    captured = captured_in(function)
     region = CompiledRegion(function, captured)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        regions = _watching
+        if regions is None:
+            return function(*args, **kwargs)
         caller = sys._getframe(1)
         if not region.label:
             region.describe(caller)
@@ -106,79 +113,82 @@ def _wrap(function: Callable[..., Any], captured: Captured, regions: CompiledReg
             if generated and backward is not None:
                 backward.end_compiled_backward()
         if region.is_of_step:
-            regions.after_step_region(caller, captured.optimizers)
+            regions.tell_step(caller, captured.optimizers)
         return result
 
     return skip_all(call)
 
 
 class CompiledRegions:
-    """Wraps all compiled regions there are, and those made later, until it is stopped.
+    """Watches all compiled regions there are, and those made later, until it is stopped; one at a time.
 
     Args:
         after_step_region: called after a region in which an optimizer steps, or which is a part of an optimizer's step,
             with the frame that called it and the optimizers that step inside.
 
     Attributes:
-        after_step_region: as given.
         backward: told of what compiled autograd runs; None where nothing is recorded now.
     """
 
     def __init__(self, after_step_region: Callable[[FrameType, tuple[OptimizerRef, ...]], None]) -> None:
-        self.after_step_region = after_step_region
+        self._after_step_region: Callable[[FrameType, tuple[OptimizerRef, ...]], None] | None = after_step_region
         self.backward: CompiledBackward | None = None
-        self._graphs = CapturedGraphs()
-        self._active = False
-        self._original_create: Any = None
-        self._call_off_install: Callable[[], None] | None = None
-        # Scope and name, what was there, and what is there instead.
-        self._wrapped: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     def start(self) -> None:
         """Begin, at once or when torch.compile is first used."""
-        self._active = True
-        self._graphs.start()
-        self._call_off_install = call_after_import("torch._dynamo.utils", self._install)
+        global _watching
+        _watching = self
+        _wrap_after_import()
+        # Another thread may have been importing it when the first recording began.
+        note_captured()
+        _wrap_all()
 
     def stop(self) -> None:
-        """Put back what was there."""
-        self._active = False
-        self._graphs.stop()
-        if self._call_off_install is not None:
-            self._call_off_install()
-        utils: Any = sys.modules.get("torch._dynamo.utils")
-        if utils is not None and self._original_create is not None:
-            utils.CleanupHook.create = staticmethod(self._original_create)
-            self._original_create = None
-        while self._wrapped:
-            scope, name, function, wrapper = self._wrapped[-1]
-            if scope.get(name) is wrapper:
-                scope[name] = function
-            self._wrapped.pop()
+        """End: calls of regions are told nobody."""
+        global _watching
+        if _watching is self:
+            _watching = None
 
-    def _install(self) -> None:
-        utils: Any = sys.modules.get("torch._dynamo.utils")
-        hook, manager = getattr(utils, "CleanupHook", None), getattr(utils, "CleanupManager", None)
-        if not self._active or hook is None or manager is None or not hasattr(hook, "create"):
-            return
-        for hooks in list(manager.instance.values.values()):
-            for known in hooks:
-                self._wrap_in(known.scope, known.name)
-        original = self._original_create = hook.create
+    def tell_step(self, caller: FrameType, optimizers: tuple[OptimizerRef, ...]) -> None:
+        """Tell of a step in a region."""
+        listener = self._after_step_region
+        if listener is not None and not call_listener(listener, caller, optimizers):
+            self._after_step_region = None
 
-        def create(scope: dict[str, Any], name: str, value: Any) -> Any:
-            made = original(scope, name, value)
-            if self._active:
-                if name.startswith(_PREFIX):
-                    self._graphs.note_installed(value)
-                self._wrap_in(scope, name)
-            return made
 
-        hook.create = staticmethod(create)
+_watching: CompiledRegions | None = None
 
-    def _wrap_in(self, scope: dict[str, Any], name: str) -> None:
-        function = scope.get(name)
-        if name.startswith(_PREFIX) and callable(function):
-            wrapper = _wrap(function, self._graphs.of(function), self)
-            self._wrapped.append((scope, name, function, wrapper))
-            scope[name] = wrapper
+
+_unwrapped = threading.Lock()
+"""Taken by who wraps the regions, for good."""
+
+
+@cache
+def _wrap_after_import() -> None:
+    call_after_import(GRAPHS_MODULE, note_captured)
+    call_after_import(_REGIONS_MODULE, _wrap_all)
+
+
+def _wrap_all() -> None:
+    """Put wrappers around all compiled regions, and those made later, once per process, where torch.compile is there.
+
+    They stay: to take one out again would race with torch.compile, which makes and drops regions on any thread.
+    """
+    utils: Any = sys.modules.get(_REGIONS_MODULE)
+    hook, manager = getattr(utils, "CleanupHook", None), getattr(utils, "CleanupManager", None)
+    original = getattr(hook, "create", None)
+    if hook is None or original is None or not hasattr(manager, "instance") or not _unwrapped.acquire(blocking=False):
+        return
+    for hooks in list(manager.instance.values.values()):
+        for known in hooks:
+            function = known.scope.get(known.name)
+            if known.name.startswith(_PREFIX) and callable(function):
+                known.scope[known.name] = _wrap(function)
+
+    def create(scope: dict[str, Any], name: str, value: Any) -> Any:
+        if name.startswith(_PREFIX) and callable(value):
+            note_installed(value)
+            value = _wrap(value)
+        return original(scope, name, value)
+
+    hook.create = staticmethod(create)

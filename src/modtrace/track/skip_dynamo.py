@@ -42,5 +42,6 @@ def _skip(function: _Function, *, recursive: bool) -> _Function:
 
 def is_backward_compiled() -> bool:
     """Whether compiled autograd traces the backward pass of what runs now: it would trace hooks of ours with it."""
+    # Another thread may just be importing it.
     compiled_autograd = _imported("torch._dynamo.compiled_autograd")
-    return compiled_autograd is not None and compiled_autograd.compiled_autograd_enabled
+    return compiled_autograd is not None and getattr(compiled_autograd, "compiled_autograd_enabled", False)

@@ -5,6 +5,7 @@ A module shared under two parents has two names, one for each path it is called 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import nn
 from torch.fx import GraphModule
 
-from ..._exclusive import Exclusive
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
@@ -73,7 +73,6 @@ class ModuleNames:
         self._on_death = self.dead.append
         # By id(parent), checked against the parent itself.
         self._paths: dict[int, tuple[weakref.ref[nn.Module], ModulePaths]] = {}
-        self._walking = Exclusive()
 
     def resolve(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
         """Return the id of `module`'s name when it is called inside `open_calls` (innermost first).
@@ -250,7 +249,7 @@ class ModuleNames:
         return known[1].find(parent, module)
 
     def _new_paths(self) -> ModulePaths:
-        return ModulePaths(self._refer_to, self._walking, strip_wrappers=self._strip)
+        return ModulePaths(self._refer_to, strip_wrappers=self._strip)
 
     def _refer_to(self, module: nn.Module) -> ModuleRef:
         """Return a new reference to a module, whose death the first one tells."""
@@ -266,28 +265,24 @@ class ModuleNames:
     def forget_dead(self) -> None:
         """Forget all that is known of the modules in `dead`, whose ids others may have by now.
 
-        What an interrupt came into is done again. Where a module with such an id is named meanwhile, what is known of
-        it may be lost too, and it is asked for again; that its own death is told is not lost.
+        What an interrupt came into is done again, and so is what two threads come to at once. Where a module with such
+        an id is named meanwhile, what is known of it may be lost too, and it is asked for again; that its own death is
+        told is not lost.
         """
-        # Called by the handler of a signal, say, in the midst of itself.
-        inside = self._walking.entered
-
-        def forget() -> None:
-            dead = list(self.dead)
-            for ref in dead:
-                # None where an interrupt came before it was set.
-                module_id = getattr(ref, "module_id", None)
-                if module_id is not None:
-                    if self._watched.get(module_id) is ref:
-                        self._watched.pop(module_id, None)
-                    self._last_name_ids.pop(module_id, None)
-                    self._paths.pop(module_id, None)
-                    self._forget(module_id)
-            if self._walking.entered and not inside:
-                del self.dead[: len(dead)]
-
-        # It is done again where another thread walks, which may be waiting for this one, see `ModulePaths.find`.
-        self._walking.run(forget, max_wait_s=0)
+        for ref in list(self.dead):
+            # None where an interrupt came before it was set.
+            module_id = getattr(ref, "module_id", None)
+            if module_id is not None:
+                if self._watched.get(module_id) is ref:
+                    watched = self._watched.pop(module_id, ref)
+                    if watched is not ref:
+                        # Another thread has named a new module there in between.
+                        self._watched.setdefault(module_id, watched)
+                self._last_name_ids.pop(module_id, None)
+                self._paths.pop(module_id, None)
+                self._forget(module_id)
+            with contextlib.suppress(ValueError):  # where another thread has done it
+                self.dead.remove(ref)
 
 
 class _Models:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from torch import nn
 
-from ..._exclusive import Exclusive
 from .module_inspection import named_modules
 from .wrappers import can_wrap, is_original, wrapping_of
 
 __all__ = ["Backoff", "ModulePaths", "ModuleRef"]
-
-_MAX_WAIT_S = 0.2
-"""Longer than a walk over a hundred thousand modules takes."""
 
 
 class Backoff:
@@ -49,7 +46,6 @@ class ModulePaths:
 
     Args:
         refer_to: returns a new reference to a module.
-        walking: entered by a thread that walks through a parent.
         strip_wrappers: leave out the parts by which wrappers hold what they wrap.
 
     Attributes:
@@ -57,7 +53,7 @@ class ModulePaths:
             each module inside; False before the first walk.
     """
 
-    def __init__(self, refer_to: Callable[[nn.Module], ModuleRef], walking: Exclusive, *, strip_wrappers: bool) -> None:
+    def __init__(self, refer_to: Callable[[nn.Module], ModuleRef], *, strip_wrappers: bool) -> None:
         self._refer_to = refer_to
         self._strip = strip_wrappers
         self.are_names = False
@@ -66,15 +62,19 @@ class ModulePaths:
         self._by_id: dict[int, ModuleRef] = {}
         # Modules can be added later; one made anew in every call must not cost a walk in every call.
         self._walks = Backoff()
-        self._exclusive = walking
+        self._walking: deque[None] = deque()  # one for each walk under way
 
     def find(self, parent: nn.Module, module: nn.Module) -> str | None:
         """Return the path of `module` below the parent; None where it is not there, or no walk is due to see that."""
         path = self.known(module)
-        if path is None:
-            # A thread that misses what another is about to find waits for it; not for good, as the garbage collector
-            # can run code of the user's in a walk, and that wait for this thread.
-            self._exclusive.run(lambda: self._walk_if_due(parent, module), _MAX_WAIT_S)
+        # What another thread's walk is about to find is looked for here too: that walk may wait for this thread, as in
+        # a finalizer that runs there.
+        if path is None and (self._walks.is_due() or self._walking):
+            self._walking.append(None)
+            try:
+                self._walk(parent)
+            finally:
+                self._walking.pop()
             path = self.known(module)
         return path
 
@@ -89,17 +89,16 @@ class ModulePaths:
             return None
         return path[len(outer_path) + 1 :]
 
-    def _walk_if_due(self, parent: nn.Module, module: nn.Module) -> None:
-        if self.known(module) is None and self._walks.is_due():
-            repeated: list[nn.Module] = []
-            kinds = {type(parent)}
-            by_id = self._by_id_of(named_modules(parent, repeated), kinds)
-            wrapped = self._strip and any(map(can_wrap, kinds))
-            if wrapped:
-                by_id = self._by_id_of(_without_wrappers(parent, named_modules(parent)), kinds)
-            self._holds_inside = not (repeated or wrapped)
-            self.are_names = self._holds_inside and self._strip and all(map(is_original, kinds))
-            self._by_id = by_id
+    def _walk(self, parent: nn.Module) -> None:
+        repeated: list[nn.Module] = []
+        kinds = {type(parent)}
+        by_id = self._by_id_of(named_modules(parent, repeated), kinds)
+        wrapped = self._strip and any(map(can_wrap, kinds))
+        if wrapped:
+            by_id = self._by_id_of(_without_wrappers(parent, named_modules(parent)), kinds)
+        self._holds_inside = not (repeated or wrapped)
+        self.are_names = self._holds_inside and self._strip and all(map(is_original, kinds))
+        self._by_id = by_id
 
     def _by_id_of(self, named: Iterable[tuple[str, nn.Module]], kinds: set[type[nn.Module]]) -> dict[int, ModuleRef]:
         """Return the modules by id, with their paths, and add their classes to `kinds`."""

@@ -40,6 +40,7 @@ def is_torch_graph(module: nn.Module) -> bool:
 
 def is_optimized(module: nn.Module) -> bool:
     """Whether the module is what torch.compile returned for another one."""
-    # Where nothing was compiled, torch._dynamo is not imported, and importing it takes seconds.
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and issubclass(type(module), dynamo.OptimizedModule)
+    # Where nothing was compiled, torch._dynamo is not imported, and importing it takes seconds: another thread may just
+    # be doing so.
+    optimized = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    return optimized is not None and issubclass(type(module), optimized)

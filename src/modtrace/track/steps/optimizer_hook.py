@@ -11,7 +11,8 @@ import contextlib
 import logging
 import sys
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -20,75 +21,97 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from ..._after_import import call_after_import
+from ..._handler_errors import raised_by_handler
 from ..._weak_map import WeakMap
-from ..skip_dynamo import skip_all
+from ..skip_dynamo import skip_all, skip_frame
 
-__all__ = ["OptimizerRef", "add_step_hook", "is_compiled", "remove_step_hook", "step_frames", "stepped_in_graph"]
+__all__ = [
+    "OptimizerRef",
+    "add_step_hook",
+    "call_listener",
+    "is_compiled",
+    "remove_step_hook",
+    "step_frames",
+    "stepped_in_graph",
+]
 
 OptimizerRef = weakref.ref[Optimizer]
 
-# The same name each time, and the same function: torch.compile compiles what it met again where these change, and after
-# eight times no more.
+# The same name and the same function for good: torch.compile compiles what it met again where these change.
 _NAME: Any = "modtrace"
 _WRAPPER: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
 """Of what torch puts around the `step` of each class of optimizers, and calls the hooks from."""
 
-_LOOP_VARIABLE = "post_hook"
-"""Of the loop in there over the hooks behind a step."""
-
 _log = logging.getLogger("modtrace")
 _listeners: list[Callable[[Optimizer], None]] = []
+_torch_hooks: list[Mapping[Any, Callable[..., object]]] = []
+"""The dictionaries that were in the place of ours, which still hold what was registered before."""
+
 _stepped: WeakMap[Any, list[OptimizerRef]] = WeakMap()
 """The optimizers that step in a graph, by that."""
 
+_COMPTIME_MODULE = "torch._dynamo.comptime"
 _comptime: Any = None
-_finders: list[Callable[[], None]] = []
-"""What calls off looking for `_comptime`."""
 
 
-def _hook(optimizer: Optimizer, *_: object) -> None:
+def _hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    for hooks in _torch_hooks:
+        for hook in tuple(hooks.values()):
+            hook(optimizer, args, kwargs)
     if is_compiling():
         if _comptime is not None:
             _comptime(_note_traced)
-        return
+    else:
+        _tell(optimizer)
+
+
+skip_frame(_hook)
+
+
+@skip_all
+def _tell(optimizer: Optimizer) -> None:
     for listener in tuple(_listeners):
-        listener(optimizer)
-
-
-skip_all(_hook)
+        if not call_listener(listener, optimizer):
+            remove_step_hook(listener)
 
 
 def add_step_hook(listener: Callable[[Optimizer], None]) -> None:
     """Call `listener` behind each optimizer step that is not compiled, until it is removed."""
-    _finders.append(call_after_import("torch._dynamo.comptime", _find_comptime))
     _listeners.append(listener)
-    hooks = torch_optimizer._global_optimizer_post_hooks
-    if _NAME not in hooks:
-        if _is_iterated():
-            _log.warning("steps of optimizers are not told: the recording began within one")
-        else:
-            hooks[_NAME] = _hook
+    _install()
 
 
 def remove_step_hook(listener: Callable[[Optimizer], None]) -> None:
-    """Call it no longer; does nothing where it is removed already.
-
-    Within the step of an optimizer, torch's dictionary keeps our hook until the next recording ends: it does nothing.
-    """
+    """Call it no longer; does nothing where it is removed already."""
     with contextlib.suppress(ValueError):
         _listeners.remove(listener)
-    if not _listeners:
-        while _finders:
-            _finders.pop()()
-        if not _is_iterated():
-            torch_optimizer._global_optimizer_post_hooks.pop(_NAME, None)
 
 
-def _is_iterated() -> bool:
-    """Whether a thread is calling the hooks: where these change meanwhile, the step of the user's raises."""
-    frames = [step for frame in sys._current_frames().values() for step in step_frames(frame)]
-    # Before the first hook behind the step is called, in a closure say, the loop's variable is not there.
-    return any(_LOOP_VARIABLE not in frame.f_code.co_varnames or _LOOP_VARIABLE in frame.f_locals for frame in frames)
+def call_listener(listener: Callable[..., None], *arguments: object) -> bool:
+    """Tell a listener of a step; an error of ours is logged and leaves the user's step alone. Returns False then."""
+    try:
+        listener(*arguments)
+    except Exception as error:
+        if raised_by_handler(error):
+            raise
+        _log.error("steps are counted no longer, after an error inside modtrace; the training goes on", exc_info=error)
+        return False
+    return True
+
+
+def _install() -> None:
+    """Put our hook into torch's place for hooks of all optimizers, once per process.
+
+    Any thread may be calling the hooks that are there, and torch raises into its step where their dictionary changes
+    meanwhile. So another dictionary takes its place, and our hook calls what is in the old one: from there the users'
+    handles still remove it.
+    """
+    hooks = torch_optimizer._global_optimizer_post_hooks
+    if _NAME not in hooks:
+        _torch_hooks.append(hooks)
+        torch_optimizer._global_optimizer_post_hooks = OrderedDict({_NAME: _hook})
+        call_after_import(_COMPTIME_MODULE, _find_comptime)
+    _find_comptime()
 
 
 def step_frames(frame: FrameType | None) -> list[FrameType]:
@@ -109,15 +132,13 @@ def is_compiled(step_frame: FrameType) -> bool:
 
 
 def stepped_in_graph(graph: object) -> tuple[OptimizerRef, ...]:
-    """Return the optimizers that step inside a graph that torch.compile captured while a recording ran."""
+    """Return the optimizers that step inside a graph that torch.compile captured since the first recording began."""
     return tuple(_stepped.get(graph) or ())
 
 
 def _find_comptime() -> None:
     global _comptime
-    from torch._dynamo.comptime import comptime
-
-    _comptime = comptime
+    _comptime = getattr(sys.modules.get(_COMPTIME_MODULE), "comptime", None)
 
 
 def _note_traced(context: Any) -> None:
