@@ -22,7 +22,6 @@ from tests.support.python_process import run_python
 from tests.support.small_modules import made_in_place_of
 from tests.support.test_scale import FULL_EFFORT, scaled
 
-
 CALL = nn.Module.__call__
 COMPLETE = [
     ("Sequential", "forward", 0),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+import modtrace
 from modtrace.ring import NameTable, Record
 from modtrace.track.naming import module_paths
 from modtrace.track.naming.module_inspection import named_modules
@@ -74,3 +78,16 @@ def test_a_thread_does_not_wait_for_one_that_adds_a_name_and_waits_for_it() -> N
     # The first to note it counts.
     assert ids == [1, 2, 2, 1]
     assert [(record["id"], record["fqn"]) for record in table.records] == [(1, "Net.fc"), (2, "Net.h"), (0, "Net.fc")]
+
+
+def test_modules_are_named_while_another_thread_imports_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch._dynamo.eval_frame", "torch._dynamo.compiled_autograd"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    with modtrace.record(engine="python") as recording:
+        nn.ReLU()(torch.ones(1, requires_grad=True)).backward()
+
+    assert [(span.phase, span.fqn) for span in recording.timeline().spans] == [
+        ("forward", "ReLU"),
+        ("backward", "ReLU"),
+    ]

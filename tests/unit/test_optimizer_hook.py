@@ -109,9 +109,7 @@ def test_what_the_handler_of_a_signal_raises_there_is_the_users(
 
     optimizer = sgd()
     old = signal.signal(signal.SIGUSR1, handle)
-    monkeypatch.setattr(
-        optimizer_steps.OptimizerSteps, "_after_step", lambda *_: signal.raise_signal(signal.SIGUSR1)
-    )
+    monkeypatch.setattr(optimizer_steps.OptimizerSteps, "_after_step", lambda *_: signal.raise_signal(signal.SIGUSR1))
     try:
         with modtrace.record(engine="python"), pytest.raises(error):
             stepped(optimizer)

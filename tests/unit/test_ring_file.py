@@ -327,3 +327,30 @@ def test_an_event_beyond_all_time_is_torn(tmp_path: Path, time: int) -> None:
 
     assert timeline.stats.torn == 1
     assert [(span.call, span.complete) for span in timeline.spans] == [(1, False), (0, True), (2, True)]
+
+
+def test_what_is_noted_after_the_end_goes_into_no_file(tmp_path: Path) -> None:
+    ring, other = make(tmp_path / "run.modtrace"), tmp_path / "other"
+    ring.close()
+    size = (tmp_path / "run.modtrace").stat().st_size
+    with other.open("wb"):  # has the number of the descriptor that was the ring's
+        ring.names.name("late", "late", "Late")
+        ring.names.anchor()
+
+    assert other.read_bytes() == b""
+    assert (tmp_path / "run.modtrace").stat().st_size == size
+    assert [record["kind"] for record in read_ring(tmp_path / "run.modtrace").records][-1] == "stop"
+
+
+def test_names_that_threads_note_at_once_may_come_in_any_order_and_with_one_missing(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    make(path)
+    append(
+        path,
+        {"kind": "name", "id": 3, "label": "c", "fqn": "c", "class": "C"},
+        {"kind": "name", "id": 1, "label": "a", "fqn": "a", "class": "A"},
+        {"kind": "name", "id": 1 << 20, "label": "damaged", "fqn": "damaged", "class": "D"},
+    )
+
+    names = modtrace.load(path).names
+    assert [name.fqn for name in names] == ["Net", "a", "#2", "c"]

@@ -92,7 +92,7 @@ class RingFile:
             ) from error
 
     def append(self, record: Record) -> None:
-        """Append one record to the log; thread-safe, since the system keeps the end of the log and writes one at a time.
+        """Append one record to the log; thread-safe, as the system keeps the end of the log and writes one at a time.
 
         It does nothing when the file is closed: a thread may still be naming what it was called for.
 

@@ -66,7 +66,6 @@ _MAX_AHEAD = 64
 """By how much an id may be larger than twice the number of records so far."""
 
 
-
 def validate(
     slots: SlotSnapshot, records: Sequence[Record], metadata: Mapping[str, object]
 ) -> tuple[SlotSnapshot, list[Record], Mapping[str, object]]:

@@ -1,9 +1,9 @@
 """Compiled regions: what torch.compile makes of a function, seen each time that it runs.
 
 torch.compile leaves what it compiled under a global name of the function's module, `__compiled_fn_…`, and calls it from
-there. From the first recording on, a wrapper lies there instead. While one runs, its calls are calls of a module for the
-engines: so the node of the region's backward is made inside a call, and a compiled function outside of all modules has a
-span.
+there. From the first recording on, a wrapper lies there instead. While one runs, its calls are calls of a module for
+the engines: so the node of the region's backward is made inside a call, and a compiled function outside of all modules
+has a span.
 """
 
 from __future__ import annotations

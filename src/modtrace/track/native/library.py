@@ -166,6 +166,8 @@ def _load() -> ModuleType:
         loader.exec_module(module)
     except ImportError as error:
         raise EngineError(f"{path} cannot be loaded: {error}; run `modtrace build --force`") from error
+    # Whether or not a recording runs: threads that the child does not have may have held its locks.
+    os.register_at_fork(after_in_child=module.after_fork)
     return module
 
 
