@@ -55,6 +55,7 @@ class AutoRecording:
             self._folder = os.path.join(os.getcwd(), "")
         self.recording: Recording | None = None
         self.error: Exception | None = None
+        self._ran = unattended
         self._job = Job.begin(arguments)
         self._job.tell_children()
         call_after_import("torch", self._start)
@@ -72,6 +73,7 @@ class AutoRecording:
             WriteError: the trace cannot be saved.
             Exception: `error`, where there is one.
         """
+        self._ran = True
         if self.error is not None:
             raise self.error
         if self.recording is not None:
@@ -115,7 +117,7 @@ class AutoRecording:
             if children.saved and not recorded:
                 line = f"{line}. {next_step_hint(children.saved[0].removeprefix(self._folder))}"
             _say(line)
-        elif self.error is None and not recorded:
+        elif self._ran and self.error is None and not recorded:
             why = self._why_nothing()
             if not self._unattended:
                 _say(f"nothing is recorded: {why}")
