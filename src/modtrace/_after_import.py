@@ -1,60 +1,84 @@
-"""Calling a function once a module is imported."""
+"""Calling functions once a module is imported.
+
+One finder is put first in `sys.meta_path` and stays there. For a module that somebody waits for it asks the other
+finders, and adds a call to the end of the module's execution. A spec that is only looked at, as by
+`importlib.util.find_spec`, so changes nothing: neither does an import that fails.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 __all__ = ["call_after_import"]
+
+_waiting: dict[str, list[Callable[[], None]]] = {}
+"""What is called once a module is imported, by the module's name."""
 
 
 def call_after_import(name: str, function: Callable[[], None]) -> Callable[[], None]:
     """Call `function` once `name` is imported, at once where it already is; what it raises leaves the import.
 
+    It is called once, on the thread that executes the module, before any `import` of it returns.
+
     Returns what calls that off where it has not happened yet, and else does nothing.
     """
-    hook = _ImportHook(name, function)
     if name in sys.modules:
         function()
-    else:
-        sys.meta_path.insert(0, hook)
-    return hook.remove
+        return lambda: None
+    functions = _waiting.setdefault(name, [])
+    functions.append(function)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
 
-
-class _ImportHook(MetaPathFinder):
-    """Finds one module as all other finders do, and adds a call to the end of its execution; used once."""
-
-    def __init__(self, name: str, function: Callable[[], None]) -> None:
-        self._name = name
-        self._function = function
-
-    def remove(self) -> None:
-        """Look for the module no longer."""
+    def call_off() -> None:
         with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)
+            functions.remove(function)
+
+    return call_off
+
+
+def _call_waiting(name: str) -> None:
+    functions = _waiting.get(name, [])
+    while functions:
+        functions.pop(0)()
+
+
+class _Finder(MetaPathFinder):
+    """Finds what the other finders find, and watches the execution of modules that somebody waits for."""
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002 (the protocol's signature)
-        target: ModuleType | None = None,  # noqa: ARG002
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if not _waiting.get(fullname):
             return None
-        self.remove()
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
+        for finder in list(sys.meta_path):
+            find_spec = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find_spec is None else find_spec(fullname, path, target)
+            if spec is not None:
+                _watch(spec)
+                return spec
+        return None
 
-        def execute_then_call(module: ModuleType) -> None:
-            execute(module)
-            self._function()
 
-        spec.loader.exec_module = execute_then_call  # type: ignore[method-assign]
-        return spec
+_finder = _Finder()
+
+
+def _watch(spec: ModuleSpec) -> None:
+    """Call what waits for the module behind its execution by this loader, which keeps its class and attributes."""
+    loader: Any = spec.loader
+    execute = getattr(loader, "exec_module", None)
+    if execute is None or isinstance(loader, type):  # a namespace package; a loader that all built-in modules share
+        return
+
+    def execute_then_call(module: ModuleType) -> None:
+        execute(module)
+        _call_waiting(module.__name__)
+
+    with contextlib.suppress(AttributeError):  # a loader that takes no attributes
+        loader.exec_module = execute_then_call

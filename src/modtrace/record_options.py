@@ -135,6 +135,9 @@ class _StepSchedule:
     active: int
     repeat: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.wait},{self.warmup},{self.active},{self.repeat}"
+
     def __call__(self, step: int) -> ProfilerAction:
         from torch.profiler import ProfilerAction
 

@@ -81,7 +81,9 @@ def test_a_ring_alone_is_told_too(tmp_path: Path) -> None:
 
 def test_without_the_variable_and_without_torch_nothing_happens(tmp_path: Path) -> None:
     assert run(IMPORT_ONLY, tmp_path, "").returncode == 0
-    assert run(IMPORT_ONLY, tmp_path, "trace.json").stderr == ""
+    assert run(IMPORT_ONLY, tmp_path, "trace.json").stderr == (
+        "MODTRACE: the script ended before torch was imported; nothing is recorded\n"
+    )
     assert sorted(os.listdir(tmp_path)) == ["script.py"]
 
 
@@ -122,15 +124,21 @@ def test_a_child_does_not_replace_its_parents_file(tmp_path: Path) -> None:
     done = run(SPAWNS, tmp_path, "path=trace.json,engine=python")
 
     assert done.returncode == 0
-    assert files_told(done) == [str(tmp_path / "trace.json")]
+    (child,) = tmp_path.glob("trace.pid*.json")
+    own, children = done.stderr.splitlines()
+    assert own.startswith(f"modtrace: recorded to {tmp_path / 'trace.json'}. Next: ")
+    assert children == f"modtrace: 1 child process is in {child.name}"
     assert spans(tmp_path / "trace.json") == [("Linear", "forward", 0)]
+    assert spans(child) == [("Identity", "forward", 0)]
 
 
 def test_with_the_process_in_the_name_children_are_recorded_too(tmp_path: Path) -> None:
     done = run(SPAWNS, tmp_path, "path=trace-%p.json,engine=python")
 
     assert done.returncode == 0
-    assert files_told(done) == sorted(map(str, tmp_path.glob("trace-*.json")))
+    own, children = done.stderr.splitlines()
+    assert own.startswith(f"modtrace: recorded to {tmp_path}/trace-")
+    assert children.startswith("modtrace: 1 child process is in trace-")
     files = sorted(spans(file) for file in tmp_path.glob("trace-*.json"))
     assert files == [[("Identity", "forward", 0)], [("Linear", "forward", 0)]]
 

@@ -119,6 +119,13 @@ def test_a_mistyped_option_is_answered_with_similar_ones_only() -> None:
     )
 
 
+@pytest.mark.parametrize("command", ["summary", "convert", "diff"])
+def test_options_of_other_commands_are_unknown(command: str) -> None:
+    said = "modtrace: There is no option '--modules'."
+    assert invoke(command, "--modules", "x").stderr.splitlines()[-1].startswith(said)
+    assert invoke("run", "--only", "x").stderr.splitlines()[-1].startswith("modtrace: There is no option '--only'.")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file here is always full")
 @pytest.mark.parametrize("arguments", [("--help",), ("summary", "a.json")])
 def test_output_to_a_full_disk_is_one_line_of_error(arguments: tuple[str, ...], tmp_path: Path) -> None:

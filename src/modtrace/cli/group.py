@@ -14,7 +14,7 @@ import click
 from .._errors import ModtraceError
 from .._version import __version__
 from . import commands
-from .options import current_name, did_you_mean
+from .options import did_you_mean
 from .output import echo
 
 __all__ = ["ScriptError", "group"]
@@ -138,7 +138,7 @@ def _show_version(context: click.Context, _parameter: click.Parameter, wanted: b
 @click.group(
     "modtrace",
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": current_name},
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show versions."

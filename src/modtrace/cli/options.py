@@ -12,7 +12,6 @@ import click
 __all__ = [
     "LazyChoice",
     "TableFormat",
-    "current_name",
     "did_you_mean",
     "format_option",
     "interval",
@@ -23,13 +22,7 @@ __all__ = [
 
 TableFormat = Literal["table", "markdown", "csv", "json"]
 
-_FORMER_NAMES = {"modules": "only", "depth": "max-depth"}
 Number = TypeVar("Number", int, float)
-
-
-def current_name(name: str) -> str:
-    """Return what an option is called now: its former name goes on working."""
-    return _FORMER_NAMES.get(name, name)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -36,7 +36,8 @@ class Recording:
 
     Attributes:
         on_saved: called once `stop` has ended it, with the file it saved last, or its ring's; at first it logs that.
-        replaceable: True for recordings of `MODTRACE=` and `modtrace run`: an explicit `record()` replaces them.
+        replaceable: True for recordings of `MODTRACE=` and `modtrace run`: an explicit `record()` replaces them, and
+            they save no file where nothing was recorded.
         replaced_by: the recording that did; None where none has.
         first_step: the number of the step in which it starts, where a trainer counts them; set before `start`.
 
@@ -126,6 +127,16 @@ class Recording:
         """
         return self._started().engine.kind
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has stopped, and holds no call of a module, no collective and no step."""
+        if self.running or self.steps:
+            return False
+        if self._capture is None:
+            return True
+        timeline = self.timeline()
+        return not (len(timeline.columns) or len(timeline.collectives.start))
+
     def start(self) -> Recording:
         """Start recording: from now on each call of a module is recorded.
 
@@ -208,7 +219,7 @@ class Recording:
             RecordingError: another rank has written that file.
             WriteError: it cannot be written.
         """
-        if self._unsaved:
+        if self._unsaved and not (self.replaceable and self.is_empty):
             self._outputs.save(self.save)
             self._unsaved = self.running
 

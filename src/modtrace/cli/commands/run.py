@@ -135,7 +135,6 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         return
     auto.finish()
     if auto.recording is None:
-        echo("modtrace: nothing is recorded: the script ended before torch was imported", err=True)
         return
     files = [os.path.join(os.path.dirname(trace), os.path.basename(path)) for path in auto.recording.saved_paths]
     if auto.recording.replaced_by is not None:
@@ -144,7 +143,8 @@ def _finish(auto: AutoRecording, trace: str) -> None:
             f"modtrace: the script recorded itself{f', to {own},' if own else ''} which ended this recording", err=True
         )
     if not files:
-        echo(f"modtrace: the schedule records none of the script's {auto.recording.steps} steps", err=True)
+        if auto.recording.steps:
+            echo(f"modtrace: the schedule records none of the script's {auto.recording.steps} steps", err=True)
         return
     spans = len(auto.recording.timeline().columns)
     steps = counted(auto.recording.steps, "step")

@@ -1,0 +1,162 @@
+"""A recording that starts once torch is imported, and what is said of it and of the children at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing.util import Finalize
+from typing import TYPE_CHECKING, Any
+
+from .._after_import import call_after_import
+from .._errors import RecordingError
+from .._next_step import next_step_hint
+from .._terminal import printable
+from .job import ChildCount, Job
+
+if TYPE_CHECKING:
+    from ..recording import Recording
+
+__all__ = ["AutoRecording"]
+
+_BEHIND_CHILDREN = -1000
+"""A priority of what `multiprocessing` does at the end of a process: behind its waiting for the children."""
+_log = logging.getLogger("modtrace")
+
+
+class AutoRecording:
+    """A recording that starts once torch is imported; children of this process record themselves.
+
+    It waits for torch because a script may set what torch reads when it is imported, `OMP_NUM_THREADS` and the like.
+    When the process ends, it says on stderr what the children recorded, and where nothing is recorded, why.
+
+    Args:
+        arguments: of `modtrace.record`, `path` included; paths are absolute.
+        prepare: called before the recording starts, when torch is imported.
+        unattended: nobody waits for the recording: log what keeps it from starting, and say on stderr where the file is
+            once it is there. False lets such an error leave the script's import of torch.
+
+    Attributes:
+        recording: None until torch is imported.
+        error: what kept it from starting.
+    """
+
+    def __init__(
+        self, arguments: Mapping[str, Any], *, unattended: bool, prepare: Callable[[], object] = lambda: None
+    ) -> None:
+        self._arguments = arguments
+        self._prepare = prepare
+        self._unattended = unattended
+        self._process = os.getpid()
+        self._folder = ""
+        with contextlib.suppress(OSError):
+            self._folder = os.path.join(os.getcwd(), "")
+        self.recording: Recording | None = None
+        self.error: Exception | None = None
+        self._ran = unattended
+        self._job = Job.begin(arguments)
+        self._job.tell_children()
+        call_after_import("torch", self._start)
+        Finalize(None, self._say_last, exitpriority=_BEHIND_CHILDREN)
+
+    @property
+    def in_starting_process(self) -> bool:
+        """False in a forked child, which has a recording of its own."""
+        return os.getpid() == self._process
+
+    def finish(self) -> None:
+        """Stop the recording, and save it where it stopped before and could not be saved then.
+
+        Raises:
+            WriteError: the trace cannot be saved.
+            Exception: `error`, where there is one.
+        """
+        self._ran = True
+        if self.error is not None:
+            raise self.error
+        if self.recording is not None:
+            self.recording.stop()
+            self.recording.save_unsaved()
+
+    def _start(self) -> None:
+        if self._unattended and "modtrace.cli" in sys.modules:  # `modtrace run` has options for all this
+            return
+        try:
+            from ..recording import record
+            from .child_recording import record_forked_children, record_this_child
+
+            if not self.in_starting_process:
+                record_this_child(self._job)
+                return
+            self._prepare()
+            recording = record(**self._arguments)
+            recording.replaceable = True
+            recording.on_saved = _say_where if self._unattended else _say_nothing
+            recording.start()
+            self.recording = recording
+        except Exception as error:
+            self.error = error
+            if not self._unattended:
+                raise
+            _log.error("MODTRACE: %s; nothing is recorded", error)
+            return
+        with contextlib.suppress(RecordingError):  # a schedule that has not begun
+            if recording.engine == "python":
+                # Each child would say again why it is not the native one.
+                self._job.arguments["engine"] = "python"
+                self._job.tell_children()
+        record_forked_children(recording, self._job)
+
+    def _say_last(self) -> None:
+        children = self._job.close()
+        recorded = self.recording is not None and not self.recording.is_empty
+        if children.saved or children.unsaved:
+            line = self._about_children(children)
+            if children.saved and not recorded:
+                line = f"{line}. {next_step_hint(children.saved[0].removeprefix(self._folder))}"
+            _say(line)
+        elif self._ran and self.error is None and not recorded:
+            why = self._why_nothing()
+            if not self._unattended:
+                _say(f"nothing is recorded: {why}")
+            elif "modtrace.cli" not in sys.modules:
+                _log.error("MODTRACE: %s; nothing is recorded", why)
+
+    def _why_nothing(self) -> str:
+        if self.recording is not None:
+            return "no module was called"
+        if "torch.nn" in sys.modules:
+            return "torch was imported by a loader that modtrace cannot follow; use modtrace.record() behind that"
+        return "the script ended before torch was imported"
+
+    def _about_children(self, children: ChildCount) -> str:
+        parts = []
+        if len(children.saved) == 1:
+            parts.append(f"1 child process is in {children.saved[0].removeprefix(self._folder)}")
+        elif children.saved:
+            parts.append(f"{len(children.saved)} child processes are in {self._child_files('path', 'ring')}")
+        if children.unsaved:
+            what = "1 child process" if children.unsaved == 1 else f"{children.unsaved} child processes"
+            part = f"{what} called modules and saved nothing (killed, ended by os._exit, or running still)"
+            ring = self._child_files("ring")
+            parts.append(f"{part}: see {ring}" if ring else part)
+        return "; ".join(parts)
+
+    def _child_files(self, *names: str) -> str:
+        found = [files for files in map(self._job.child_files, names) if files is not None]
+        return found[0].removeprefix(self._folder) if found else ""
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the script may have closed it
+        sys.stderr.write(f"modtrace: {printable(line)}\n")
+
+
+def _say_where(path: str) -> None:
+    _say(f"recorded to {path}. {next_step_hint(path)}")
+
+
+def _say_nothing(_path: str) -> None:
+    """Say nothing: who made the recording does."""

@@ -1,0 +1,71 @@
+"""The recording of a child process: it begins when the child first calls a module.
+
+So processes that call none (resource trackers, the server of `forkserver`, pools for other work) leave no file, and a
+fork costs nothing but a wrapper around `nn.Module.__call__`. Workers of a DataLoader are not recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from multiprocessing.util import Finalize
+
+from torch.utils.data import get_worker_info
+
+from .._errors import ModtraceError
+from ..recording import Recording, current, record
+from ..track.first_call import call_at_first_module_call
+from .job import Job
+
+__all__ = ["record_forked_children", "record_this_child"]
+
+_BEFORE_EXIT = -100
+"""The priority of saving among what `multiprocessing` does at the end of a process: behind what has one, 0 or more."""
+_log = logging.getLogger("modtrace")
+_recorded: tuple[Recording, Job] | None = None
+"""What this process records, and whose forked children record themselves."""
+
+
+def record_this_child(job: Job) -> None:
+    """Record this process from its first call of a module on, unless something else does by then."""
+    call_at_first_module_call(lambda: _begin(job))
+
+
+def record_forked_children(recording: Recording, job: Job) -> None:
+    """Have children that are forked from now on record themselves, unless the user's own recording replaces ours."""
+    global _recorded
+    if _recorded is None and hasattr(os, "register_at_fork"):
+        # Behind what ends the parent's recording in the child, which was registered when `recording` was imported.
+        os.register_at_fork(after_in_child=_after_fork)
+    _recorded = recording, job
+
+
+def _after_fork() -> None:
+    assert _recorded is not None
+    recording, job = _recorded
+    if recording.replaced_by is None:
+        record_this_child(job)
+
+
+def _begin(job: Job) -> None:
+    if get_worker_info() is not None or current() is not None:
+        return
+    try:
+        recording = record(**job.child_arguments())
+        recording.replaceable = True
+        recording.on_saved = job.note_saved
+        recording.start()
+    except Exception as error:
+        _log.error("nothing is recorded of the child process %d: %s", os.getpid(), error)
+        return
+    job.note_begin()
+    record_forked_children(recording, job)
+    # Children of `multiprocessing` that were forked end without `atexit`.
+    Finalize(None, _save, (recording,), exitpriority=_BEFORE_EXIT)
+
+
+def _save(recording: Recording) -> None:
+    try:
+        recording.stop()
+    except ModtraceError as error:
+        _log.error("the recording of the child process %d could not be saved: %s", os.getpid(), error)

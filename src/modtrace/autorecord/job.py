@@ -1,0 +1,131 @@
+"""A job: a process that is recorded, and its children, which are told what to record and note what they have.
+
+The children learn it from the environment. `PYTHONPATH` begins with the folder `startup`, whose `sitecustomize` Python
+runs when it starts, and `MODTRACE_JOB` holds the rest. So it reaches whatever starts a Python: `multiprocessing`,
+`subprocess`, torchrun, a shell. Forked children have it already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .._rank import add_rank, insert_before_suffixes
+from ..record_options import OPTIONS
+
+__all__ = ["ChildCount", "Job"]
+
+_VARIABLE = "MODTRACE_JOB"
+_STARTUP = str(Path(__file__).with_name("startup"))
+_PARSERS: Mapping[str, Callable[[str], Any]] = {option.name: option.parse for option in OPTIONS}
+_PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
+
+
+class ChildCount(NamedTuple):
+    """What the children of a job noted.
+
+    Attributes:
+        saved: the file that each recorded child saved.
+        unsaved: how many children began to record and saved nothing.
+    """
+
+    saved: list[str]
+    unsaved: int
+
+
+class Job:
+    """What the processes of a job share.
+
+    Args:
+        arguments: of `modtrace.record`, for the process that begins the job; its paths are absolute and not expanded.
+        notes: the file to which the children append a line when they begin to record and one when they have saved.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], notes: str) -> None:
+        self.arguments = dict(arguments)
+        self._notes = notes
+
+    @classmethod
+    def begin(cls, arguments: Mapping[str, Any]) -> Job:
+        """Return a new job."""
+        notes = ""
+        with contextlib.suppress(OSError):  # no place for temporary files: the children are recorded and not counted
+            descriptor, notes = tempfile.mkstemp(prefix="modtrace-job-")
+            os.close(descriptor)
+        return cls(arguments, notes)
+
+    @classmethod
+    def inherited(cls) -> Job:
+        """Return the job that this process was started by, as `tell_children` says it."""
+        arguments, notes = json.loads(os.environ[_VARIABLE].partition("\n")[2])
+        for name, value in arguments.items():
+            if isinstance(value, str) and name in _PARSERS:
+                arguments[name] = _PARSERS[name](value)
+        return cls(arguments, notes)
+
+    def tell_children(self) -> None:
+        """Have processes that this one starts from now on record themselves, where they run the same Python."""
+        # `startup/sitecustomize.py` compares the first line.
+        job = json.dumps([self.arguments, self._notes], default=str)
+        os.environ[_VARIABLE] = f"{sys.hexversion:x} {sys.prefix}\n{job}"
+        path = os.environ.get("PYTHONPATH", "")
+        if path.split(os.pathsep)[0] != _STARTUP:
+            os.environ["PYTHONPATH"] = f"{_STARTUP}{os.pathsep}{path}" if path else _STARTUP
+
+    def child_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `modtrace.record` for this process, a child: files of its own."""
+        return {
+            name: _child_path(value) if name in _PATHS and value is not None else value
+            for name, value in self.arguments.items()
+        }
+
+    def child_files(self, name: str) -> str | None:
+        """Return a pattern of the files of all children, as a shell's; None where there are none.
+
+        Args:
+            name: "path" or "ring".
+        """
+        path = self.arguments.get(name)
+        if path is None:
+            return None
+        return re.sub("%[rph%]", lambda match: "%" if match[0] == "%%" else "*", _child_path(path))
+
+    def note_begin(self) -> None:
+        """Note that this process, a child, records."""
+        self._note("begin")
+
+    def note_saved(self, path: str) -> None:
+        """Note that this process, a child, saved its recording to `path`."""
+        self._note("saved", path)
+
+    def _note(self, what: str, path: str = "") -> None:
+        # It is gone where the process that began the job has ended.
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._notes, os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(descriptor, f"{json.dumps([what, os.getpid(), path])}\n".encode())
+            finally:
+                os.close(descriptor)
+
+    def close(self) -> ChildCount:
+        """Return what the children noted until now, and remove the notes."""
+        try:
+            lines = Path(self._notes).read_text("utf-8").splitlines()
+            os.unlink(self._notes)
+        except OSError:
+            return ChildCount([], 0)
+        notes = [json.loads(line) for line in lines]
+        saved = {pid: path for what, pid, path in notes if what == "saved"}
+        return ChildCount(list(saved.values()), len({pid for _, pid, _ in notes} - saved.keys()))
+
+
+def _child_path(path: str) -> str:
+    path = add_rank(path, os.environ)
+    return path if "%p" in path.replace("%%", "") else insert_before_suffixes(path, "pid%p")
