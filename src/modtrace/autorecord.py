@@ -93,6 +93,7 @@ class AutoRecording:
             recording = record(**self._arguments)
             recording.replaceable = True
             recording.on_saved = _say_where if self._unattended else _say_nothing
+            recording.warn = _say
             recording.start()
             self.recording = recording
         except Exception as error:
@@ -103,8 +104,12 @@ class AutoRecording:
 
 
 def _say_where(path: str) -> None:
+    _say(f"recorded to {path}. {next_step_hint(path)}")
+
+
+def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the script may have closed it
-        sys.stderr.write(f"modtrace: recorded to {path}. {next_step_hint(path)}\n")
+        sys.stderr.write(f"modtrace: {text}\n")
 
 
 def _say_nothing(_path: str) -> None:

@@ -15,10 +15,11 @@ __all__ = ["DistinctNames"]
 
 _MAX_NUMBER = 64
 """What is made in each step and dies only when the garbage collector runs must not get ever new names."""
+_REST = f"#{_MAX_NUMBER + 1}+"
 
 
 class DistinctNames:
-    """Gives each module that is alive a name of its own, at most 64 that differ by a number."""
+    """Gives each module that is alive a name of its own; from the 65th on that would have one name, they share one."""
 
     def __init__(self) -> None:
         # By name; each reference is the one that tells its module's death, so there is one for each module.
@@ -33,7 +34,7 @@ class DistinctNames:
             module: the module; `module_class` is set.
             find_attribute: returns the attribute by which its owner knows it, for `#critic`, or None.
         """
-        if self._owners.setdefault(fqn, module) is module:
+        if _REST in fqn or self._owners.setdefault(fqn, module) is module:
             return ""
         found = ""
 
@@ -58,7 +59,7 @@ class DistinctNames:
         if attribute is not None and self._may_have(f"{fqn}#{attribute}", module):
             free = f"#{attribute}"
         if free is None:
-            return f"#{_MAX_NUMBER + 1}+"
+            return _REST
         self._owners[fqn + free] = module
         return free
 
