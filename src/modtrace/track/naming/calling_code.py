@@ -48,8 +48,8 @@ def _first_argument(frame: FrameType) -> object:
     if not code.co_flags & inspect.CO_OPTIMIZED or not _READS_LOCALS.isdisjoint(code.co_names):
         # The code of a module or a class, or one that can see that its variables were read.
         return None
-    name = "self" if "self" in code.co_freevars else code.co_varnames[0] if code.co_argcount else None
-    if name is None:
+    name = "self" if "self" in code.co_freevars else code.co_varnames[0] if code.co_argcount else "."
+    if name.startswith("."):  # what a comprehension goes through
         return None
     variables = frame.f_locals
     value = variables.get(name)

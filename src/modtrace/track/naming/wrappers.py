@@ -12,7 +12,16 @@ from torch import nn
 from ..._weak_map import WeakMap
 from .module_inspection import attribute, class_name, module_of_class, name_of_class
 
-__all__ = ["Wrapping", "can_wrap", "is_inside", "is_original", "is_scripted", "original_class_name", "unwrapped", "wrapping_of"]
+__all__ = [
+    "Wrapping",
+    "can_wrap",
+    "is_inside",
+    "is_original",
+    "is_scripted",
+    "original_class_name",
+    "unwrapped",
+    "wrapping_of",
+]
 
 
 class Wrapping(NamedTuple):
