@@ -15,6 +15,7 @@ __all__ = ["DistinctNames"]
 
 _MAX_NUMBER = 64
 """What is made in each step and dies only when the garbage collector runs must not get ever new names."""
+_SUFFIXES = ("", *(f"#{number}" for number in range(2, _MAX_NUMBER + 1)))
 _REST = f"#{_MAX_NUMBER + 1}+"
 
 
@@ -47,7 +48,7 @@ class DistinctNames:
 
     def _find(self, fqn: str, module: ModuleRef, find_attribute: Callable[[], str | None]) -> str:
         free = None
-        for suffix in ("", *(f"#{number}" for number in range(2, _MAX_NUMBER + 1))):
+        for suffix in _SUFFIXES:
             owner = self._owners.get(fqn + suffix)
             if owner is module:
                 return suffix

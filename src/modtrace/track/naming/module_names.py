@@ -22,7 +22,7 @@ from ..compiled_regions import CompiledRegion, is_inside_region
 from ..method_call import MethodCall
 from .calling_code import attribute_of_caller, calling_object
 from .distinct_names import DistinctNames
-from .module_inspection import attribute, class_name, name_of_class
+from .module_inspection import class_name, name_of_class
 from .module_paths import Backoff, ModulePaths, ModuleRef
 from .other_threads import OutermostModules
 from .torch_graphs import is_compiled, is_optimized, is_torch_graph, without_compile
@@ -139,7 +139,7 @@ class ModuleNames:
             return None
         own_name = class_name(module)
         fqn = f"{prefix}.{path}"
-        suffix = self._suffix(fqn, module)
+        suffix = self._suffix(fqn, module, own_name)
         fqn += suffix
         name_id = self._table.name(f"{path}{suffix}: {own_name}", fqn, own_name)
         self._fqns[name_id] = self._prefixes[name_id] = fqn
@@ -250,14 +250,14 @@ class ModuleNames:
         does_own_work = self._strip and wrapping_of(worker) is not None
         if path:
             fqn = f"{parent_fqn}.{path}" if parent_fqn else path
-            suffix = self._suffix(fqn, self._innermost(module))
+            suffix = self._suffix_of_innermost(fqn, module)
             prefix = fqn = fqn + suffix
         else:
             suffix, prefix = "", parent_fqn or self._root_prefix(module)
             fqn = prefix
         if does_own_work:
             # Its own time is not that of what it wraps, whose name is to be the same with and without it.
-            fqn = f"{own_name}({prefix})" if parent_fqn else own_name + self._suffix(own_name, worker)
+            fqn = f"{own_name}({prefix})" if parent_fqn else own_name + self._suffix(own_name, worker, own_name)
         label = f"{path}{suffix}: {own_name}" if path else own_name if parent_fqn else fqn
         name_id = self._table.name(label, fqn, own_name)
         self._fqns[name_id], self._prefixes[name_id] = fqn, prefix
@@ -265,20 +265,27 @@ class ModuleNames:
 
     def _root_prefix(self, module: nn.Module) -> str:
         """Return what the names of those inside begin with where names start at `module`: its class."""
+        own_name = self._class_name(self._innermost(module))
+        return own_name + self._suffix_of_innermost(own_name, module)
+
+    def _suffix_of_innermost(self, fqn: str, module: nn.Module) -> str:
         inner = self._innermost(module)
         own_name = self._class_name(inner)
-        return own_name + self._suffix(own_name, inner)
+        if is_scripted(type(inner)):
+            # It has the name of the one that it was made of.
+            fqn = f"scripted {fqn}"
+        return self._suffix(fqn, inner, own_name)
 
-    def _suffix(self, fqn: str, module: nn.Module) -> str:
-        """Return what tells a module from others that have a name, see `DistinctNames`."""
-        if self._distinct is None or not fqn or attribute(module, "_is_replica") is True:
+    def _suffix(self, fqn: str, module: nn.Module, own_name: str) -> str:
+        """Return what tells a module of this class from others that have a name, see `DistinctNames`."""
+        if self._distinct is None or not fqn or object.__getattribute__(module, "__dict__").get("_is_replica") is True:
             return ""
-        self._refer_to(module)
-        watched = self._watched[id(module)]
-        watched.module_class = self._class_name(module)
-        # A scripted module has the name of the one that it was made of.
-        key = f"scripted {fqn}" if is_scripted(type(module)) else fqn
-        return self._distinct.suffix(key, watched, lambda: attribute_of_caller(module))
+        watched = self._watched.get(id(module))
+        if watched is None or watched() is not module:
+            self._refer_to(module)
+            watched = self._watched[id(module)]
+        watched.module_class = own_name
+        return self._distinct.suffix(fqn, watched, lambda: attribute_of_caller(module))
 
     def _class_name(self, module: nn.Module) -> str:
         return original_class_name(module) if self._strip else class_name(module)
