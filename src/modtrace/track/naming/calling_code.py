@@ -35,7 +35,8 @@ def attribute_of_caller(module: nn.Module) -> str | None:
         return None
     if type(attributes) is not dict:
         return None
-    return next((name for name, value in list(attributes.items()) if value is module and type(name) is str), None)
+    held = (name for name, value in list(attributes.items()) if value is module and type(name) is str)
+    return next(filter(str.isidentifier, held), None)
 
 
 def _is_of_torch_or_ours(frame: FrameType) -> bool:
