@@ -215,8 +215,8 @@ def test_an_exception_of_a_signal_handler_while_modules_are_named_reaches_the_us
     assert interrupted == 200
     assert caplog.records == []
     assert [(span.fqn, span.depth) for span in recording.timeline().spans[-2:]] == [
-        ("Sequential", 0),
-        ("Sequential.0", 1),
+        ("Sequential#65+", 0),
+        ("Sequential#65+.0", 1),
     ]
 
 

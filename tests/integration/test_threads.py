@@ -89,14 +89,20 @@ def test_forward_and_backward_on_many_threads_at_once(engine: EngineName, shared
     assert sorted(timeline.track_names) == sorted(
         f"{kind} · worker {n}" for kind in ("forward", "backward") for n in range(threads)
     )
+    roots = set()
     for worker in range(threads):
-        assert on_track(timeline, f"forward · worker {worker}") == FORWARD * steps
-        assert on_track(timeline, f"backward · worker {worker}") == BACKWARD * steps
+        forward, backward = (on_track(timeline, f"{phase} · worker {worker}") for phase in ("forward", "backward"))
+        root = forward[0][0]
+        roots.add(root)
+        assert forward == [(fqn.replace("Sequential", root), depth) for fqn, depth in FORWARD * steps]
+        assert backward == [(fqn.replace("Sequential", root), depth) for fqn, depth in BACKWARD * steps]
+    assert roots == {"Sequential", *(f"Sequential#{n}" for n in range(2, threads + 1) if not shared)}
     # Each call has a number of its own, on whatever thread.
     for phase in ("forward", "backward"):
         numbers = Counter((span.fqn, span.call) for span in timeline.spans if span.phase == phase)
         assert set(numbers.values()) == {1}
-        assert {call for fqn, call in numbers if fqn == "Sequential"} == set(range(threads * steps))
+        for root in roots:
+            assert {call for fqn, call in numbers if fqn == root} == set(range(threads * steps // len(roots)))
 
 
 def test_a_backward_on_another_thread(engine: EngineName) -> None:
@@ -141,12 +147,9 @@ def test_a_graph_made_on_two_threads(engine: EngineName) -> None:
 
     spans = Counter((span.fqn, span.phase) for span in timeline.spans)
     assert spans == {
-        ("Sequential", "forward"): 2,
-        ("Sequential.0", "forward"): 2,
-        ("Sequential.1", "forward"): 1,
-        ("Sequential", "backward"): 2,
-        ("Sequential.0", "backward"): 2,
-        ("Sequential.1", "backward"): 1,
+        (name, phase): 1
+        for name in ("Sequential", "Sequential.0", "Sequential#2", "Sequential#2.0", "Sequential#2.1")
+        for phase in ("forward", "backward")
     }
     assert {span.track for span in timeline.spans if span.phase == "backward"} == {"backward · MainThread"}
 

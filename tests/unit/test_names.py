@@ -114,7 +114,7 @@ def test_a_model_of_the_named_class_that_is_made_later_is_found() -> None:
     assert names(first.h[0])[1] == "Net.h.0"
     second = Net()
 
-    assert names(second.h[1])[1] == "Net.h.1"
+    assert names(second.h[1])[1] == "Net#2.h.1"
 
 
 def test_a_stranger_inside_a_call_is_a_root() -> None:
@@ -161,7 +161,7 @@ def test_a_dead_module_is_forgotten_and_its_names_are_known_still() -> None:
 def test_what_dies_while_the_dead_are_forgotten_is_forgotten_next() -> None:
     # As where a signal's handler or a finalizer calls modules, in the midst of it.
     forgotten: list[int] = []
-    first, second = Block(), Block()
+    first, second = Block(), nn.Tanh()
     first_id, second_id = id(first), id(second)
 
     def forget(module_id: int) -> None:
@@ -169,11 +169,11 @@ def test_what_dies_while_the_dead_are_forgotten_is_forgotten_next() -> None:
         forgotten.append(module_id)
         if len(forgotten) == 1:
             del second
-            assert names.resolve(third, []) == 1
+            assert names.resolve(third, []) == 2
 
     names = ModuleNames(NameTable(), None, forget, strip_wrappers=True)
     third = nn.ReLU()
-    assert [names.resolve(module, []) for module in (first, second)] == [0, 0]
+    assert [names.resolve(module, []) for module in (first, second)] == [0, 1]
     del first
 
     names.forget_dead()
@@ -234,8 +234,11 @@ def test_the_graph_that_stands_in_for_a_compiled_module_has_no_name() -> None:
 def test_equal_names_have_one_number() -> None:
     names = Names()
 
-    assert names.number(Net()) == names.number(Net()) == 0
-    assert len(names.table.records) == 1
+    for _ in range(100):
+        net = Net()
+        assert (names.number(net), names.number(net, net.fc(1))) == (0, 1)
+        del net
+    assert len(names.table.records) == 2
 
 
 def test_what_a_wrapper_that_works_wraps_keeps_its_name() -> None:
@@ -345,3 +348,110 @@ def test_a_name_is_three_objects_at_most_for_the_garbage_collector_to_count() ->
         gc.enable()
 
     assert count <= 3 * len(modules)
+
+
+def test_with_a_model_names_begin_there_inside_other_calls() -> None:
+    net, head = Net(), nn.Linear(2, 2)
+    around = nn.ModuleDict({"inner": nn.ModuleList([net]), "head": head})
+    for model in (net, "Net"):
+        names = Names(model)
+
+        assert names(around) == ("ModuleDict", "ModuleDict", "ModuleDict")
+        assert names(around, net) == ("Net", "Net", "Net")
+        assert names(around, net, net.h[1]) == ("h.1: Block", "Net.h.1", "Block")
+        assert names(around, net.h[0]) == ("h.0: Block", "Net.h.0", "Block")
+        assert names(around, net.h[0], net.fc(0)) == ("fc: Linear", "Net.h.0.fc", "Linear")
+        assert names(around, head, net.fc(1)) == ("h.1.fc: Linear", "Net.h.1.fc", "Linear")
+        # What is not inside keeps its name.
+        assert names(around, head) == ("head: Linear", "ModuleDict.head", "Linear")
+        assert names(around, net, head) == ("head: Linear", "ModuleDict.head", "Linear")
+        assert names.names.unmatched_model() is None
+
+
+def test_with_the_name_of_a_class_each_module_of_it_is_a_beginning_but_those_inside_another_one() -> None:
+    around = nn.ModuleList([Net(), Net()])
+    first, second = around
+    names = Names("Sequential")
+    outer = nn.Sequential(nn.Sequential(nn.Tanh()))
+    inner = outer[0]
+    assert isinstance(inner, nn.Sequential)
+
+    assert Names("Net")(around, first)[1] == "Net"
+    names = Names("Net")
+    assert [names(around, net, net.h[0])[1] for net in (first, second)] == ["Net.h.0", "Net#2.h.0"]
+    assert Names("Sequential")(outer, inner, inner[0])[1] == "Sequential.0.0"
+
+
+def test_a_wrapped_model_is_a_beginning() -> None:
+    net = Net()
+    compiled = torch.compile(net, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    around = nn.ModuleList([compiled, nn.DataParallel(net)])
+    for model in (net, "Net"):
+        names = Names(model)
+
+        assert names(around, compiled)[1] == "Net"
+        assert names(around, compiled, net.h[0])[1] == "Net.h.0"
+        assert names(around, around[1], net) == ("Net", "Net", "Net")
+        assert names(around, around[1], net, net.h[1])[1] == "Net.h.1"
+
+
+def test_a_model_at_which_no_names_began_is_told() -> None:
+    for model in ("Absent", "Net", Net()):
+        names = Names(model)
+        names(nn.ReLU())
+        assert names.names.unmatched_model() == (model if isinstance(model, str) else "Net")
+    assert Names().names.unmatched_model() is None
+
+
+def test_modules_that_are_alive_at_once_are_told_apart_and_what_stands_for_another_one_is_not() -> None:
+    one, two = Net(), Net()
+    names = Names()
+    assert names(one) == ("Net", "Net", "Net")
+    assert names(two) == ("Net#2", "Net#2", "Net")
+    assert names(two, two.h[0]) == ("h.0: Block", "Net#2.h.0", "Block")
+
+    replica = one._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    compiled = torch.compile(two, backend="eager")
+    assert isinstance(compiled, nn.Module)
+
+    assert names(replica) == ("Net", "Net", "Net")
+    assert names(checkpoint_wrapper(one)) == ("Net", "Net", "Net")
+    assert names(compiled) == ("Net#2", "Net#2", "Net")
+    assert names(one) == ("Net", "Net", "Net")
+    assert names(two) == ("Net#2", "Net#2", "Net")
+
+
+def test_wrappers_that_work_are_told_apart_and_what_they_wrap_too() -> None:
+    one, two = nn.DataParallel(Net()), nn.DataParallel(Net())
+    names = Names()
+
+    assert [names(wrapper) for wrapper in (one, two)] == [
+        ("DataParallel", "DataParallel", "DataParallel"),
+        ("DataParallel#2", "DataParallel#2", "DataParallel"),
+    ]
+    assert [names(wrapper, wrapper.module)[1] for wrapper in (one, two)] == ["Net", "Net#2"]
+    assert names(two, two.module, two.module.h[1])[1] == "Net#2.h.1"
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_module_has_the_name_of_what_it_was_made_of() -> None:
+    nets = [nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))]
+    scripted = [torch.jit.script(net) for net in nets]
+    names = Names()
+
+    assert [names(net)[1] for net in (*nets, *scripted)] == ["Sequential", "Sequential#2"] * 2
+
+
+def test_a_part_that_takes_the_place_of_another_one_has_a_name_of_its_own_while_that_is_alive() -> None:
+    net, names = Net(), Names()
+    old = net.fc(0)
+    assert names(net, old)[1] == "Net.h.0.fc"
+    net.h[0].fc = nn.Linear(2, 2)
+
+    assert names(net, net.fc(0)) == ("h.0.fc#2: Linear", "Net.h.0.fc#2", "Linear")
+    net.h[0].fc = old
+    assert names(net, old)[1] == "Net.h.0.fc"
+    del old
+    net.h[0].fc = nn.Linear(2, 2)
+    assert names(net, net.fc(0))[1] == "Net.h.0.fc"

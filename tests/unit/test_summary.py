@@ -108,7 +108,7 @@ def test_footer_of_a_lossy_timeline_counts_what_is_missing() -> None:
 
     assert summary.footer == "1 more module, 2 spans incomplete, 7 events overwritten"
     assert str(summary).splitlines()[:3] == [
-        "Linear, Net · python",  # the most often called first
+        "Net · python",
         "no whole step is marked: all 0.000 ms count as 100 %",
         "3 spans of 2 modules; lost: 7 events overwritten, 2 spans incomplete",
     ]

@@ -148,6 +148,7 @@ def test_json_has_steps_and_overview() -> None:
         "communication": {},
         "compiled": {},
         "steps_of": "",
+        "told_apart": {},
     }
 
 

@@ -94,6 +94,7 @@ class AutoRecording:
             recording = record(**self._arguments)
             recording.replaceable = True
             recording.on_saved = _say_where if self._unattended else _say_nothing
+            recording.warn = _say
             recording.start()
             self.recording = recording
         except Exception as error:

@@ -113,6 +113,10 @@ class Capture:
             except Exception as error:
                 self._on_error(error)
 
+    def unmatched_model(self) -> str | None:
+        """Return the class of the model where names were to start, where none started there; else None."""
+        return self.engine.unmatched_model() if self.started else None
+
     def after_fork(self) -> None:
         """End in a forked child: the ring and its file are the parent's."""
         self._failed = True

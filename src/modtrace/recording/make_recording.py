@@ -55,8 +55,9 @@ def record(
         engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
         capacity: events kept, 32 bytes each; the oldest are overwritten.
         ring: a file behind the ring: it survives SIGKILL, and another process can read it.
-        model: names start at this module, or (a text) at a module whose class has this name; None starts them at each
-            outermost called module; what a thread calls that is a part of one that another thread called, below that.
+        model: names start at this module, or (a text) at a module whose class has this name, wherever they are called
+            from; None starts them at each outermost called module, or at the module whose own method calls it; what a
+            thread calls that is a part of one that another thread called, below that.
         max_steps: stop, and save where a path is given, after so many steps.
         schedule: which steps to record, as `torch.profiler.schedule` makes it. Each of its cycles goes to a file of its
             own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.

@@ -36,6 +36,7 @@ class Recording:
 
     Attributes:
         on_saved: called once `stop` has ended it, with the file it saved last, or its ring's; at first it logs that.
+        warn: called once `stop` has ended it, with what the user should know of it; at first it logs that.
         replaceable: True for recordings of `MODTRACE=` and `modtrace run`: an explicit `record()` replaces them, and
             they save no file where nothing was recorded.
         replaced_by: the recording that did; None where none has.
@@ -76,6 +77,7 @@ class Recording:
         self._block: object = None
         self._entered = self._unsaved = self._cycle_ended = self.replaceable = False
         self.on_saved: Callable[[str], None] = log_saved
+        self.warn: Callable[[str], None] = _log.warning
         self.replaced_by: Recording | None = None
 
     def __enter__(self) -> Recording:
@@ -207,6 +209,9 @@ class Recording:
             stop_alone(self)
             raise
         if ran:
+            model = None if self._capture is None else self._capture.unmatched_model()
+            if model is not None:
+                self.warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
             self.save_unsaved()
             path = self.saved_paths[-1] if self.saved_paths else self._outputs.ring_path
             if path is not None:

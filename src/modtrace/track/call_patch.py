@@ -8,6 +8,7 @@ whatever is there, and one wrapper of a patch is active at a time.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,13 @@ class Layer:
         names = getattr(getattr(wrapped, "__code__", None), "co_names", None)
         self.wraps_torch = wrapped is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
         self.observer: Any = None
+
+
+def _name_as(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """Let a wrapper say of itself what `function` says, its signature too; which is still no `__wrapped__`."""
+    for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
+        with contextlib.suppress(AttributeError):  # of what is written in C
+            setattr(wrapper, name, getattr(function, name))
 
 
 class PatchTarget:
@@ -95,6 +103,7 @@ class PatchTarget:
                 break
         else:
             layer = patch.make_layer(wrapped)
+            _name_as(layer.wrapper, self._original)
             # Known before it can be called, so that it is found wherever an interrupt comes.
             self._layers[id(layer.wrapper)] = layer
         self.function = layer.wrapper

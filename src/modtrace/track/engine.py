@@ -35,6 +35,9 @@ class Engine(EventSink, CompiledBackward, Protocol):
     def stop(self) -> None:
         """Stop recording. Thread-safe; wrappers already on the stack become no-ops."""
 
+    def unmatched_model(self) -> str | None:
+        """Return the class of the model where names were to start, where none started there; else None."""
+
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from ..._terminal import counted
 from ..columns import RECOMPUTE
 from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
-from ..contents import COMPILED_CLASS
+from .groups import outer_modules
 from .percentiles import median, nearest_rank
 from .step_times import StepTimes
 
@@ -25,7 +26,8 @@ class Overview(NamedTuple):
     """What was recorded.
 
     Attributes:
-        roots: the classes of the outermost modules, and the names of compiled functions, the most often called first.
+        roots: the outermost modules, and compiled functions, by their names; the most often called first. What is
+            inside of another one by its name is left out.
         processes: what the processes are called (`rank 0 · python`).
         engine: "native" or "python"; empty where the timeline does not say.
         torch: the version; empty where the timeline does not say.
@@ -37,6 +39,7 @@ class Overview(NamedTuple):
         recomputed: the classes of the modules that ran again as a whole, as checkpointing makes them, and how many
             modules of each.
         compiled: names of what torch.compile made of modules and functions, and how many modules are inside of each.
+        told_apart: names that several modules had, and those that all but the first of them were given.
         steps_of: whose steps those of the summary are (`rank 0`), where there are several processes; else empty.
         communication: collectives by operator; a module's times hold what of them it called or waited for.
     """
@@ -52,6 +55,7 @@ class Overview(NamedTuple):
     communication: Mapping[str, OperatorTotals]
     compiled: Mapping[str, int]
     steps_of: str = ""
+    told_apart: Mapping[str, Sequence[str]] = {}
 
 
 _LOSSES = {
@@ -70,24 +74,26 @@ def describe_recording(timeline: Timeline) -> Overview:
     found, counts = np.unique(columns.name[is_root], return_counts=True)
     roots = Counter[str]()
     for name, count in zip(found.tolist(), counts.tolist(), strict=True):
-        is_function = names[name].module_class == COMPILED_CLASS
-        roots[names[name].fqn if is_function else names[name].module_class] += count
+        roots[names[name].fqn] += count
+    fqns = list(dict.fromkeys(names[name].fqn for name in np.unique(columns.name).tolist()))
+    outer = outer_modules(fqns)
     reruns = (columns.phase == RECOMPUTE) & (is_root | (columns.phase[columns.parent] != RECOMPUTE))
     rerun_modules = {names[name].fqn: names[name].module_class for name in np.unique(columns.name[reruns]).tolist()}
     losses = {name: count for name, count in timeline.stats.items() if count and name != "recorded"}
     incomplete = int(np.count_nonzero(~columns.complete))
     return Overview(
-        roots=[root for root, _ in roots.most_common()],
+        roots=[root for root, _ in roots.most_common() if not outer[root]],
         processes=list(dict.fromkeys(track.process.name for track in timeline.tracks)),
         engine=str(timeline.metadata.get("engine", "")),
         torch=str(timeline.metadata.get("torch", "")),
         spans=len(columns),
-        modules=len({names[name].fqn for name in np.unique(columns.name).tolist()}),
+        modules=len(fqns),
         losses=losses | ({"incomplete": incomplete} if incomplete else {}),
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
         communication=sum_up_communication(timeline.collectives),
         compiled=_count_compiled(timeline),
         steps_of=_steps_of(timeline),
+        told_apart=_told_apart(fqns),
     )
 
 
@@ -97,6 +103,7 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
     what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
     lines = [" · ".join(part for part in what if part), _steps_line(steps, overview.steps_of), _losses_line(overview)]
+    lines.append(_told_apart_line(overview.told_apart))
     lines += [_recompute_line(overview, steps), _compiled_line(overview), communication_line(overview.communication)]
     return [line for line in lines if line]
 
@@ -120,6 +127,29 @@ def steps_note(overview: Overview | None) -> str:
         return ""
     of_ranks = overview.steps_of.startswith("rank ")
     return f"steps of {overview.steps_of}" + ("; modtrace ranks slow compares ranks" if of_ranks else "")
+
+
+def _told_apart(fqns: Sequence[str]) -> dict[str, list[str]]:
+    """Return the names with a `#` by what is before it, where that is a name too, or begins one."""
+    others: dict[str, dict[str, None]] = {}
+    for fqn in fqns:
+        for sign in re.finditer(r"#[^.#]+(?=\.|$)", fqn):
+            others.setdefault(fqn[: sign.start()], {})[fqn[: sign.end()]] = None
+    return {
+        name: list(of_name)
+        for name, of_name in others.items()
+        if any(fqn == name or fqn.startswith(f"{name}.") for fqn in fqns)
+    }
+
+
+def _told_apart_line(told_apart: Mapping[str, Sequence[str]]) -> str:
+    """Say which names several modules had."""
+    said = []
+    for name, others in told_apart.items():
+        which = f"the second is {others[0]}" if len(others) == 1 else f"the others are {_shortened(others)}"
+        more = " or more" if others[-1].endswith("+") else ""
+        said.append(f"{len(others) + 1}{more} modules were named {name}; {which}")
+    return _shortened(said, separator=". ")
 
 
 def _steps_of(timeline: Timeline) -> str:
@@ -174,9 +204,9 @@ def _compiled_line(overview: Overview) -> str:
     return f"compiled, each one span: {_shortened(inside)}"
 
 
-def _shortened(names: Sequence[str], limit: int = 3) -> str:
+def _shortened(names: Sequence[str], limit: int = 3, separator: str = ", ") -> str:
     more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
+    return separator.join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _ms(ns: int) -> str:

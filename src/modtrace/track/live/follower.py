@@ -57,7 +57,7 @@ class Follower(BackwardFollower):
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
         super().__init__(follow_graphs_after_exit)
-        self._names = ModuleNames(NameTable(), None, self._forget, strip_wrappers=False)
+        self._names = ModuleNames(NameTable(), None, self._forget, strip_wrappers=False, tell_apart=False)
         self._dead = self._names.dead
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NamedModule]] = {}

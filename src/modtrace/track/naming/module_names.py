@@ -1,6 +1,7 @@
 """Module names: the path below the nearest open call that contains the module.
 
-A module shared under two parents has two names, one for each path it is called by. Nothing here keeps a module alive.
+A module shared under two parents has two names, one for each path it is called by. Two modules that are alive at once
+have no name in common, see `distinct_names`. Nothing here keeps a module alive.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from ...timeline.contents import COMPILED_CLASS
 from ..compiled_modules import CompiledModuleNames, inner_names
 from ..compiled_regions import CompiledRegion, is_inside_region
 from ..method_call import MethodCall
+from .calling_code import attribute_of_caller, calling_object
+from .distinct_names import DistinctNames
 from .module_inspection import class_name, name_of_class
 from .module_paths import Backoff, ModulePaths, ModuleRef
 from .other_threads import OutermostModules
 from .torch_graphs import is_compiled, is_optimized, is_torch_graph, without_compile
-from .wrappers import is_inside, original_class_name, wrapping_of
+from .wrappers import is_inside, is_scripted, original_class_name, unwrapped, wrapping_of
 
 __all__ = ["ModuleNames", "OpenCall"]
 
@@ -36,11 +39,13 @@ class ModuleNames:
 
     Args:
         table: gives out the ids.
-        model: names start at this module, or at one whose class has this name; None starts them at each outermost
-            called module, for other threads too.
+        model: names start at this module, or at one whose class has this name, wherever it is called from; None
+            starts them at each outermost called module, for other threads too, or at the module whose method calls it.
         forget: called with `id(module)` of modules that were asked for and died, by `forget_dead`.
         strip_wrappers: name modules as if those that only wrap others were not there (DistributedDataParallel's
             `module.`, torch.compile's `_orig_mod.`, PEFT's `base_model.model.`).
+        tell_apart: give each module that is alive a name of its own; False names each outermost one by its class alone,
+            as torch's trackers do.
 
     Attributes:
         dead: references to modules that died and are not forgotten yet. A new module may have the id of one: whoever
@@ -54,11 +59,13 @@ class ModuleNames:
         forget: Callable[[int], object],
         *,
         strip_wrappers: bool,
+        tell_apart: bool = True,
     ) -> None:
         self._table = table
         self._forget = forget
         self._strip = strip_wrappers
-        self._models = _Models(model)
+        self._models = None if model is None else _Models(model)
+        self._distinct = DistinctNames() if tell_apart else None
         self._outermost = OutermostModules()
         self._compiled = CompiledModuleNames(table)
         self._fqns: dict[int, str] = {}
@@ -85,7 +92,7 @@ class ModuleNames:
         watched = self._watched.get(id(module))
         if watched is None or watched() is not module:
             self._refer_to(module)
-        name_id = self._by_path(module, open_calls)
+        name_id = self._by_path(module, open_calls) if self._models is None else None
         if name_id is not None:
             return name_id
         if open_calls and self._is_shown_by(open_calls[0][0], module):
@@ -95,19 +102,22 @@ class ModuleNames:
             return self._resolve_region(module, open_calls)
         if type(module) is MethodCall:
             return self._resolve_method(module, open_calls)
-        name_id = self._relative_to(open_calls, module)
+        if self._models is not None:
+            name_id = self._below_model(self._models, open_calls, module)
+        if name_id is None:
+            name_id = self._relative_to(open_calls, module)
         if name_id is None and (is_inside_region() or self._is_compiled_graph(module, open_calls)):
             return NO_NAME
         if name_id is None:
             name_id = self._last_name_ids.get(id(module))
-        if name_id is None:
-            name_id = self._relative_to_model(module)
         if name_id is None and is_torch_graph(module):
             return NO_NAME
         if name_id is None and not open_calls:
             name_id = self._relative_to_other_threads(module)
         if name_id is None:
-            name_id = self._add_below("", "", module)
+            name_id = self._relative_to_caller(module) if self._distinct is not None else None
+            if name_id is None:
+                name_id = self._add_below("", "", module)
             if not open_calls:
                 self._outermost.add(module, name_id)
         self._last_name_ids[id(module)] = name_id
@@ -128,7 +138,9 @@ class ModuleNames:
             return None
         own_name = class_name(module)
         fqn = f"{prefix}.{path}"
-        name_id = self._table.name(f"{path}: {own_name}", fqn, own_name)
+        suffix = self._suffix(fqn, module, own_name)
+        fqn += suffix
+        name_id = self._table.name(f"{path}{suffix}: {own_name}", fqn, own_name)
         self._fqns[name_id] = self._prefixes[name_id] = fqn
         self._last_name_ids[id(module)] = name_id
         return name_id
@@ -197,12 +209,34 @@ class ModuleNames:
                 return self._add_below(self._prefixes[parent_name_id], path, module)
         return None
 
-    def _relative_to_model(self, module: nn.Module) -> int | None:
-        for model in self._models.candidates(module):
+    def _below_model(self, models: _Models, open_calls: Sequence[OpenCall], module: nn.Module) -> int | None:
+        """Return the name that begins at the model that `module` is or lies in; None where there is none."""
+        inside = [call for call in open_calls if models.is_start(call[0], self._class_name(call[0]))]
+        if models.is_start(self._unwrapped(module), self._class_name(module)):
+            # A module of the class inside another one has its name there.
+            name_id = self._relative_to(inside, module)
+            return self._add_below("", "", module) if name_id is None else name_id
+        for model in models.candidates(module):
             path = self._path(model, module)
             if path is not None:
-                return self._add_below(self._class_name(model), path, module)
+                models.matched = True
+                inside = [call for call in open_calls if self._is_part_of(model, call[0])]
+                name_id = self._relative_to(inside, module) if inside else self._last_name_ids.get(id(module))
+                return self._add_below(self._root_prefix(model), path, module) if name_id is None else name_id
         return None
+
+    def _is_part_of(self, model: nn.Module, called: nn.Module) -> bool:
+        module = called.owner() if type(called) is MethodCall else self._unwrapped(called)
+        return module is not None and (module is model or self._path(model, module) is not None)
+
+    def _relative_to_caller(self, module: nn.Module) -> int | None:
+        """Return the name below the module whose own method calls this one, outside of its forward."""
+        owner = calling_object()
+        if not issubclass(type(owner), nn.Module) or owner is module:
+            return None
+        self._refer_to(owner)
+        path = self._path(owner, module)
+        return self._add_below(self._root_prefix(owner), path, module) if path else None
 
     def _relative_to_other_threads(self, module: nn.Module) -> int | None:
         found = self._outermost.find(module, self._path)
@@ -211,29 +245,60 @@ class ModuleNames:
     def _add_below(self, parent_fqn: str, path: str, module: nn.Module) -> int:
         """Add the name of a module whose path below the parent is `path`; both are empty where names start at it."""
         own_name = self._class_name(module)
-        prefix = fqn = f"{parent_fqn}.{path}" if parent_fqn and path else parent_fqn or path or own_name
-        wrapped = wrapping_of(module) if self._strip else None
-        while wrapped is not None and not wrapped[1].works:
-            wrapped = wrapping_of(wrapped[0])
-        if wrapped is not None:
+        worker = self._unwrapped(module)
+        does_own_work = self._strip and wrapping_of(worker) is not None
+        if path:
+            fqn = f"{parent_fqn}.{path}" if parent_fqn else path
+            suffix = self._suffix_of_innermost(fqn, module)
+            prefix = fqn = fqn + suffix
+        else:
+            suffix, prefix = "", parent_fqn or self._root_prefix(module)
+            fqn = prefix
+        if does_own_work:
             # Its own time is not that of what it wraps, whose name is to be the same with and without it.
-            inner = self._innermost(wrapped[0])
-            prefix = prefix if parent_fqn else inner
-            fqn = f"{own_name}({prefix})" if parent_fqn else own_name
-        name_id = self._table.name(f"{path}: {own_name}" if path else own_name, fqn, own_name)
+            fqn = f"{own_name}({prefix})" if parent_fqn else own_name + self._suffix(own_name, worker, own_name)
+        label = f"{path}{suffix}: {own_name}" if path else own_name if parent_fqn else fqn
+        name_id = self._table.name(label, fqn, own_name)
         self._fqns[name_id], self._prefixes[name_id] = fqn, prefix
         return name_id
+
+    def _root_prefix(self, module: nn.Module) -> str:
+        """Return what the names of those inside begin with where names start at `module`: its class."""
+        own_name = self._class_name(self._innermost(module))
+        return own_name + self._suffix_of_innermost(own_name, module)
+
+    def _suffix_of_innermost(self, fqn: str, module: nn.Module) -> str:
+        inner = self._innermost(module)
+        own_name = self._class_name(inner)
+        if is_scripted(type(inner)):
+            # It has the name of the one that it was made of.
+            fqn = f"scripted {fqn}"
+        return self._suffix(fqn, inner, own_name)
+
+    def _suffix(self, fqn: str, module: nn.Module, own_name: str) -> str:
+        """Return what tells a module of this class from others that have a name, see `DistinctNames`."""
+        if self._distinct is None or not fqn or object.__getattribute__(module, "__dict__").get("_is_replica") is True:
+            return ""
+        watched = self._watched.get(id(module))
+        if watched is None or watched() is not module:
+            self._refer_to(module)
+            watched = self._watched[id(module)]
+        watched.module_class = own_name
+        return self._distinct.suffix(fqn, watched, lambda: attribute_of_caller(module))
 
     def _class_name(self, module: nn.Module) -> str:
         return original_class_name(module) if self._strip else class_name(module)
 
-    def _innermost(self, module: nn.Module) -> str:
-        """Return the class of what a wrapper wraps, over others too."""
-        wrapped = wrapping_of(module)
+    def _innermost(self, module: nn.Module) -> nn.Module:
+        """Return what a wrapper wraps, over others too."""
+        wrapped = wrapping_of(module) if self._strip else None
         while wrapped is not None:
             module = wrapped[0]
             wrapped = wrapping_of(module)
-        return self._class_name(module)
+        return module
+
+    def _unwrapped(self, module: nn.Module) -> nn.Module:
+        return unwrapped(module) if self._strip else module
 
     def _path_inside(self, outermost: nn.Module | None, parent: nn.Module, module: nn.Module) -> str | None:
         """Return the path of `module` below `parent` as the outermost module tells it: without a walk of its own."""
@@ -262,6 +327,10 @@ class ModuleNames:
         self._watched[module_id] = ref
         return ref
 
+    def unmatched_model(self) -> str | None:
+        """Return the class of the model where names were to start, where none started there; else None."""
+        return None if self._models is None or self._models.matched else self._models.class_name
+
     def forget_dead(self) -> None:
         """Forget all that is known of the modules in `dead`, whose ids others may have by now.
 
@@ -286,24 +355,35 @@ class ModuleNames:
 
 
 class _Models:
-    """The modules at which names may start: the one that is given, or those whose class has the name that is given."""
+    """The modules at which names start: the one that is given, or those whose class has the name that is given.
 
-    def __init__(self, model: nn.Module | str | None) -> None:
-        self._class_name = model if isinstance(model, str) else None
+    Attributes:
+        class_name: the class.
+        matched: whether names started at one.
+    """
+
+    def __init__(self, model: nn.Module | str) -> None:
+        self._is_class = isinstance(model, str)
+        self.class_name = model if isinstance(model, str) else class_name(model)
         self._models = [weakref.ref(model)] if isinstance(model, nn.Module) else []
         self._searches = Backoff()
+        self.matched = False
+
+    def is_start(self, module: nn.Module, own_name: str) -> bool:
+        """Whether names start at a module, which has this class."""
+        is_start = own_name == self.class_name if self._is_class else self._models[0]() is module
+        self.matched = self.matched or is_start
+        return is_start
 
     def candidates(self, module: nn.Module) -> Iterator[nn.Module]:
         """Yield the models below which `module` may lie; those of a class are looked for when they are needed."""
-        if class_name(module) == self._class_name:
-            return
         yield from self._alive(module)
-        if self._class_name is not None and self._searches.is_due():
+        if self._is_class and self._searches.is_due():
             # The recording may have started before the model was made, so the class's name is all there is.
             self._models = [
                 weakref.ref(value)
                 for value in gc.get_objects()
-                if issubclass(type(value), nn.Module) and class_name(value) == self._class_name
+                if issubclass(type(value), nn.Module) and class_name(value) == self.class_name
             ]
             yield from self._alive(module)
 

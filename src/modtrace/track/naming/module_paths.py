@@ -33,10 +33,12 @@ class ModuleRef(weakref.ref[nn.Module]):
 
     Attributes:
         module_id: its `id()`, where this is the reference that tells its death.
+        module_class: its class, where this is the reference that tells its death and it was given a name of its own.
         path: its path, where it is known below another one.
     """
 
-    __slots__ = ("module_id", "path")
+    __slots__ = ("module_class", "module_id", "path")
+    module_class: str
     module_id: int
     path: str
 

@@ -12,7 +12,16 @@ from torch import nn
 from ..._weak_map import WeakMap
 from .module_inspection import attribute, class_name, module_of_class, name_of_class
 
-__all__ = ["Wrapping", "can_wrap", "is_inside", "is_original", "original_class_name", "wrapping_of"]
+__all__ = [
+    "Wrapping",
+    "can_wrap",
+    "is_inside",
+    "is_original",
+    "is_scripted",
+    "original_class_name",
+    "unwrapped",
+    "wrapping_of",
+]
 
 
 class Wrapping(NamedTuple):
@@ -71,10 +80,11 @@ def can_wrap(kind: type[nn.Module]) -> bool:
 
 def is_original(kind: type[nn.Module]) -> bool:
     """Whether modules of a class stand for no others: `original_class_name` is their own."""
-    return not (can_wrap(kind) or _is_scripted(kind) or _is_prefixed(kind))
+    return not (can_wrap(kind) or is_scripted(kind) or _is_prefixed(kind))
 
 
-def _is_scripted(kind: type) -> bool:
+def is_scripted(kind: type) -> bool:
+    """Whether modules of a class were made by torch.jit."""
     return module_of_class(kind).startswith("torch.jit")
 
 
@@ -108,17 +118,23 @@ def is_inside(wrapper: nn.Module, module: nn.Module) -> bool:
     return False
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return what is inside of the wrappers that do no work of their own: the module itself where it is none."""
+    found = wrapping_of(module)
+    while found is not None and not found[1].works:
+        module = found[0]
+        found = wrapping_of(module)
+    return module
+
+
 def original_class_name(module: nn.Module) -> str:
     """Return the class of what `module` stands for: of what it wraps, was scripted or traced from, or shards.
 
     A wrapper that does work of its own keeps its own.
     """
-    found = wrapping_of(module)
-    while found is not None and not found[1].works:
-        module = found[0]
-        found = wrapping_of(module)
+    module = unwrapped(module)
     kind = type(module)
-    if _is_scripted(kind):
+    if is_scripted(kind):
         original = getattr(module, "original_name", None)
         if isinstance(original, str) and original:
             return original

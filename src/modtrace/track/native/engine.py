@@ -93,6 +93,10 @@ class NativeEngine:
             patch.uninstall()
         self._collectives.stop()
 
+    def unmatched_model(self) -> str | None:
+        """Return the class of the model where names were to start, where none started there; else None."""
+        return self._module_names.unmatched_model()
+
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
         self._native.after_fork()
