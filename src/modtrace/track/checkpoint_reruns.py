@@ -11,21 +11,23 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointFunction
 
 from .skip_dynamo import skip_all
-from .tensors import tensors_in, unseen_by_modes
+from .tensors import unseen_by_modes
 
 __all__ = ["CheckpointReruns"]
 
 _MAX_NOTES = 4096
+_MAX_DEPTH = 4
+_PLAIN = (Tensor, nn.Parameter)
 _TORCH_FILE = CheckpointFunction.backward.__code__.co_filename
 _RUNS_AGAIN = ("backward", "unpack_hook")
 """The functions of that file that run a forward again: of the reentrant kind, and of the other."""
@@ -99,7 +101,20 @@ def _is_torch_checkpoint(frame: FrameType | None) -> bool:
 
 def _note_of(module: nn.Module, inputs: Sequence[Any], sequence: int) -> tuple[_Note, list[StorageWeakRef]]:
     """Return what is the same only for the same module, with the same memory of the same version, after one node."""
-    tensors = list(tensors_in(inputs))
+    tensors = list(_tensors_in(inputs))
     storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
-    views = [(tensor._version, tensor.storage_offset(), tuple(tensor.shape)) for tensor in tensors]
+    views: list[tuple[object, ...]] = [
+        # What has a shape of its own making runs Python to tell it.
+        (tensor._version, tensor.storage_offset(), tensor.shape) if type(tensor) in _PLAIN else (tensor._version,)
+        for tensor in tensors
+    ]
     return (id(module), sequence, *((ref.cdata, *view) for ref, view in zip(storages, views, strict=True))), storages
+
+
+def _tensors_in(values: Iterable[Any], depth: int = 0) -> Iterator[Tensor]:
+    """Yield the tensors in tuples, lists and dictionaries, in order: of these alone no code of the user's runs."""
+    for value in values:
+        if issubclass(type(value), Tensor):
+            yield value
+        elif type(value) in (tuple, list, dict) and depth < _MAX_DEPTH:
+            yield from _tensors_in(value.values() if type(value) is dict else value, depth + 1)
