@@ -149,6 +149,52 @@ def test_a_non_reentrant_recomputation_lies_inside_the_backward_that_asked_for_i
     assert timeline.columns.link.tolist() == [0, 1, 0, 1, -1]
 
 
+def test_a_forward_inside_a_node_lies_on_the_backward_track_and_counts() -> None:
+    script = EventScript()
+    _, b = two_calls(script)
+    script.node_begin(40, 0, graph_task=1)
+    script.enter(42, b, 1, sequence=7)
+    script.exit(44, b, 1, sequence=9)
+    script.node(45, 47, 8, graph_task=2)
+    script.node_end(50, 0, graph_task=1)
+
+    timeline = build_timeline(script.snapshot())
+
+    assert rows(timeline)[2:] == [
+        ("A", "backward", 40, 50, 0, 0),
+        ("A.b", "forward", 42, 44, 1, 1),
+        ("A.b", "backward", 45, 47, 1, 1),
+    ]
+    assert [timeline.tracks[track].kind for track in timeline.columns.track] == ["forward"] * 2 + ["backward"] * 3
+    assert timeline.columns.parent.tolist()[2:] == [-1, 2, 2]
+    # An arrow leads from this forward, too, to its backward.
+    assert timeline.columns.link.tolist()[3:] == [1, 1]
+
+
+def test_a_recomputation_of_several_calls_repeats_those_before_the_one_that_asked() -> None:
+    script = EventScript()
+    a, b, c = script.name("A"), script.name("A.b"), script.name("A.c")
+    script.enter(1, a, sequence=0)
+    for number, name in enumerate((c, b, c, b, b)):
+        script.enter(2 + 2 * number, name, (0, 0, 1, 1, 2)[number], sequence=number)
+        script.exit(3 + 2 * number, name, (0, 0, 1, 1, 2)[number], sequence=number + 1)
+    script.enter(12, c, 2, sequence=5)
+    script.exit(13, c, 2, sequence=6)
+    script.exit(19, a, sequence=6)
+    # The last b, which is node 4, wants what the checkpoint of c, b, b runs again; the c behind it has run already.
+    script.node(20, 21, 5)
+    script.node_begin(30, 4)
+    for at, name, number in ((31, c, 0), (33, b, 0), (35, b, 1)):
+        script.enter(at, name, number, sequence=9, recompute=True)
+        script.exit(at + 1, name, number, sequence=9, recompute=True)
+    script.node_end(40, 4)
+
+    timeline = build_timeline(script.snapshot())
+
+    again = [(span.fqn, span.call) for span in timeline.spans if span.phase == "recompute"]
+    assert again == [("A.c", 1), ("A.b", 1), ("A.b", 2)]
+
+
 def test_a_recomputation_has_the_call_index_of_the_call_that_it_repeats() -> None:
     script = EventScript()
     a, b = script.name("A"), script.name("A.b")

@@ -100,7 +100,7 @@ CALL_INDEX_BITS = 25
 CALL_INDEX_MASK = (1 << CALL_INDEX_BITS) - 1
 
 # The value of a `CALL_BACKWARD`: the key of the call, and above that the graph task. A name and a key tell a call: the
-# key is its index, and RECOMPUTE_BIT where it ran inside backward.
+# key is its index, and RECOMPUTE_BIT where a checkpoint ran it again.
 RECOMPUTE_BIT = 1 << CALL_INDEX_BITS
 CALL_KEY_BITS = CALL_INDEX_BITS + 1
 CALL_KEY_MASK = (1 << CALL_KEY_BITS) - 1
@@ -138,7 +138,7 @@ class Kind(IntEnum):
     FORWARD_EXIT = 2
     """It ends. Value: the same."""
     RECOMPUTE_ENTER = 3
-    """A forward call inside backward begins. Value: index among the recomputations of its name · sequence number."""
+    """A call that a checkpoint runs again begins. Value: index among the recomputations of its name · sequence number."""
     RECOMPUTE_EXIT = 4
     """It ends. Value: the same."""
     NODE_BEGIN = 5

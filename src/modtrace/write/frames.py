@@ -8,7 +8,7 @@ import numpy as np
 
 from .._terminal import printable
 from .._typing import Int64Array
-from ..timeline import PHASES, RECOMPUTE, Timeline
+from ..timeline import BACKWARD, FORWARD, PHASES, Timeline
 
 __all__ = ["Frames", "frames_of"]
 
@@ -26,12 +26,13 @@ class Frames(NamedTuple):
 
 
 def frames_of(timeline: Timeline) -> Frames:
-    """Return the frame of each span: its label (`h.0: Block`), of a recompute with the phase behind it."""
+    """Return the frame of each span: its label (`h.0: Block`), inside backward of a call with its phase behind it."""
     columns = timeline.columns
-    is_recompute = columns.phase == RECOMPUTE
-    used, frame = np.unique(columns.name.astype(np.int64) * 2 + is_recompute, return_inverse=True)
-    names = [
-        printable(timeline.names[key // 2].label) + (f" ({PHASES[RECOMPUTE]})" if key % 2 else "")
-        for key in used.tolist()
-    ]
+    on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)
+    phase = np.where((columns.phase == FORWARD) & ~on_backward[columns.track], BACKWARD, columns.phase)
+    used, frame = np.unique(columns.name.astype(np.int64) * len(PHASES) + phase, return_inverse=True)
+    names = []
+    for key in used.tolist():
+        name, of_phase = divmod(key, len(PHASES))
+        names.append(printable(timeline.names[name].label) + (f" ({PHASES[of_phase]})" if of_phase != BACKWARD else ""))
     return Frames(names, frame.reshape(-1).astype(np.int64))

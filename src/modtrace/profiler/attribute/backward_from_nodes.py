@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..._typing import Int64Array
-from ...timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Process, Timeline, Track
+from ..._typing import BoolArray, Int64Array
+from ...timeline import BACKWARD, Columns, Process, Timeline, Track
 from ...timeline.build.interval_spans import LabelledInterval, nest, spans_from_intervals
 from ...timeline.columns import join_columns, sort_by_start
 from ...timeline.ranges import union_of
@@ -57,8 +57,8 @@ def cut_to_nodes(
 ) -> Timeline:
     """Replace the backward spans by ones that begin and end with the nodes of their call.
 
-    What was recorded where the trace has no nodes stays; recomputation moves by no more than it takes to lie within
-    the node that it runs in.
+    What was recorded where the trace has no nodes stays; a call inside backward moves by no more than it takes to lie
+    within the node that it runs in.
 
     Args:
         timeline: the recording, in the trace's time.
@@ -122,8 +122,8 @@ class _Builder:
         old = replace(columns, link=link).take(kept)
         old = replace(old, start=kept_start, end=kept_end)
         joined = join_columns([old, made])  # parents are found anew below
-        behind = joined.phase != FORWARD
-        late = np.where(joined.phase == RECOMPUTE, 1 << 20, 0) + joined.depth
+        behind = self._on_backward(joined)
+        late = np.where(behind & (joined.phase != BACKWARD), 1 << 20, 0) + joined.depth
         new_end, parent, depth = nest(joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64))
         whole = np.flatnonzero(~behind | (new_end > joined.start) | (joined.start == joined.end))
         position = np.full(len(joined) + 1, -1, np.int64)
@@ -181,14 +181,19 @@ class _Builder:
             begins, ends = union_of(start[track == track_index], end[track == track_index])
             run = np.searchsorted(begins, columns.end[old], side="left") - 1
             keep[old] = (run < 0) | (ends[np.maximum(run, 0)] <= columns.start[old])
-        recomputes = np.flatnonzero(columns.phase == RECOMPUTE)
-        if len(recomputes):
-            new_start[recomputes], new_end[recomputes] = self._within_nodes(recomputes)
+        calls = np.flatnonzero(self._on_backward(columns) & (columns.phase != BACKWARD))
+        if len(calls):
+            new_start[calls], new_end[calls] = self._within_nodes(calls)
         kept = np.flatnonzero(keep)
         return kept, new_start[kept], new_end[kept]
 
+    def _on_backward(self, columns: Columns) -> BoolArray:
+        """Which spans lie on the backward track of their thread."""
+        is_backward = np.array([track.kind == "backward" for track in self.tracks], np.bool_)
+        return np.asarray(is_backward[columns.track], np.bool_)
+
     def _within_nodes(self, spans: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Clip recomputed calls to the node that they ran in, between the nodes that ran inside it."""
+        """Clip calls inside backward to the node that they ran in, between the nodes that ran inside it."""
         columns, nodes = self.timeline.columns, self.nodes
         tids = np.array([track.tid for track in self.timeline.tracks], np.int64)
         trace_track = {int(tid): index for index, tid in enumerate(self.threads.tolist()) if tid >= 0}

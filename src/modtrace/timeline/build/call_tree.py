@@ -8,6 +8,7 @@ events end in the same shape.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,19 @@ class Intervals:
 
     @property
     def is_recompute(self) -> BoolArray:
-        """True for calls made inside backward."""
+        """True for calls that a checkpoint runs again."""
         recompute: BoolArray = ~self.is_node & (self.call_key & RECOMPUTE_BIT != 0)
         return recompute
+
+    @cached_property
+    def in_backward(self) -> BoolArray:
+        """True for calls that are recomputed or inside a node, or inside such a call."""
+        inside = self.is_recompute.copy()
+        for depth in range(1, int(self.depth.max()) + 1 if len(self) else 0):
+            level = np.flatnonzero((self.depth == depth) & ~self.is_node)
+            outer = self.parent[level]
+            inside[level] |= self.is_node[outer] | inside[outer]
+        return inside
 
 
 def build_intervals(events: Events) -> Intervals:

@@ -32,7 +32,7 @@ def build_span_rows(intervals: Intervals, call: Int64Array) -> SpanRows:
     outermost = _without_inner_nodes(intervals, call)
     backward = cut_backward_spans(intervals, outermost, length)
     calls = np.flatnonzero(~intervals.is_node)
-    recompute = intervals.is_recompute[calls]
+    recompute, in_backward = intervals.is_recompute[calls], intervals.in_backward[calls]
     outer_depth = _outer_depths(intervals, outermost, length)
     span_call = original[backward.call]
     link = np.full(len(intervals), -1, np.int64)
@@ -48,9 +48,10 @@ def build_span_rows(intervals: Intervals, call: Int64Array) -> SpanRows:
         "start_position": join(intervals.start_position[calls], intervals.start_position[backward.first_node]),
         "name": join(intervals.name[calls], intervals.name[backward.call]),
         "phase": join(np.where(recompute, RECOMPUTE, FORWARD), np.full(len(span_call), BACKWARD)),
+        "on_backward": join(in_backward, np.ones(len(span_call), np.bool_)),
         "thread": join(intervals.thread[calls], intervals.thread[backward.first_node]),
         "depth": join(
-            np.where(recompute, outer_depth[calls], _forward_depths(intervals)[calls]),
+            np.where(in_backward, outer_depth[calls], intervals.depth[calls]),
             outer_depth[backward.first_node] + backward.level,
         ),
         "call": join(intervals.call_key[original[calls]], intervals.call_key[span_call]) & CALL_INDEX_MASK,
@@ -77,28 +78,14 @@ def _outer_depths(intervals: Intervals, call: Int64Array, length: Int64Array) ->
     """Return for each interval the depth on the backward track at which it starts."""
     inner = np.zeros(len(intervals), np.int64)
     outer = np.zeros(len(intervals), np.int64)
-    recompute = intervals.is_recompute
+    in_backward = intervals.in_backward
     for depth in range(int(intervals.depth.max()) + 1 if len(intervals) else 0):
         level = np.flatnonzero(intervals.depth == depth)
         parent = intervals.parent[level]
         outer[level] = np.where(parent >= 0, inner[parent], 0)
         path_length = np.where(call[level] >= 0, length[call[level]], 0)
-        inner[level] = outer[level] + np.where(intervals.is_node[level], path_length, recompute[level])
+        inner[level] = outer[level] + np.where(intervals.is_node[level], path_length, in_backward[level])
     return outer
-
-
-def _forward_depths(intervals: Intervals) -> Int64Array:
-    """Return for each interval how many forward calls are around it."""
-    is_forward = ~(intervals.is_node | intervals.is_recompute)
-    has_parent = intervals.parent >= 0
-    if not np.any(is_forward & has_parent & ~is_forward[intervals.parent]):
-        return intervals.depth
-    # In a damaged file a node can hold a forward call.
-    depth = np.zeros(len(intervals), np.int64)
-    for level in range(1, int(intervals.depth.max()) + 1):
-        rows = np.flatnonzero(intervals.depth == level)
-        depth[rows] = depth[intervals.parent[rows]] + is_forward[intervals.parent[rows]]
-    return depth
 
 
 def assign_tracks(
@@ -111,7 +98,7 @@ def assign_tracks(
         threads: name and tid of each thread.
         process: whose threads these are.
     """
-    track_key = rows["thread"] * 2 + (rows["phase"] != FORWARD)
+    track_key = rows["thread"] * 2 + rows["on_backward"]
     used, track = np.unique(track_key, return_inverse=True)
     tracks = []
     for key in used.tolist():

@@ -13,6 +13,7 @@ from torch import nn
 from ...ring import Kind, Ring
 from ...ring.slot_format import BACKWARD_PASS_BITS, CALL_KEY_BITS, KIND_SHIFT, NO_NAME
 from ..call_patch import RUN_BACKWARD, Layer, Patch
+from ..checkpoint_reruns import CheckpointReruns
 from ..collectives.native import NativeCollectives
 from ..device_choice import DeviceChoice
 from ..event_sink import OnError
@@ -54,6 +55,7 @@ class NativeEngine:
         self._on_error = on_error
         self._sync = SyncMarks(self, ring.names)
         self._module_names = ModuleNames(ring.names, model, self._native.forget_module, strip_wrappers=strip_wrappers)
+        self._reruns = CheckpointReruns()
         self._collectives = NativeCollectives(self._native, ring.names)
         self._device_times = (
             None if device is None else NativeDeviceTimes(self._native, self._module_names, ring.names, device)
@@ -75,6 +77,8 @@ class NativeEngine:
             self._add_thread,
             self._sync,
             self._on_error,
+            self._reruns.note,
+            self._reruns.runs_again,
         )
         for patch in _patches(self._native):
             patch.install(self)

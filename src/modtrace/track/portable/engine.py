@@ -33,6 +33,7 @@ from ...ring.slot_format import (
     WORDS_PER_SLOT,
 )
 from ..call_patch import Layer, Patch
+from ..checkpoint_reruns import CheckpointReruns
 from ..collectives.portable import PortableCollectives
 from ..event_sink import OnError
 from ..naming.module_names import ModuleNames, OpenCall
@@ -48,6 +49,7 @@ __all__ = ["PortableEngine"]
 
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+_is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
 _FORWARD_ENTER, _FORWARD_EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
 _RECOMPUTE_ENTER, _RECOMPUTE_EXIT = Kind.RECOMPUTE_ENTER << KIND_SHIFT, Kind.RECOMPUTE_EXIT << KIND_SHIFT
@@ -58,8 +60,8 @@ class NameCounters(NamedTuple):
 
     Attributes:
         name: id of the name.
-        next_forward: counts calls outside of backward.
-        next_recompute: counts calls inside backward.
+        next_forward: counts forward calls.
+        next_recompute: counts those that a checkpoint runs again.
     """
 
     name: int
@@ -103,6 +105,7 @@ class PortableEngine(SegmentHooks):
         self.on_segment_start = self._graph_tasks.make_segment_hook(self._local)
         self._write_sync_mark = SyncMarks(self, ring.names)
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
+        self._reruns = CheckpointReruns()
         self._collectives = PortableCollectives(self, ring.names, on_error)
         self._active = False
 
@@ -179,9 +182,19 @@ class PortableEngine(SegmentHooks):
                 name, next_forward, next_recompute = self._resolve(module, outer.name, thread)
             if name == NO_NAME:
                 return None
-            if current_graph_task() == NO_GRAPH_TASK:
+            if sequence != thread.noted_sequence and not _is_grad_enabled():
+                thread.noted_sequence = sequence
+                self._reruns.note(module, (*args, *kwargs.values()), sequence)
+            graph_task = current_graph_task()
+            runs_again = False
+            if graph_task == NO_GRAPH_TASK:
                 if thread.graph_tasks:
                     self._graph_tasks.end_all(thread)
+            elif outer.graph_task == graph_task:
+                runs_again = outer.call_id & RECOMPUTE_BIT != 0
+            else:
+                runs_again = self._reruns.runs_again(module, (*args, *kwargs.values()))
+            if not runs_again:
                 call_index = next_forward() & CALL_INDEX_MASK
                 call_key, enter_kind, exit_kind = call_index, _FORWARD_ENTER, _FORWARD_EXIT
             else:
@@ -197,6 +210,7 @@ class PortableEngine(SegmentHooks):
             frame.module = module
             frame.name = name
             frame.call_id = name << CALL_KEY_BITS | call_key
+            frame.graph_task = graph_task
             frame.exit_meta = exit_kind | bits
             frame.index_bits = index_bits = call_index << SEQUENCE_BITS
             frame.entry_seq = frame.segment_start_seq = sequence

@@ -25,11 +25,12 @@ class CallFrame(FrameBase):
         module: None for the frame around all calls, and for one that is not in use.
         name: id of its name.
         call_id: name and call key together.
+        graph_task: the graph task that runs where it was entered; -1 outside of backward.
         exit_meta: kind, thread and name of its exit, as a slot's first word has them.
         index_bits: its call index, where a slot's value has it.
     """
 
-    __slots__ = ("exit_meta", "index_bits", "module", "name", "thread")
+    __slots__ = ("exit_meta", "graph_task", "index_bits", "module", "name", "thread")
 
     call_id: int
 
@@ -39,6 +40,7 @@ class CallFrame(FrameBase):
         self.module: nn.Module | None = None
         self.name = NO_NAME
         self.call_id = NO_CALL_ID
+        self.graph_task = -1
         self.exit_meta = self.index_bits = 0
 
 
@@ -65,10 +67,11 @@ class ThreadState(FrameStack[CallFrame]):
         outside_segments: segments of nodes that were made outside of all calls and that no pass ran yet; the last ones.
         graph_tasks: those it runs, outermost first.
         last_call_id: the outermost call that made nodes last; `NO_CALL_ID` before the first.
+        noted_sequence: the sequence number at the last call that was noted for `CheckpointReruns`; -1 before the first.
         hook_tensor: an empty tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("bits", "graph_tasks", "hook_tensor", "last_call_id", "outside_segments")
+    __slots__ = ("bits", "graph_tasks", "hook_tensor", "last_call_id", "noted_sequence", "outside_segments")
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
@@ -77,4 +80,5 @@ class ThreadState(FrameStack[CallFrame]):
         self.outside_segments: Segments = deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
         self.graph_tasks: list[GraphTask] = []
         self.last_call_id = NO_CALL_ID
+        self.noted_sequence = -1
         self.hook_tensor = make_hook_tensor()

@@ -32,6 +32,8 @@ struct Session {
   PyRef add_thread;          // (torch's number of the thread) → our number
   PyRef emit_sync_mark;      // () → anything
   PyRef on_error;            // (exception) → anything
+  PyRef note_call;           // (module, inputs, sequence number) → anything; see CheckpointReruns, also for the next
+  PyRef runs_again;          // (module, inputs) → whether a checkpoint makes this call
   PyRef begin_device_times;  // () → True, or anything where it is to be called again; null once it has returned True
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
       names;                                            // module → (parent's name id, name id)
@@ -44,6 +46,7 @@ struct Session {
 struct OpenCall {
   PyRef module;
   int64_t name_id;
+  int graph_task;                 // that runs where it was entered
   int64_t exit_meta, exit_value;  // of its exit event; the value still without the sequence number
 };
 
@@ -57,6 +60,7 @@ struct ThreadState {
   std::vector<OpenCall> open_calls;
   uint64_t outermost_sequence = 0;                        // the sequence number at the enter of its outermost open call
   int64_t last_call_name = kNoName, last_call_index = 0;  // the outermost call that made nodes last
+  uint64_t noted_sequence = UINT64_MAX;                   // at the last call that `note_call` was told of
   SequenceBoundaries boundaries;
   SequenceBoundaries device_boundaries;  // of the calls that get events of the device
   ThreadState* next = nullptr;           // in the list of all threads

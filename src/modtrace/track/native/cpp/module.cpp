@@ -122,9 +122,9 @@ PyObject* py_start(PyObject*, PyObject* args) {
   auto session = std::make_unique<Session>();
   Py_ssize_t offset;
   unsigned long long capacity;
-  PyObject *resolve_name, *dead, *forget_dead, *add_thread, *emit_sync_mark, *on_error;
-  if (!PyArg_ParseTuple(args, "w*nKOO!OOOO", &session->buffer, &offset, &capacity, &resolve_name, &PyList_Type, &dead,
-                        &forget_dead, &add_thread, &emit_sync_mark, &on_error)) {
+  PyObject *resolve_name, *dead, *forget_dead, *add_thread, *emit_sync_mark, *on_error, *note_call, *runs_again;
+  if (!PyArg_ParseTuple(args, "w*nKOO!OOOOOO", &session->buffer, &offset, &capacity, &resolve_name, &PyList_Type, &dead,
+                        &forget_dead, &add_thread, &emit_sync_mark, &on_error, &note_call, &runs_again)) {
     return nullptr;
   }
   const auto length = static_cast<unsigned long long>(session->buffer.len);
@@ -142,6 +142,8 @@ PyObject* py_start(PyObject*, PyObject* args) {
   session->add_thread = PyRef::borrow(add_thread);
   session->emit_sync_mark = PyRef::borrow(emit_sync_mark);
   session->on_error = PyRef::borrow(on_error);
+  session->note_call = PyRef::borrow(note_call);
+  session->runs_again = PyRef::borrow(runs_again);
   engine.generation.fetch_add(1, std::memory_order_relaxed);
   engine.next_serial.store(0);
   engine.active_session.store(session.release());
@@ -185,8 +187,8 @@ PyObject* py_slot_format(PyObject*, PyObject*) {
 
 PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS,
-     "start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error): begin a\n"
-     "session, which writes `capacity` slots from byte `offset` of the buffer on. RuntimeError where one runs "
+     "start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error, note_call,\n"
+     "runs_again): begin a session, which writes `capacity` slots from byte `offset` of the buffer on. RuntimeError where one runs "
      "already."},
     {"stop", py_stop, METH_NOARGS, "stop(): end the session, once no thread writes any more."},
     {"after_fork", py_after_fork, METH_NOARGS, "after_fork(): end the session of the parent, in a forked child."},

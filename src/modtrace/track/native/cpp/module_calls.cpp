@@ -1,6 +1,7 @@
 #include "module_calls.h"
 
 #include <ATen/SequenceNumber.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/profiler/api.h>
 
 #include <utility>
@@ -83,6 +84,52 @@ int64_t name_of(Session& session, ThreadState& thread, PyObject* module) {
   return resolve_name(session, thread, module, parent);
 }
 
+// What a module is called with, as the wrapper's vectorcall has it, without the module.
+struct Inputs {
+  PyObject* const* args;
+  size_t flagged_count;
+  PyObject* keywords;
+
+  // Null, with an error, where there is no memory.
+  PyRef as_tuple() const {
+    const Py_ssize_t keyword_count = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+    const Py_ssize_t count = PyVectorcall_NARGS(flagged_count) - 1 + keyword_count;
+    PyRef inputs = PyRef::steal(PyTuple_New(count));
+    for (Py_ssize_t i = 0; inputs && i < count; ++i) {
+      PyTuple_SET_ITEM(inputs.get(), i, PyRef::borrow(args[i + 1]).release());
+    }
+    return inputs;
+  }
+};
+
+// Tells Python of the first call after a node, where no graph is made. False where that failed or the session ended.
+bool note_call(Session& session, PyObject* module, const Inputs& inputs, uint64_t sequence) {
+  const SessionRef hold(session);
+  const PyRef values = inputs.as_tuple();
+  const PyRef number = PyRef::steal(PyLong_FromUnsignedLongLong(sequence));
+  if (!values || !number || !call_without_dynamo(session.note_call, module, values.get(), number.get())) {
+    report_error(session);
+    return false;
+  }
+  return is_active(session);
+}
+
+// Asks whether a checkpoint makes this call inside backward: 1 or 0, and below 0 where that failed or the session ended.
+// Calls made inside a call of the same graph task are as that one.
+int runs_again(Session& session, ThreadState& thread, PyObject* module, const Inputs& inputs, int graph_task) {
+  if (!thread.open_calls.empty() && thread.open_calls.back().graph_task == graph_task) {
+    return (thread.open_calls.back().exit_meta >> kKindShift) == kRecomputeExit;
+  }
+  const SessionRef hold(session);
+  const PyRef values = inputs.as_tuple();
+  const PyRef answer = values ? call_without_dynamo(session.runs_again, module, values.get()) : PyRef();
+  if (!answer) {
+    report_error(session);
+    return kNotFound;
+  }
+  return is_active(session) ? answer.get() == Py_True : kNotFound;
+}
+
 void write_call(Session& session, ThreadState& thread, int64_t meta, int64_t value) {
   const uint64_t sequence = at::sequence_number::peek();
   thread.boundaries.add(sequence);
@@ -91,7 +138,7 @@ void write_call(Session& session, ThreadState& thread, int64_t meta, int64_t val
 
 // Notes that a module is called. False where nothing was noted, and so no exit is to be; an error that is the user's is
 // pending then.
-bool enter(PyObject* module) {
+bool enter(PyObject* module, const Inputs& inputs) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) return false;
   ThreadState& thread = this_thread();
@@ -106,12 +153,23 @@ bool enter(PyObject* module) {
   }
   const int64_t name_id = name_of(*session, thread, module);
   if (name_id < 0 || name_id == kNoName) return false;
-  const bool recompute = current_graph_task() != kNoGraphTask;
+  const uint64_t sequence = at::sequence_number::peek();
+  if (C10_UNLIKELY(sequence != thread.noted_sequence && !c10::GradMode::is_enabled())) {
+    thread.noted_sequence = sequence;
+    if (!note_call(*session, module, inputs, sequence)) return false;
+  }
+  const int graph_task = current_graph_task();
+  bool recompute = false;
+  if (C10_UNLIKELY(graph_task != kNoGraphTask)) {
+    const int answer = runs_again(*session, thread, module, inputs, graph_task);
+    if (answer < 0) return false;
+    recompute = answer != 0;
+  }
   int64_t& calls = (recompute ? session->recompute_calls : session->forward_calls)[name_id];
   const int64_t value = static_cast<int64_t>((static_cast<uint64_t>(calls++) & kCallIndexMask) << kSequenceBits);
   const int64_t meta = thread.meta_bits | name_id;
   const int64_t exit_meta = (recompute ? kRecomputeExit : kForwardExit) << kKindShift | meta;
-  thread.open_calls.push_back({PyRef::borrow(module), name_id, exit_meta, value});
+  thread.open_calls.push_back({PyRef::borrow(module), name_id, graph_task, exit_meta, value});
   write_call(*session, thread, (recompute ? kRecomputeEnter : kForwardEnter) << kKindShift | meta, value);
   if (C10_UNLIKELY(engine.device_times_active.load(std::memory_order_relaxed))) {
     queue_device_event_of_call(*session, thread, name_id);
@@ -129,7 +187,7 @@ PyObject* pass_on(PyObject* wrapper, PyObject* const* args, size_t flagged_count
 void exit(Session& session, ThreadState& thread, size_t height) {
   const OpenCall& call = thread.open_calls[height];
   if (height == 0 && at::sequence_number::peek() != thread.outermost_sequence &&
-      (call.exit_meta >> kKindShift) == kForwardExit) {
+      call.graph_task == kNoGraphTask) {
     thread.last_call_name = call.name_id;
     thread.last_call_index = call.exit_value >> kSequenceBits;
   }
@@ -145,7 +203,7 @@ void exit(Session& session, ThreadState& thread, size_t height) {
 PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
   if (C10_UNLIKELY(wrapper != engine.call_wrapper)) return pass_on(wrapper, args, flagged_count, keywords);
   PyObject* wrapped = engine.wrapped_call;  // the wrapper that is called keeps it
-  if (PyVectorcall_NARGS(flagged_count) == 0 || !enter(args[0])) {
+  if (PyVectorcall_NARGS(flagged_count) == 0 || !enter(args[0], {args, flagged_count, keywords})) {
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
     return PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
   }

@@ -43,6 +43,7 @@ bool register_thread(Session& session, ThreadState& thread) {
   thread.meta_bits = meta_bits;
   thread.open_passes = 0;
   thread.last_call_name = kNoName;
+  thread.noted_sequence = UINT64_MAX;
   thread.generation = current_generation();
   return true;
 }
@@ -59,10 +60,10 @@ void release_session(Session& session) {
   if (--session.references == 0) delete &session;
 }
 
-PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* second) {
+PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* second, PyObject* third) {
   const bool replaced = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault;
   const PyRef compiler = replaced ? exchange_compiler(Py_None) : PyRef();
-  PyRef result = PyRef::steal(PyObject_CallFunctionObjArgs(function.get(), first, second, nullptr));
+  PyRef result = PyRef::steal(PyObject_CallFunctionObjArgs(function.get(), first, second, third, nullptr));
   if (compiler) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);

@@ -101,7 +101,8 @@ class SessionRef {
 
 // Calls a Python function of ours. torch.compile replaces the evaluation of frames, and would compile this one into the
 // user's; while it runs, frames are evaluated as usual.
-PyRef call_without_dynamo(const PyRef& function, PyObject* first = nullptr, PyObject* second = nullptr);
+PyRef call_without_dynamo(const PyRef& function, PyObject* first = nullptr, PyObject* second = nullptr,
+                          PyObject* third = nullptr);
 
 // Hands the pending Python error to the recording, which stops; the user's call goes on. An error that the recording
 // raises again is the user's own (an interrupt), and is pending afterwards.

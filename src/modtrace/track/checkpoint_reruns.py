@@ -1,0 +1,120 @@
+"""Which module calls inside a backward pass are a checkpoint's, which runs a part of the forward again.
+
+Torch's own checkpoints are known by their functions, which are on the stack then. One that a user wrote is an
+`autograd.Function` that calls modules without a graph, and in its backward calls them again: it is told from others, as
+the adjoint of an ODE solver, by the first of these calls, which is of the same module with the same inputs. So the
+first call is noted that follows the making of a node, where no graph is made.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import CheckpointFunction
+
+from .skip_dynamo import skip_all
+from .tensors import unseen_by_modes
+
+__all__ = ["CheckpointReruns"]
+
+_MAX_NOTES = 4096
+_MAX_DEPTH = 4
+_PLAIN = (Tensor, nn.Parameter)
+_TORCH_FILE = CheckpointFunction.backward.__code__.co_filename
+_RUNS_AGAIN = ("backward", "unpack_hook")
+"""The functions of that file that run a forward again: of the reentrant kind, and of the other."""
+_RUNS_PASS = "_engine_run_backward"
+
+_current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+_Note = tuple[Any, ...]
+
+
+class CheckpointReruns:
+    """Tells the calls that a checkpoint runs again from other forward calls inside a backward pass. Thread-safe."""
+
+    def __init__(self) -> None:
+        # The references keep the addresses of storages from being given to others; they do not keep the memory.
+        self._notes: OrderedDict[_Note, list[StorageWeakRef]] = OrderedDict()
+        self._local = threading.local()
+
+    @skip_all
+    def note(self, module: nn.Module, inputs: Sequence[Any], sequence: int) -> None:
+        """Note the first call that follows a node while no graph is made: the node may be a checkpoint.
+
+        Args:
+            module: what is called.
+            inputs: the arguments, those by keyword last.
+            sequence: the sequence number that the thread's next node gets.
+        """
+        try:
+            with unseen_by_modes():
+                note, storages = _note_of(module, inputs, sequence)
+        except Exception:  # of tensors that have no memory, as those of torch.func
+            return
+        if storages:
+            self._notes[note] = storages
+            if len(self._notes) > _MAX_NOTES:
+                self._notes.popitem(last=False)
+
+    @skip_all
+    def runs_again(self, module: nn.Module, inputs: Sequence[Any]) -> bool:
+        """Whether a checkpoint makes this call, which is inside a graph task and in no other call there."""
+        if _is_torch_checkpoint(sys._getframe(1)):
+            return True
+        node = _current_node()
+        if not isinstance(node, torch._C._FunctionBase):
+            return False
+        sequence: int = node._sequence_nr()  # type: ignore[attr-defined]
+        run = (_current_graph_task(), sequence)
+        if getattr(self._local, "run", None) == run:
+            return True
+        try:
+            with unseen_by_modes():
+                note, _ = _note_of(module, inputs, sequence + 1)
+        except Exception:  # as above
+            return False
+        if note not in self._notes:
+            return False
+        # What else this node calls is run again too.
+        self._local.run = run
+        return True
+
+
+def _is_torch_checkpoint(frame: FrameType | None) -> bool:
+    """Whether torch's checkpoint is what calls `frame`, in the innermost pass that runs on this thread."""
+    while frame is not None and frame.f_code.co_name != _RUNS_PASS:
+        if frame.f_code.co_name in _RUNS_AGAIN and frame.f_code.co_filename == _TORCH_FILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _note_of(module: nn.Module, inputs: Sequence[Any], sequence: int) -> tuple[_Note, list[StorageWeakRef]]:
+    """Return what is the same only for the same module, with the same memory of the same version, after one node."""
+    tensors = list(_tensors_in(inputs))
+    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+    views: list[tuple[object, ...]] = [
+        # What has a shape of its own making runs Python to tell it.
+        (tensor._version, tensor.storage_offset(), tensor.shape) if type(tensor) in _PLAIN else (tensor._version,)
+        for tensor in tensors
+    ]
+    return (id(module), sequence, *((ref.cdata, *view) for ref, view in zip(storages, views, strict=True))), storages
+
+
+def _tensors_in(values: Iterable[Any], depth: int = 0) -> Iterator[Tensor]:
+    """Yield the tensors in tuples, lists and dictionaries, in order: of these alone no code of the user's runs."""
+    for value in values:
+        if issubclass(type(value), Tensor):
+            yield value
+        elif type(value) in (tuple, list, dict) and depth < _MAX_DEPTH:
+            yield from _tensors_in(value.values() if type(value) is dict else value, depth + 1)
