@@ -177,9 +177,10 @@ def _wrap_all() -> None:
     utils: Any = sys.modules.get(_REGIONS_MODULE)
     hook, manager = getattr(utils, "CleanupHook", None), getattr(utils, "CleanupManager", None)
     original = getattr(hook, "create", None)
-    if hook is None or original is None or not hasattr(manager, "instance") or not _unwrapped.acquire(blocking=False):
+    instance = getattr(manager, "instance", None)
+    if hook is None or original is None or instance is None or not _unwrapped.acquire(blocking=False):
         return
-    for hooks in list(manager.instance.values.values()):
+    for hooks in list(instance.values.values()):
         for known in hooks:
             function = known.scope.get(known.name)
             if known.name.startswith(_PREFIX) and callable(function):
