@@ -372,8 +372,8 @@ def test_with_a_model_names_begin_there_inside_other_calls() -> None:
 
 
 def test_with_the_name_of_a_class_each_module_of_it_is_a_beginning_but_those_inside_another_one() -> None:
-    around = nn.ModuleList([Net(), Net()])
-    first, second = around
+    first, second = Net(), Net()
+    around = nn.ModuleList([first, second])
     tanh = nn.Tanh()
     inner = nn.Sequential(tanh)
     outer = nn.Sequential(inner)
