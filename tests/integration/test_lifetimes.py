@@ -142,7 +142,7 @@ def test_a_new_module_at_the_place_of_a_dead_one_has_its_own_name(engine: Engine
     assert names[3:7] == [
         ("Sequential", "Sequential", "forward"),
         ("Sequential.0", "Linear", "forward"),
-        ("Sequential.1", "Identity", "forward"),
+        ("Sequential.1#2", "Identity", "forward"),
         ("Sequential.2", "ReLU", "forward"),
     ]
     assert names[7:10] == [
@@ -150,7 +150,7 @@ def test_a_new_module_at_the_place_of_a_dead_one_has_its_own_name(engine: Engine
         ("Sequential.2", "ReLU", "backward"),
         ("Sequential.0", "Linear", "backward"),
     ]
-    assert names[10:] == [("Sequential", "Sequential", "forward"), ("Sequential.0", "Sigmoid", "forward")]
+    assert names[10:] == [("Sequential", "Sequential", "forward"), ("Sequential.0#2", "Sigmoid", "forward")]
 
 
 @pytest.mark.usefixtures("no_collector")

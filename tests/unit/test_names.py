@@ -369,17 +369,16 @@ def test_with_a_model_names_begin_there_inside_other_calls() -> None:
 
 
 def test_with_the_name_of_a_class_each_module_of_it_is_a_beginning_but_those_inside_another_one() -> None:
-    around = nn.ModuleList([Net(), Net()])
-    first, second = around
-    names = Names("Sequential")
-    outer = nn.Sequential(nn.Sequential(nn.Tanh()))
-    inner = outer[0]
-    assert isinstance(inner, nn.Sequential)
+    first, second = Net(), Net()
+    around = nn.ModuleList([first, second])
+    tanh = nn.Tanh()
+    inner = nn.Sequential(tanh)
+    outer = nn.Sequential(inner)
 
     assert Names("Net")(around, first)[1] == "Net"
     names = Names("Net")
     assert [names(around, net, net.h[0])[1] for net in (first, second)] == ["Net.h.0", "Net#2.h.0"]
-    assert Names("Sequential")(outer, inner, inner[0])[1] == "Sequential.0.0"
+    assert Names("Sequential")(outer, inner, tanh)[1] == "Sequential.0.0"
 
 
 def test_a_wrapped_model_is_a_beginning() -> None:
@@ -411,7 +410,7 @@ def test_modules_that_are_alive_at_once_are_told_apart_and_what_stands_for_anoth
     assert names(two) == ("Net#2", "Net#2", "Net")
     assert names(two, two.h[0]) == ("h.0: Block", "Net#2.h.0", "Block")
 
-    replica = one._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    replica = one._replicate_for_data_parallel()
     compiled = torch.compile(two, backend="eager")
     assert isinstance(compiled, nn.Module)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from types import FrameType
+from typing import Any
 
 from torch import nn
 
@@ -14,7 +15,7 @@ _READS_LOCALS = frozenset({"dir", "eval", "exec", "locals", "vars"})
 _PASSED_OVER = {"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"}
 
 
-def calling_object() -> object:
+def calling_object() -> Any:
     """Return the first argument (`self`) of the function that calls the module, over torch's and our own; else None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_of_torch_or_ours(frame):
