@@ -11,7 +11,7 @@ import numpy as np
 from ..._terminal import counted
 from ..columns import RECOMPUTE
 from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
-from ..contents import COMPILED_CLASS
+from ..contents import COMPILED_CLASS, STEPS_END_WITH
 from .percentiles import median, nearest_rank
 from .step_times import StepTimes
 
@@ -37,6 +37,7 @@ class Overview(NamedTuple):
         recomputed: the classes of the modules that ran again as a whole, as checkpointing makes them, and how many
             modules of each.
         compiled: names of what torch.compile made of modules and functions, and how many modules are inside of each.
+        steps_end_with: "backward passes" where no optimizer of torch stepped and nobody marked steps; else empty.
         steps_of: whose steps those of the summary are (`rank 0`), where there are several processes; else empty.
         communication: collectives by operator; a module's times hold what of them it called or waited for.
     """
@@ -52,6 +53,7 @@ class Overview(NamedTuple):
     communication: Mapping[str, OperatorTotals]
     compiled: Mapping[str, int]
     steps_of: str = ""
+    steps_end_with: str = ""
 
 
 _LOSSES = {
@@ -88,6 +90,7 @@ def describe_recording(timeline: Timeline) -> Overview:
         communication=sum_up_communication(timeline.collectives),
         compiled=_count_compiled(timeline),
         steps_of=_steps_of(timeline),
+        steps_end_with=str(timeline.metadata.get(STEPS_END_WITH, "")),
     )
 
 
@@ -96,7 +99,10 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
     recorded_by = [f"{overview.engine} engine"] if overview.engine else []
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
     what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
-    lines = [" · ".join(part for part in what if part), _steps_line(steps, overview.steps_of), _losses_line(overview)]
+    lines = [" · ".join(part for part in what if part), _steps_line(steps, overview.steps_of)]
+    if overview.steps_end_with:
+        lines.append(f"steps end with {overview.steps_end_with} that reach parameters: no optimizer of torch stepped")
+    lines.append(_losses_line(overview))
     lines += [_recompute_line(overview, steps), _compiled_line(overview), communication_line(overview.communication)]
     return [line for line in lines if line]
 
