@@ -217,7 +217,7 @@ def _read_last_steps(path: str | os.PathLike[str]) -> RingSnapshot:
 
 def _is_enough(snapshot: RingSnapshot) -> bool:
     events = snapshot.slots.events
-    if len(step_ends(events).index) >= _ENOUGH_STEPS:
+    if len(step_ends(events).event) >= _ENOUGH_STEPS:
         return True
     outermost = [r["id"] for r in snapshot.records if r["kind"] == "name" and "." not in r["fqn"]]
     enters = events.name[np.isin(events.kind, CALL_ENTER_KINDS)]

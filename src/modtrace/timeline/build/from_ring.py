@@ -86,15 +86,15 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
 def _steps(events: Events, start_position: Int64Array) -> Int64Array:
     """Return for each span the number of steps that had ended before it."""
     ends = step_ends(events)
-    if not len(ends.index):
+    if not len(ends.event):
         return np.zeros(len(start_position), np.int64)
     ended = np.concatenate([ends.number[:1], ends.number + 1])
-    return ended[np.searchsorted(2 * ends.index, start_position)]
+    return ended[np.searchsorted(2 * ends.event, start_position)]
 
 
 def _marks(events: Events, texts: Sequence[str], clock: Clock) -> list[Mark]:
     ends = step_ends(events)
-    end_ns = clock.to_unix(events.time[ends.index])
+    end_ns = clock.to_unix(events.time[ends.event])
     marks = [
         Mark(time, "step", f"step {number}") for time, number in zip(end_ns.tolist(), ends.number.tolist(), strict=True)
     ]

@@ -16,12 +16,12 @@ class StepEnds(NamedTuple):
     """The ends of training steps, in their order; int64 arrays of equal length.
 
     Attributes:
-        index: of the event that ends it.
+        event: index of the event that ends it.
         number: of the step.
         with_passes: whether backward passes end them.
     """
 
-    index: Int64Array
+    event: Int64Array
     number: Int64Array
     with_passes: bool = False
 

@@ -214,7 +214,8 @@ class _Member(NamedTuple):
         if not isinstance(parameter, torch.Tensor):
             return False
         with unseen_by_modes():
-            before, now = self.gradient and self.gradient(), parameter.grad
+            before: torch.Tensor | None = None if self.gradient is None else self.gradient()
+            now: torch.Tensor | None = parameter.grad
             if now is None or now.is_inference():
                 return not parameter.requires_grad
             return now is not before or now._version != self.version or not parameter.requires_grad
