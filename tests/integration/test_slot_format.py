@@ -25,8 +25,6 @@ PYTHON_ONLY = {
     "THREAD_MASK",
     "WORDS_PER_SLOT",
     Kind.CALL_BACKWARD.name,
-    Kind.STEP.name,
-    Kind.OPTIMIZER_STEP.name,
     Kind.MARK.name,
     Kind.COUNTER.name,
     Kind.SHAPES.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 from typing import Any
 
@@ -140,26 +139,6 @@ def test_optimizers_with_groups_of_their_own_step_beside_others(groups: Any) -> 
         stepped(optimizer)
 
     assert len([mark for mark in recording.timeline().marks if mark.kind == "step"]) == 2
-
-
-def test_optimizers_that_are_made_anew_are_not_looked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches = []
-    find = optimizer_steps._all_optimizers
-
-    def find_counted() -> list[Optimizer]:
-        searches.append(0)
-        return find()
-
-    monkeypatch.setattr(optimizer_steps, "_all_optimizers", find_counted)
-    with modtrace.record(engine="python") as recording:
-        for _ in range(100):
-            optimizer = sgd()
-            stepped(optimizer)
-            del optimizer
-            gc.collect(0)
-
-    assert len(searches) <= 8
-    assert [mark.text for mark in recording.timeline().marks] == [f"step {number}" for number in range(100)]
 
 
 def test_a_recording_that_begins_in_a_closure_is_told_the_step_around_it() -> None:

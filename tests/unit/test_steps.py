@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 import modtrace
 from modtrace.track.steps.optimizer_steps import OptimizerSteps
+
+
+@pytest.fixture(autouse=True)
+def _no_optimizers_of_tests_before() -> None:
+    gc.collect()
 
 
 def make_optimizer(**options: Any) -> torch.optim.SGD:
@@ -44,9 +50,9 @@ def test_two_that_take_turns_share_a_step() -> None:
     assert steps == [(0, False), (0, True), (1, False), (1, True), (2, False), (2, True)]
 
 
-@pytest.mark.parametrize(("count", "walks"), [(1, 1), (8, 2)])
-def test_the_walk_over_all_objects_is_for_the_first_step_alone(
-    count: int, walks: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_walk_over_all_objects_is_for_the_first_optimizer_step_alone(
+    count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     optimizers = [make_optimizer() for _ in range(count)]
     walked: list[object] = []
@@ -61,20 +67,7 @@ def test_the_walk_over_all_objects_is_for_the_first_step_alone(
     steps = told(lambda: [optimizer.step() for _ in range(5) for optimizer in optimizers])
 
     assert steps == [(step, number == count - 1) for step in range(5) for number in range(count)]
-    assert len(walked) == walks
-
-
-def test_one_that_is_made_later_begins_a_step() -> None:
-    def train() -> None:
-        first = make_optimizer()
-        for _ in range(2):
-            first.step()
-        second = make_optimizer()
-        for _ in range(2):
-            second.step()
-            first.step()
-
-    assert told(train) == [(0, True), (1, True), (2, False), (2, True), (3, False), (3, True)]
+    assert len(walked) == 1
 
 
 def test_an_optimizer_that_goes_is_not_waited_for() -> None:
@@ -90,25 +83,12 @@ def test_an_optimizer_that_goes_is_not_waited_for() -> None:
     assert told(train) == [(0, False), (1, True)]
 
 
-def test_an_optimizer_made_while_another_is_awaited_is_found() -> None:
-    first, second = make_optimizer(), make_optimizer()
-    made: list[torch.optim.SGD] = []
-
-    def train() -> None:
-        first.step()
-        made.append(make_optimizer())
-        second.step()
-        made[0].step()
-
-    assert told(train) == [(0, False), (0, False), (0, True)]
-
-
 def test_one_that_steps_more_often_makes_the_steps() -> None:
     critic, generator = make_optimizer(), make_optimizer()
 
     steps = told(lambda: [optimizer.step() for optimizer in (critic, critic, critic, generator, critic, critic)])
 
-    assert [step for step, _ in steps] == [0, 1, 2, 3, 3, 4]
+    assert [step for step, _ in steps] == [0, 1, 2, 2, 3, 4]
 
 
 def test_of_a_step_a_mode_of_the_user_sees_nothing_more_than_without_a_recording() -> None:
@@ -150,19 +130,23 @@ def test_an_optimizer_inside_another_one_does_not_count() -> None:
     assert [step for step, _ in told(lambda: [outer.step() for _ in range(2)])] == [0, 1]
 
 
-def test_a_second_training_begins_steps_of_its_own() -> None:
-    def train() -> None:
-        first, second = make_optimizer(), make_optimizer()
-        for optimizer in (first, first, second, second):
-            optimizer.step()
-        del first, second
-        make_optimizer().step()
-
-    assert [step for step, _ in told(train)] == [0, 1, 2, 3, 4]
-
-
 def compute(net: nn.Module) -> None:
     net(torch.ones(1, 2)).sum().backward()
+
+
+def test_a_second_training_begins_steps_of_its_own() -> None:
+    def train() -> None:
+        nets = [nn.Linear(2, 2) for _ in range(3)]
+        first, second, *third = (torch.optim.SGD(net.parameters(), lr=0.1) for net in nets)
+        for net, optimizer in zip((0, 0, 1, 1), (first, first, second, second), strict=True):
+            compute(nets[net])
+            optimizer.step()
+        del first, second, third, optimizer
+        third = [torch.optim.SGD(nets[2].parameters(), lr=0.1)]
+        compute(nets[2])
+        third[0].step()
+
+    assert [step for step, _ in told(train)] == [0, 1, 2, 3, 4]
 
 
 def test_of_a_gan_whose_second_optimizer_comes_later_both_share_each_step_after_the_first() -> None:
@@ -181,7 +165,7 @@ def test_of_a_gan_whose_second_optimizer_comes_later_both_share_each_step_after_
 
     assert steps[:100] == [(step, True) for step in range(100)]
     # Where the second one comes it might be another training, so its first step is one of its own.
-    assert steps[100:] == [(100, True), (101, False), (102, False), (102, True), (103, False), (103, True)]
+    assert steps[100:] == [(100, True), (101, True), (102, False), (102, True), (103, False), (103, True)]
 
 
 def test_of_one_loss_a_second_optimizer_that_comes_later_shares_each_step_also_where_it_steps_first() -> None:
@@ -198,7 +182,7 @@ def test_of_one_loss_a_second_optimizer_that_comes_later_shares_each_step_also_w
             second.step()
             first.step()
 
-    assert told(train) == [(0, True), (1, True), (2, False), (2, True), (3, False), (3, True)]
+    assert told(train) == [(0, True), (1, True), (2, True), (2, True), (3, False), (3, True)]
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -322,6 +306,121 @@ def test_of_one_loss_an_optimizer_that_seldom_steps_last_belongs_to_the_step_bef
                 seldom.step()
 
     assert [step for step, _ in told(train)] == [0, 1, 2, 2, 3, 4, 5, 5]
+
+
+def test_accumulated_gradients_with_two_optimizers_are_one_step() -> None:
+    net = nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD([net.weight], lr=0.1), torch.optim.SGD([net.bias], lr=0.1)]
+
+    def train() -> None:
+        for batch in range(8):
+            compute(net)
+            if batch % 4 == 3:
+                for optimizer in optimizers:
+                    optimizer.step()
+
+    assert told(train) == [(0, False), (0, True), (1, False), (1, True)]
+
+
+def test_a_gan_that_is_made_anew_for_each_task_shares_each_step() -> None:
+    def train() -> None:
+        for _ in range(5):
+            Gan().train(cycles=2, critic_steps=1)
+
+    assert [step for step, _ in told(train)] == [step for step in range(10) for _ in range(2)]
+
+
+def test_an_optimizer_for_each_parameter_that_steps_within_backward_shares_the_step() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in net.parameters()}
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+        for parameter in net.parameters()
+    ]
+
+    steps = told(lambda: [compute(net) for _ in range(3)])
+    for handle in handles:
+        handle.remove()
+
+    assert steps == [(step, number == 3) for step in range(3) for number in range(4)]
+
+
+def test_optimizers_made_for_one_step_of_each_parameter_share_it() -> None:
+    net = nn.Linear(2, 2)
+
+    def train() -> None:
+        for _ in range(3):
+            compute(net)
+            for parameter in net.parameters():
+                torch.optim.SGD([parameter], lr=0.1).step()
+
+    assert [step for step, _ in told(train)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_closure_that_is_called_five_times_is_in_one_step() -> None:
+    net, calls = nn.Linear(2, 1), []
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=5, max_eval=5)
+
+    def closure() -> torch.Tensor:
+        calls.append(0)
+        optimizer.zero_grad()
+        loss = (net(torch.ones(1, 2)) - 3).square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    steps = told(lambda: [optimizer.step(closure) for _ in range(3)])
+
+    assert steps == [(0, True), (1, True), (2, True)]
+    assert len(calls) > 3
+
+
+def in_threads(train: Callable[[int], None], count: int = 3) -> None:
+    """Train in threads that take turns at each of their steps: all of one step, then all of the next."""
+    threads = [threading.Thread(target=train, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("shared", ["nothing", "parameters", "optimizer"])
+def test_three_threads_that_train_have_all_of_their_steps(shared: str) -> None:
+    nets = [nn.Linear(2, 2)] * 3 if shared != "nothing" else [nn.Linear(2, 2) for _ in range(3)]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+    barrier = threading.Barrier(3, timeout=60)
+
+    def train(number: int) -> None:
+        for _ in range(20):
+            compute(nets[number])
+            barrier.wait()
+            optimizers[0 if shared == "optimizer" else number].step()
+
+    steps = told(lambda: in_threads(train))
+
+    assert sorted(step for step, _ in steps) == list(range(60))
+
+
+def test_threads_that_each_train_a_gan_share_no_step() -> None:
+    gans = [Gan() for _ in range(3)]
+    own: dict[int, list[int]] = {number: [] for number in range(3)}
+    numbers: dict[int, int] = {}
+    barrier = threading.Barrier(3, timeout=60)
+    counter = OptimizerSteps(lambda step, _: own[numbers[threading.get_ident()]].append(step))
+
+    def train(number: int) -> None:
+        numbers[threading.get_ident()] = number
+        for _ in range(4):
+            barrier.wait()
+            gans[number].train(cycles=1, critic_steps=1)
+
+    counter.start()
+    in_threads(train)
+    counter.stop()
+
+    # Each number twice in a row on its thread: a critic's step and its generator's.
+    assert all(steps[::2] == steps[1::2] and len(steps) == 8 for steps in own.values())
+    assert sorted(step for steps in own.values() for step in steps[::2]) == list(range(12))
+    assert counter.ended == 12
 
 
 def spans(recording: modtrace.Recording, fqn: str = "Linear") -> list[tuple[str, int]]:

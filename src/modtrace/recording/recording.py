@@ -73,7 +73,7 @@ class Recording:
         self._timeline: Timeline | None = None
         self._optimizer_steps = OptimizerSteps(self._on_optimizer_step)
         self._make_capture = partial(make_capture, regions=self._optimizer_steps.regions)
-        self.first_step = self._marked_steps = self._told_steps = 0
+        self.first_step = self._marked_steps = self._followed_steps = 0
         self._block: object = None
         self._entered = self._unsaved = self._cycle_ended = self.replaceable = False
         self.on_saved: Callable[[str], None] = log_saved
@@ -117,8 +117,11 @@ class Recording:
 
     @property
     def steps(self) -> int:
-        """How many training steps have ended since it started: those marked by `step`, else those of the optimizers."""
-        return self._marked_steps or self._told_steps
+        """How many training steps have ended since it started: those marked by `step`, else those of the optimizers.
+
+        Steps that end with backward passes, where no optimizer of torch steps, are told by the timeline only.
+        """
+        return self._marked_steps or self._optimizer_steps.ended
 
     @property
     def engine(self) -> str:
@@ -237,19 +240,19 @@ class Recording:
         self._write_mark(Kind.STEP, lambda _: NO_NAME, self.first_step + self._marked_steps)
         self._marked_steps += 1
         # The optimizer has most often stepped just before the first call of this, for the same step.
-        if self._marked_steps > self._told_steps:
+        if self._marked_steps > self._followed_steps:
             self._on_steps_ended(self._marked_steps)
 
-    def _on_optimizer_step(self, step: int, complete: bool) -> None:
+    def _on_optimizer_step(self, step: int, _complete: bool) -> None:
         if self._marked_steps or not self.running:
             return
         self._write_mark(Kind.OPTIMIZER_STEP, lambda _: NO_NAME, self.first_step + step)
-        if step + complete > self._told_steps:
-            self._told_steps = step + complete
-            self._on_steps_ended(self._told_steps)
+        if self._optimizer_steps.ended > self._followed_steps:
+            self._on_steps_ended(self._optimizer_steps.ended)
 
     def _on_steps_ended(self, count: int) -> None:
-        if count == self._max_steps:
+        self._followed_steps = count
+        if self._max_steps is not None and count >= self._max_steps:
             self._stop_and_log("after max_steps")
         elif self.running:
             try:

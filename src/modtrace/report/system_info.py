@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from .._version import __version__
+from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH
 from ..timeline.gpu_tracks import DEVICE_METADATA
 
 __all__ = ["clean_metadata", "environment_text"]
@@ -29,6 +30,7 @@ _ALLOWED: Mapping[str, tuple[str | None, re.Pattern[str]]] = {
         ("cuda", "CUDA", _VERSION),
         ("hip", "HIP", _VERSION),
         ("libraries", "libraries", rf"{_WORD} {_VERSION}(?:, {_WORD} {_VERSION})*"),
+        (STEPS_END_WITH, None, BACKWARD_PASSES),
         *((key, None, _COUNT) for key in DEVICE_METADATA),
     )
 }

@@ -191,6 +191,10 @@ class Kind(IntEnum):
     """Which stream a number means. Value: torch's id of it; name: as of DEVICE_QUEUED."""
     DEVICE_PENDING = 29
     """A device had not come by yet, when it was asked. Value: the event's number; name: as of DEVICE_QUEUED."""
+    GRADIENTS = 30
+    """A backward pass that runs inside of no other and builds no graph has given gradients to leaf tensors. Value: how
+    many of its kind had before; name: 0 where they were added to `.grad`, 1 where they were returned. There is none
+    behind a `STEP` or an `OPTIMIZER_STEP`."""
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)

@@ -9,11 +9,13 @@ from typing import NamedTuple
 from .._typing import Int64Array
 
 __all__ = [
+    "BACKWARD_PASSES",
     "COMMUNICATION",
     "COMPILED_CLASS",
     "GPU",
     "PASSES",
     "REGION_CLASS",
+    "STEPS_END_WITH",
     "TRACK_KINDS",
     "BackwardPass",
     "CounterSeries",
@@ -31,6 +33,9 @@ PASSES = "backward pass"
 TRACK_KINDS = ("forward", "backward", PASSES, COMMUNICATION, GPU)
 """What a track can be of, in the order in which they are shown; recompute lies on the backward track of its thread."""
 
+
+STEPS_END_WITH, BACKWARD_PASSES = "steps_end_with", "backward passes"
+"""In a timeline's metadata, where its steps end with backward passes: no optimizer of torch stepped."""
 
 COMPILED_CLASS = "CompiledFunction"
 """The class of what torch.compile made of a function, which is no module."""

@@ -66,7 +66,7 @@ def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: in
     window_ns, first_ns, last_ns = int(seconds * 1e9), int(events.time.min()), int(events.time.max())
     end_ns = state.now_ns if state.now_ns - last_ns < window_ns else last_ns
     begin_ns = max(first_ns, end_ns - window_ns)
-    step_ends_ns = events.time[step_ends(events)]
+    step_ends_ns = events.time[step_ends(events).event]
     rate, window_rate = (steps_per_second(step_ends_ns, until_ns, window_ns) for until_ns in (state.now_ns, end_ns))
     rows, communication_ns = _measure(snapshot, begin_ns, end_ns)
     return RankRates(state, rate, window_rate, end_ns - begin_ns, rows, communication_ns)

@@ -175,7 +175,7 @@ def rank_state_of(path: str | os.PathLike[str], snapshot: RingSnapshot) -> RankS
     """Tell where the process of a ring file is, by what was read of its end."""
     events, metadata = snapshot.slots.events, snapshot.metadata
     threads = tuple(open_stacks(snapshot))
-    steps = events.value[step_ends(events)]
+    steps = step_ends(events).number
     anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
     state = _state(snapshot, anchors)
     last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
@@ -217,7 +217,7 @@ def _read_last_steps(path: str | os.PathLike[str]) -> RingSnapshot:
 
 def _is_enough(snapshot: RingSnapshot) -> bool:
     events = snapshot.slots.events
-    if len(step_ends(events)) >= _ENOUGH_STEPS:
+    if len(step_ends(events).event) >= _ENOUGH_STEPS:
         return True
     outermost = [r["id"] for r in snapshot.records if r["kind"] == "name" and "." not in r["fqn"]]
     enters = events.name[np.isin(events.kind, CALL_ENTER_KINDS)]

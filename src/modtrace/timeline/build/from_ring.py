@@ -10,7 +10,7 @@ import numpy as np
 from ..._typing import Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ..columns import Columns
-from ..contents import BackwardPass, CounterSeries, Mark, Process, Stats
+from ..contents import BACKWARD_PASSES, STEPS_END_WITH, BackwardPass, CounterSeries, Mark, Process, Stats
 from ..timeline import Timeline
 from .attribution import attribute_nodes, count_outside_runs
 from .call_tree import build_intervals
@@ -73,7 +73,8 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
         counters=_counters(events, lookup.texts, clock, process),
         backward_passes=_backward_passes(events, lookup.threads, clock, process),
         # Which host it was matters to those who watch the ring, not to those who get the trace.
-        metadata={key: value for key, value in snapshot.metadata.items() if key != "host"},
+        metadata={key: value for key, value in snapshot.metadata.items() if key != "host"}
+        | ({STEPS_END_WITH: BACKWARD_PASSES} if step_ends(events).with_passes else {}),
         span_args=find_own_args(events, lookup.texts, snapshot.records, rows),
     )
     timeline = add_device_spans(
@@ -85,22 +86,23 @@ def build_timeline(snapshot: RingSnapshot) -> Timeline:
 def _steps(events: Events, start_position: Int64Array) -> Int64Array:
     """Return for each span the number of steps that had ended before it."""
     ends = step_ends(events)
-    if not len(ends):
+    if not len(ends.event):
         return np.zeros(len(start_position), np.int64)
-    ended = np.concatenate([events.value[ends[:1]], events.value[ends] + 1])
-    return ended[np.searchsorted(2 * ends, start_position)]
+    ended = np.concatenate([ends.number[:1], ends.number + 1])
+    return ended[np.searchsorted(2 * ends.event, start_position)]
 
 
 def _marks(events: Events, texts: Sequence[str], clock: Clock) -> list[Mark]:
-    marked = np.union1d(step_ends(events), np.flatnonzero(events.kind == Kind.MARK))
-    marks = []
+    ends = step_ends(events)
+    end_ns = clock.to_unix(events.time[ends.event])
+    marks = [
+        Mark(time, "step", f"step {number}") for time, number in zip(end_ns.tolist(), ends.number.tolist(), strict=True)
+    ]
+    marked = np.flatnonzero(events.kind == Kind.MARK)
     for index, time in zip(marked.tolist(), clock.to_unix(events.time[marked]).tolist(), strict=True):
-        if events.kind[index] != Kind.MARK:
-            marks.append(Mark(time, "step", f"step {int(events.value[index])}"))
-        else:
-            text = texts[events.name[index]]
-            # A sync mark's value is the wait between the two clock readings that its time is the middle of.
-            marks.append(Mark(time, "sync" if text.startswith(_SYNC_PREFIX) else "mark", text))
+        text = texts[events.name[index]]
+        # A sync mark's value is the wait between the two clock readings that its time is the middle of.
+        marks.append(Mark(time, "sync" if text.startswith(_SYNC_PREFIX) else "mark", text))
     return sorted(marks)
 
 

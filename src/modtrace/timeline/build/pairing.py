@@ -151,7 +151,7 @@ def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, 
         has_end: which nodes have one.
         end: monotonic nanoseconds, changed in place.
     """
-    no_work = (Kind.GRAPH_BUILT, Kind.STEP, Kind.OPTIMIZER_STEP, Kind.MARK, Kind.COUNTER, Kind.SHAPES)
+    no_work = (Kind.GRAPH_BUILT, Kind.STEP, Kind.OPTIMIZER_STEP, Kind.MARK, Kind.COUNTER, Kind.SHAPES, Kind.GRADIENTS)
     index = np.flatnonzero(~np.isin(events.kind, no_work))
     index = index[np.lexsort((index, events.thread[index]))]
     accumulated = events.kind[index] == Kind.ACCUMULATE_END

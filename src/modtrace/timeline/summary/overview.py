@@ -12,6 +12,7 @@ import numpy as np
 from ..._terminal import counted
 from ..columns import RECOMPUTE
 from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
+from ..contents import STEPS_END_WITH
 from .groups import outer_modules
 from .percentiles import median, nearest_rank
 from .step_times import StepTimes
@@ -40,6 +41,7 @@ class Overview(NamedTuple):
             modules of each.
         compiled: names of what torch.compile made of modules and functions, and how many modules are inside of each.
         told_apart: names that several modules had, and those that all but the first of them were given.
+        steps_end_with: "backward passes" where no optimizer of torch stepped and nobody marked steps; else empty.
         steps_of: whose steps those of the summary are (`rank 0`), where there are several processes; else empty.
         communication: collectives by operator; a module's times hold what of them it called or waited for.
     """
@@ -56,6 +58,7 @@ class Overview(NamedTuple):
     compiled: Mapping[str, int]
     steps_of: str = ""
     told_apart: Mapping[str, Sequence[str]] = {}
+    steps_end_with: str = ""
 
 
 _LOSSES = {
@@ -94,6 +97,7 @@ def describe_recording(timeline: Timeline) -> Overview:
         compiled=_count_compiled(timeline),
         steps_of=_steps_of(timeline),
         told_apart=_told_apart(fqns),
+        steps_end_with=str(timeline.metadata.get(STEPS_END_WITH, "")),
     )
 
 
@@ -102,8 +106,10 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
     recorded_by = [f"{overview.engine} engine"] if overview.engine else []
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
     what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
-    lines = [" · ".join(part for part in what if part), _steps_line(steps, overview.steps_of), _losses_line(overview)]
-    lines.append(_told_apart_line(overview.told_apart))
+    lines = [" · ".join(part for part in what if part), _steps_line(steps, overview.steps_of)]
+    if overview.steps_end_with:
+        lines.append(f"steps end with {overview.steps_end_with} that reach parameters: no optimizer of torch stepped")
+    lines += [_losses_line(overview), _told_apart_line(overview.told_apart)]
     lines += [_recompute_line(overview, steps), _compiled_line(overview), communication_line(overview.communication)]
     return [line for line in lines if line]
 

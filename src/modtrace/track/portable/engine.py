@@ -42,7 +42,7 @@ from ..sync_marks import SyncMarks
 from ..threads import describe_thread
 from .backward_hooks import SegmentHooks
 from .graph_tasks import NO_GRAPH_TASK, GraphTasks, current_graph_task
-from .pass_calls import PASS_PATCH
+from .pass_calls import PASS_PATCH, gives_gradients
 from .thread_state import CallFrame, ThreadState
 
 __all__ = ["PortableEngine"]
@@ -107,7 +107,8 @@ class PortableEngine(SegmentHooks):
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self._reruns = CheckpointReruns()
         self._collectives = PortableCollectives(self, ring.names, on_error)
-        self._active = False
+        self._next_gradients = itertools.count().__next__, itertools.count().__next__
+        self._active = self._steps_told = False
 
     def start(self) -> None:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass; one portable engine at a time."""
@@ -133,6 +134,7 @@ class PortableEngine(SegmentHooks):
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""
+        self._steps_told = self._steps_told or kind in (Kind.STEP, Kind.OPTIMIZER_STEP)
         self._write(kind << KIND_SHIFT | self._thread().bits | name, value)
 
     @skip_all
@@ -152,6 +154,23 @@ class PortableEngine(SegmentHooks):
         if self._active:
             try:
                 self.write_event(Kind.PASS_END, NO_NAME, number)
+            except Exception as error:
+                self._on_error(error)
+
+    @skip_all
+    def note_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Write that a pass has given gradients to leaf tensors, where it may so have ended a training step.
+
+        Args:
+            args: of the call that ran the pass: outputs, their gradients, whether to retain the graph and to create
+                one, and inputs.
+            kwargs: of that.
+        """
+        if self._active and not self._steps_told:
+            try:
+                if current_graph_task() == NO_GRAPH_TASK and gives_gradients(args):
+                    returned = int(not kwargs.get("accumulate_grad"))
+                    self.write_event(Kind.GRADIENTS, returned, self._next_gradients[returned]())
             except Exception as error:
                 self._on_error(error)
 

@@ -10,9 +10,11 @@ from torch.compiler import is_dynamo_compiling
 
 from ..call_patch import RUN_BACKWARD, Layer, Patch
 from ..skip_dynamo import skip_all, skip_frame
+from ..tensors import unseen_by_modes
 
-__all__ = ["PASS_PATCH"]
+__all__ = ["PASS_PATCH", "gives_gradients"]
 
+_functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
@@ -32,10 +34,12 @@ def _make_wrapper(layer: Layer) -> Callable[..., Any]:
         try:
             try:
                 engine.begin_pass(number, args[:1])
-                return layer.wrapped(*args, **kwargs)
+                result = layer.wrapped(*args, **kwargs)
             finally:
                 engine.end_pass(number)
                 ended = True
+            engine.note_gradients(args, kwargs)
+            return result
         except BaseException:
             if not ended:
                 # An interrupt came before it was written; where that was just after it, the first one counts.
@@ -43,6 +47,21 @@ def _make_wrapper(layer: Layer) -> Callable[..., Any]:
             raise
 
     return skip_frame(_engine_run_backward)
+
+
+def gives_gradients(args: tuple[Any, ...]) -> bool:
+    """Whether a pass gives gradients to leaf tensors and builds no graph, but the one that `torch.func.grad` drops.
+
+    Args:
+        args: of the call that runs it, as torch's own callers give them.
+    """
+    if len(args) < 5:
+        return False
+    inputs = args[4]
+    level = _functorch_level()
+    with unseen_by_modes():
+        reaches = not inputs or any(isinstance(tensor, torch.Tensor) and tensor.is_leaf for tensor in inputs)
+    return reaches and (not args[3] if level is None else level == 1)
 
 
 PASS_PATCH = Patch(_make_wrapper, RUN_BACKWARD)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import NamedTuple
 
@@ -13,9 +15,9 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import TensorWeakRef
 
+from ..._exclusive import Exclusive
 from ..._weak_map import WeakMap
 from ..compiled_regions import CompiledRegions
-from ..naming.module_paths import Backoff
 from ..tensors import unseen_by_modes
 from .optimizer_hook import OptimizerRef, add_step_hook, is_compiled, remove_step_hook, step_frames
 
@@ -25,47 +27,41 @@ __all__ = ["OptimizerSteps"]
 class OptimizerSteps:
     """Tells which training step each optimizer step belongs to.
 
-    A training step lasts until one of its optimizers steps again, and ends with the last optimizer step before that. So
+    Each thread has training steps of its own; their numbers run over all threads, in the order in which steps begin. A
+    training step lasts until one of its optimizers steps again, or another one does for the same parameters. So
     gradients accumulated over several backward passes are one step, the two optimizers of a GAN share one, and where
     one optimizer steps five times as often as another, each of its steps is one, and the other's belongs to the last.
-    A step is over, too, where one of its optimizers is gone, and where all have stepped that did in the step before
-    and one comes that may begin another training: it has not stepped beside them so far, and either is new, or since
-    they stepped, something was computed that gave them no gradients though they are not frozen. That one's first step
-    is a training step of its own; where those before go on, they begin the next one, unless nothing was computed in
-    between: then it is the first of a step whenever it comes. An optimizer that another one steps inside its own
-    `step` does not count.
+
+    Where nothing was computed since the optimizer step before, the two share a step. Else one that has not stepped yet
+    in this step belongs to it
+
+    - while one is missing that stepped in the step before; in the first step, one that is there at all,
+    - or where it stepped before and did not begin that step,
+    - or where what it was computed from gave gradients to one of the step's, or that one is frozen meanwhile: so it is
+      with a generator that steps first after several steps of its critic, and not with a second training that follows.
+
+    An optimizer that another one steps inside its own `step` does not count. One is told by its first parameter.
 
     Args:
         on_step: called after each optimizer step that counts, with the number of the training step it belongs to, from
-            0, and whether that is complete, as far as can be told now: all optimizers have stepped that did in the step
-            before; in the first step, all that there are. Where torch.compile has made several parts of an optimizer's
-            step, it is called after each, with the same.
+            0, and whether that is complete, as far as can be told now. Where torch.compile has made several parts of an
+            optimizer's step, it is called after each, with the same.
 
     Attributes:
         regions: what torch.compile made, watched as long as this runs.
+        ended: how many training steps have ended so far, as far as can be told: one that was not known to be complete
+            ends when its thread begins the next one.
     """
 
     def __init__(self, on_step: Callable[[int, bool], None]) -> None:
         self._on_step = on_step
         self.regions = CompiledRegions(self._after_region)
-        self._step = 0
-        self._stepped: dict[int, weakref.ref[Optimizer]] = {}
-        self._usual: set[int] | None = None
-        # All that stepped in this training so far.
-        self._training: dict[int, weakref.ref[Optimizer]] = {}
-        # Those of the training before, where another one began this step.
-        self._before: dict[int, weakref.ref[Optimizer]] = {}
-        # Of those that stepped in this step, how a gradient was then.
-        self._gradients: list[_Gradient] = []
-        # Those that another one stepped right behind, with nothing computed in between: they begin steps.
-        self._leading: dict[int, weakref.ref[Optimizer]] = {}
-        self._last: weakref.ref[Optimizer] | None = None
-        self._sequence = 0
-        self._complete = False
-        # Those that had not stepped yet when all were looked for.
-        self._awaited: list[weakref.ref[Optimizer]] = []
-        self._searches = Backoff()
-        self._seen: WeakMap[Optimizer, None] = WeakMap()
+        self.ended = 0
+        self._numbers = itertools.count()
+        self._counting = Exclusive()
+        self._step = _Step()
+        # The keys of other optimizers that were there at the first optimizer step, and whether each has stepped since.
+        self._present: WeakMap[object, bool] | None = None
 
     def start(self) -> None:
         """Begin."""
@@ -104,77 +100,128 @@ class OptimizerSteps:
         """Count the step that `frame` runs, of which a part has run, once; the last part is where it ends."""
         optimizer = next(iter(frame.f_locals.get("args") or ()), None)
         if type(frame.f_trace) is _Counted:
-            self._on_step(self._step, self._complete)
+            self._on_step(self._step.number, self._is_complete(self._step))
         elif frame.f_trace is None and isinstance(optimizer, Optimizer):
             # What can be kept in a frame, and goes with it; called only while a debugger traces the thread.
             frame.f_trace = _Counted()
             self._count(optimizer)
 
     def _count(self, optimizer: Optimizer) -> None:
-        key, stepped = id(optimizer), self._stepped
-        sequence, self._sequence = self._sequence, _get_sequence_number()
-        computed = sequence != self._sequence
-        last, self._last = self._last, weakref.ref(optimizer)
-        if last is not None and not computed and (other := last()) is not None and other is not optimizer:
-            self._leading[id(other)] = last
-        foreign, gone = self._is_foreign(optimizer, computed), any(other() is None for other in stepped.values())
-        goes_on = self._goes_on(optimizer)
-        back = goes_on and computed
-        if goes_on:
-            self._training |= self._before
-        if foreign or gone or back or key in stepped:
-            # Where others come, nothing is known of which step together.
-            self._usual = None if foreign or gone or back else set(stepped)
-            self._before = self._training if foreign and not gone else {}
-            if foreign or gone:
-                self._training = {}
-            self._stepped = stepped = {}
-            self._gradients = []
-            self._step += 1
-        stepped[key] = self._training[key] = weakref.ref(optimizer)
-        self._seen[optimizer] = None
-        if gradient := _find_gradient(optimizer):
-            self._gradients.append(gradient)
-        complete = self._all_have_stepped(optimizer) if self._usual is None else stepped.keys() >= self._usual
-        self._complete = complete
-        self._on_step(self._step, complete)
+        key, step = _key(optimizer), self._step
+        if self._present is None:
+            self._present = _find_others(key)
+        if was_present := self._present.get(key) is not None:
+            self._present[key] = True
+        sequence, step.sequence = step.sequence, torch._C._autograd._get_sequence_nr()
+        computed = sequence != step.sequence
+        gone = computed and step.last() is None and step.number >= 0
+        begins = gone or key in step or not self._joins(step, key, computed, was_present)
+        if begins:
+            if not computed and (last_key := step.last_key()) is not None:
+                # That one has begun, one step early, what this one goes on with.
+                step.begins[last_key] = True
+            step.missing = None if gone or step.begins.get(key) is None else set(step.members)
+            step.members = {}
+            self._end(step)
+            step.ended = False
+            step.number = next(self._numbers)
+        step.begins[key] = begins
+        step.members[id(key)] = _Member.of(key)
+        step.last, step.last_key = weakref.ref(optimizer), weakref.ref(key)
+        if step.missing is not None:
+            step.missing.discard(id(key))
+        complete = self._is_complete(step)
+        if complete:
+            self._end(step)
+        self._on_step(step.number, complete)
 
-    def _all_have_stepped(self, optimizer: Optimizer) -> bool:
-        """Whether all optimizers there are have stepped in this step, of which this one is the last so far."""
-        # To look for them is to look at every object there is: not again while one is still awaited, and more and more
-        # rarely where optimizers are made anew again and again. In between, those are known that have stepped once.
-        for ref in self._awaited:
-            other = ref()
-            if other is not None and id(other) not in self._stepped and _is_another(other, optimizer):
-                return False
-        others = _all_optimizers() if self._searches.is_due() else list(self._seen)
-        self._awaited = [
-            weakref.ref(other) for other in others if id(other) not in self._stepped and _is_another(other, optimizer)
-        ]
-        return not self._awaited
-
-    def _goes_on(self, optimizer: Optimizer) -> bool:
-        """Whether another one has begun this step, before which this one stepped."""
-        return _holds(self._before, optimizer) and id(optimizer) not in self._stepped
-
-    def _is_foreign(self, optimizer: Optimizer, computed: bool) -> bool:
-        """Whether the step is complete, and this optimizer, as far as can be told, is of another training.
-
-        Args:
-            optimizer: it has just stepped.
-            computed: whether anything was since the optimizer step before.
-        """
-        if not self._complete or id(optimizer) in self._stepped:
+    def _joins(self, step: _Step, key: object, computed: bool, was_present: bool) -> bool:
+        """Whether an optimizer that has not stepped yet in its thread's step belongs to it."""
+        if step.number < 0:
             return False
-        if _holds(self._training, optimizer):
-            return computed and _holds(self._leading, optimizer)
-        # The critic of a GAN gets gradients from what its generator is trained by, or is frozen meanwhile; what was
-        # trained before gets none.
-        gradients = [gradient for gradient in self._gradients if gradient.is_apart_from(optimizer)]
-        was_there = any(ref() is optimizer for ref in self._awaited)
-        return not any(
-            not computed or (was_there and (gradient.has_changed() or gradient.is_frozen())) for gradient in gradients
-        )
+        if not computed or not self._is_complete(step):
+            return True
+        begins = step.begins.get(key)
+        if begins is not None:
+            return not begins
+        return (was_present or step.missing is None) and any(map(_Member.is_used, step.members.values()))
+
+    def _is_complete(self, step: _Step) -> bool:
+        """Whether all have stepped that did in the step before; where that is not known, all that there were."""
+        if step.missing is not None:
+            return not step.missing
+        return self._present is None or all(has_stepped for _, has_stepped in self._present.items())
+
+    def _end(self, step: _Step) -> None:
+        if not step.ended:
+            step.ended = True
+            self._counting.run(self._count_end)
+
+    def _count_end(self) -> None:
+        self.ended += 1
+
+
+class _Step(threading.local):
+    """The training step that a thread is in. What an optimizer is told by is its key.
+
+    Attributes:
+        number: its number; -1 before the first.
+        ended: whether it is counted.
+        members: the optimizers that stepped in it, by `id()` of their keys.
+        missing: those that stepped in the step before and not in this one; None where nothing is known of that.
+        begins: by key, whether an optimizer began the step that it stepped in last.
+        last: returns the optimizer that stepped last, None where it is gone.
+        last_key: returns its key.
+        sequence: the number of the next autograd node, at that time.
+    """
+
+    def __init__(self) -> None:
+        self.number = self.sequence = -1
+        self.ended = True
+        self.members: dict[int, _Member] = {}
+        self.missing: set[int] | None = None
+        self.begins: WeakMap[object, bool] = WeakMap()
+        self.last: Callable[[], Optimizer | None] = _nothing
+        self.last_key: Callable[[], object] = _nothing
+
+    def __contains__(self, key: object) -> bool:
+        member = self.members.get(id(key))
+        return member is not None and member.key() is key
+
+
+class _Member(NamedTuple):
+    """An optimizer that stepped in a step.
+
+    Attributes:
+        key: what it is told by.
+        gradient: of that, if it is a parameter and had one.
+        version: how often that gradient had been written in place.
+    """
+
+    key: weakref.ref[object]
+    gradient: TensorWeakRef | None = None
+    version: int = 0
+
+    @classmethod
+    def of(cls, key: object) -> _Member:
+        """Return the one that is told by `key`, as it is now."""
+        with unseen_by_modes():
+            gradient = key.grad if isinstance(key, torch.Tensor) else None
+            if gradient is None or gradient.is_inference():
+                return cls(weakref.ref(key))
+            return cls(weakref.ref(key), TensorWeakRef(gradient), gradient._version)
+
+    def is_used(self) -> bool:
+        """Whether its parameter got gradients after its step (setting them to zero looks the same), or is frozen."""
+        parameter = self.key()
+        if not isinstance(parameter, torch.Tensor):
+            return False
+        with unseen_by_modes():
+            before: torch.Tensor | None = None if self.gradient is None else self.gradient()
+            now: torch.Tensor | None = parameter.grad
+            if now is None or now.is_inference():
+                return not parameter.requires_grad
+            return now is not before or now._version != self.version or not parameter.requires_grad
 
 
 class _Counted:
@@ -184,93 +231,35 @@ class _Counted:
         """Trace nothing."""
 
 
-class _Gradient(NamedTuple):
-    """How a gradient was when its optimizer stepped.
-
-    Attributes:
-        parameter: whose it is.
-        gradient: it.
-        version: how often it had been written in place.
-        optimizer: which stepped.
-    """
-
-    parameter: TensorWeakRef
-    gradient: TensorWeakRef
-    version: int
-    optimizer: weakref.ref[Optimizer]
-
-    def is_apart_from(self, optimizer: Optimizer) -> bool:
-        """Whether its optimizer is still there, and shares no parameters with this one."""
-        own = self.optimizer()
-        return own is not None and _is_another(own, optimizer)
-
-    def has_changed(self) -> bool:
-        """Whether a backward pass has come to its parameter since; setting it to zero in place looks the same."""
-        parameter = self.parameter()
-        with unseen_by_modes():
-            gradient = None if parameter is None else parameter.grad
-            return gradient is not None and (gradient is not self.gradient() or gradient._version != self.version)
-
-    def is_frozen(self) -> bool:
-        """Whether its parameter gets no gradients now."""
-        parameter = self.parameter()
-        with unseen_by_modes():
-            return parameter is not None and not parameter.requires_grad
-
-
-def _find_gradient(optimizer: Optimizer) -> _Gradient | None:
-    """Return how the first gradient of an optimizer is; None where it has none that counts its writes."""
-    with unseen_by_modes():
-        for parameter in _parameters(optimizer):
-            gradient = parameter.grad
-            if gradient is not None and not gradient.is_inference():
-                return _Gradient(
-                    TensorWeakRef(parameter), TensorWeakRef(gradient), gradient._version, weakref.ref(optimizer)
-                )
-    return None
-
-
-def _holds(optimizers: dict[int, weakref.ref[Optimizer]], optimizer: Optimizer) -> bool:
-    ref = optimizers.get(id(optimizer))
-    return ref is not None and ref() is optimizer
-
-
-def _get_sequence_number() -> int:
-    """Return the number of the next autograd node that this thread makes."""
-    number: int = torch._C._autograd._get_sequence_nr()
-    return number
-
-
-def _ignore(_step: int, _complete: bool) -> None:
-    """Stand in for the callback of one that was stopped, and whose hook an interrupt has left behind."""
-
-
-def _all_optimizers() -> list[Optimizer]:
-    """Return the optimizers that are alive."""
+def _find_others(key: object) -> WeakMap[object, bool]:
+    """Return the keys of all other optimizers that are alive, with False each."""
     kinds: list[type[Optimizer]] = [Optimizer]
     for kind in kinds:
         kinds += type.__subclasses__(kind)
+    # Where torch does not wrap `step`, as of what accelerate puts around an optimizer, nothing tells of it.
+    kinds = [kind for kind in kinds if getattr(kind.step, "hooked", False)]
+    found: WeakMap[object, bool] = WeakMap()
     # An object refers to its class. To ask the collector for those that do is twice as quick as to look at each.
-    referrers = gc.get_referrers(*filter(_is_hooked, kinds))
-    return [other for other in referrers if issubclass(type(other), Optimizer)]
+    for other in gc.get_referrers(*kinds):
+        if issubclass(type(other), Optimizer) and (other_key := _key(other)) is not key:
+            found[other_key] = False
+    return found
 
 
-def _is_another(other: Optimizer, optimizer: Optimizer) -> bool:
-    """Whether `other` is another optimizer, has parameters of its own, and torch tells of its steps."""
-    if other is optimizer or not _is_hooked(type(other)):
-        return False
-    own = {id(parameter) for parameter in _parameters(optimizer)}
-    return not any(id(parameter) in own for parameter in _parameters(other))
-
-
-def _is_hooked(kind: type[Optimizer]) -> bool:
-    return getattr(kind.step, "hooked", False)
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+def _key(optimizer: Optimizer) -> object:
+    """Return what an optimizer is told by: its first parameter, else itself."""
     # A class of the user's may hold anything.
     groups = getattr(optimizer, "param_groups", None)
     for group in groups if isinstance(groups, list | tuple) else ():
         parameters = group.get("params") if isinstance(group, Mapping) else None
-        if isinstance(parameters, list | tuple):
-            yield from (parameter for parameter in parameters if isinstance(parameter, torch.Tensor))
+        if isinstance(parameters, list | tuple) and parameters and isinstance(parameters[0], torch.Tensor):
+            return parameters[0]
+    return optimizer
+
+
+def _nothing() -> None:
+    """Stand in for a weak reference."""
+
+
+def _ignore(_step: int, _complete: bool) -> None:
+    """Stand in for the callback of one that was stopped, and whose hook an interrupt has left behind."""

@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <exception>
 #include <memory>
@@ -144,6 +145,47 @@ bool is_plain_backward(PyObject* const* args, Py_ssize_t count) {
   return count == 5 && args[3] == Py_False && PyTuple_Check(args[4]) && PyTuple_GET_SIZE(args[4]) == 0;
 }
 
+// Whether one of the tensors is a leaf; there are none where a pass runs all that its outputs lead to.
+bool any_is_leaf(PyObject* inputs) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(inputs);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* input = PyTuple_GET_ITEM(inputs, i);
+    if (THPVariable_Check(input) && THPVariable_Unpack(input).is_leaf()) return true;
+  }
+  return count == 0;
+}
+
+// Whether a pass builds a graph that another one goes on with: torch.func.grad always builds one, which its outermost
+// level drops.
+bool builds_graph(PyObject* create_graph) {
+  if (!c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) {
+    return create_graph != Py_False;
+  }
+  const PyRef functorch = PyRef::steal(PyImport_ImportModule("torch._C._functorch"));
+  const PyRef level =
+      PyRef::steal(functorch ? PyObject_CallMethod(functorch.get(), "maybe_current_level", nullptr) : nullptr);
+  PyErr_Clear();
+  return !level || !PyLong_Check(level.get()) || PyLong_AsLong(level.get()) != 1;
+}
+
+// Whether the argument of this name is True.
+bool is_true(const char* name, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  for (Py_ssize_t i = 0; keywords != nullptr && i < PyTuple_GET_SIZE(keywords); ++i) {
+    if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(keywords, i), name) == 0) return args[count + i] == Py_True;
+  }
+  return false;
+}
+
+// Notes a pass that has given gradients to leaf tensors, where it may so have ended a training step.
+void note_gradients(Session& session, const ThreadState& thread, PyObject* const* args, Py_ssize_t count,
+                    PyObject* keywords) {
+  if (session.steps_told || current_graph_task() >= 0 || count < 5 || !PyTuple_Check(args[4])) return;
+  if (builds_graph(args[3]) || !any_is_leaf(args[4])) return;
+  const int64_t returned = is_true("accumulate_grad", args, count, keywords) ? 0 : 1;
+  write_with_gil(session, int64_t{kGradients} << kKindShift | thread.meta_bits | returned,
+                 session.gradient_passes[returned]++);
+}
+
 // Whether the session of this generation runs.
 bool is_running(uint64_t generation) {
   return engine.active_session.load(std::memory_order_relaxed) != nullptr && generation == current_generation();
@@ -197,7 +239,9 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   // Another thread may have ended the session meanwhile, and abandoned this pass.
   if (!is_running(generation)) return result;
-  write_pass_edge(*engine.active_session.load(), thread, kPassEnd, call);
+  Session& running = *engine.active_session.load();
+  write_pass_edge(running, thread, kPassEnd, call);
+  if (result != nullptr) note_gradients(running, thread, args, count, keywords);
   --engine.running_passes;
   --thread.open_passes;
   if (number != 0) {

@@ -39,7 +39,9 @@ struct Session {
       names;                                            // module → (parent's name id, name id)
   std::vector<int64_t> forward_calls, recompute_calls;  // so far, by name id
   std::vector<bool> on_device;                          // by name id, whether calls get events of the device
-  int references = 1;                                   // guarded by the interpreter's lock
+  bool steps_told = false;                              // whether the user or an optimizer ended a training step
+  int64_t gradient_passes[2] = {};  // how many passes added gradients to those of leaf tensors, or returned them
+  int references = 1;               // guarded by the interpreter's lock
 };
 
 // A module call that has begun and not ended.

@@ -99,6 +99,8 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   if (session == nullptr) Py_RETURN_NONE;
   ThreadState& thread = this_thread();
   if (thread.generation == current_generation() || register_thread(*session, thread)) {
+    const int64_t kind = meta >> kKindShift;
+    session->steps_told = session->steps_told || kind == kStep || kind == kOptimizerStep;
     write_with_gil(*session, thread.meta_bits | meta, value);
   }
   if (PyErr_Occurred() != nullptr) return nullptr;

@@ -62,10 +62,12 @@ enum Kind : int64_t {
   kNodeEnd = 6,
   kGraphBuilt = 7,
   kBackwardOver = 9,
+  kStep = 10,
   kAccumulateEnd = 14,
   kSegmentBegin = 15,
   kPassBegin = 16,
   kPassEnd = 17,
+  kOptimizerStep = 18,
   kCollectiveEnter = 20,
   kCollectiveExit = 21,
   kCollectiveDone = 22,
@@ -76,6 +78,7 @@ enum Kind : int64_t {
   kDeviceClock = 27,
   kDeviceStream = 28,
   kDevicePending = 29,
+  kGradients = 30,
 };
 
 // One event. Words are atomic so that a reader beside the writer never sees half a word.
@@ -123,10 +126,12 @@ constexpr NamedConstant kSlotFormat[] = {
     {"NODE_END", kNodeEnd},
     {"GRAPH_BUILT", kGraphBuilt},
     {"BACKWARD_OVER", kBackwardOver},
+    {"STEP", kStep},
     {"ACCUMULATE_END", kAccumulateEnd},
     {"SEGMENT_BEGIN", kSegmentBegin},
     {"PASS_BEGIN", kPassBegin},
     {"PASS_END", kPassEnd},
+    {"OPTIMIZER_STEP", kOptimizerStep},
     {"COLLECTIVE_ENTER", kCollectiveEnter},
     {"COLLECTIVE_EXIT", kCollectiveExit},
     {"COLLECTIVE_DONE", kCollectiveDone},
@@ -137,6 +142,7 @@ constexpr NamedConstant kSlotFormat[] = {
     {"DEVICE_CLOCK", kDeviceClock},
     {"DEVICE_STREAM", kDeviceStream},
     {"DEVICE_PENDING", kDevicePending},
+    {"GRADIENTS", kGradients},
 };
 
 }  // namespace modtrace
