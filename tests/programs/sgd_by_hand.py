@@ -1,0 +1,30 @@
+"""Subtracts gradients from parameters by hand, once with `.grad` and once with `torch.autograd.grad`."""
+
+import torch
+import truth
+from small_training import Net
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = Net()
+truth.watch(model)
+for _ in range(3):
+    loss = model(torch.randn(3, 4)).square().mean()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter -= 0.1 * parameter.grad
+            parameter.grad = None
+    truth.step()
+    truth.loss(loss)
+for _ in range(2):
+    loss = model(torch.randn(3, 4)).square().mean()
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter -= 0.1 * gradient
+    truth.step()
+    truth.loss(loss)
+truth.report()
