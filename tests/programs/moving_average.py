@@ -14,7 +14,7 @@ ema = copy.deepcopy(model).requires_grad_(False)
 averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 truth.watch(model)
 truth.watch(ema)
-truth.watch(averaged)
+truth.watch(averaged.module)  # what wraps a model and only passes calls on has no row
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(2):
     train_epoch(model, optimizer, steps=2)
