@@ -1,4 +1,4 @@
-"""Subtracts gradients from parameters by hand, once with `.grad` and once with `torch.autograd.grad`."""
+"""Subtracts gradients from parameters by hand."""
 
 import torch
 import truth
@@ -16,15 +16,6 @@ for _ in range(3):
             assert parameter.grad is not None
             parameter -= 0.1 * parameter.grad
             parameter.grad = None
-    truth.step()
-    truth.loss(loss)
-for _ in range(2):
-    loss = model(torch.randn(3, 4)).square().mean()
-    parameters = list(model.parameters())
-    gradients = torch.autograd.grad(loss, parameters)
-    with torch.no_grad():
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter -= 0.1 * gradient
     truth.step()
     truth.loss(loss)
 truth.report()

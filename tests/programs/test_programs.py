@@ -60,6 +60,7 @@ _DIFFERENT = {
     "parametrizations": 1,
     "scripted": 1,
     "sgd_by_hand": 1,
+    "sgd_by_returned_gradients": 1,
     "torch_func": 1,
     "training_threads": 1,
 }

@@ -22,6 +22,7 @@ for _ in range(3):
     x = torch.randn(3, 4)
     gradients, loss = grad_and_value(compute_loss)(parameters, x)
     parameters = {name: parameter - 0.1 * gradients[name] for name, parameter in parameters.items()}
+    truth.step()
     truth.loss(loss)
 
 per_sample = vmap(grad(compute_loss), in_dims=(None, 0))(parameters, torch.randn(5, 4))
