@@ -28,7 +28,7 @@ for _update in range(2):
     state = torch.randn(2, 4)
     for _ in range(3):
         with torch.no_grad():
-            action, log_prob, _ = agent.get_action_and_value(state)
+            action, log_prob, _value = agent.get_action_and_value(state)
         seen.append(state)
         actions.append(action)
         log_probs.append(log_prob)
@@ -38,7 +38,7 @@ for _update in range(2):
         last_value = agent.critic(state).flatten()
     returns = torch.stack(rewards).flip(0).cumsum(0).flip(0) + last_value
     for _epoch in range(2):
-        _, new_log_prob, value = agent.get_action_and_value(torch.cat(seen), torch.cat(actions))
+        _action, new_log_prob, value = agent.get_action_and_value(torch.cat(seen), torch.cat(actions))
         advantage = (returns.flatten() - value.flatten()).detach()
         ratio = (new_log_prob - torch.cat(log_probs)).exp()
         policy_loss = -torch.min(advantage * ratio, advantage * ratio.clamp(0.8, 1.2)).mean()
