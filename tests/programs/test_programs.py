@@ -1,0 +1,208 @@
+"""Each program runs plainly, and recorded: it prints the same, and the recordings say what it says of itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from modtrace.track.engine import EngineName
+from tests.programs.recorded import find_faults, told_by, without_pids
+from tests.support.python_process import python_environment, run_python
+
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class _Output:
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+# By name how many processes train or evaluate. The engines see the same of these.
+_ALIKE = {
+    "import_after_find_spec": 1,
+    "import_in_function": 1,
+    "import_in_thread": 1,
+    "import_lazily": 1,
+    "import_transformers_first": 1,
+    "data_loader": 1,
+    "elastic": 2,
+    "elastic_function": 2,
+    "fork": 3,
+    "forkserver": 2,
+    "hogwild": 3,
+    "spawn_ddp": 2,
+    "moving_average": 1,
+    "own_optimizer": 1,
+    "sampling": 1,
+    "gan": 1,
+}
+_DIFFERENT = {
+    "actor_critic": 1,
+    "adjoint": 1,
+    "checkpointing": 1,
+    "ensemble": 1,
+    "exchanged_part": 1,
+    "gradient_penalty": 1,
+    "lbfgs": 1,
+    "maml": 1,
+    "nested_tensors": 1,
+    "parametrizations": 1,
+    "scripted": 1,
+    "sgd_by_hand": 1,
+    "sgd_by_returned_gradients": 1,
+    "torch_func": 1,
+    "training_threads": 1,
+}
+_PROCESSES = _ALIKE | _DIFFERENT
+_CASES = [
+    pytest.param(name, engine, marks=[pytest.mark.full] if name in _ALIKE and engine == "python" else [])
+    for name in _PROCESSES
+    for engine in ("native", "python")
+]
+
+
+@pytest.fixture(scope="session")
+def run_plainly() -> Iterator[Callable[[str], _Output]]:
+    """Run a program without modtrace, by its name."""
+    server = subprocess.Popen(
+        [sys.executable, _FOLDER / "plain_runs.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    requests, answers = server.stdin, server.stdout
+
+    def run(name: str) -> _Output:
+        print(_FOLDER / f"{name}.py", file=requests, flush=True)
+        return _Output(**json.loads(answers.readline()))
+
+    with server:
+        yield run
+        requests.close()
+
+
+def _run(*arguments: object, **variables: str) -> _Output:
+    done = run_python(*arguments, env=python_environment(**variables))
+    return _Output(done.returncode, done.stdout, done.stderr)
+
+
+def _skip_without(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            if os.environ.get("CI") == "true":
+                pytest.fail(f"{package} is not installed")
+            pytest.skip(f"{package} is not installed")
+
+
+def _complaints(stderr: str) -> list[str]:
+    """Return the lines with warnings and errors, but those with a time of torch's launcher."""
+    return [line for line in stderr.splitlines() if re.search("Warning|[Ee]rror", line) and not line.startswith("W")]
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.parametrize(("name", "engine"), _CASES)
+def test_a_program_is_recorded_as_it_tells(
+    name: str, engine: EngineName, run_plainly: Callable[[str], _Output], tmp_path: Path
+) -> None:
+    if name == "import_transformers_first":
+        _skip_without("transformers")
+    plain = run_plainly(name)
+    assert plain.exit_code == 0, plain.stderr
+
+    recorded = _run("-m", "modtrace", "run", "--engine", engine, "-o", tmp_path / "trace.json", _FOLDER / f"{name}.py")
+
+    told = told_by(recorded.stdout)
+    assert without_pids(told) == without_pids(told_by(plain.stdout))
+    assert len(told) == _PROCESSES[name]
+    assert _complaints(recorded.stderr) == _complaints(plain.stderr)
+    assert recorded.stderr.count("modtrace: Next: ") == 1
+    assert find_faults(tmp_path, told) == []
+
+
+_IN_THREE_LINES = """
+import os, runpy, sys
+import modtrace
+program, path, engine = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(program))
+with modtrace.record(path, engine=engine):
+    runpy.run_path(program, run_name="__main__")
+"""
+_IMPORTING_MODTRACE = """
+import os, runpy, sys
+import modtrace
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+_ENGINES = ["native", pytest.param("python", marks=pytest.mark.full)]
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.parametrize("engine", _ENGINES)
+@pytest.mark.parametrize("name", ["gan", "maml"])
+def test_a_program_is_recorded_by_three_lines(
+    name: str, engine: str, run_plainly: Callable[[str], _Output], tmp_path: Path
+) -> None:
+    plain = run_plainly(name)
+
+    recorded = _run("-c", _IN_THREE_LINES, _FOLDER / f"{name}.py", tmp_path / "trace.pftrace", engine)
+
+    told = told_by(recorded.stdout)
+    assert without_pids(told) == without_pids(told_by(plain.stdout))
+    assert find_faults(tmp_path, told) == []
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.parametrize("engine", _ENGINES)
+@pytest.mark.parametrize("name", ["gan", "fork", "spawn_ddp"])
+def test_a_program_is_recorded_by_the_variable(
+    name: str, engine: str, run_plainly: Callable[[str], _Output], tmp_path: Path
+) -> None:
+    plain = run_plainly(name)
+
+    variable = f"path={tmp_path / 'trace.json'},engine={engine}"
+    recorded = _run("-c", _IMPORTING_MODTRACE, _FOLDER / f"{name}.py", MODTRACE=variable)
+
+    told = told_by(recorded.stdout)
+    assert without_pids(told) == without_pids(told_by(plain.stdout))
+    assert find_faults(tmp_path, told) == []
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.parametrize("engine", _ENGINES)
+def test_ranks_that_torchrun_starts_under_modtrace_are_recorded(
+    engine: str, run_plainly: Callable[[str], _Output], tmp_path: Path
+) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    record = [sys.executable, "-m", "modtrace", "run", "--engine", engine, "-o", tmp_path / "trace.json"]
+
+    recorded = _run(*launch, *record, _FOLDER / "elastic.py")
+
+    told = told_by(recorded.stdout)
+    assert without_pids(told) == without_pids(told_by(run_plainly("elastic").stdout))
+    assert {path.name for path in tmp_path.iterdir()} == {"trace.rank0.json", "trace.rank1.json"}
+    assert find_faults(tmp_path, told) == []
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.parametrize("engine", _ENGINES)
+def test_a_cell_that_records_and_runs_twice_has_a_file_of_its_second_run(engine: str, tmp_path: Path) -> None:
+    _skip_without("nbclient", "nbformat", "ipykernel")
+    notebook = _FOLDER / "notebook.py"
+    plain = _run(notebook)
+
+    recorded = _run(notebook, "--record", tmp_path, engine)
+
+    told = told_by(recorded.stdout)
+    assert len(told) == 2
+    assert without_pids(told) == without_pids(told_by(plain.stdout))
+    assert find_faults(tmp_path, told[1:]) == []
