@@ -1,7 +1,7 @@
 """Calling functions once a module is imported.
 
-One finder is put first in `sys.meta_path` and stays there. For a module that somebody waits for it asks the other
-finders, and adds a call to the end of the module's execution. A spec that is only looked at, as by
+One finder is put first in `sys.meta_path` and stays there. For a module that somebody waits for it asks the finders
+behind it, and adds a call to the end of the module's execution. A spec that is only looked at, as by
 `importlib.util.find_spec`, so changes nothing: neither does an import that fails.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -19,6 +20,8 @@ __all__ = ["call_after_import"]
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
 """What is called once a module is imported, by the module's name."""
+_thread = threading.local()
+"""Which module this thread asks the other finders for: `asks`."""
 
 
 def call_after_import(name: str, function: Callable[[], None]) -> Callable[[], None]:
@@ -55,15 +58,20 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not _waiting.get(fullname):
+        if not _waiting.get(fullname) or getattr(_thread, "asks", None) == fullname:
             return None
-        for finder in list(sys.meta_path):
-            find_spec = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if find_spec is None else find_spec(fullname, path, target)
-            if spec is not None:
-                _watch(spec)
-                return spec
-        return None
+        # A finder of others may ask all finders in turn, this one too.
+        _thread.asks = fullname
+        try:
+            for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+                find_spec = getattr(finder, "find_spec", None)
+                spec: ModuleSpec | None = None if find_spec is None else find_spec(fullname, path, target)
+                if spec is not None:
+                    _watch(spec)
+                    return spec
+            return None
+        finally:
+            _thread.asks = None
 
 
 _finder = _Finder()

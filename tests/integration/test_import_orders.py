@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.resources
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,7 @@ def test_what_is_said_where_nothing_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package that is imported nowhere else; the text of its module can be changed."""
     folder = tmp_path / "waited_for"
     folder.mkdir()
@@ -115,7 +116,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     importlib.invalidate_caches()
-    yield folder  # type: ignore[misc]
+    yield folder
     sys.modules.pop("waited_for", None)
 
 
@@ -142,6 +143,7 @@ def test_the_loader_is_what_it_would_be(package: Path) -> None:
     call_off()
 
     assert plain is not None
+    assert module.__spec__ is not None
     assert type(module.__spec__.loader) is type(plain.loader) is importlib.machinery.SourceFileLoader
     assert module.__spec__.origin == plain.origin
     assert module.__loader__ is module.__spec__.loader
