@@ -224,6 +224,7 @@ def test_what_is_forward_and_what_is_recompute(engine: EngineName, case: str) ->
     assert bool(row.recompute_ns) is again
     assert ("checkpointing costs" in str(timeline.summary())) is again
     assert_nested(timeline)
+    assert_adds_up(timeline)
 
 
 def assert_nested(timeline: modtrace.Timeline) -> None:
@@ -238,6 +239,16 @@ def assert_nested(timeline: modtrace.Timeline) -> None:
             assert columns.track[parent] == track
             assert columns.start[parent] <= columns.start[row]
             assert columns.end[row] <= columns.end[parent]
+
+
+def assert_adds_up(timeline: modtrace.Timeline) -> None:
+    """The outermost modules' totals, and all self times, are the time that is in any module."""
+    rows = timeline.summary().rows
+    columns = timeline.columns
+    outermost = columns.parent < 0
+    in_modules = int((columns.end - columns.start)[outermost].sum())
+    assert sum(row.self_ns for row in rows) == in_modules
+    assert sum(row.total_ns for row in rows if "." not in row.fqn) == in_modules
 
 
 def test_a_forward_inside_backward_lies_in_it_and_has_a_backward_of_its_own(engine: EngineName) -> None:
