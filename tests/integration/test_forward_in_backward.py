@@ -100,7 +100,7 @@ def _adjoint(forward_steps: int, backward_steps: int) -> Callable[[Net, Tensor],
 
 
 def _checkpointed(reentrant: bool, function: Callable[[Net, Tensor], Tensor]) -> Callable[[Net, Tensor], Tensor]:
-    return lambda net, x: checkpoint(lambda z: function(net, z), x, use_reentrant=reentrant)  # type: ignore[no-any-return]
+    return lambda net, x: checkpoint(lambda z: function(net, z), x, use_reentrant=reentrant)
 
 
 def _calls_in_hook(net: Net, y: Tensor) -> Tensor:
@@ -157,25 +157,25 @@ CASES: dict[str, tuple[Callable[[Net, Tensor], Tensor], str, str]] = {
         "f0 r0 r0",
         "f1 r1 r1",
     ),
-    "own": (lambda net, x: OwnCheckpoint.apply(net.field, x), "f0 r0", "f1 r1"),  # type: ignore[no-any-return]
+    "own": (lambda net, x: OwnCheckpoint.apply(net.field, x), "f0 r0", "f1 r1"),
     "own, twice inside": (
-        lambda net, x: OwnCheckpoint.apply(lambda z: _twice(net, z), x),  # type: ignore[no-any-return]
+        lambda net, x: OwnCheckpoint.apply(lambda z: _twice(net, z), x),
         "f0 f1 r0 r1",
         "f2 f3 r2 r3",
     ),
     "own, of a view": (
-        lambda net, x: OwnCheckpoint.apply(lambda z: net.field(z.view(-1, 3)), x),  # type: ignore[no-any-return]
+        lambda net, x: OwnCheckpoint.apply(lambda z: net.field(z.view(-1, 3)), x),
         "f0 r0",
         "f1 r1",
     ),
     "own, twice": (
-        lambda net, x: OwnCheckpoint.apply(net.field, OwnCheckpoint.apply(net.field, x)),  # type: ignore[no-any-return]
+        lambda net, x: OwnCheckpoint.apply(net.field, OwnCheckpoint.apply(net.field, x)),
         "f0 f1 r1 r0",
         "f2 f3 r3 r2",
     ),
     # A limit: what the module gets is not what the function was given.
     "own, after an operation": (
-        lambda net, x: OwnCheckpoint.apply(lambda z: net.field(z * 2), x),  # type: ignore[no-any-return]
+        lambda net, x: OwnCheckpoint.apply(lambda z: net.field(z * 2), x),
         "f0 f1",
         "f2 f3",
     ),
@@ -274,7 +274,8 @@ def test_a_forward_inside_backward_lies_in_it_and_has_a_backward_of_its_own(engi
 
 def test_where_and_trackers_know_a_forward_inside_backward(engine: EngineName) -> None:
     net = Net(_adjoint(1, 1))
-    stacks, parents = [], []
+    stacks: list[list[tuple[str, str]]] = []
+    parents: list[tuple[bool, bool]] = []
 
     def note(*_: object) -> None:
         stacks.append([(call.fqn, call.phase) for call in recording.where()[0].calls])
