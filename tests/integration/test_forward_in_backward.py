@@ -100,7 +100,7 @@ def _adjoint(forward_steps: int, backward_steps: int) -> Callable[[Net, Tensor],
 
 
 def _checkpointed(reentrant: bool, function: Callable[[Net, Tensor], Tensor]) -> Callable[[Net, Tensor], Tensor]:
-    return lambda net, x: checkpoint(lambda z: function(net, z), x, use_reentrant=reentrant)  # type: ignore[no-any-return]
+    return lambda net, x: checkpoint(lambda z: function(net, z), x, use_reentrant=reentrant)
 
 
 def _calls_in_hook(net: Net, y: Tensor) -> Tensor:
@@ -157,25 +157,25 @@ CASES: dict[str, tuple[Callable[[Net, Tensor], Tensor], str, str]] = {
         "f0 r0 r0",
         "f1 r1 r1",
     ),
-    "own": (lambda net, x: OwnCheckpoint.apply(net.field, x), "f0 r0", "f1 r1"),  # type: ignore[no-any-return]
+    "own": (lambda net, x: OwnCheckpoint.apply(net.field, x), "f0 r0", "f1 r1"),
     "own, twice inside": (
-        lambda net, x: OwnCheckpoint.apply(lambda z: _twice(net, z), x),  # type: ignore[no-any-return]
+        lambda net, x: OwnCheckpoint.apply(lambda z: _twice(net, z), x),
         "f0 f1 r0 r1",
         "f2 f3 r2 r3",
     ),
     "own, of a view": (
-        lambda net, x: OwnCheckpoint.apply(lambda z: net.field(z.view(-1, 3)), x),  # type: ignore[no-any-return]
+        lambda net, x: OwnCheckpoint.apply(lambda z: net.field(z.view(-1, 3)), x),
         "f0 r0",
         "f1 r1",
     ),
     "own, twice": (
-        lambda net, x: OwnCheckpoint.apply(net.field, OwnCheckpoint.apply(net.field, x)),  # type: ignore[no-any-return]
+        lambda net, x: OwnCheckpoint.apply(net.field, OwnCheckpoint.apply(net.field, x)),
         "f0 f1 r1 r0",
         "f2 f3 r3 r2",
     ),
     # A limit: what the module gets is not what the function was given.
     "own, after an operation": (
-        lambda net, x: OwnCheckpoint.apply(lambda z: net.field(z * 2), x),  # type: ignore[no-any-return]
+        lambda net, x: OwnCheckpoint.apply(lambda z: net.field(z * 2), x),
         "f0 f1",
         "f2 f3",
     ),
@@ -224,6 +224,7 @@ def test_what_is_forward_and_what_is_recompute(engine: EngineName, case: str) ->
     assert bool(row.recompute_ns) is again
     assert ("checkpointing costs" in str(timeline.summary())) is again
     assert_nested(timeline)
+    assert_adds_up(timeline)
 
 
 def assert_nested(timeline: modtrace.Timeline) -> None:
@@ -238,6 +239,16 @@ def assert_nested(timeline: modtrace.Timeline) -> None:
             assert columns.track[parent] == track
             assert columns.start[parent] <= columns.start[row]
             assert columns.end[row] <= columns.end[parent]
+
+
+def assert_adds_up(timeline: modtrace.Timeline) -> None:
+    """The outermost modules' totals, and all self times, are the time that is in any module."""
+    rows = timeline.summary().rows
+    columns = timeline.columns
+    outermost = columns.parent < 0
+    in_modules = int((columns.end - columns.start)[outermost].sum())
+    assert sum(row.self_ns for row in rows) == in_modules
+    assert sum(row.total_ns for row in rows if "." not in row.fqn) == in_modules
 
 
 def test_a_forward_inside_backward_lies_in_it_and_has_a_backward_of_its_own(engine: EngineName) -> None:
@@ -263,7 +274,8 @@ def test_a_forward_inside_backward_lies_in_it_and_has_a_backward_of_its_own(engi
 
 def test_where_and_trackers_know_a_forward_inside_backward(engine: EngineName) -> None:
     net = Net(_adjoint(1, 1))
-    stacks, parents = [], []
+    stacks: list[list[tuple[str, str]]] = []
+    parents: list[tuple[bool, bool]] = []
 
     def note(*_: object) -> None:
         stacks.append([(call.fqn, call.phase) for call in recording.where()[0].calls])

@@ -138,7 +138,7 @@ class Kind(IntEnum):
     FORWARD_EXIT = 2
     """It ends. Value: the same."""
     RECOMPUTE_ENTER = 3
-    """A call that a checkpoint runs again begins. Value: index among the recomputations of its name · sequence number."""
+    """A call that a checkpoint runs again begins. Value: index among these of its name · sequence number."""
     RECOMPUTE_EXIT = 4
     """It ends. Value: the same."""
     NODE_BEGIN = 5

@@ -31,7 +31,7 @@ GPU = "gpu"
 COMMUNICATION = "communication"
 PASSES = "backward pass"
 TRACK_KINDS = ("forward", "backward", PASSES, COMMUNICATION, GPU)
-"""What a track can be of, in the order in which they are shown; recompute lies on the backward track of its thread."""
+"""What a track can be of, in the order in which they are shown; calls inside backward lie on its track."""
 
 
 STEPS_END_WITH, BACKWARD_PASSES = "steps_end_with", "backward passes"
@@ -83,7 +83,7 @@ class Track(NamedTuple):
     Spans above a GPU stream have the phase of the calls that launched the work.
 
     Attributes:
-        kind: one of `TRACK_KINDS`: "forward", "backward" (with recompute), "communication" (which holds no spans, see
+        kind: one of `TRACK_KINDS`: "forward", "backward" (and calls inside), "communication" (which holds no spans, see
             `Timeline.collectives`) or "gpu"; in files also "backward pass", see `Timeline.backward_passes`.
         thread: the thread's name (`MainThread`, `pt_autograd_0`), or the stream's (`stream 7`).
         tid: the thread's id as the operating system has it, or the stream's number.

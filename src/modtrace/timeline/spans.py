@@ -23,7 +23,7 @@ class Span(NamedTuple):
         name: the path below the nearest called ancestor and the class (`h.0: Block`); the class alone for a root.
         fqn: the module's fully qualified name (`GPT.transformer.h.0`).
         module_class: the name of the module's class (`Block`).
-        phase: "forward", "backward" or "recompute" (a forward that runs again inside backward).
+        phase: "forward", "backward" or "recompute" (a forward that a checkpoint runs again).
         start_ns: when it began, integer nanoseconds since the Unix epoch.
         end_ns: when it ended, integer nanoseconds since the Unix epoch; never less than `start_ns`.
         depth: how many spans are around it on its track.

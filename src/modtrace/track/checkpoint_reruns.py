@@ -31,7 +31,7 @@ _PLAIN = (Tensor, nn.Parameter)
 _TORCH_FILE = CheckpointFunction.backward.__code__.co_filename
 _RUNS_AGAIN = ("backward", "unpack_hook")
 """The functions of that file that run a forward again: of the reentrant kind, and of the other."""
-_RUNS_PASS = "_engine_run_backward"
+_ENGINE_RUNS = "_engine_run_backward"
 
 _current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -74,7 +74,7 @@ class CheckpointReruns:
         node = _current_node()
         if not isinstance(node, torch._C._FunctionBase):
             return False
-        sequence: int = node._sequence_nr()  # type: ignore[attr-defined]
+        sequence: int = node._sequence_nr()
         run = (_current_graph_task(), sequence)
         if getattr(self._local, "run", None) == run:
             return True
@@ -92,7 +92,7 @@ class CheckpointReruns:
 
 def _is_torch_checkpoint(frame: FrameType | None) -> bool:
     """Whether torch's checkpoint is what calls `frame`, in the innermost pass that runs on this thread."""
-    while frame is not None and frame.f_code.co_name != _RUNS_PASS:
+    while frame is not None and frame.f_code.co_name != _ENGINE_RUNS:
         if frame.f_code.co_name in _RUNS_AGAIN and frame.f_code.co_filename == _TORCH_FILE:
             return True
         frame = frame.f_back
@@ -102,7 +102,7 @@ def _is_torch_checkpoint(frame: FrameType | None) -> bool:
 def _note_of(module: nn.Module, inputs: Sequence[Any], sequence: int) -> tuple[_Note, list[StorageWeakRef]]:
     """Return what is the same only for the same module, with the same memory of the same version, after one node."""
     tensors = list(_tensors_in(inputs))
-    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]  # type: ignore[no-untyped-call]
     views: list[tuple[object, ...]] = [
         # What has a shape of its own making runs Python to tell it.
         (tensor._version, tensor.storage_offset(), tensor.shape) if type(tensor) in _PLAIN else (tensor._version,)

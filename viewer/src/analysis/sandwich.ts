@@ -1,8 +1,8 @@
 /** What calls a module or class, and what it calls: the two halves of the sandwich view. */
-import { RECOMPUTE, type TimeRange, type Trace } from "../trace/trace";
+import type { TimeRange, Trace } from "../trace/trace";
 import { type CallTreeNode, MergedTree } from "./merged-tree";
 import { type Device, forEachSpanInRange } from "./spans-in-range";
-import { forEachOuterOfPhase, type Groups } from "./totals";
+import { forEachOuterOfPhase, type Groups, isCallInBackward } from "./totals";
 
 export interface Sandwich {
   /** The group, with its callers as children, their callers below them, and so on. */
@@ -20,7 +20,7 @@ interface Place {
 /**
  * Merge the calls of a group on the device in the range, cut at its ends, so that they add up to its row of totals. A
  * call inside another of the same group belongs to that one. In `callers`, a node's time is what the group takes when
- * called that way. A span lies in those around it as long as these are of its phase; a recompute on the CPU lies in the
+ * called that way. A span lies in those around it as long as these are of its phase; a call inside backward lies on the CPU in the
  * modules that contain it by name, not in the backward in which it happens to run.
  */
 export function buildSandwich(
@@ -36,7 +36,7 @@ export function buildSandwich(
   const callees = tree.root(groups.groups[group]);
   const placeOfSpan = new Map<number, Place>();
   const pathOf = (span: number): readonly number[] => {
-    if (spans.phase[span] === RECOMPUTE && device === "cpu") return groups.paths[spans.name[span]];
+    if (device === "cpu" && isCallInBackward(trace, span)) return groups.paths[spans.name[span]];
     const path: number[] = [];
     forEachOuterOfPhase(spans, span, spans.phase[span], (outer) => path.push(groups.ofName[spans.name[outer]]));
     return path;

@@ -41,7 +41,7 @@ export interface Total extends Group {
   spans: number;
   /**
    * Nanoseconds in the range: with what of the same phase runs inside, without other phases; nested spans of a group
-   * count once. Recompute counts to what runs again and to the modules that contain it, wherever it lies.
+   * count once. A call inside backward counts to its module and to those that contain it, wherever it lies.
    */
   forward: number;
   backward: number;
@@ -116,6 +116,12 @@ export function forEachInterrupted(spans: Spans, span: number, visit: (outer: nu
   forEachOuterOfPhase(spans, outer, spans.phase[outer], visit);
 }
 
+/** Whether a span is of a call inside backward: recompute, or a forward that repeats nothing. */
+export function isCallInBackward({ spans, tracks }: Trace, span: number): boolean {
+  const phase = spans.phase[span];
+  return phase === RECOMPUTE || (phase === FORWARD && tracks[spans.track[span]].kind === "backward");
+}
+
 const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward", [RECOMPUTE]: "recompute" } as const;
 
 /** One row per group that has a span on the device in the range; spans are cut at the range's ends. */
@@ -123,18 +129,19 @@ export function computeTotals(trace: Trace, groups: Groups, device: Device, rang
   const { spans } = trace;
   // Where a device's events stand around calls, its recompute is timed as any phase, and not by kernels.
   const isRerunTimed = device === "gpu" && hasDeviceTimes(trace);
+  const countsByName = (span: number) => !isRerunTimed && isCallInBackward(trace, span);
   const rows = new Map<number, Total>();
-  /** Self times of recompute, by name. */
-  const rerun = new Map<number, number>();
-  const countRerun = (span: number, ns: number) => {
-    if (spans.phase[span] === RECOMPUTE && !isRerunTimed)
-      rerun.set(spans.name[span], (rerun.get(spans.name[span]) ?? 0) + ns);
+  /** Self times of calls inside backward, by phase and name. */
+  const inside = { forward: new Map<number, number>(), recompute: new Map<number, number>() };
+  const countInside = (span: number, ns: number) => {
+    if (!countsByName(span)) return;
+    const ofPhase = inside[spans.phase[span] === RECOMPUTE ? "recompute" : "forward"];
+    ofPhase.set(spans.name[span], (ofPhase.get(spans.name[span]) ?? 0) + ns);
   };
   const countTimed = (span: number, ns: number) => {
-    const phase = spans.phase[span];
-    if ((phase === RECOMPUTE && !isRerunTimed) || groups.nested[span]) return;
+    if (countsByName(span) || groups.nested[span]) return;
     const row = rows.get(groups.ofName[spans.name[span]]);
-    if (row) row[PHASE_FIELD[phase as 0 | 1 | 2]] += ns;
+    if (row) row[PHASE_FIELD[spans.phase[span] as 0 | 1 | 2]] += ns;
   };
   forEachSpanInRange(trace, device, range, (i, ns) => {
     const group = groups.ofName[spans.name[i]];
@@ -148,19 +155,21 @@ export function computeTotals(trace: Trace, groups: Groups, device: Device, rang
     row.self += ns;
     countTimed(i, ns);
     forEachInterrupted(spans, i, (interrupted) => countTimed(interrupted, -ns));
-    countRerun(i, ns);
+    countInside(i, ns);
     const parentSpan = spans.parent[i];
     if (parentSpan < 0) return;
-    countRerun(parentSpan, -ns);
+    countInside(parentSpan, -ns);
     const outer = rows.get(groups.ofName[spans.name[parentSpan]]);
     if (outer) outer.self -= ns;
   });
-  for (const [name, ns] of rerun) {
-    // Of work on a GPU only what a module launched itself is its own.
-    const path = device === "gpu" ? [groups.ofName[name]] : groups.paths[name];
-    for (const group of new Set(path)) {
-      const row = rows.get(group);
-      if (row) row.recompute += ns;
+  for (const phase of ["forward", "recompute"] as const) {
+    for (const [name, ns] of inside[phase]) {
+      // Of work on a GPU only what a module launched itself is its own.
+      const path = device === "gpu" ? [groups.ofName[name]] : groups.paths[name];
+      for (const group of new Set(path)) {
+        const row = rows.get(group);
+        if (row) row[phase] += ns;
+      }
     }
   }
   for (const row of rows.values()) row.total = row.forward + row.backward + row.recompute;

@@ -75,7 +75,7 @@ class Intervals:
     @cached_property
     def in_backward(self) -> BoolArray:
         """True for calls that are recomputed or inside a node, or inside such a call."""
-        inside = self.is_recompute.copy()
+        inside: BoolArray = self.is_recompute.copy()
         for depth in range(1, int(self.depth.max()) + 1 if len(self) else 0):
             level = np.flatnonzero((self.depth == depth) & ~self.is_node)
             outer = self.parent[level]

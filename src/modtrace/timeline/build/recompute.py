@@ -77,7 +77,8 @@ def _runs(intervals: Intervals, roots: Int64Array) -> list[list[int]]:
     stride = int(start.max()) - lowest + 1
     inside = parent * stride + start - lowest
     ran_before = np.searchsorted(np.sort(inside[intervals.is_node]), inside[roots])
-    keys = zip(thread[roots].tolist(), ran_before.tolist(), parent[roots].tolist(), intervals.name[roots].tolist())
+    columns = (thread[roots], ran_before, parent[roots], intervals.name[roots])
+    keys = zip(*(column.tolist() for column in columns), strict=True)
     runs: dict[tuple[int, ...], list[int]] = {}
     for _, root, key in sorted(zip(start[roots].tolist(), roots.tolist(), keys, strict=True)):
         runs.setdefault(key, []).append(root)

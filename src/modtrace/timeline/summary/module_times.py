@@ -12,8 +12,8 @@ class ModuleTimes(NamedTuple):
 
     A self time leaves out what inner modules took. A total is the self time of the module and of those inside it, in
     the same phase; a call within a call of the same module counts once. The totals of the three phases have no moment
-    in common. Recompute counts to the module that runs again and to those that contain it by name, not to the module
-    in whose backward it happens to lie. GPU times are sums of the durations of kernels, memcpys and memsets, wherever
+    in common. A call inside backward counts to its module and to those that contain it by name, not to the module in
+    whose backward it happens to lie. GPU times are sums of the durations of kernels, memcpys and memsets, wherever
     they overlap, without communication, which is counted apart; they are 0 in a summary without GPU columns.
 
     Attributes:
@@ -22,7 +22,7 @@ class ModuleTimes(NamedTuple):
         calls: how often its forward ran; a recompute is not a call.
         forward_ns: total of forward on the CPU.
         forward_self_ns: of it, outside inner modules.
-        backward_ns: total of backward on the CPU, without recompute inside it.
+        backward_ns: total of backward on the CPU, without the calls inside it.
         backward_self_ns: of it, outside inner modules.
         recompute_ns: total of recompute on the CPU.
         recompute_self_ns: of it, outside inner modules.

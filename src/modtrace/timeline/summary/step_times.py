@@ -29,7 +29,7 @@ class StepTimes(NamedTuple):
         step: its number, from 0.
         duration_ns: how long it took.
         forward_ns: in forward.
-        backward_ns: in backward, without recompute.
+        backward_ns: in backward, without recompute, with other forward calls inside it.
         recompute_ns: in recompute.
         before_ns: before its first span: loading a batch, and what else comes first.
         between_ns: between its spans: the loss, and the loop around the model.

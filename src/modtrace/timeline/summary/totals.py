@@ -34,26 +34,28 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
     group = groups.of_name[columns.name]
     self_ns = self_times(columns)
     in_phase_ns, outermost = times_in_phase(columns), is_outermost(columns, group)
-    # Recompute lies in the backward of any module, and counts to those that contain what runs again.
-    timed = np.flatnonzero(outermost & (columns.phase != RECOMPUTE))
+    # A call inside backward lies in that of any module, and counts to those that contain what is called.
+    on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)[columns.track]
+    inside = (columns.phase == RECOMPUTE) | (columns.phase == FORWARD) & on_backward
+    timed = np.flatnonzero(outermost & ~inside)
     total_ns = np.zeros((len(PHASES), len(groups)), np.int64)
     np.add.at(total_ns, (columns.phase[timed], group[timed]), in_phase_ns[timed])
-    recomputed = np.flatnonzero(columns.phase == RECOMPUTE)
-    rerun_group, rerun_step, rerun_ns = _with_outer_groups(columns, groups, recomputed, self_ns[recomputed])
-    np.add.at(total_ns[RECOMPUTE], rerun_group, rerun_ns)
+    for phase in (FORWARD, RECOMPUTE):
+        calls_inside = np.flatnonzero(inside & (columns.phase == phase))
+        inner_group, _, inner_ns = _with_outer_groups(columns, groups, calls_inside, self_ns[calls_inside])
+        np.add.at(total_ns[phase], inner_group, inner_ns)
     phase_self_ns = np.zeros_like(total_ns)
     np.add.at(phase_self_ns, (columns.phase, group), self_ns)
     calls = np.bincount(group[columns.phase == FORWARD], minlength=len(groups))
     steps = measure_steps(timeline)
     # Steps are those of one process: of the others' spans, the marks say nothing.
     own = first_process_tracks(timeline)[columns.track]
-    if not own.all():
-        timed, recomputed = timed[own[timed]], recomputed[own[recomputed]]
-        rerun_group, rerun_step, rerun_ns = _with_outer_groups(columns, groups, recomputed, self_ns[recomputed])
+    timed, calls_inside = timed[own[timed]], np.flatnonzero(inside & own)
+    inner_group, inner_step, inner_ns = _with_outer_groups(columns, groups, calls_inside, self_ns[calls_inside])
     p50_ns, p95_ns = median_and_p95_by_group(
-        np.concatenate([group[timed], rerun_group]),
-        np.concatenate([columns.step[timed], rerun_step]),
-        np.concatenate([in_phase_ns[timed], rerun_ns]),
+        np.concatenate([group[timed], inner_group]),
+        np.concatenate([columns.step[timed], inner_step]),
+        np.concatenate([in_phase_ns[timed], inner_ns]),
         whole_steps=[step.step for step in steps if step.whole],
         groups=len(groups),
     )

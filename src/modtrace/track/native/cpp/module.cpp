@@ -189,9 +189,10 @@ PyObject* py_slot_format(PyObject*, PyObject*) {
 
 PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS,
-     "start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error, note_call,\n"
-     "runs_again): begin a session, which writes `capacity` slots from byte `offset` of the buffer on. RuntimeError where one runs "
-     "already."},
+     "start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error, "
+     "note_call,\n"
+     "runs_again): begin a session, which writes `capacity` slots from byte `offset` of the buffer on. RuntimeError\n"
+     "where one runs already."},
     {"stop", py_stop, METH_NOARGS, "stop(): end the session, once no thread writes any more."},
     {"after_fork", py_after_fork, METH_NOARGS, "after_fork(): end the session of the parent, in a forked child."},
     {"wrap_call", py_wrap_call, METH_VARARGS,

@@ -114,7 +114,7 @@ bool note_call(Session& session, PyObject* module, const Inputs& inputs, uint64_
   return is_active(session);
 }
 
-// Asks whether a checkpoint makes this call inside backward: 1 or 0, and below 0 where that failed or the session ended.
+// Asks whether a checkpoint makes this call inside backward: 1 or 0; below 0 where that failed or the session ended.
 // Calls made inside a call of the same graph task are as that one.
 int runs_again(Session& session, ThreadState& thread, PyObject* module, const Inputs& inputs, int graph_task) {
   if (!thread.open_calls.empty() && thread.open_calls.back().graph_task == graph_task) {
@@ -186,8 +186,7 @@ PyObject* pass_on(PyObject* wrapper, PyObject* const* args, size_t flagged_count
 // Notes that the call at this height of the stack ended. Calls above it have lost their exit to an interrupt.
 void exit(Session& session, ThreadState& thread, size_t height) {
   const OpenCall& call = thread.open_calls[height];
-  if (height == 0 && at::sequence_number::peek() != thread.outermost_sequence &&
-      call.graph_task == kNoGraphTask) {
+  if (height == 0 && at::sequence_number::peek() != thread.outermost_sequence && call.graph_task == kNoGraphTask) {
     thread.last_call_name = call.name_id;
     thread.last_call_index = call.exit_value >> kSequenceBits;
   }
