@@ -8,7 +8,7 @@ import pytest
 import modtrace
 from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python
-from tests.support.test_scale import FULL_EFFORT, scaled
+from tests.support.test_scale import PROMISED, scaled
 
 HEAD = """
 import os, sys, threading, torch, modtrace
@@ -164,9 +164,9 @@ def test_a_fork_inside_a_forward(engine: EngineName, tmp_path: Path) -> None:
     assert calls(tmp_path / "child.json") == [("Child", 0, True)]
 
 
-@pytest.mark.timeout(7200 if FULL_EFFORT else 300)
+@pytest.mark.timeout(7200 if PROMISED else 300)
 def test_forks_while_other_threads_start_and_stop(engine: EngineName) -> None:
-    count = scaled(20, 10_000)
+    count = scaled(10, 20, 10_000)
 
     done = run_python("-m", "tests.support.forking_process", engine, count, timeout_s=7200)
 

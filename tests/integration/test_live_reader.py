@@ -15,7 +15,7 @@ from modtrace.track.engine import EngineName
 from tests.support.python_process import start_python
 from tests.support.test_scale import scaled
 
-SECONDS = scaled(3, 30)
+SECONDS = scaled(1, 3, 30)
 
 EVENTS = """
 import sys, threading

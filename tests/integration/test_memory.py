@@ -9,7 +9,7 @@ from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python
 from tests.support.test_scale import scaled
 
-STEPS = scaled(60, 500)
+STEPS = scaled(60, 60, 500)
 CALLS = 2_000
 CAPACITY = 100_000
 

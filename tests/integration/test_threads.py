@@ -238,7 +238,7 @@ def test_a_pass_that_goes_on_from_one_recording_into_the_next(engine: EngineName
         # The engine alone, which starts again at once.
         recorder = make_engine(choose_engine(engine), Ring(1 << 10), None, errors.append)
         try:
-            for _ in range(scaled(100, 2000)):
+            for _ in range(scaled(40, 100, 2000)):
                 recorder.start()
                 while passed.acquire(blocking=False):
                     pass
