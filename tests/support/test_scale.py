@@ -1,5 +1,5 @@
-"""How much an endless test does: little in each run, more with MODTRACE_TEST_EFFORT=full, which `scripts/test --full` sets,
-and with MODTRACE_TEST_EFFORT=promised what the README promises, which takes hours.
+"""How much an endless test does: little in each run, more with MODTRACE_TEST_EFFORT=full, which `scripts/test --full`
+sets, and with MODTRACE_TEST_EFFORT=promised what the README promises, which takes hours.
 
 The same variable picks the profile of hypothesis: 25 examples, 100 or 1,000.
 """
