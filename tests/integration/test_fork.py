@@ -8,7 +8,7 @@ import pytest
 import modtrace
 from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python
-from tests.support.test_scale import PROMISED, scaled
+from tests.support.test_scale import PORTABLE_IN_FULL, PROMISED, scaled
 
 HEAD = """
 import os, sys, threading, torch, modtrace
@@ -118,6 +118,7 @@ def calls(path: Path) -> list[tuple[str, int, bool]]:
 BEFORE_AND_AFTER = [("Parent", 0, True), ("Parent", 1, True)]
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_child_process_records_itself_and_not_into_its_parents_ring(
     engine: EngineName, method: str, tmp_path: Path
@@ -132,6 +133,7 @@ def test_a_child_process_records_itself_and_not_into_its_parents_ring(
     assert modtrace.load(tmp_path / "parent.modtrace").stats.torn == 0
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader_leave_the_recording_alone(engine: EngineName, method: str, tmp_path: Path) -> None:
     done = run(LOADER, engine, tmp_path, method)

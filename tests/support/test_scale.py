@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["EFFORT", "PROMISED", "scaled"]
+import pytest
+
+__all__ = ["EFFORT", "PORTABLE_IN_FULL", "PROMISED", "scaled"]
 
 EFFORT = os.environ.get("MODTRACE_TEST_EFFORT", "quick")
 _EFFORTS = ("quick", "full", "promised")
@@ -20,3 +22,9 @@ PROMISED = EFFORT == "promised"
 def scaled(quick: int, full: int, promised: int) -> int:
     """Return the one that `EFFORT` says."""
     return (quick, full, promised)[_EFFORTS.index(EFFORT)]
+
+
+PORTABLE_IN_FULL = pytest.mark.parametrize(
+    "engine", ["native", pytest.param("python", marks=pytest.mark.full)], indirect=True
+)
+"""For a test that runs for both engines, and long, where what it is about is not in the engines."""
