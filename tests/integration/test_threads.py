@@ -171,7 +171,7 @@ def test_a_recording_can_stop_while_threads_train(engine: EngineName) -> None:
             over.set()
 
     def look() -> None:
-        for _ in range(20):
+        for _ in range(scaled(8, 20, 20)):
             with modtrace.record(engine=engine, capacity=1 << 10) as recording:
                 before = sum(trained)
                 while sum(trained) < before + 6:
