@@ -15,15 +15,19 @@ from modtrace.track.native.cached_build import build
 from modtrace.track.native.compile import missing_compiler
 from tests.support import trace_processor as processor
 from tests.support.kineto import GPU_TRACES
-from tests.support.test_scale import FULL_EFFORT
+from tests.support.test_scale import EFFORT, scaled
 
 _IN_CI = os.environ.get("CI") == "true"
 
 # A machine under load is not a fault of the example that it draws: no deadline.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("full", deadline=None, max_examples=1000, print_blob=True)
-hypothesis.settings.register_profile("random", deadline=None)
-hypothesis.settings.load_profile("full" if FULL_EFFORT else "ci" if _IN_CI else "random")
+hypothesis.settings.register_profile(
+    "modtrace",
+    deadline=None,
+    derandomize=_IN_CI and EFFORT == "quick",
+    max_examples=scaled(25, 100, 1000),
+    print_blob=True,
+)
+hypothesis.settings.load_profile("modtrace")
 
 # A shell starts what it runs in the background with SIGINT ignored, and all that this starts would ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,14 +9,21 @@ from collections.abc import Callable
 import pytest
 
 from modtrace.track.engine import EngineName
+from tests.support.test_scale import EFFORT
 
 from .judge import Run, Verdict, judge
 from .ranks import TRAININGS
-from .table import judge_on_ranks
+from .table import ENGINES, judge_on_ranks
 from .trainers import TRAINERS, import_torchvision
 
+SOON = ("transformers_trainer", "lightning_automatic", "accelerate_accumulation", "peft_lora", "timm_vit")
+"""One of each library; the others are tried in full."""
 
-@pytest.fixture(params=TRAINERS, ids=lambda train: train.__name__)
+
+@pytest.fixture(
+    params=[pytest.param(train, marks=() if train.__name__ in SOON else pytest.mark.full) for train in TRAINERS],
+    ids=[train.__name__ for train in TRAINERS],
+)
 def train(request: pytest.FixtureRequest) -> Callable[[], Run]:
     training: Callable[[], Run] = request.param
     library = training.__name__.partition("_")[0]
@@ -36,11 +43,11 @@ def test_a_library(train: Callable[[], Run], engine: EngineName) -> None:
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[tuple[str, str], Verdict]:
-    return judge_on_ranks()
+    return judge_on_ranks(("native",) if EFFORT == "quick" else ENGINES)
 
 
 @pytest.mark.usefixtures("native_engine")
-@pytest.mark.parametrize("engine_name", ["native", "python"])
+@pytest.mark.parametrize("engine_name", ["native", pytest.param("python", marks=pytest.mark.full)])
 @pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.__name__)
 def test_two_ranks(
     verdicts: dict[tuple[str, str], Verdict], training: Callable[[], Run], engine_name: EngineName

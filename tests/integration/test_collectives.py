@@ -56,10 +56,15 @@ class Job:
         return [self._results[scenario, rank] for rank in range(self.ranks)]
 
 
-JOBS = {"native-2": ("native", 2), "native-4": ("native", 4), "native-8": ("native", 8), "python-2": ("python", 2)}
+JOBS = [
+    pytest.param(("native", 2), id="native-2"),
+    pytest.param(("python", 2), id="python-2"),
+    pytest.param(("native", 4), id="native-4", marks=pytest.mark.full),
+    pytest.param(("native", 8), id="native-8", marks=pytest.mark.full),
+]
 
 
-@pytest.fixture(scope="module", params=JOBS.values(), ids=[*JOBS])
+@pytest.fixture(scope="module", params=JOBS)
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Job:
     engine, ranks = request.param
     if engine == "native":

@@ -11,9 +11,10 @@ import pytest
 import modtrace
 from modtrace.track.engine import EngineName
 from tests.support.crash_processes import DEATHS, CrashProcesses, Death
+from tests.support.test_scale import scaled
 from tests.support.trace_processor import TraceProcessor
 
-KILLS = int(os.environ.get("MODTRACE_TEST_KILLS", "204"))
+KILLS = int(os.environ.get("MODTRACE_TEST_KILLS", scaled(36, 204, 2_000)))
 """Over all ways to die and both engines."""
 EACH = max(1, KILLS // (2 * len(DEATHS)))
 

@@ -15,6 +15,7 @@ from modtrace.where import read_rank_state
 from tests.support import fake_device
 from tests.support.fake_streams import compile_fake_streams, compile_for_torch
 from tests.support.python_process import run_python, start_python
+from tests.support.test_scale import PORTABLE_IN_FULL
 
 pytestmark = [
     pytest.mark.usefixtures("native_engine"),  # as the same compiler and headers are needed
@@ -104,6 +105,7 @@ def run(libraries: tuple[Path, Path], engine: str, scenario: str, tmp_path: Path
     return told
 
 
+@PORTABLE_IN_FULL
 def test_which_device_runs_a_collective_is_told_and_all_are_counted_together(
     libraries: tuple[Path, Path], engine: EngineName, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 import modtrace
 from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python
-from tests.support.test_scale import FULL_EFFORT, scaled
+from tests.support.test_scale import PORTABLE_IN_FULL, PROMISED, scaled
 
 HEAD = """
 import os, sys, threading, torch, modtrace
@@ -119,6 +119,7 @@ def calls(path: Path) -> list[tuple[str, int, bool]]:
 BEFORE_AND_AFTER = [("Parent", 0, True), ("Parent", 1, True)]
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_child_process_records_itself_and_not_into_its_parents_ring(
     engine: EngineName, method: str, tmp_path: Path
@@ -133,6 +134,7 @@ def test_a_child_process_records_itself_and_not_into_its_parents_ring(
     assert modtrace.load(tmp_path / "parent.modtrace").stats.torn == 0
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader_leave_the_recording_alone(engine: EngineName, method: str, tmp_path: Path) -> None:
     done = run(LOADER, engine, tmp_path, method)
@@ -165,9 +167,9 @@ def test_a_fork_inside_a_forward(engine: EngineName, tmp_path: Path) -> None:
     assert calls(tmp_path / "child.json") == [("Child", 0, True)]
 
 
-@pytest.mark.timeout(7200 if FULL_EFFORT else 300)
+@pytest.mark.timeout(7200 if PROMISED else 300)
 def test_forks_while_other_threads_start_and_stop_and_train(engine: EngineName) -> None:
-    count = scaled(200, 10_000)
+    count = scaled(50, 200, 10_000)
 
     done = run_python(
         "-m", "tests.support.forking_process", "--engine", engine, "--forks", count, status=None, timeout_s=7200

@@ -17,6 +17,7 @@ from modtrace.track.engine import EngineName
 from modtrace.where import Hang, ParallelReader, find_all_hangs, read_states
 from tests.support.hang_job import FIRST_STEPS, HANGS, RANKS
 from tests.support.python_process import start_python
+from tests.support.test_scale import PORTABLE_IN_FULL
 
 TIMEOUT_S = 280
 TERMINAL = pytest.mark.parametrize("last", ["other", "dead"])
@@ -58,6 +59,7 @@ def waits_all_but(culprit: int, counter: int) -> Callable[[Hang], bool]:
     )
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.timeout(600)
 @TERMINAL
 def test_each_hang_is_told_with_its_collective_and_who_causes_it(job: Path, last: str, engine: EngineName) -> None:

@@ -151,7 +151,7 @@ def check(opener: Opener, timeline: Timeline, folder: Path) -> None:
         )
 
 
-@settings(max_examples=scaled(60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(20, 60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(timeline=timelines())
 def test_any_timeline_is_imported_alike_and_whole(trace_processor: Opener, tmp_path: Path, timeline: Timeline) -> None:
     check(trace_processor, timeline, tmp_path)

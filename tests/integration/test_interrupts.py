@@ -20,7 +20,7 @@ from modtrace.track.portable.engine import PortableEngine
 from tests.support.interrupts import Interrupt, every, interrupted_at, positions
 from tests.support.python_process import run_python
 from tests.support.small_modules import made_in_place_of
-from tests.support.test_scale import FULL_EFFORT, scaled
+from tests.support.test_scale import PROMISED, scaled
 
 CALL = nn.Module.__call__
 COMPLETE = [
@@ -118,7 +118,7 @@ def test_an_interrupt_anywhere_in_a_recording_harms_nothing(
     run(engine, path)
     count = positions(event, lambda: run(engine, path))
     bad: list[str] = []
-    for number in every(count, scaled(40, count)):
+    for number in every(count, scaled(12, 40, count)):
         where = interrupted_at(event, number, lambda: run(engine, path))
         if number % 256 == 0:
             # Files that only cycles hold, which the error's traceback is part of, are closed here alone.
@@ -143,7 +143,7 @@ def test_the_step_after_one_that_was_interrupted_anywhere_is_complete_in_the_sam
     with modtrace.record(engine=engine, capacity=1 << 18) as recording, modtrace.ModuleTracker() as tracker:
         step()
         count = positions("opcode", step)
-        numbers = list(every(count, scaled(600, count)))
+        numbers = list(every(count, scaled(100, 600, count)))
         for number in numbers:
             where = interrupted_at("opcode", number, step)
             if tracker.parents != {"Global"}:
@@ -163,10 +163,10 @@ def test_the_step_after_one_that_was_interrupted_anywhere_is_complete_in_the_sam
     assert bad == []
 
 
-@pytest.mark.timeout(3600 if FULL_EFFORT else 300)
+@pytest.mark.timeout(3600 if PROMISED else 300)
 @pytest.mark.parametrize("number", ["SIGALRM", "SIGINT"])
 def test_real_signals_at_random_moments_harm_nothing(engine: EngineName, number: str) -> None:
-    count = scaled(20, 2000)
+    count = scaled(6, 20, 2000)
 
     done = run_python("-m", "tests.support.interrupted_process", engine, count, number, 1, timeout_s=3600)
 
@@ -218,7 +218,7 @@ def test_an_interrupted_backward_pass_ends_all_the_same() -> None:
     with modtrace.record(engine="python") as recording:
         count = {event: positions(event, model(x).sum().backward) for event in ("line", "opcode")}
         for event in ("line", "opcode"):
-            for number in every(count[event], scaled(60, count[event])):
+            for number in every(count[event], scaled(20, 60, count[event])):
                 interrupted_at(event, number, model(x).sum().backward)
         recording.mark("last")
         model(x).sum().backward()

@@ -14,12 +14,12 @@ from modtrace.clocks.pings import PingClient
 from modtrace.ring import read_ring
 from tests.support.delaying_relay import delaying_relay
 from tests.support.python_process import python_environment
-from tests.support.test_scale import FULL_EFFORT
+from tests.support.test_scale import scaled
 
 AHEAD_S = 5_000
 UNSHARE = ("unshare", "--time", "--monotonic", str(AHEAD_S), "--fork", "--")
 TIMEOUT_S = 120
-WINDOWS = 1_000 if FULL_EFFORT else 40
+WINDOWS = scaled(10, 40, 1_000)
 
 
 def can_unshare() -> bool:

@@ -15,7 +15,7 @@ from modtrace.track.engine import EngineName
 from tests.support.python_process import start_python
 from tests.support.test_scale import scaled
 
-SECONDS = scaled(3, 30)
+SECONDS = scaled(1, 3, 30)
 
 EVENTS = """
 import sys, threading
@@ -89,7 +89,7 @@ def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads
     seen, laps = 0, set()
     with running(EVENTS, path, engine, capacity, threads):
         until = time.monotonic() + SECONDS / 3
-        while time.monotonic() < until:
+        while time.monotonic() < until or seen <= capacity or len(laps) <= 3:
             slots = read_ring(path).slots
             events = slots.events
             assert slots.recorded == slots.overwritten + len(events) + slots.torn
@@ -106,8 +106,6 @@ def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads
                 assert (events.value == 2 * events.serial).all()
             seen += len(events)
             laps.add(slots.recorded // capacity)
-    assert seen > capacity
-    assert len(laps) > 3
 
 
 def test_no_span_is_a_mixture_of_two(engine: EngineName, tmp_path: Path) -> None:
@@ -115,7 +113,7 @@ def test_no_span_is_a_mixture_of_two(engine: EngineName, tmp_path: Path) -> None
     whole = 0
     with running(CALLS, path, engine, 256):
         until = time.monotonic() + SECONDS
-        while time.monotonic() < until:
+        while time.monotonic() < until or whole <= 1000:
             timeline = modtrace.load(path)
             columns = timeline.columns
             complete = np.flatnonzero(columns.complete)
@@ -129,4 +127,3 @@ def test_no_span_is_a_mixture_of_two(engine: EngineName, tmp_path: Path) -> None
             assert {timeline.names[name].fqn for name in columns.name[inner].tolist()} <= {"Net.a", "Net.b"}
             assert {timeline.names[name].fqn for name in columns.name[around].tolist()} <= {"Net"}
             whole += len(inner)
-    assert whole > 1000

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python
-from tests.support.test_scale import scaled
+from tests.support.test_scale import PORTABLE_IN_FULL, scaled
 
-STEPS = scaled(60, 500)
+STEPS = scaled(60, 60, 500)
 CALLS = 2_000
 CAPACITY = 100_000
 
@@ -88,5 +88,6 @@ def test_memory_is_flat_in_memory(engine: EngineName) -> None:
     run(engine, "")
 
 
+@PORTABLE_IN_FULL
 def test_memory_is_flat_over_a_file(engine: EngineName, tmp_path: Path) -> None:
     run(engine, str(tmp_path / "run.modtrace"))

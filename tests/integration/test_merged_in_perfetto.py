@@ -39,7 +39,7 @@ def names(found: list[Any]) -> list[str]:
 
 
 @pytest.mark.usefixtures("gpu_traces")
-@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+@pytest.mark.parametrize("suffix", [".pftrace", pytest.param(".json", marks=pytest.mark.full)])
 def test_rows_of_modules_lie_where_one_looks(
     browser: Browser, ui: str, tmp_path: Path, pictures: Path, suffix: str
 ) -> None:

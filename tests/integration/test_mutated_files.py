@@ -19,7 +19,7 @@ from modtrace.report import report_timeline, write_archive
 from tests.support.kineto import evaluate, recording, trace, x
 from tests.support.test_scale import scaled
 
-MUTATIONS = scaled(40, 2000)
+MUTATIONS = scaled(40, 40, 2000)
 RECORDED = recording(("Net", 900, 2100, 0), ("a: Linear", 950, 1900, 1), ("Net", 2900, 3600, 0, "backward"))
 PROFILE = trace(
     x("python_function", "nn.Module: Net_0", 900, 2100, Python_module_id=0),

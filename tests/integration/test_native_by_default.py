@@ -61,7 +61,10 @@ def home(native_engine: None, tmp_path: Path) -> Home:
     return home
 
 
-@pytest.mark.parametrize("arguments", [("run", "train.py"), ("demo", "-o", "demo.pftrace")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("run", "train.py"), pytest.param(("demo", "-o", "demo.pftrace"), marks=pytest.mark.full)],
+)
 def test_the_engine_is_built_once(arguments: tuple[str, ...], home: Home) -> None:
     first = home.run(*arguments)
     second = home.run(*arguments)
@@ -77,7 +80,7 @@ def test_the_engine_is_built_once(arguments: tuple[str, ...], home: Home) -> Non
     [
         (("run", "--engine", "python", "train.py"), {}),
         (("run", "train.py"), {"MODTRACE_BUILD": "0"}),
-        (("demo", "-o", "demo.pftrace", "--engine", "python"), {}),
+        pytest.param(("demo", "-o", "demo.pftrace", "--engine", "python"), {}, marks=pytest.mark.full),
     ],
 )
 def test_where_it_is_not_wanted_it_is_not_built(

@@ -14,7 +14,7 @@ import torch
 from modtrace.track.native.compile import missing_compiler
 from modtrace.track.native.library import find_library, native_path
 from tests.support.python_process import python_environment, run_python
-from tests.support.test_scale import FULL_EFFORT
+from tests.support.test_scale import PROMISED
 
 RECORD = """
 import os, sys
@@ -156,7 +156,7 @@ def test_a_cache_that_others_can_write_is_not_built_into(cache: Path) -> None:
     assert "can be written by others; run `chmod go-w" in done.stderr
 
 
-@pytest.mark.skipif(not FULL_EFFORT, reason="compiles for a minute")
+@pytest.mark.skipif(not PROMISED, reason="compiles for a minute")
 def test_what_a_compiler_with_arguments_built_is_loaded(native_engine: None, tmp_path: Path) -> None:
     environment = python_environment(MODTRACE_CACHE=str(tmp_path / "cache"), CXX="env c++")
 

@@ -53,7 +53,7 @@ ONCE = [("Chain", 0, 0), ("Chain.c", 0, 1), ("Chain.b", 0, 1), ("Chain.a", 0, 1)
 
 
 @given(spec=specs())
-@settings(max_examples=scaled(60, 1000))
+@settings(max_examples=scaled(20, 60, 1000))
 def test_a_hooked_pass_comes_out_as_an_observed_one(spec: Spec) -> None:
     torch.manual_seed(0)
     model = Tree(spec)

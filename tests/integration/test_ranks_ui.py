@@ -34,7 +34,7 @@ def write(run: Path, *arguments: str) -> Path:
     return out
 
 
-@pytest.mark.parametrize("suffix", ["pftrace", "json"])
+@pytest.mark.parametrize("suffix", ["pftrace", pytest.param("json", marks=pytest.mark.full)])
 def test_the_real_ui_draws_a_process_per_rank_and_arrows_between_them(
     browser: Browser, ui: str, run: Path, suffix: str
 ) -> None:

@@ -34,7 +34,7 @@ def slices(trace: TraceProcessor, category: str) -> list[Slice]:
     return [(row["fqn"], row["depth"]) for row in rows]
 
 
-@settings(max_examples=scaled(30, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(12, 30, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(spec=specs(), suffix=st.sampled_from([".json", ".pftrace"]))
 def test_slices_are_the_tree_of_calls(
     engine: EngineName,

@@ -15,6 +15,7 @@ from modtrace import RecordingError
 from modtrace.recording.on_signal import SaveOnSignal
 from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python, start_python
+from tests.support.test_scale import PORTABLE_IN_FULL
 
 
 class Gate(nn.Module):
@@ -227,6 +228,7 @@ nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
 """
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError", 1)])
 def test_a_recording_that_was_never_stopped_is_saved_at_exit(
     engine: EngineName, end: str, status: int, tmp_path: Path

@@ -18,6 +18,7 @@ import modtrace
 from modtrace.timeline import Timeline
 from modtrace.track.engine import EngineName
 from tests.support.python_process import python_environment, run_python, start_python
+from tests.support.test_scale import PORTABLE_IN_FULL
 
 Row = tuple[str, str, int, bool]
 X = torch.ones(1, 2)
@@ -207,6 +208,7 @@ def test_what_torch_traces_is_the_same(engine: EngineName) -> None:
     assert recorded == plain
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize("dynamo", [False, True])
 def test_what_is_exported_to_onnx_is_the_same(engine: EngineName, dynamo: bool, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
@@ -257,6 +259,7 @@ if __name__ == "__main__":
 """
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_a_data_loader(engine: EngineName, method: str, tmp_path: Path) -> None:
     script = tmp_path / "loads.py"
@@ -284,6 +287,7 @@ print(timeline.stats.torn, all(span.complete for span in list(timeline.spans)[-4
 """
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize(
     ("options", "variables"),
     [(["-X", "dev"], {}), ([], {"PYTHONMALLOC": "debug"}), (["-m", "coverage", "run", "--data-file={folder}/c"], {})],
@@ -301,6 +305,7 @@ def test_interpreters_that_look_more_closely(
     assert (done.stdout, done.stderr) == ("ready\n0 True step 49\n", "")
 
 
+@PORTABLE_IN_FULL
 def test_two_processes_that_record_to_one_ring(engine: EngineName, tmp_path: Path) -> None:
     ring = tmp_path / "ring.modtrace"
     processes = [start_python("-c", STEPS, engine, ring, stdin=subprocess.PIPE) for _ in range(2)]
@@ -341,6 +346,7 @@ print(recording.timeline().metadata["engine"], len(recording.timeline().spans))
 """
 
 
+@PORTABLE_IN_FULL
 def test_where_no_file_can_be_opened_auto_is_the_portable_engine() -> None:
     done = run_python("-c", NO_FILES)
 

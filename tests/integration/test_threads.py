@@ -174,7 +174,7 @@ def test_a_recording_can_stop_while_threads_train(engine: EngineName) -> None:
             over.set()
 
     def look() -> None:
-        for _ in range(20):
+        for _ in range(scaled(8, 20, 20)):
             with modtrace.record(engine=engine, capacity=1 << 10) as recording:
                 before = sum(trained)
                 while sum(trained) < before + 6:
@@ -241,7 +241,7 @@ def test_a_pass_that_goes_on_from_one_recording_into_the_next(engine: EngineName
         # The engine alone, which starts again at once.
         recorder = make_engine(choose_engine(engine), Ring(1 << 10), None, errors.append)
         try:
-            for _ in range(scaled(100, 2000)):
+            for _ in range(scaled(40, 100, 2000)):
                 recorder.start()
                 while passed.acquire(blocking=False):
                     pass

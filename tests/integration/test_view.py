@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
-@pytest.mark.parametrize("suffix", [".pftrace", ".pftrace.gz", ".json", ".json.gz"])
+@pytest.mark.parametrize(
+    "suffix",
+    [".pftrace", ".json.gz", *(pytest.param(suffix, marks=pytest.mark.full) for suffix in (".pftrace.gz", ".json"))],
+)
 def test_the_real_ui_receives_the_trace_whole(browser: Browser, ui: str, tmp_path: Path, suffix: str) -> None:
     timeline = gpt_timeline(steps=5, layers=4)
     trace = tmp_path / f"gpt{suffix}"

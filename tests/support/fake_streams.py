@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import hashlib
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from modtrace.track.native.compile import _compiler, _flags_of_torch, _torch_folder
 
 __all__ = ["FakeStreams", "TimedEvent", "compile_fake_streams", "compile_for_torch"]
+
+
+_BUILD = Path(__file__).parents[2] / "build" / "test-libraries"
 
 
 class TimedEvent(NamedTuple):
@@ -43,10 +51,22 @@ def compile_for_torch(source: Path, path: Path, *libraries: str) -> None:
         source: what to compile.
         path: where the library goes.
         libraries: which of torch's it needs.
+
+    It is compiled once for all tests and runs, and lies in `build` under a hash of all that it is made of.
     """
     flags = ["-O1", "-shared", "-fPIC", "-w", *_flags_of_torch()]
     linked = [f"-L{_torch_folder() / 'lib'}", *(f"-l{name}" for name in libraries)]
-    subprocess.run([*_compiler(), *flags, str(source), *linked, "-o", str(path)], check=True)
+    command = [*_compiler(), *flags, str(source), *linked, "-o"]
+    made_of = hashlib.sha256("\0".join([*command, torch.__version__, source.read_text()]).encode()).hexdigest()
+    kept = _BUILD / f"{source.stem}-{made_of[:16]}.so"
+    _BUILD.mkdir(parents=True, exist_ok=True)
+    with (_BUILD / f"{source.stem}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            unfinished = kept.with_suffix(".unfinished")
+            subprocess.run([*command, str(unfinished)], check=True)
+            unfinished.rename(kept)
+    shutil.copy(kept, path)
 
 
 class FakeStreams:

@@ -1,17 +1,30 @@
-"""How much an endless test does: little in each run, or with MODTRACE_TEST_EFFORT=full what the README promises.
+"""How much an endless test does: little in each run, more with MODTRACE_TEST_EFFORT=full, which `scripts/test --full`
+sets, and with MODTRACE_TEST_EFFORT=promised what the README promises, which takes hours.
 
-The same variable picks the hypothesis profile: `ci`, the same few examples in every run, or `full`, many new ones.
+The same variable picks the profile of hypothesis: 25 examples, 100 or 1,000.
 """
 
 from __future__ import annotations
 
 import os
 
-__all__ = ["FULL_EFFORT", "scaled"]
+import pytest
 
-FULL_EFFORT = os.environ.get("MODTRACE_TEST_EFFORT") == "full"
+__all__ = ["EFFORT", "PORTABLE_IN_FULL", "PROMISED", "scaled"]
+
+EFFORT = os.environ.get("MODTRACE_TEST_EFFORT", "quick")
+_EFFORTS = ("quick", "full", "promised")
+if EFFORT not in _EFFORTS:
+    raise ValueError(f"MODTRACE_TEST_EFFORT is {EFFORT!r}: set it to one of {', '.join(_EFFORTS)}")
+PROMISED = EFFORT == "promised"
 
 
-def scaled(quick: int, full: int) -> int:
-    """Return one of the two."""
-    return full if FULL_EFFORT else quick
+def scaled(quick: int, full: int, promised: int) -> int:
+    """Return the one that `EFFORT` says."""
+    return (quick, full, promised)[_EFFORTS.index(EFFORT)]
+
+
+PORTABLE_IN_FULL = pytest.mark.parametrize(
+    "engine", ["native", pytest.param("python", marks=pytest.mark.full)], indirect=True
+)
+"""For a test that runs for both engines, and long, where what it is about is not in the engines."""

@@ -16,6 +16,7 @@ from modtrace.check import check
 from modtrace.check.read_trace import _read_whole, read_trace
 from tests.support.json_mutations import mutations
 from tests.support.python_process import run_python
+from tests.support.test_scale import scaled
 
 DATA = Path(__file__).parents[1] / "data" / "check"
 
@@ -355,7 +356,7 @@ def broken(data: bytes, place: int, way: int, sign: int) -> bytes:
     }[way]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(60, 300, 1000))
 @given(st.sampled_from(sorted(DATA.glob("*.json"))), st.lists(BROKEN_BY, max_size=3))
 def test_a_stream_is_checked_as_the_whole_file_is(
     tmp_path_factory: pytest.TempPathFactory, source: Path, changes: list[tuple[int, int, int]]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import resource
 import sys
 from pathlib import Path
 
@@ -73,18 +72,6 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     done = run_python("-c", code)
 
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-def test_help_is_there_at_once() -> None:
-    # The best of five, in processor time: what it takes itself, not what else this machine does.
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run_python("-m", "modtrace", "--help")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-
-    assert min(seconds) < 0.3
 
 
 def test_the_version() -> None:

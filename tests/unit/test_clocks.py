@@ -28,8 +28,9 @@ from modtrace.clocks.pings import PingClient, PingServer
 from modtrace.ring import NameTable
 from modtrace.track.job_clocks import JobClocks
 from tests.support.interrupts import interrupted_at, positions
+from tests.support.test_scale import scaled
 
-WINDOWS = 1_000
+WINDOWS = scaled(100, 1_000, 1_000)
 HOUR_NS = 3_600 * 10**9
 AHEAD_NS = 5_000 * 10**9
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from modtrace import ModtraceError, TraceError
 from modtrace.read import load
 from modtrace.timeline import Timeline
+from modtrace.write import chrome_events, flows, perfetto_events
 from tests.support.test_scale import scaled
 from tests.support.timelines import gpt2_timeline, timeline_of, timelines
 
@@ -42,7 +43,7 @@ def told(timeline: Timeline) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-@settings(max_examples=scaled(60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(20, 60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(timeline=timelines())
 def test_a_round_trip_keeps_everything(tmp_path: Path, suffix: str, timeline: Timeline) -> None:
     path = tmp_path / f"trace{suffix}"
@@ -51,8 +52,12 @@ def test_a_round_trip_keeps_everything(tmp_path: Path, suffix: str, timeline: Ti
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_a_round_trip_of_more_than_one_chunk_keeps_the_columns(tmp_path: Path, suffix: str) -> None:
-    timeline = gpt2_timeline(150_000)
+def test_a_round_trip_of_more_than_one_chunk_keeps_the_columns(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, chunk in ((chrome_events, "_CHUNK"), (flows, "_CHUNK"), (perfetto_events, "CHUNK")):
+        monkeypatch.setattr(module, chunk, 1 << 10)
+    timeline = gpt2_timeline(scaled(5_000, 150_000, 150_000))
     path = tmp_path / f"trace{suffix}"
     timeline.save(path)
     assert told(load(path)) == told(timeline)

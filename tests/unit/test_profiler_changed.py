@@ -14,7 +14,9 @@ from modtrace.profiler.trace.event_collector import EventCollector
 from modtrace.read import FileKind, file_kind, load
 from tests.support.json_mutations import mutated, mutations
 from tests.support.kineto import BASE, PID, TID, evaluate, recording, trace, x
+from tests.support.test_scale import scaled
 
+CHANGES = scaled(80, 250, 2_000)
 RECORDING = recording(("Net", 0, 1000, 0), ("Net", 2000, 3000, 0, "backward"))
 
 PROFILE: dict[str, Any] = json.loads(
@@ -46,14 +48,14 @@ USES: dict[str, Callable[[Path, Path], object]] = {
 def test_any_one_change_gives_an_error_of_ours_or_a_trace(tmp_path: Path, use: str) -> None:
     path = tmp_path / "profile.json"
     used = 0
-    for changed in mutations(PROFILE, 250):
+    for changed in mutations(PROFILE, CHANGES):
         path.write_text(json.dumps(changed))
         try:
             USES[use](path, tmp_path)
             used += 1
         except ModtraceError as error:
             assert str(path) in str(error)  # noqa: PT017
-    assert used > 200
+    assert used > 0.8 * CHANGES
 
 
 @pytest.mark.parametrize("value", ["x", -1, 1.5, None, [1], 2**63, True])
@@ -111,7 +113,7 @@ def test_a_merged_trace_is_read_whatever_one_of_its_events_is(tmp_path: Path) ->
     assert spans >= 2
 
     inside = [(*place, key) for place, said in _events(document) for key in said]
-    for changed in mutations(document, 250, inside):
+    for changed in mutations(document, CHANGES, inside):
         path.write_text(laid_out_as_merged(changed))
         timeline = load(path)
         assert spans - 1 <= len(timeline.spans) <= spans + 1

@@ -63,7 +63,7 @@ def test_blocks_of_any_size_give_the_same_events(tmp_path: Path, monkeypatch: py
     assert (found.repaired, found.dropped) == (0, 0)
 
 
-@settings(max_examples=scaled(60, 1000))
+@settings(max_examples=scaled(25, 60, 1000))
 @given(
     st.lists(
         st.fixed_dictionaries(

@@ -25,9 +25,9 @@ from tests.support.trace_processor import TraceProcessor
 
 CAPACITY = 256
 LOG = SLOTS_OFFSET + CAPACITY * SLOT_BYTES
-MUTATIONS = scaled(1_000, 100_000)
+MUTATIONS = scaled(200, 1_000, 100_000)
 
-pytestmark = pytest.mark.timeout(scaled(300, 7200))
+pytestmark = pytest.mark.timeout(scaled(300, 300, 7200))
 
 Row = tuple[int, int, int, int]
 
@@ -84,7 +84,7 @@ def test_a_file_cut_anywhere_gives_the_events_before_the_cut(good: bytes, tmp_pa
     path.write_bytes(good)
     whole = sorted(rows(read_ring(path).slots.events), key=lambda row: row[0] % CAPACITY)
     metadata_end = len(good[:SLOTS_OFFSET].rstrip(b"\0"))
-    every = random.Random(0).sample(range(len(good)), scaled(600, len(good)))
+    every = random.Random(0).sample(range(len(good)), scaled(120, 600, len(good)))
 
     for length in sorted(every, reverse=True):
         with path.open("r+b") as file:
@@ -166,7 +166,7 @@ def test_a_damaged_file_saves_as_a_trace_without_a_fault(
 ) -> None:
     path = tmp_path / "mutated.modtrace"
     chance = random.Random(5)
-    for _ in range(scaled(40, 2000)):
+    for _ in range(scaled(8, 40, 2000)):
         data = bytearray(good)
         for _ in range(chance.choice([1, 4, 50])):
             at = chance.randrange(SLOTS_OFFSET, len(data) - 8)
@@ -186,7 +186,7 @@ def test_one_damaged_byte_costs_at_most_its_own_event(good: bytes, tmp_path: Pat
     path.write_bytes(good)
     whole = rows(read_ring(path).slots.events)
     chance = random.Random(2)
-    for _ in range(scaled(300, 8192)):
+    for _ in range(scaled(80, 300, 8192)):
         data = bytearray(good)
         at = chance.randrange(SLOTS_OFFSET, LOG)
         data[at] ^= 1 << chance.randrange(8)
@@ -204,7 +204,7 @@ def test_one_damaged_byte_costs_at_most_its_own_event(good: bytes, tmp_path: Pat
 def test_random_bytes_behind_a_good_header_are_no_events(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "noise.modtrace"
     chance = random.Random(3)
-    for _ in range(scaled(50, 1000)):
+    for _ in range(scaled(20, 50, 1000)):
         path.write_bytes(good[:SLOTS_OFFSET] + chance.randbytes(len(good) - SLOTS_OFFSET))
         load(path)
 
@@ -217,7 +217,7 @@ def test_memory_follows_the_size_of_the_file_and_not_what_it_says(good: bytes, t
     load(path)
     tracemalloc.start()
     try:
-        for _ in range(scaled(60, 5000)):
+        for _ in range(scaled(15, 60, 5000)):
             data = bytearray(damaged(good, chance))
             for _ in range(chance.choice([0, 200])):
                 # Names, threads, numbers: the words that say how much there is.

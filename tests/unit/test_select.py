@@ -151,7 +151,7 @@ def test_modules_by_depth_keep_the_outer_levels() -> None:
 Cut = st.integers(0, 12_000_000)
 
 
-@settings(max_examples=scaled(150, 1000))
+@settings(max_examples=scaled(40, 150, 1000))
 @given(timeline=timelines(), first=Cut, length=Cut, epoch=st.sampled_from([0, EPOCH]))
 def test_any_window_is_nested_and_within(timeline: Timeline, first: int, length: int, epoch: int) -> None:
     low, high = epoch + first, epoch + first + length
@@ -173,7 +173,7 @@ def test_any_window_is_nested_and_within(timeline: Timeline, first: int, length:
     assert sum(min(s.end_ns, high) - max(s.start_ns, low) for s in inside) == sum(s.duration_ns for s in kept)
 
 
-@settings(max_examples=scaled(100, 1000))
+@settings(max_examples=scaled(25, 100, 1000))
 @given(timeline=timelines(), depth=st.integers(0, 5))
 def test_any_choice_of_modules_keeps_the_order_around_it(timeline: Timeline, depth: int) -> None:
     for chosen in (modules(timeline, max_depth=depth), modules(timeline, f"{timeline.names[0].fqn[:1]}*")):

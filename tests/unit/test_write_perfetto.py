@@ -126,7 +126,7 @@ def test_marks_and_samples(tmp_path: Path) -> None:
     assert sample.track_event.counter_value == 2**40
 
 
-@settings(max_examples=scaled(60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(20, 60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(timeline=timelines())
 def test_every_packet_is_as_the_package_writes_it(tmp_path: Path, timeline: Timeline) -> None:
     """Parsed and serialized again it has the same length: no field twice, no number longer than it must be."""

@@ -19,7 +19,7 @@ import sys
 from modtrace.write import progress
 from tests.support.timelines import gpt2_timeline
 progress.BAR_DELAY_S = float(sys.argv[2])
-gpt2_timeline(60_000).save(sys.argv[1])
+gpt2_timeline(20_000).save(sys.argv[1])
 """
 
 

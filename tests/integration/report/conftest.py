@@ -18,7 +18,7 @@ from tests.support.planted_run import RUN, environ, planted
 from tests.support.python_process import run_python
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what a run under planted names left."""
     home = tmp_path_factory.mktemp("run") / "heartofgold" / "zaphod"

@@ -27,8 +27,11 @@ ALEXNET, DDP, _ = GPU_TRACES
 @pytest.mark.parametrize(
     "name",
     [
-        *("run.ring", "run.json", "run.pftrace", "plain.json", "with.json", "merged.json", "merged.pftrace"),
-        *(path.name for path in GPU_TRACES),
+        *("run.ring", "run.pftrace", "with.json", "merged.pftrace", ALEXNET.name),
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("run.json", "plain.json", "merged.json", *(path.name for path in GPU_TRACES[1:]))
+        ),
     ],
 )
 def test_nothing_private_is_in_any_byte(

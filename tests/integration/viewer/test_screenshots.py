@@ -160,7 +160,9 @@ def take(seen: Visit, page_file: Path, look: Look, picture: Path) -> None:
     assert seen.problems == []
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name == "1.1-million-spans" else ()) for name in PICTURES]
+)
 def test_picture_of_the_page_has_nothing_cut_off(browser: Browser, pictures: Path, tmp_path: Path, name: str) -> None:
     make, look, options = PICTURES[name]
     write_html(make(tmp_path), tmp_path / "t.html")
@@ -178,6 +180,7 @@ def test_picture_of_a_diff_has_nothing_cut_off(
         take(seen, tmp_path / "d.html", nothing, pictures / f"{name}.png")
 
 
+@pytest.mark.full
 def test_picture_in_firefox(firefox: Firefox, pictures: Path, tmp_path: Path) -> None:
     write_html(gpt_timeline(6, 6, ranks=2), tmp_path / "t.html")
     firefox("goto", (tmp_path / "t.html").as_uri())

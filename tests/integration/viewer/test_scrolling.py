@@ -165,7 +165,7 @@ def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Rando
     return screen
 
 
-@pytest.mark.parametrize("scale", [1, 2])
+@pytest.mark.parametrize("scale", [1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("threads", "depths", "positions"), [(12, 8, 12), (1, 250, 12), (12, 250, 6)])
 def test_scrolled_tracks_at_every_position_show_and_hit_what_the_data_says(
     open_page: Open, threads: int, depths: int, positions: int, scale: int
@@ -210,8 +210,10 @@ def test_selection_out_of_sight_is_scrolled_to_where_it_is_drawn(open_page: Open
         check_screen(page, numbered, 1, random.Random(0))
 
 
-@pytest.mark.parametrize("scale", [1, 2])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("seed", "scale"),
+    [(0, 1), (1, 2), *(pytest.param(*other, marks=pytest.mark.full) for other in ((0, 2), (1, 1), (2, 1), (2, 2)))],
+)
 def test_random_timeline_at_any_scroll_and_zoom_draws_and_hits_the_span_of_the_data(
     open_page: Open, seed: int, scale: int
 ) -> None:
