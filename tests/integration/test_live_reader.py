@@ -86,7 +86,8 @@ def running(code: str, *arguments: object) -> Iterator[None]:
 @pytest.mark.parametrize(("capacity", "threads"), [(64, 1), (1 << 12, 2), (1 << 14, 1)])
 def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads: int, tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
-    seen, laps = 0, set()
+    seen = 0
+    laps: set[int] = set()
     with running(EVENTS, path, engine, capacity, threads):
         until = time.monotonic() + SECONDS / 3
         while time.monotonic() < until or seen <= capacity or len(laps) <= 3:

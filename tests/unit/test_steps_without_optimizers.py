@@ -45,7 +45,8 @@ def sgd_by_hand(net: nn.Linear) -> int:
         net(X).square().sum().backward()
         with torch.no_grad():
             for parameter in net.parameters():
-                parameter -= 0.1 * parameter.grad  # type: ignore[operator]
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
         updates += 1
     return updates
@@ -58,7 +59,7 @@ def returned_gradients(net: nn.Linear) -> int:
         gradients = torch.autograd.grad(net(X).square().sum(), parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter -= 0.1 * gradient
+                parameter.sub_(0.1 * gradient)
         updates += 1
     return updates
 
@@ -98,7 +99,7 @@ def second_order_meta_learning(net: nn.Linear) -> int:
         outer = torch.autograd.grad(torch.func.functional_call(net, fast, X).square().sum(), list(net.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(net.parameters(), outer, strict=True):
-                parameter -= 0.1 * gradient
+                parameter.sub_(0.1 * gradient)
         updates += 1
     return updates
 
@@ -137,7 +138,7 @@ def a_pass_that_fails(net: nn.Linear) -> int:
 def a_pass_within_a_pass(net: nn.Linear) -> int:
     """As reentrant checkpoints run."""
     out = torch.utils.checkpoint.checkpoint(net, X.clone().requires_grad_(), use_reentrant=True)
-    out.sum().backward()  # type: ignore[union-attr]
+    out.sum().backward()
     return 1
 
 
@@ -169,6 +170,7 @@ def test_a_step_ends_where_the_program_gets_the_gradients_for_an_update(engine: 
     timeline = recording.timeline()
     assert [mark.text for mark in timeline.marks] == [f"step {step}" for step in range(updates)]
     summary = timeline.summary()
+    assert summary.overview is not None
     assert (SAID in summary.to_text()) == (updates > 0)
     assert summary.overview.steps_end_with == ("backward passes" if updates else "")
     # What a live recording counts are steps that optimizers or `step` end.
@@ -202,7 +204,9 @@ def test_once_a_step_is_marked_or_an_optimizer_steps_passes_end_none(engine: Any
     timeline = recording.timeline()
     assert kinds.count(Kind.GRADIENTS) == 3
     assert [span.step for span in timeline.spans] == [0] * 6 + [1] * 6 + [2] * 2
-    assert timeline.summary().overview.steps_end_with == ""
+    overview = timeline.summary().overview
+    assert overview is not None
+    assert overview.steps_end_with == ""
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
