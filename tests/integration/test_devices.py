@@ -60,7 +60,7 @@ ONCE = backward(DEVICE, ("Chain", 0), ("Chain.b", 1), ("Chain.a", 1))
                 *backward(DEVICE, ("Checkpointed.inner", 1), ("Checkpointed.inner.b", 2), ("Checkpointed.inner.a", 2)),
             ],
         ),
-        ("failing", HOOKED, backward(DEVICE, ("Scale", 0)) + ONCE),
+        ("failing", HOOKED, backward(DEVICE, ("Scale#2", 0)) + ONCE),
     ],
 )
 def test_backward_lies_on_the_track_of_the_devices_thread(

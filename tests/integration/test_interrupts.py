@@ -152,7 +152,7 @@ def test_the_step_after_one_that_was_interrupted_anywhere_is_complete_in_the_sam
             step()
             recording.mark("over")
     timeline = recording.timeline()
-    times = [mark.time_ns for mark in timeline.marks]
+    times = [mark.time_ns for mark in timeline.marks if mark.kind == "mark"]
     begins = np.array([span.start_ns for span in timeline.spans])
     for number, first, last in zip(numbers, times[::2], times[1::2], strict=True):
         # What an interrupt left open of a backward pass says so, and is not where this step's calls are.
@@ -207,7 +207,8 @@ def test_an_interrupt_after_a_module_died_is_not_lost_and_a_new_one_at_its_place
     begins = [mark.time_ns for mark in timeline.marks]
     assert len(begins) == count
     for begin, end in zip(begins, [*begins[1:], timeline.spans[-1].end_ns + 1], strict=True):
-        names = [span.fqn for span in timeline.spans if begin < span.start_ns < end]
+        # What the interrupt left alive keeps its name: then the next one is another (`ReLU#2`).
+        names = [span.fqn.partition("#")[0] for span in timeline.spans if begin < span.start_ns < end]
         assert names[:4] == ["Outer", "Identity", "Outer", "ReLU"]
 
 

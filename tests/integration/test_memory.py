@@ -72,7 +72,8 @@ def run(engine: EngineName, ring: str) -> None:
     found = json.loads(done.stdout)
 
     # Two events a forward call, and a step's mark; backward has the engine's own number of events.
-    per_step = found["recorded"] / STEPS
+    # Before the first mark, the first pass said that it reached parameters, as it may have ended a step.
+    per_step = (found["recorded"] - 1) / STEPS
     assert per_step == int(per_step)
     assert per_step > 2 * CALLS
     assert found["recorded"] == found["overwritten"] + found["kept"]

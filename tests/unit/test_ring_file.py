@@ -267,7 +267,7 @@ def test_metadata_that_does_not_fit_the_header_is_an_error(tmp_path: Path) -> No
         {"kind": "name"},
         {"kind": "name", "id": 1, "label": "a", "fqn": "a"},
         {"kind": "name", "id": 1, "label": 1, "fqn": "a", "class": "a"},
-        {"kind": "name", "id": 2, "label": "a", "fqn": "a", "class": "a"},
+        {"kind": "name", "id": 100, "label": "a", "fqn": "a", "class": "a"},
         {"kind": "name", "id": 1 << 60, "label": "a", "fqn": "a", "class": "a"},
         {"kind": "name", "id": -1, "label": "a", "fqn": "a", "class": "a"},
         {"kind": "name", "id": True, "label": "a", "fqn": "a", "class": "a"},
