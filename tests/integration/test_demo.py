@@ -82,8 +82,8 @@ def test_the_readme_shows_what_summary_prints(demo: tuple[Path, str]) -> None:
     printed = f"{summary.to_text()}\n\nslowest steps\n{summary.steps_text(5)}".splitlines()
 
     # What the terminal of the sample had no room for.
-    left_out = [" ".join(line.partition(": ")[2].split()) for line in shown if line.startswith("left out")]
-    assert left_out == ["forward self, backward self; a wider terminal or a pipe has them"]
+    hidden = [" ".join(line.partition(": ")[2].split()) for line in shown if line.startswith("hidden")]
+    assert hidden == ["forward self, backward self (widen the terminal or pipe the output)"]
     assert [line.partition(";")[0] for line in shown[2:3]] == [line.partition(";")[0] for line in printed[2:3]]
     assert shown[4].split() == [*printed[4].split()[:-5], "backward"]
     # Which are slowest differs from run to run; that they are modules of this class with so many calls does not.

@@ -16,7 +16,7 @@ from modtrace.timeline import build_timeline
 from modtrace.timeline.build.device.device_clocks import DeviceClock
 from modtrace.timeline.gpu_tracks import without_gpu
 from modtrace.timeline.summary import DeviceModule, DeviceSummary
-from modtrace.timeline.summary.render.device_table import render_device
+from modtrace.timeline.summary.device_summary import render_device
 from tests.support.event_script import WALL, EventScript
 
 AHEAD = 7_000_000
@@ -327,8 +327,8 @@ def test_a_summary_is_shown_as_a_table_of_modules() -> None:
         "module  class  calls  total ms   self  forward  backward  latency p50",
         "Net     Net        2     6.000  2.000    4.000     2.000        3.250",
         "1 more module",
-        "times from event to event, with what the stream waited for the host; latency: from the begin on a thread "
-        "until the stream came by, which a stream that waits for the host does at once",
+        "times from event to event, with waits of the stream for the host; latency: from the begin on a thread until "
+        "the stream reached the event, which an idle stream does at once",
     ]
     assert render_device(None) == ""
 

@@ -56,7 +56,7 @@ def test_steps_text_is_slowest_first() -> None:
         "step  duration ms  forward  backward  recompute  before  between    after",
         "   1      200.000   10.000     0.000      0.000  10.000    0.000  180.000",
         "1 more step",
-        "after: behind the last span, where the optimizer runs; nothing marks its own time",
+        "after: from the last span to the mark, where the optimizer runs; nothing marks its own time",
     ]
     assert training().summary().steps_markdown(1).splitlines()[2] == (
         "| 1 | 200.000 | 10.000 | 0.000 | 0.000 | 10.000 | 0.000 | 180.000 |"
@@ -149,6 +149,7 @@ def test_json_has_steps_and_overview() -> None:
         "compiled": {},
         "steps_of": "",
         "told_apart": {},
+        "steps_end_with": "",
     }
 
 
@@ -171,19 +172,18 @@ def test_the_table_of_steps_fits_a_narrow_terminal(width: int) -> None:
             "step  duration ms  forward  backward",
             "   1      200.000   10.000     0.000",
             "   0       90.000   30.000    30.000",
-            "left out for want of room: recompute,",
-            "after, between, before; a wider terminal",
-            "or a pipe has them",
+            "hidden: recompute, after, between,",
+            "before (widen the terminal or pipe the",
+            "output)",
         ]
 
 
 def test_a_tree_leaves_out_numbers_where_a_terminal_is_narrow() -> None:
-    assert training().summary().sort_by("total").to_tree(32).splitlines()[-7:] == [
+    assert training().summary().sort_by("total").to_tree(32).splitlines()[-6:] == [
         "% step  total ms  module",
         "  27.6    80.000  Net",
         "  17.2    50.000  └─ b: Block",
         "   8.3    24.000     └─ …: Block",
-        "left out for want of room: self;",
-        "a wider terminal or a pipe has",
-        "them",
+        "hidden: self (widen the terminal",
+        "or pipe the output)",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..timeline.summary.module_tree import fold_below
+from ..timeline.summary.module_rows import fold_below
 from .rank_rates import RankRates
 
 __all__ = ["SORT_KEYS", "ModuleRate", "merge_ranks", "sort_modules"]

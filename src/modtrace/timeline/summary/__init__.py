@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from .device_summary import DeviceModule, DeviceSummary
-from .groups import GroupBy
+from .module_rows import GpuStepTimes, GpuTotals, GroupBy, ModuleTimes
 from .module_summary import SORT_KEYS, Summary
-from .module_times import GpuStepTimes, GpuTotals, ModuleTimes
 from .overview import Overview
 from .self_times import self_times
-from .step_times import StepTimes, measure_steps
+from .step_times import StepTimes, find_typical_step, measure_steps, warm_up_steps
 from .totals import summarize
-from .typical_step import find_typical_step, warm_up_steps
 
 __all__ = [
     "SORT_KEYS",

@@ -1,4 +1,4 @@
-"""What the streams of devices did, where a recording has device times: per module, and as a whole."""
+"""What the streams of devices did, in a recording with device times: per module and as a whole, and their table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._tables import CellKind, Table, to_text, without_columns
+from ..._terminal import counted, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import on_gpu
@@ -16,25 +18,25 @@ from .self_times import is_outermost, self_times, times_in_phase
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["DeviceModule", "DeviceSummary", "summarize_device"]
+__all__ = ["DeviceModule", "DeviceSummary", "device_table", "device_totals", "render_device", "summarize_device"]
 
 
 class DeviceModule(NamedTuple):
     """What streams of devices did for one module; times are integer nanoseconds.
 
-    Times are from event to event, so they hold what a stream waited for the host meanwhile.
+    Times are from event to event, so they include waits of the stream for the host.
 
     Attributes:
         fqn: the module's fully qualified name.
         module_class: the name of its class.
         calls: how many of its forwards were seen on a stream.
         total_ns: of all phases together.
-        self_ns: of it, outside of inner modules that were chosen too.
+        self_ns: of it, outside inner modules that have device times too.
         forward_ns: of it, in forward.
         backward_ns: of it, in backward.
         recompute_ns: of it, in recompute.
-        latency_p50_ns: median over calls and phases: from the begin on a thread until a stream came by. A device that
-            has nothing else to do comes by at once.
+        latency_p50_ns: median over calls and phases: from the begin on a thread until a stream reached the
+            event; a device with nothing else to do reaches it at once.
     """
 
     fqn: str
@@ -56,10 +58,10 @@ class DeviceSummary(NamedTuple):
         streams: how many there are.
         length_ns: from the first begin to the last end of each stream's spans, together.
         in_modules_ns: of it, in any module.
-        gaps: how often a stream left all modules, and came back into one.
+        gaps: how often a stream left all modules and entered one again.
         bound_ns: how far the times are off from the host's clock at most.
         dropped: events that were not recorded, as too many had not been read.
-        unread: events that nobody read.
+        unread: events that were never read.
     """
 
     rows: tuple[DeviceModule, ...]
@@ -73,7 +75,7 @@ class DeviceSummary(NamedTuple):
 
 
 def summarize_device(timeline: Timeline) -> DeviceSummary | None:
-    """Return what streams did; None where the timeline has no device times. Those of a merged profile are none."""
+    """Return what streams did; None if the timeline has no device times. A merged profile has none."""
     bound = timeline.metadata.get("device_clock_bound_ns")
     chosen = on_gpu(timeline)
     if not isinstance(bound, int) or not chosen.any():
@@ -126,11 +128,11 @@ def _rows(timeline: Timeline, chosen: BoolArray) -> tuple[DeviceModule, ...]:
 
 
 def _latencies(columns: Columns, chosen: BoolArray, row_of_name: Int64Array, count: int) -> list[list[int]]:
-    """Return of each row how long after its begin on a thread each call, in each phase, began on a stream."""
+    """Return for each row the latencies of its calls, in each phase: from the begin on a thread to that on a stream."""
     found: list[list[int]] = [[] for _ in range(count)]
     begun: list[dict[tuple[int, int, int], int]] = []
     for side in (~chosen, chosen):
-        # Spans are in start order: of each call and phase the first counts.
+        # Spans are in start order; the first of each call and phase counts.
         rows = np.flatnonzero(side & (row_of_name[columns.name] >= 0))[::-1]
         keys = zip(*(column[rows].tolist() for column in (columns.name, columns.call, columns.phase)), strict=True)
         begun.append(dict(zip(keys, columns.start[rows].tolist(), strict=True)))
@@ -140,3 +142,66 @@ def _latencies(columns: Columns, chosen: BoolArray, row_of_name: Int64Array, cou
             # At the moment itself, the bound of the clock can put the device before the host.
             found[row_of_name[key[0]]].append(max(start - on_threads[key], 0))
     return found
+
+
+_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("module", "fqn", 0),
+    ("class", "module_class", 6),
+    ("calls", "calls", 4),
+    ("total ms", "total_ns", 0),
+    ("self", "self_ns", 2),
+    ("forward", "forward_ns", 3),
+    ("backward", "backward_ns", 3),
+    ("recompute", "recompute_ns", 5),
+    ("latency p50", "latency_p50_ns", 1),
+)
+"""Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
+_NOTE = (
+    "times from event to event, with waits of the stream for the host; latency: from the begin on a thread until the "
+    "stream reached the event, which an idle stream does at once"
+)
+
+
+def render_device(device: DeviceSummary | None, limit: int | None = None, width: int | None = None) -> str:
+    """Return a line about all streams, and the table of modules; nothing if there is no device."""
+    if device is None:
+        return ""
+    table, _ = without_columns(device_table(device).first_rows(limit), width)
+    lines = [*wrapped(device_totals(device), width), *to_text(table, width)]
+    hidden = len(device.rows) - len(table.rows)
+    if hidden:
+        lines.append(counted(hidden, "more module"))
+    lines += wrapped(_NOTE, width)
+    return "\n".join(lines)
+
+
+def device_table(device: DeviceSummary) -> Table:
+    """Return the table of modules, the one with the longest total first; times in ms."""
+    columns = [column for column in _COLUMNS if column[1] != "recompute_ns" or any(r.recompute_ns for r in device.rows)]
+    cells = [
+        [
+            f"{value / 1e6:.3f}" if field.endswith("_ns") else str(value)
+            for _, field, _ in columns
+            for value in [getattr(row, field)]
+        ]
+        for row in device.rows
+    ]
+    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in columns]
+    return Table([heading for heading, _, _ in columns], cells, kinds, [rank for _, _, rank in columns])
+
+
+def device_totals(device: DeviceSummary) -> str:
+    """Return how long the streams were in modules, their gaps, the bound of the clock, and what was lost."""
+    share = 100 * device.in_modules_ns / device.length_ns if device.length_ns else 0.0
+    text = (
+        f"{counted(device.streams, 'stream')} of devices: in modules {share:.1f} % of {device.length_ns / 1e6:,.3f} ms"
+    )
+    if device.gaps:
+        mean_ns = (device.length_ns - device.in_modules_ns) / device.gaps
+        text += f", {counted(device.gaps, 'gap')} of {mean_ns / 1e6:.3f} ms on average"
+    text += f"; ±{device.bound_ns / 1e3:.1f} µs on the host's clock"
+    if device.dropped:
+        text += f"; {counted(device.dropped, 'event')} dropped, as too many were not read yet"
+    if device.unread:
+        text += f"; {counted(device.unread, 'event')} never read"
+    return text

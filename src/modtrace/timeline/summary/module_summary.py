@@ -1,25 +1,22 @@
-"""Summary: one row per module or class, sorted, limited, and written in many forms."""
+"""Summary: one row per module or class, sorted, filtered, and written in many forms."""
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..._tables import to_csv
 from ..._typing import AnyArray
-from .column_arrays import module_columns, step_columns
-from .device_summary import DeviceSummary
-from .module_times import GpuStepTimes, GpuTotals, ModuleTimes
-from .module_tree import fold_below
+from . import render
+from .device_summary import DeviceModule, DeviceSummary, render_device
+from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview
-from .render.as_csv import render_csv, render_steps_csv
-from .render.as_html import render_html
-from .render.as_json import from_json_values, render_json, to_json_values
-from .render.as_markdown import render_markdown, render_steps_markdown
-from .render.as_text import render_steps, render_text, render_tree
-from .render.device_table import render_device
 from .step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -29,6 +26,8 @@ __all__ = ["SORT_KEYS", "Summary"]
 
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
+_DEVICE_FIELDS = tuple(field for field in DeviceModule._fields if field not in {"fqn", "module_class"})
+_DERIVED_FIELDS = ("total_ns", "self_ns", "mean_ns")
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
 
 
@@ -41,14 +40,14 @@ class Summary:
         modules: how many rows there were before a limit.
         incomplete: spans whose enter or exit is missing; they count with the time that is known of them.
         overwritten: events that the ring had to drop, which no row can count.
-        gpu: the GPU time of the whole trace; None where no GPU was profiled, and then there are no GPU columns.
-        overview: what was recorded; None where that is not known.
-        steps: what each step took; all of the timeline is one step where none was marked.
-        by: what the rows stand for, "module" or "class".
-        gpu_steps: what was launched on GPUs in each step; empty where that is not known.
+        gpu: the GPU time of the whole trace; None if no GPU was profiled, and then there are no GPU columns.
+        overview: what was recorded; None if that is not known.
+        steps: what each step took; all of the timeline is one step if none was marked.
+        by: what has a row, "module" or "class".
+        gpu_steps: what was launched on GPUs in each step; empty if that is not known.
         others_ns: what the processes but the first took, whose steps are not marked: each from the start of its first
             span to the end of its last, in nanoseconds together.
-        device: what the streams of devices did; None where the recording has no device times.
+        device: what the streams of devices did; None if the recording has no device times.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -73,11 +72,11 @@ class Summary:
 
         Args:
             key: "gpu" (GPU self time), "self", "total", a phase (CPU total), "mean" of calls, "p50", "p95" of steps,
-                "calls" or "name"; None: GPU self time where there are GPU columns, else CPU self time.
+                "calls" or "name"; None: GPU self time if there are GPU columns, else CPU self time.
             limit: how many rows to keep; None: all.
 
         Raises:
-            ValueError: the key is not one of them, or is "gpu" where there are no GPU columns.
+            ValueError: the key is not one of them, or is "gpu" without GPU columns.
         """
         key = key or ("gpu" if self.gpu else "self")
         known = SORT_KEYS if self.gpu else SORT_KEYS[1:]
@@ -94,7 +93,7 @@ class Summary:
         """Keep the rows whose module, or class in a summary by class, matches; their times stay as they are.
 
         Args:
-            pattern: as of a shell, over the whole name, case matters: `GPT.h.*`; `*` also matches dots.
+            pattern: a shell pattern over the whole name, case matters: `GPT.h.*`; `*` also matches dots.
         """
         matches = re.compile(fnmatch.translate(pattern)).match
         rows = [row for row in self.rows if matches(row.fqn or row.module_class)]
@@ -106,7 +105,7 @@ class Summary:
         return replace(self, rows=rows, modules=len(rows), device=device)
 
     def to_depth(self, depth: int) -> Summary:
-        """Keep the first `depth` levels of names; the self time of what lies below counts to the module around it."""
+        """Keep the first `depth` levels of names; the self times below count to the module around them."""
         rows = fold_below(self.rows, depth)
         return replace(self, rows=rows, modules=len(rows))
 
@@ -122,7 +121,7 @@ class Summary:
 
     @property
     def footer(self) -> str:
-        """The GPU time of the whole trace, and which rows and time are missing; empty where there is nothing to say."""
+        """The GPU time of the whole trace, and which rows and time are missing; empty if nothing is."""
         return self._note(with_losses=True)
 
     def _note(self, *, with_losses: bool) -> str:
@@ -147,68 +146,112 @@ class Summary:
         return replace(self, rows=merged.rows, modules=merged.modules, gpu=merged.gpu, gpu_steps=merged.gpu_steps)
 
     def columns(self) -> dict[str, AnyArray]:
-        """Return a NumPy array per column, times in int64 ns: what `pandas.DataFrame` or `polars.DataFrame` take."""
-        return module_columns(self)
+        """Return a NumPy array per column: what `pandas.DataFrame` or `polars.DataFrame` take.
+
+        There is one for each field of `ModuleTimes` and for `total_ns`, `self_ns` and `mean_ns`: times are int64 ns,
+        names are objects. If the recording has device times, those of `DeviceModule` follow with `device_` before
+        them, 0 for a module without any.
+        """
+        fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *_DERIVED_FIELDS)
+        columns: dict[str, AnyArray] = {
+            field: np.array(
+                [getattr(row, field) for row in self.rows], np.object_ if field in {"fqn", "module_class"} else np.int64
+            )
+            for field in fields
+        }
+        if self.device is not None and self.by == "module":
+            on_device = {row.fqn: row for row in self.device.rows}
+            for field in _DEVICE_FIELDS:
+                values = [getattr(on_device.get(row.fqn), field, 0) for row in self.rows]
+                columns[f"device_{field}"] = np.array(values, np.int64)
+        return columns
 
     def step_columns(self) -> dict[str, AnyArray]:
         """Return a NumPy array per field of `StepTimes`, one entry per step."""
-        return step_columns(self)
+        return {
+            field: np.array([getattr(step, field) for step in self.steps], np.bool_ if field == "whole" else np.int64)
+            for field in StepTimes._fields
+        }
 
     def to_text(self, width: int | None = None) -> str:
         """Return header and table, times in ms.
 
         Args:
-            width: characters in a line: the columns that matter least are left out, and names shortened from the left,
+            width: characters in a line: the columns that matter least are hidden, and names shortened from the left,
                 until it fits. None: nothing is.
         """
-        return render_text(self, width)
+        return render.modules_text(self, width)
 
     def to_tree(self, width: int | None = None) -> str:
         """Return header and the tree of the modules, times in ms; siblings are in the order of the rows."""
-        return render_tree(self, width)
+        return render.modules_tree(self, width)
 
     def device_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return what the streams of devices did, and the table of the `limit` modules that took longest, times in ms.
 
-        It is empty where the recording has no device times.
+        It is empty if the recording has no device times.
         """
         return render_device(self.device, limit, width)
 
     def steps_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return the table of the `limit` slowest steps, times in ms."""
-        return render_steps(self, limit, width)
+        return render.steps_text(self, limit, width)
 
     def to_markdown(self) -> str:
         """Return a GitHub table, times in ms; module names can neither break it nor render as anything but text."""
-        return render_markdown(self)
+        return render.modules_markdown(self)
 
     def steps_markdown(self, limit: int | None = None) -> str:
         """Return the `limit` slowest steps as a GitHub table, times in ms."""
-        return render_steps_markdown(self, limit)
+        return render.steps_markdown(self, limit)
 
     def to_csv(self) -> str:
         """Return CSV with a header line; times in ns, unprintable characters of names as escapes."""
-        return render_csv(self)
+        columns = self.columns()
+        return to_csv(list(columns), zip(*columns.values(), strict=True))
 
     def steps_csv(self) -> str:
         """Return the steps as CSV with a header line; times in ns."""
-        return render_steps_csv(self)
+        return to_csv(StepTimes._fields, self.steps)
 
     def to_html(self) -> str:
         """Return header, table of modules and table of the slowest steps, times in ms."""
-        return render_html(self)
+        return render.summary_html(self)
 
     def to_json(self) -> str:
         """Return a JSON object: `rows` and `steps` (times in ns), `overview`, `modules`, and `gpu` if profiled."""
-        return render_json(self)
+        values = self.to_json_values()
+        for row, times in zip(values["rows"], self.rows, strict=True):
+            row |= {field: getattr(times, field) for field in _DERIVED_FIELDS}
+        values["by"] = self.by
+        values["steps"] = [step._asdict() for step in self.steps]
+        if self.device is not None:
+            values["device"] = self.device._asdict() | {"rows": [row._asdict() for row in self.device.rows]}
+        if self.overview is not None:
+            totals = {operator: total._asdict() for operator, total in self.overview.communication.items()}
+            values["overview"] = self.overview._asdict() | {"communication": totals}
+        return json.dumps(values, indent=2) + "\n"
 
     def to_json_values(self, *, sparse: bool = False) -> dict[str, Any]:
         """Return rows, losses and GPU time as JSON values.
 
         Args:
-            sparse: leave out what is 0 in a row.
+            sparse: leave out the fields of a row that are 0.
         """
-        return to_json_values(self, sparse=sparse)
+        fields = CPU_FIELDS if self.gpu is None else ModuleTimes._fields
+        values: dict[str, Any] = {
+            "rows": [
+                {field: value for field, value in zip(fields, row, strict=False) if value != 0 or not sparse}
+                for row in self.rows
+            ],
+            "modules": self.modules,
+            "incomplete": self.incomplete,
+            "overwritten": self.overwritten,
+        }
+        if self.gpu is not None:
+            values["gpu"] = self.gpu._asdict()
+            values["gpu_steps"] = [step._asdict() for step in self.gpu_steps]
+        return values
 
     @classmethod
     def from_json_values(cls, values: Mapping[str, Any]) -> Summary:
@@ -218,10 +261,18 @@ class Summary:
             KeyError: `values` is something else.
             TypeError: `values` is something else.
         """
-        return cls(**from_json_values(values))
+        gpu = values.get("gpu")
+        return cls(
+            rows=[ModuleTimes(**row) for row in values["rows"]],
+            modules=values["modules"],
+            incomplete=values["incomplete"],
+            overwritten=values["overwritten"],
+            gpu=None if gpu is None else GpuTotals(**gpu),
+            gpu_steps=tuple(GpuStepTimes(**step) for step in values.get("gpu_steps", ())),
+        )
 
     def __str__(self) -> str:
-        return render_text(self)
+        return render.modules_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text  # a summary can be made and written without rich

@@ -1,4 +1,4 @@
-"""What a summary is of: the recording, its steps and its losses, in a few lines."""
+"""The header of a summary: the recording, its steps and its losses, in a few lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..._terminal import counted
 from ..columns import RECOMPUTE
 from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
 from ..contents import STEPS_END_WITH
-from .groups import outer_modules
+from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
 from .step_times import StepTimes
 
@@ -27,13 +27,13 @@ class Overview(NamedTuple):
     """What was recorded.
 
     Attributes:
-        roots: the outermost modules, and compiled functions, by their names; the most often called first. What is
-            inside of another one by its name is left out.
+        roots: the outermost modules and compiled functions by name, the most often called first; without those that
+            another one contains by its name.
         processes: what the processes are called (`rank 0 · python`).
-        engine: "native" or "python"; empty where the timeline does not say.
-        torch: the version; empty where the timeline does not say.
+        engine: "native" or "python"; empty if the timeline does not say.
+        torch: the version; empty if the timeline does not say.
         spans: how many spans there are.
-        modules: of how many modules.
+        modules: how many modules they are of.
         losses: what is missing and how much of it, only what is not 0: `overwritten` (events), `torn` (events),
             `unfinished`, `unstarted` and `incomplete` (spans). `unattributed` is there too, and is no loss: runs of
             autograd nodes outside all modules, as a loss function's are.
@@ -41,9 +41,9 @@ class Overview(NamedTuple):
             modules of each.
         compiled: names of what torch.compile made of modules and functions, and how many modules are inside of each.
         told_apart: names that several modules had, and those that all but the first of them were given.
-        steps_end_with: "backward passes" where no optimizer of torch stepped and nobody marked steps; else empty.
-        steps_of: whose steps those of the summary are (`rank 0`), where there are several processes; else empty.
-        communication: collectives by operator; a module's times hold what of them it called or waited for.
+        steps_end_with: "backward passes" if no optimizer of torch stepped and no step was marked; else empty.
+        steps_of: whose steps those of the summary are (`rank 0`) if there are several processes; else empty.
+        communication: collectives by operator; a module's times include those that it called or waited for.
     """
 
     roots: Sequence[str]
@@ -115,7 +115,7 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
 
 
 def _losses_line(overview: Overview) -> str:
-    """Say of how many spans what is lost; of a trace without any, nothing is known."""
+    """Say how many spans there are and what is lost; nothing for a trace without spans."""
     lost = ", ".join(f"{overview.losses[name]:,} {text}" for name, text in _LOSSES.items() if name in overview.losses)
     if not overview.spans and not lost:
         return ""
@@ -123,12 +123,12 @@ def _losses_line(overview: Overview) -> str:
     line += f"; lost: {lost}" if lost else "; nothing was lost"
     outside = overview.losses.get("unattributed", 0)
     return line + (
-        f"; {counted(outside, 'run')} of autograd nodes outside all modules, as of the loss" if outside else ""
+        f"; {counted(outside, 'run')} of autograd nodes outside all modules, such as the loss" if outside else ""
     )
 
 
 def steps_note(overview: Overview | None) -> str:
-    """Say whose steps they are, where there are several processes."""
+    """Say whose steps they are if there are several processes."""
     if overview is None or not overview.steps_of:
         return ""
     of_ranks = overview.steps_of.startswith("rank ")
@@ -136,7 +136,7 @@ def steps_note(overview: Overview | None) -> str:
 
 
 def _told_apart(fqns: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names with a `#` by what is before it, where that is a name too, or begins one."""
+    """Return the names with a `#` by the part before it, if that part is a name too or begins one."""
     others: dict[str, dict[str, None]] = {}
     for fqn in fqns:
         for sign in re.finditer(r"#[^.#]+(?=\.|$)", fqn):

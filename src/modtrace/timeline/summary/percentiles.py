@@ -26,7 +26,7 @@ def median_and_p95_by_group(
         step: int64[n].
         ns: int64[n], what was spent there.
         whole_steps: the steps that count; none given: all.
-        groups: how many groups there are; those that are in no step get 0.
+        groups: how many groups there are; one that is in no step gets 0.
     """
     if whole_steps:
         counted = np.isin(step, whole_steps)
@@ -50,7 +50,7 @@ def median_and_p95_by_group(
 
 
 def median(values: Sequence[int]) -> int:
-    """Return the middle value, of an even number the whole mean of the middle two; 0 where there are none."""
+    """Return the middle value, or the whole mean of the middle two; 0 without values."""
     if not values:
         return 0
     in_order = sorted(values)
@@ -58,7 +58,7 @@ def median(values: Sequence[int]) -> int:
 
 
 def nearest_rank(values: Sequence[int], fraction: float) -> int:
-    """Return the least of the values that `fraction` of them do not exceed; 0 where there are none."""
+    """Return the least of the values that `fraction` of them do not exceed; 0 without values."""
     if not values:
         return 0
     return sorted(values)[max(int(np.ceil(len(values) * fraction)), 1) - 1]

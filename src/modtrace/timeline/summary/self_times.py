@@ -1,4 +1,4 @@
-"""What spans took outside of others inside them, and which lie in no other of their own."""
+"""What spans took outside the spans inside them, and which spans are outermost in their group."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def times_in_phase(columns: Columns) -> Int64Array:
 
 
 def is_outermost(columns: Columns, group: Int64Array) -> BoolArray:
-    """Return bool[n]: False where spans of the same phase lead from a span outwards to one of the same group."""
+    """Return bool[n]: False for a span inside one of its group, with only spans of the same phase between them."""
     outermost = np.ones(len(columns), np.bool_)
     span = np.flatnonzero(columns.parent >= 0)
     outer = columns.parent[span]

@@ -1,4 +1,4 @@
-"""What each training step took, and what of it was spent in which phase or outside all modules."""
+"""What each training step took, what of it in which phase or outside all modules, and which step is typical."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._errors import ModtraceError
 from ..._typing import BoolArray, Int64Array
 from ..columns import FORWARD, RECOMPUTE
+from ..gpu_tracks import without_gpu
 from ..ranges import Ranges, union_of
 from ..select import first_ended_step, first_process_tracks, keep_tracks
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["StepTimes", "measure_steps"]
+__all__ = ["StepTimes", "find_typical_step", "measure_steps", "warm_up_steps"]
 
 
 class StepTimes(NamedTuple):
     """One training step; times are integer nanoseconds.
 
     A step reaches from the mark that ends the one before it to its own: `Recording.step`, or the end of an optimizer's
-    step where the recording marks these. Each moment counts once, however many threads run: as recompute where any
-    module runs again, else as backward where any is in backward, else as forward. So the times from `forward_ns` to
-    `after_ns` add up to `duration_ns`.
+    step if the recording marks these. Each moment counts once, however many threads run: as recompute if any module
+    runs again, else as backward if any is in backward, else as forward. So the times from `forward_ns` to `after_ns`
+    add up to `duration_ns`.
 
     Attributes:
         step: its number, from 0.
@@ -33,11 +35,11 @@ class StepTimes(NamedTuple):
         recompute_ns: in recompute.
         before_ns: before its first span: loading a batch, and what else comes first.
         between_ns: between its spans: the loss, and the loop around the model.
-        after_ns: behind its last span: the optimizer and what else is done until the mark. Nothing in a recording marks
+        after_ns: after its last span: the optimizer and everything else until the mark. Nothing in a recording marks
             the optimizer's own time.
-        backward_pass_ns: of all that, inside whole backward passes: what runs a pass, from its call to its return, with
-            waiting for other ranks; 0 where the timeline holds none.
-        whole: False where its beginning was overwritten, or its end not marked; it may then have been longer.
+        backward_pass_ns: of all that, inside whole backward passes, each from its call to its return, with waiting for
+            other ranks; 0 if the timeline has none.
+        whole: False if its beginning was overwritten, or its end not marked; it may then have been longer.
     """
 
     step: int
@@ -53,10 +55,10 @@ class StepTimes(NamedTuple):
 
 
 def measure_steps(timeline: Timeline) -> list[StepTimes]:
-    """Return the steps of a timeline in order; all of it is one step where none was marked.
+    """Return the steps of a timeline in order; all of it is one step if none was marked.
 
     The first begins with its first span, as a recording does not say when its steps began. A step in which no span
-    begins is none. Of several processes, the marks are those of the first, and so are the spans that count.
+    begins is left out. With several processes, marks and spans of the first count.
     """
     timeline = keep_tracks(timeline, first_process_tracks(timeline))
     columns = timeline.columns
@@ -108,9 +110,38 @@ def _union(timeline: Timeline, spans: BoolArray) -> Ranges:
 
 
 def _edges_outside(busy: Ranges, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Return for each step the time before its first span (all of it where it has none) and behind its last."""
+    """Return for each step the time before its first span (all of it if it has none) and after its last."""
     starts, ends = np.append(busy.start, np.iinfo(np.int64).max), np.append(busy.end, np.iinfo(np.int64).min)
     first_start = np.clip(starts[np.searchsorted(busy.end, start, side="right")], start, end)
     last_end = np.clip(ends[np.searchsorted(busy.start, end) - 1], start, end)
     before = first_start - start
     return before, np.where(first_start < end, end - last_end, 0)
+
+
+def find_typical_step(timeline: Timeline) -> StepTimes:
+    """Return the whole step after the warm-up whose duration is nearest the median of these; the first of equals.
+
+    Raises:
+        ModtraceError: no whole step is marked.
+    """
+    whole = [step for step in measure_steps(without_gpu(timeline)) if step.whole]
+    if not whole:
+        raise ModtraceError("a recording without whole steps has no typical one; call rec.step() after each step")
+    kept = whole[warm_up_steps(np.array([step.duration_ns for step in whole], np.int64)) :]
+    durations = np.array([step.duration_ns for step in kept], np.int64)
+    return kept[int(np.argmin(np.abs(durations - np.median(durations))))]
+
+
+def warm_up_steps(duration_ns: Int64Array) -> int:
+    """Return how many of the first steps are slower than is usual in the second half; at most a half.
+
+    Args:
+        duration_ns: int64[n], what each whole step took.
+    """
+    half = len(duration_ns) // 2
+    usual = duration_ns[half:]
+    median = np.median(usual)
+    spread = np.median(np.abs(usual - median))
+    limit = max(median + 6 * spread, 1.05 * median)
+    slow = duration_ns[:half] > limit
+    return int(np.argmin(slow)) if half and not slow.all() else half

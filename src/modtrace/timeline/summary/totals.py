@@ -11,9 +11,8 @@ from ..columns import FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks
 from .device_summary import summarize_device
-from .groups import GroupBy, Groups, group_modules
+from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
-from .module_times import ModuleTimes
 from .overview import describe_recording
 from .percentiles import median_and_p95_by_group
 from .self_times import is_outermost, self_times, times_in_phase
@@ -34,7 +33,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
     group = groups.of_name[columns.name]
     self_ns = self_times(columns)
     in_phase_ns, outermost = times_in_phase(columns), is_outermost(columns, group)
-    # A call inside backward lies in that of any module, and counts to those that contain what is called.
+    # A call inside backward may be in that of any module: it counts to those that contain it by name.
     on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)[columns.track]
     inside = (columns.phase == RECOMPUTE) | (columns.phase == FORWARD) & on_backward
     timed = np.flatnonzero(outermost & ~inside)
@@ -48,7 +47,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
     np.add.at(phase_self_ns, (columns.phase, group), self_ns)
     calls = np.bincount(group[columns.phase == FORWARD], minlength=len(groups))
     steps = measure_steps(timeline)
-    # Steps are those of one process: of the others' spans, the marks say nothing.
+    # Marks end the steps of one process; they say nothing about the spans of others.
     own = first_process_tracks(timeline)[columns.track]
     timed, calls_inside = timed[own[timed]], np.flatnonzero(inside & own)
     inner_group, inner_step, inner_ns = _with_outer_groups(columns, groups, calls_inside, self_ns[calls_inside])

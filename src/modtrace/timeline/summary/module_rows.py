@@ -1,10 +1,28 @@
-"""The rows of a summary: what one module took."""
+"""The rows of a summary: what one module took, and which row contains which by name."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
-__all__ = ["CPU_FIELDS", "GpuStepTimes", "GpuTotals", "ModuleTimes"]
+import numpy as np
+
+from ..._typing import Int64Array
+from ..contents import Name
+
+__all__ = [
+    "CPU_FIELDS",
+    "GpuStepTimes",
+    "GpuTotals",
+    "GroupBy",
+    "Groups",
+    "ModuleTimes",
+    "TreeRow",
+    "fold_below",
+    "group_modules",
+    "in_tree_order",
+    "outer_modules",
+]
 
 
 class ModuleTimes(NamedTuple):
@@ -13,7 +31,7 @@ class ModuleTimes(NamedTuple):
     A self time leaves out what inner modules took. A total is the self time of the module and of those inside it, in
     the same phase; a call within a call of the same module counts once. The totals of the three phases have no moment
     in common. A call inside backward counts to its module and to those that contain it by name, not to the module in
-    whose backward it happens to lie. GPU times are sums of the durations of kernels, memcpys and memsets, wherever
+    whose backward it happens to be. GPU times are sums of the durations of kernels, memcpys and memsets, wherever
     they overlap, without communication, which is counted apart; they are 0 in a summary without GPU columns.
 
     Attributes:
@@ -126,3 +144,110 @@ class GpuTotals(NamedTuple):
     memset_ns: int
     communication_ns: int = 0
     communication_overlap_ns: int = 0
+
+
+GroupBy = Literal["module", "class"]
+
+
+class Groups(NamedTuple):
+    """The groups of a timeline's modules; each gets a row.
+
+    Attributes:
+        fqns: for each group the fully qualified name of its module; empty if a group is a class.
+        classes: for each group the class of its modules.
+        of_name: int64[names], for each name of the timeline its group.
+        inner_name: int64[pairs], a name …
+        outer_group: int64[pairs], … and a group that it counts to: its own and, once each, those of the modules that
+            contain it by their fully qualified names.
+    """
+
+    fqns: list[str]
+    classes: list[str]
+    of_name: Int64Array
+    inner_name: Int64Array
+    outer_group: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+
+def group_modules(names: Sequence[Name], by: GroupBy) -> Groups:
+    """Return the groups of all modules, numbered in the order of `names`; names with one `fqn` are one module."""
+    class_of: dict[str, str] = {}
+    for name in names:
+        class_of.setdefault(name.fqn, name.module_class)
+    key_of = {fqn: fqn if by == "module" else module_class for fqn, module_class in class_of.items()}
+    group_of = {key: group for group, key in enumerate(dict.fromkeys(key_of.values()))}
+    outer = outer_modules(list(class_of))
+    pairs = [
+        (name, group)
+        for name, (_, fqn, _) in enumerate(names)
+        for group in dict.fromkeys(group_of[key_of[module]] for module in (fqn, *outer[fqn]))
+    ]
+    inner_name, outer_group = np.array(pairs, np.int64).reshape(-1, 2).T
+    return Groups(
+        fqns=list(group_of) if by == "module" else [""] * len(group_of),
+        classes=[class_of[key] for key in group_of] if by == "module" else list(group_of),
+        of_name=np.array([group_of[key_of[name.fqn]] for name in names], np.int64),
+        inner_name=inner_name,
+        outer_group=outer_group,
+    )
+
+
+def outer_modules(fqns: Sequence[str]) -> dict[str, list[str]]:
+    """Return for each fully qualified name those of the others that contain it, the innermost first."""
+    known = set(fqns)
+    outer: dict[str, list[str]] = {}
+    for fqn in fqns:
+        parts = fqn.split(".")
+        prefixes = (".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
+        outer[fqn] = [prefix for prefix in prefixes if prefix in known]
+    return outer
+
+
+_COUNTED = frozenset(ModuleTimes._fields[ModuleTimes._fields.index("kernel_ns") :]) | {"kernels"}
+_SELF_FIELDS = tuple(field for field in ModuleTimes._fields if field.endswith("_self_ns") or field in _COUNTED)
+
+
+class TreeRow(NamedTuple):
+    """A row at its place in the tree.
+
+    Attributes:
+        row: the row.
+        path: its name below the row around it (`h.0`).
+        branch: the lines of the tree in front of it (`│  ├─ `).
+    """
+
+    row: ModuleTimes
+    path: str
+    branch: str
+
+
+def in_tree_order(rows: Sequence[ModuleTimes]) -> list[TreeRow]:
+    """Return each row after the one that contains it by name; siblings keep the order they have in `rows`."""
+    outer = outer_modules([row.fqn for row in rows])
+    inner: dict[str | None, list[ModuleTimes]] = {}
+    for row in rows:
+        inner.setdefault(next(iter(outer[row.fqn]), None), []).append(row)
+    ordered: list[TreeRow] = []
+    stack = [(row, "", "", "") for row in reversed(inner.get(None, []))]
+    while stack:
+        row, around, branch, below = stack.pop()
+        ordered.append(TreeRow(row, row.fqn[len(around) + 1 if around else 0 :], branch))
+        children = inner.get(row.fqn, [])
+        for index in range(len(children) - 1, -1, -1):
+            turn, straight = ("└─ ", "   ") if index == len(children) - 1 else ("├─ ", "│  ")
+            stack.append((children[index], row.fqn, below + turn, below + straight))
+    return ordered
+
+
+def fold_below(rows: Sequence[ModuleTimes], depth: int) -> list[ModuleTimes]:
+    """Return the rows on the first `depth` levels; the self times of those below are added to the row around them."""
+    outer = outer_modules([row.fqn for row in rows])
+    kept = {row.fqn: row for row in rows if len(outer[row.fqn]) < depth}
+    for row in rows:
+        if row.fqn not in kept:
+            around = kept[outer[row.fqn][-depth]]
+            sums = {field: getattr(around, field) + getattr(row, field) for field in _SELF_FIELDS}
+            kept[around.fqn] = around._replace(**sums)
+    return list(kept.values())

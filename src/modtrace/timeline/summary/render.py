@@ -1,0 +1,280 @@
+"""The tables of a summary: as text for terminals and pipes, as Markdown, and as HTML for notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..._tables import CellKind, Table, shortened, to_html, to_markdown, to_text, without_columns
+from ..._terminal import counted, printable, wrapped
+from .device_summary import device_table, device_totals
+from .module_rows import GpuStepTimes, ModuleTimes, in_tree_order
+from .overview import overview_lines, steps_note
+from .step_times import StepTimes
+
+if TYPE_CHECKING:
+    from .module_summary import Summary
+
+__all__ = [
+    "modules_markdown",
+    "modules_table",
+    "modules_text",
+    "modules_tree",
+    "steps_markdown",
+    "steps_table",
+    "steps_text",
+    "summary_html",
+]
+
+
+class _Column(NamedTuple):
+    """A column.
+
+    Attributes:
+        heading: its title; times are in ms.
+        field: of `ModuleTimes` or `StepTimes`; "share" is the total's part of all steps.
+        rank: the column with the highest rank is hidden first if the table is too wide; 0: never.
+        optional: hide it if it is 0 in every row.
+    """
+
+    heading: str
+    field: str
+    rank: int = 0
+    optional: bool = False
+
+
+_CPU_COLUMNS = (
+    _Column("module", "fqn"),
+    _Column("class", "module_class", 6),
+    _Column("calls", "calls", 2),
+    _Column("% step", "share"),
+    _Column("total ms", "total_ns"),
+    _Column("self", "self_ns"),
+    _Column("mean", "mean_ns", 8),
+    _Column("step p50", "step_p50_ns", 4),
+    _Column("step p95", "step_p95_ns", 5),
+    _Column("forward", "forward_ns", 1),
+    _Column("forward self", "forward_self_ns", 9),
+    _Column("backward", "backward_ns", 1),
+    _Column("backward self", "backward_self_ns", 9),
+    _Column("recompute", "recompute_ns", 3, optional=True),
+    _Column("recompute self", "recompute_self_ns", 9, optional=True),
+)
+# There is no room for percentiles, and self times of single phases, of the CPU beside GPU times.
+_GPU_COLUMNS = (
+    _Column("module", "fqn"),
+    _Column("class", "module_class", 6),
+    _Column("calls", "calls", 3),
+    _Column("forward ms", "forward_ns", 5, optional=True),
+    _Column("backward ms", "backward_ns", 5, optional=True),
+    _Column("recompute ms", "recompute_ns", 5, optional=True),
+    _Column("self ms", "self_ns", 2, optional=True),
+    _Column("kernels", "kernels", 4, optional=True),
+    _Column("GPU forward ms", "gpu_forward_ns", 1, optional=True),
+    _Column("GPU backward ms", "gpu_backward_ns", 1, optional=True),
+    _Column("GPU recompute ms", "gpu_recompute_ns", 1, optional=True),
+    _Column("GPU self ms", "gpu_self_ns", 0, optional=True),
+    _Column("communication ms", "communication_ns", 0, optional=True),
+    _Column("overlapped", "communication_overlap_ns", 2, optional=True),
+)
+_STEP_COLUMNS = (
+    _Column("step", "step"),
+    _Column("duration ms", "duration_ns"),
+    _Column("forward", "forward_ns", 1),
+    _Column("backward", "backward_ns", 1),
+    _Column("recompute", "recompute_ns", 2, optional=True),
+    _Column("before", "before_ns", 5),
+    _Column("between", "between_ns", 4),
+    _Column("after", "after_ns", 3),
+    _Column("backward()", "backward_pass_ns", 6, optional=True),
+)
+_GPU_STEP_COLUMNS = (
+    _Column("GPU", "gpu_ns", 1, optional=True),
+    _Column("communication", "communication_ns", 2, optional=True),
+    _Column("overlapped", "communication_overlap_ns", 7, optional=True),
+)
+
+
+def modules_table(summary: Summary) -> Table:
+    """Return the table of modules, or of classes if the summary is by class."""
+    columns: Sequence[_Column] = _CPU_COLUMNS if summary.gpu is None else _GPU_COLUMNS
+    if summary.by == "class":
+        columns = (_Column("class", "module_class"), *columns[2:])
+    if not summary.steps_ns:
+        columns = tuple(column for column in columns if column.field != "share")
+    return _table(columns, summary.rows, summary)
+
+
+def steps_table(summary: Summary) -> Table:
+    """Return the table of steps, slowest first; the duration of one that is not whole ends with `+`."""
+    steps = sorted(summary.steps, key=lambda step: step.duration_ns, reverse=True)
+    table = _table(_STEP_COLUMNS, steps, summary)
+    for cells, step in zip(table.rows, steps, strict=True):
+        cells[1] += "" if step.whole else "+"
+    gpu_of = {gpu.step: gpu for gpu in summary.gpu_steps}
+    beside = _table(_GPU_STEP_COLUMNS, [gpu_of.get(step.step, GpuStepTimes(step.step)) for step in steps], summary)
+    rows = [[*cells, *more] for cells, more in zip(table.rows, beside.rows, strict=True)]
+    return Table(
+        [*table.headings, *beside.headings], rows, [*table.kinds, *beside.kinds], [*table.ranks, *beside.ranks]
+    )
+
+
+def _table(
+    columns: Sequence[_Column],
+    rows: Sequence[ModuleTimes] | Sequence[StepTimes] | Sequence[GpuStepTimes],
+    summary: Summary,
+) -> Table:
+    shown = [column for column in columns if not column.optional or any(getattr(row, column.field) for row in rows)]
+    kinds: list[CellKind] = ["name" if column.field in {"fqn", "module_class"} else "number" for column in shown]
+    cells = [[_cell(row, column.field, summary) for column in shown] for row in rows]
+    return Table([column.heading for column in shown], cells, kinds, [column.rank for column in shown])
+
+
+def _cell(row: ModuleTimes | StepTimes | GpuStepTimes, field: str, summary: Summary) -> str:
+    if field == "share":
+        return f"{100 * row.total_ns / summary.steps_ns:.1f}" if isinstance(row, ModuleTimes) else ""
+    value = getattr(row, field)
+    return f"{int(value) / 1e6:.3f}" if field.endswith("_ns") else str(value)
+
+
+_GAP = "  "
+_MIN_TREE_NAME_WIDTH = 8
+
+
+def modules_text(summary: Summary, width: int | None = None) -> str:
+    """Return header, table and what it leaves out; names are on the left and numbers on the right.
+
+    Args:
+        summary: what to show.
+        width: characters in a line: first the columns that matter least are hidden, then names are shortened from the
+            left. None: nothing is.
+    """
+    table, left_out = without_columns(modules_table(summary), width)
+    lines = [*_header(summary, width), *to_text(table, width)]
+    lines += wrapped(summary.note, width)
+    if "% step" in table.headings:
+        lines += _share_notes(summary, width)
+    lines += _left_out(left_out, width)
+    return "\n".join(lines)
+
+
+def steps_text(summary: Summary, limit: int | None = None, width: int | None = None) -> str:
+    """Return the table of steps, slowest first, and how to read it."""
+    table, left_out = without_columns(steps_table(summary), width)
+    shown = table.first_rows(limit)
+    lines = to_text(shown, width)
+    hidden = len(table.rows) - len(shown.rows)
+    if hidden:
+        lines.append(counted(hidden, "more step"))
+    lines += wrapped(steps_note(summary.overview), width)
+    if "after" in table.headings:
+        lines += wrapped(
+            "after: from the last span to the mark, where the optimizer runs; nothing marks its own time",
+            width,
+        )
+    if "backward()" in table.headings:
+        waiting = ", with waiting for other ranks" if summary.overview and summary.overview.communication else ""
+        lines += wrapped(f"backward(): from its call to its return{waiting}", width)
+    if not all(step.whole for step in summary.steps):
+        lines += wrapped("+: its beginning or end is not marked, so it may have been longer", width)
+    lines += _left_out(left_out, width)
+    return "\n".join(lines)
+
+
+def modules_tree(summary: Summary, width: int | None = None) -> str:
+    """Return the modules as a tree, each after its share of all steps and its total and self time in ms."""
+    whole = summary.steps_ns or sum(row.self_ns for row in summary.rows) or 1
+    cells = [
+        [f"{100 * row.total_ns / whole:.1f}", f"{row.total_ns / 1e6:.3f}", f"{row.self_ns / 1e6:.3f}"]
+        for row in summary.rows
+    ]
+    of_row = dict(zip((row.fqn for row in summary.rows), cells, strict=True))
+    headings = ["% step", "total ms", "self"]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    drawn = in_tree_order(summary.rows)
+    least = max((len(branch) for _, _, branch in drawn), default=0) + _MIN_TREE_NAME_WIDTH
+    while width is not None and len(widths) > 1 and sum(widths) + len(_GAP) * len(widths) + least > width:
+        widths.pop()
+    shown = len(widths)
+    lines = [_GAP.join([*map(str.rjust, headings[:shown], widths), "module"])]
+    for row, path, branch in drawn:
+        numbers = _GAP.join(map(str.rjust, of_row[row.fqn][:shown], widths))
+        name = printable(f"{path}: {row.module_class}" if path != row.module_class else path)
+        room = None if width is None else max(width - len(numbers) - len(_GAP) - len(branch), _MIN_TREE_NAME_WIDTH)
+        lines.append(f"{numbers}{_GAP}{branch}{shortened(name, room)}")
+    return "\n".join(
+        [
+            *_header(summary, width),
+            *lines,
+            *wrapped(summary.note, width),
+            *_share_notes(summary, width),
+            *_left_out(headings[shown:], width),
+        ]
+    )
+
+
+def _share_notes(summary: Summary, width: int | None) -> list[str]:
+    """Say what 100 % is if that is more than the steps shown, or if a row is above it."""
+    notes: list[str] = []
+    if summary.others_ns:
+        notes += wrapped("% step: of the time of all processes, each from its first span to its last", width)
+    if summary.steps_ns and any(row.total_ns > summary.steps_ns for row in summary.rows):
+        notes += wrapped("% step above 100: threads ran at once, and each counts", width)
+    return notes
+
+
+def _header(summary: Summary, width: int | None) -> list[str]:
+    if summary.overview is None:
+        return []
+    header = overview_lines(summary.overview, summary.steps)
+    return [*(line for text in header for line in wrapped(printable(text), width)), ""]
+
+
+def _left_out(headings: Sequence[str], width: int | None) -> list[str]:
+    if not headings:
+        return []
+    return wrapped(f"hidden: {', '.join(headings)} (widen the terminal or pipe the output)", width)
+
+
+def modules_markdown(summary: Summary) -> str:
+    """Return the table of modules, the footer below it, and what devices did if that is known."""
+    lines = to_markdown(modules_table(summary))
+    lines += [*_paragraph(summary.footer), *_paragraph(steps_note(summary.overview))]
+    if summary.device is not None:
+        devices = device_table(summary.device).first_rows(len(summary.rows))
+        lines += ["", device_totals(summary.device), "", *to_markdown(devices)]
+    return "\n".join(lines) + "\n"
+
+
+def steps_markdown(summary: Summary, limit: int | None = None) -> str:
+    """Return the table of steps, slowest first."""
+    lines = to_markdown(steps_table(summary).first_rows(limit))
+    return "\n".join([*lines, *_paragraph(steps_note(summary.overview))]) + "\n"
+
+
+def _paragraph(text: str) -> list[str]:
+    return ["", text] if text else []
+
+
+MAX_STEPS = 10
+
+
+def summary_html(summary: Summary) -> str:
+    """Return header, table of modules and the slowest steps, without script or style sheet; names are escaped."""
+    parts = []
+    if summary.overview is not None:
+        header = overview_lines(summary.overview, summary.steps)
+        parts.append("<p>" + "<br>".join(html.escape(printable(line)) for line in header) + "</p>")
+    parts += to_html(modules_table(summary), summary.note)
+    if summary.device is not None:
+        parts.append(f"<p>{html.escape(device_totals(summary.device))}</p>")
+        parts += to_html(device_table(summary.device).first_rows(len(summary.rows)))
+    if len(summary.steps) > 1:
+        steps = steps_table(summary)
+        hidden = len(steps.rows) - MAX_STEPS
+        note = f"{hidden:,} more steps; " if hidden > 0 else ""
+        parts.append("<p>Slowest steps</p>")
+        whose = f"{text}; " if (text := steps_note(summary.overview)) else ""
+        parts += to_html(steps.first_rows(MAX_STEPS), f"{note}{whose}after: the optimizer runs there, and has no mark")
+    return "\n".join(parts) + "\n"

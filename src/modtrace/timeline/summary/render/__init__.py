@@ -1,1 +1,0 @@
-"""A summary as text, Markdown, HTML, CSV and JSON: one file per form."""
