@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 import modtrace
 from modtrace.demo import GPT
-from modtrace.demo.training import batches, make_optimizer
+from modtrace.demo.gpt import batches, make_optimizer
 
 SUBJECTS = ("none", "its ring", "another ring")
 REFRESH_S = 0.1

@@ -1,6 +1,6 @@
 """Timelines of PyTorch modules: forward, backward and recompute as nested spans, in Perfetto and Chrome traces.
 
-The names in this package are public. Its submodules are not: what they hold moves without notice.
+The names in this package are public. Its submodules are not: they may change without notice.
 
 Example:
     >>> import modtrace
@@ -14,144 +14,57 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-from ._errors import EngineError, ModtraceError, RecordingError, RingError, TraceError, WriteError
-from ._version import __version__
+from . import _errors
+from ._errors import EngineError as EngineError
+from ._errors import ModtraceError as ModtraceError
+from ._errors import RecordingError as RecordingError
+from ._errors import RingError as RingError
+from ._errors import TraceError as TraceError
+from ._errors import WriteError as WriteError
+from ._version import __version__ as __version__
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test compares them
+    from .checking import CheckResult as CheckResult
+    from .checking import Fault as Fault
+    from .checking import check as check
     from .compare import Budget as Budget
     from .compare import Change as Change
     from .compare import Diff as Diff
-    from .compare import Side as Side
     from .compare import diff as diff
     from .merging import MergeResult as MergeResult
     from .merging import merge as merge
-    from .profiler import TraceHandler as TraceHandler
     from .profiler import on_trace_ready as on_trace_ready
     from .read import load as load
     from .recording import Recording as Recording
     from .recording import record as record
+    from .reporting import Report as Report
+    from .reporting import report as report
     from .timeline import BackwardPass as BackwardPass
     from .timeline import Collective as Collective
-    from .timeline import CollectiveName as CollectiveName
-    from .timeline import Collectives as Collectives
-    from .timeline import Columns as Columns
-    from .timeline import CounterSeries as CounterSeries
-    from .timeline import DeviceModule as DeviceModule
-    from .timeline import DeviceSummary as DeviceSummary
-    from .timeline import GpuStepTimes as GpuStepTimes
-    from .timeline import GpuTotals as GpuTotals
-    from .timeline import Group as Group
     from .timeline import Mark as Mark
     from .timeline import ModuleTimes as ModuleTimes
-    from .timeline import Name as Name
-    from .timeline import OpenCall as OpenCall
-    from .timeline import OperatorTotals as OperatorTotals
-    from .timeline import Overview as Overview
-    from .timeline import Process as Process
     from .timeline import Span as Span
-    from .timeline import Spans as Spans
-    from .timeline import Stats as Stats
     from .timeline import StepTimes as StepTimes
     from .timeline import Summary as Summary
-    from .timeline import ThreadStack as ThreadStack
     from .timeline import Timeline as Timeline
-    from .timeline import Track as Track
     from .track.live.trackers import ModTracker as ModTracker
     from .track.live.trackers import ModuleTracker as ModuleTracker
 
-__all__ = [
-    "BackwardPass",
-    "Budget",
-    "Change",
-    "Collective",
-    "CollectiveName",
-    "Collectives",
-    "Columns",
-    "CounterSeries",
-    "DeviceModule",
-    "DeviceSummary",
-    "Diff",
-    "EngineError",
-    "GpuStepTimes",
-    "GpuTotals",
-    "Group",
-    "Mark",
-    "MergeResult",
-    "ModTracker",
-    "ModtraceError",
-    "ModuleTimes",
-    "ModuleTracker",
-    "Name",
-    "OpenCall",
-    "OperatorTotals",
-    "Overview",
-    "Process",
-    "Recording",
-    "RecordingError",
-    "RingError",
-    "Side",
-    "Span",
-    "Spans",
-    "Stats",
-    "StepTimes",
-    "Summary",
-    "ThreadStack",
-    "Timeline",
-    "TraceError",
-    "TraceHandler",
-    "Track",
-    "WriteError",
-    "__version__",
-    "diff",
-    "load",
-    "merge",
-    "on_trace_ready",
-    "record",
-]
-
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
-_MODULE_OF = {
-    "Budget": ".compare",
-    "BackwardPass": ".timeline",
-    "Change": ".compare",
-    "Collective": ".timeline",
-    "CollectiveName": ".timeline",
-    "Collectives": ".timeline",
-    "Group": ".timeline",
-    "OperatorTotals": ".timeline",
-    "Columns": ".timeline",
-    "CounterSeries": ".timeline",
-    "Diff": ".compare",
-    "DeviceModule": ".timeline",
-    "DeviceSummary": ".timeline",
-    "GpuStepTimes": ".timeline",
-    "GpuTotals": ".timeline",
-    "Mark": ".timeline",
-    "MergeResult": ".merging",
-    "ModTracker": ".track.live.trackers",
-    "ModuleTimes": ".timeline",
-    "ModuleTracker": ".track.live.trackers",
-    "Name": ".timeline",
-    "OpenCall": ".timeline",
-    "Overview": ".timeline",
-    "Process": ".timeline",
-    "Recording": ".recording",
-    "Side": ".compare",
-    "Span": ".timeline",
-    "Spans": ".timeline",
-    "Stats": ".timeline",
-    "StepTimes": ".timeline",
-    "Summary": ".timeline",
-    "ThreadStack": ".timeline",
-    "Timeline": ".timeline",
-    "TraceHandler": ".profiler",
-    "Track": ".timeline",
-    "diff": ".compare",
-    "load": ".read",
-    "merge": ".merging",
-    "on_trace_ready": ".profiler",
-    "record": ".recording",
+_NAMES = {
+    ".checking": ("CheckResult", "Fault", "check"),
+    ".compare": ("Budget", "Change", "Diff", "diff"),
+    ".merging": ("MergeResult", "merge"),
+    ".profiler": ("on_trace_ready",),
+    ".read": ("load",),
+    ".recording": ("Recording", "record"),
+    ".reporting": ("Report", "report"),
+    ".timeline": ("BackwardPass", "Collective", "Mark", "ModuleTimes", "Span", "StepTimes", "Summary", "Timeline"),
+    ".track.live.trackers": ("ModTracker", "ModuleTracker"),
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted([*_MODULE_OF, *_errors.__all__, "__version__"])
 
 
 def __getattr__(name: str) -> object:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import modtrace
-from modtrace.check import check
+from modtrace.checking import check
 from modtrace.track.engine import EngineName
 
 __all__ = ["COLUMNS", "Run", "Verdict", "judge", "train_on"]
@@ -207,4 +207,4 @@ def _check(timeline: modtrace.Timeline) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         timeline.save(path)
-        return "; ".join(str(finding) for finding in check(path))[:300]
+        return "; ".join(str(finding) for finding in check(path).faults)[:300]

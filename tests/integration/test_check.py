@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
-from modtrace.check import check
+from modtrace.checking import check
 from tests.support.trace_processor import TraceProcessor
 
 DATA = Path(__file__).parents[1] / "data" / "check"
@@ -42,7 +42,7 @@ bound_flows = st.builds(
 
 
 def counted(path: Path) -> Counter[str]:
-    return Counter(violation.rule for violation in check(path))
+    return Counter(violation.rule for violation in check(path).faults)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

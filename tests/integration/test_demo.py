@@ -8,7 +8,7 @@ import torch
 
 import modtrace
 from modtrace._next_step import next_step_hint
-from modtrace.check import check
+from modtrace.checking import check
 from modtrace.demo import GPT, batches, make_optimizer, train_step
 from tests.support.python_process import python_environment, run_python
 from tests.support.trace_processor import TraceProcessor
@@ -109,7 +109,7 @@ def test_the_trace_has_each_call_of_each_module(demo: tuple[Path, str]) -> None:
 
 
 def test_the_trace_is_sound(demo: tuple[Path, str], trace_processor: type[TraceProcessor]) -> None:
-    assert check(demo[0]) == []
+    assert check(demo[0]).faults == []
     trace = trace_processor.open(demo[0])
     assert trace.import_problems() == {}
     forward = trace.query(

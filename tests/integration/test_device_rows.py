@@ -11,7 +11,7 @@ import pytest
 
 import modtrace
 from modtrace import Timeline
-from modtrace.check import check
+from modtrace.checking import check
 from modtrace.timeline import build_timeline
 from modtrace.timeline.gpu_tracks import on_gpu, without_gpu
 from tests.support.device_steps import device_steps
@@ -67,9 +67,9 @@ def test_steps_and_modules_choose_from_streams_as_from_threads(timeline: Timelin
     assert rows(timeline) == expected(range(3))
     # What the host queued in a step is of that step, wherever the device is meanwhile.
     assert rows(timeline.steps(1, 2)) == expected([1])
-    assert rows(timeline.modules("Net.0*")) == [row for row in expected(range(3)) if row[1].startswith("Net.0")]
+    assert rows(timeline.only("Net.0*")) == [row for row in expected(range(3)) if row[1].startswith("Net.0")]
     outermost = [("Loader", "forward"), ("Net", "forward"), ("Net", "backward")]
-    assert rows(timeline.modules(max_depth=1)) == [row for row in expected(range(3)) if (row[1], row[2]) in outermost]
+    assert rows(timeline.only(max_depth=1)) == [row for row in expected(range(3)) if (row[1], row[2]) in outermost]
 
 
 def test_a_window_cuts_what_a_device_did_at_its_edges(timeline: Timeline) -> None:
@@ -94,7 +94,7 @@ def test_a_saved_file_has_the_device_times_and_no_fault(timeline: Timeline, suff
 
     loaded = modtrace.load(path)
 
-    assert check(path) == []
+    assert check(path).faults == []
     assert rows(loaded) == expected(range(3))
     assert loaded.summary().device == timeline.summary().device
 
@@ -166,7 +166,7 @@ def test_a_merge_leaves_device_times_to_the_profilers_kernels_and_says_so(
     note = "the recording's device times were left out"
     assert [note in text for text in merged.notes].count(True) == 1
     assert [text for text in merged.notes if note not in text] == [text for text in without.notes if note not in text]
-    assert check(out) == []
+    assert check(out).faults == []
     loaded = modtrace.load(out)
     kernels = [("gpu 0 · stream 0", "Net.0", "forward", 0, 20_000, 21_000)] if attribute else []
     assert [row for row in rows(loaded) if row[1] == "Net.0"] == kernels

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import modtrace
-from modtrace.check import check
+from modtrace.checking import check
 from tests.support.kineto import GPU_TRACES
 from tests.support.python_process import run_python
 from tests.support.trace_processor import TraceProcessor
@@ -75,6 +75,6 @@ def test_no_fault_of_a_merged_trace_is_ours(path: Path, tmp_path: Path) -> None:
     for suffix in (".json", ".pftrace"):
         out = tmp_path / f"out{suffix}"
         modtrace.merge(path, None, out)
-        assert [violation for violation in check(out) if not violation.of_profiler] == []
+        assert [violation for violation in check(out).faults if not violation.of_profiler] == []
         run_python("-m", "modtrace", "check", out)
     run_python("-m", "modtrace", "check", "--strict", tmp_path / "out.pftrace")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import modtrace
 from modtrace import ModtraceError, load, merge
-from modtrace.check import check
-from modtrace.report import report_timeline, write_archive
+from modtrace.checking import check
 from tests.support.kineto import evaluate, recording, trace, x
 from tests.support.test_scale import scaled
 
@@ -50,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             RECORDED.save(folder / name)
         elif name.startswith("merged"):
             merge(folder / "profile.json", RECORDED, folder / name)
-    write_archive(report_timeline(RECORDED).files, folder / "report.zip")
+    modtrace.report(RECORDED).save(folder / "report.zip")
     return folder
 
 
@@ -94,7 +94,7 @@ def mutated_file(name: str, good: bytes, chance: random.Random) -> bytes:
 
 
 def refuse_violations(path: Path) -> None:
-    violations = check(path)
+    violations = check(path).faults
     if violations:
         raise ModtraceError(f"{path}: {len(violations)} violations")
 

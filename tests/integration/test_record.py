@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import modtrace
-from modtrace.check import check
+from modtrace.checking import check
 from modtrace.track.engine import EngineName
 from modtrace.track.naming.module_names import ModuleNames, OpenCall
 from tests.support.random_models import Spec, Tree, called, specs, with_gradient
@@ -48,7 +48,7 @@ def test_slices_are_the_tree_of_calls(
     with modtrace.record(path, engine=engine):
         model.loss().backward()
 
-    assert check(path) == []
+    assert check(path).faults == []
     trace = trace_processor.open(path)
     assert trace.import_problems() == {}
     assert slices(trace, "forward") == list(called(spec))

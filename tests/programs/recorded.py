@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import modtrace
-from modtrace.check import check
+from modtrace.checking import check
 
 __all__ = ["find_faults", "told_by", "without_pids"]
 
@@ -33,7 +33,7 @@ def find_faults(folder: Path, told: list[dict[str, Any]]) -> list[str]:
     faults = []
     files: dict[int, list[Path]] = {}
     for path in sorted(folder.iterdir()):
-        faults += [f"{path.name}: {violation.rule}: {violation.message}" for violation in check(path)]
+        faults += [f"{path.name}: {violation.rule}: {violation.message}" for violation in check(path).faults]
         pid = modtrace.load(path).metadata["pid"]
         assert isinstance(pid, int)
         files.setdefault(pid, []).append(path)

@@ -11,7 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modtrace.view.perfetto_page import handover_page
+from modtrace.view.pages import handover_page
 from modtrace.view.server import TraceServer
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 
-from modtrace.report.identity import REPORT_START_NS
+from modtrace.reporting.clean_timeline import REPORT_START_NS
 from modtrace.timeline import Span, Timeline
 
 FILES = ["summary.md", "environment.txt", "trace.pftrace.gz", "viewer.html"]

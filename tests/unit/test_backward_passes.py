@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.check import check
+from modtrace.checking import check
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import BackwardPass, OpenCall, Process, Timeline, build_timeline, open_stacks
@@ -120,7 +120,7 @@ def test_a_pass_that_lost_its_end_does_not_outlast_the_one_around_it(tmp_path: P
     saved = build_timeline(script.snapshot())
     for suffix in (".json", ".pftrace"):
         saved.save(tmp_path / f"t{suffix}")
-        assert check(tmp_path / f"t{suffix}") == []
+        assert check(tmp_path / f"t{suffix}").faults == []
         assert modtrace.load(tmp_path / f"t{suffix}").backward_passes == saved.backward_passes
 
 
@@ -191,7 +191,7 @@ def test_passes_are_saved_on_rows_of_their_own_and_loaded_again(suffix: str, tmp
     assert list(loaded.spans) == list(saved.spans)
     assert loaded.tracks == saved.tracks
     assert loaded.summary().steps == saved.summary().steps
-    assert check(tmp_path / f"t{suffix}") == []
+    assert check(tmp_path / f"t{suffix}").faults == []
 
 
 def test_a_pass_is_a_slice_between_backward_and_communication(tmp_path: Path) -> None:

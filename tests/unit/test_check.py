@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from modtrace import ModtraceError
-from modtrace.check import check
-from modtrace.check.read_trace import _read_whole, read_trace
+from modtrace.checking import check
+from modtrace.checking.read_trace import _read_whole, read_trace
 from tests.support.json_mutations import mutations
 from tests.support.python_process import run_python
 from tests.support.test_scale import scaled
@@ -228,7 +228,7 @@ def as_trace(source: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", sorted(FAULTS))
 def test_each_pathology_is_told_exactly(name: str, tmp_path: Path) -> None:
-    assert [str(violation) for violation in check(as_trace(DATA / name, tmp_path))] == FAULTS[name]
+    assert [str(violation) for violation in check(as_trace(DATA / name, tmp_path)).faults] == FAULTS[name]
 
 
 def test_every_file_has_its_expectation() -> None:
@@ -243,7 +243,7 @@ def test_zipped_traces_are_the_same(name: str, tmp_path: Path) -> None:
     # Two members, as concatenating two gzip files makes them.
     zipped.write_bytes(gzip.compress(plain.read_bytes()[:half]) + gzip.compress(plain.read_bytes()[half:]))
 
-    assert check(zipped) == check(plain)
+    assert check(zipped).faults == check(plain).faults
 
 
 def test_a_cut_gzip_stream_is_told_and_what_is_left_is_checked(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_cut_gzip_stream_is_told_and_what_is_left_is_checked(tmp_path: Path) -
     cut = tmp_path / "cut.json.gz"
     cut.write_bytes(whole[:-4])
 
-    assert [str(violation) for violation in check(cut)] == [
+    assert [str(violation) for violation in check(cut).faults] == [
         f"unreadable: byte {len(whole) - 4}: the gzip stream is cut off",
         "unreadable: byte 58: Unterminated string",
     ]
@@ -262,7 +262,7 @@ def test_garbage_behind_a_gzip_member_is_told(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"
     trace.write_bytes(whole + b"garbage")
 
-    (violation,) = check(trace)
+    (violation,) = check(trace).faults
 
     assert str(violation).startswith(f"unreadable: byte {len(whole)}: not gzip in the member that starts here")
 
@@ -271,7 +271,7 @@ def test_any_one_change_of_a_good_trace_gives_violations_or_none(tmp_path: Path)
     trace = tmp_path / "trace.json"
     for changed in mutations(json.loads((DATA / "good.json").read_text()), 1000):
         trace.write_text(json.dumps(changed))
-        assert all(violation.rule for violation in check(trace))
+        assert all(violation.rule for violation in check(trace).faults)
 
 
 @pytest.mark.parametrize("text", ['[{"ts": %s}]', '[{"ts": NaN, "dur": %s}]', "[%s"])
@@ -279,14 +279,16 @@ def test_a_number_beyond_the_parser_is_told(tmp_path: Path, text: str) -> None:
     trace = tmp_path / "trace.json"
     trace.write_text(text % ("1" * 5000))
 
-    assert [str(violation) for violation in check(trace)] == ["unreadable: a number in it has thousands of digits"]
+    assert [str(violation) for violation in check(trace).faults] == [
+        "unreadable: a number in it has thousands of digits"
+    ]
 
 
 def test_nesting_beyond_the_parser_is_told(tmp_path: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_bytes(b"[" * 100_000)
 
-    assert [str(violation) for violation in check(deep)] == ["unreadable: nested too deeply"]
+    assert [str(violation) for violation in check(deep).faults] == ["unreadable: nested too deeply"]
 
 
 @pytest.mark.parametrize(
@@ -305,18 +307,18 @@ def test_a_perfetto_trace_cut_off(cut: int, fault: str, tmp_path: Path) -> None:
 
     last = len(whole) - len(proto.Trace(packet=[packets[-1]]).SerializeToString())
 
-    assert str(check(trace)[0]) == "unreadable: " + fault.format(last=last)
+    assert str(check(trace).faults[0]) == "unreadable: " + fault.format(last=last)
 
 
 def test_bytes_that_are_no_packet(tmp_path: Path) -> None:
     trace = tmp_path / "bad.pftrace"
     trace.write_bytes(b"\x0a\x02\x08\xff" + b"\x12\x00")
 
-    assert [str(violation) for violation in check(trace)] == [
+    assert [str(violation) for violation in check(trace).faults] == [
         "unreadable: byte 0: the packet that starts here is no packet"
     ]
     trace.write_bytes(b"\x0a\x00\x12\x00")
-    assert [str(violation) for violation in check(trace)] == ["unreadable: byte 2: no packet starts here"]
+    assert [str(violation) for violation in check(trace).faults] == ["unreadable: byte 2: no packet starts here"]
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -329,7 +331,7 @@ def test_any_bytes_give_violations_or_none(tmp_path_factory: pytest.TempPathFact
     trace = tmp_path_factory.getbasetemp() / "any"
     for prefix in (b"", b"[", b"\x0a", b"\x1f\x8b"):
         trace.write_bytes(prefix + data)
-        assert all(violation.rule for violation in check(trace))
+        assert all(violation.rule for violation in check(trace).faults)
 
 
 @given(st.data())
@@ -338,7 +340,7 @@ def test_a_trace_cut_anywhere_is_told(tmp_path_factory: pytest.TempPathFactory, 
     trace = tmp_path_factory.getbasetemp() / "cut.json"
     trace.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
-    assert check(trace)[0].rule in ("unreadable", "not-a-trace")
+    assert check(trace).faults[0].rule in ("unreadable", "not-a-trace")
 
 
 BROKEN_BY = st.tuples(st.integers(0, 10**9), st.integers(0, 4), st.sampled_from(list(b',{}[]":0 n')))
@@ -389,9 +391,9 @@ def test_a_small_file_that_unpacks_to_a_huge_one_takes_little_memory(tmp_path: P
             file.write(packer.compress(bytes([text[-1] if text == b"x" else 32]) * (1 << 20)))
         file.write(packer.flush())
     code = (
-        "import resource, sys, modtrace.check.perfetto_rules, modtrace.read\n"
+        "import resource, sys, modtrace.checking.perfetto_rules, modtrace.read\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "found = modtrace.check.check(sys.argv[1])\n"
+        "found = modtrace.checking.check(sys.argv[1]).faults\n"
         "print(found[0].rule, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
 

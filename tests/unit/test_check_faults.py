@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.check import check
+from modtrace.checking import check
 from modtrace.formats.reader_rounding import read_microseconds
 from tests.support.kineto import recording, trace, x
 from tests.support.python_process import run_python
@@ -33,7 +33,7 @@ def test_faults_of_the_profiler_exit_with_0_unless_strict(tmp_path: Path) -> Non
     profile.write_bytes(trace(x("cpu_op", "aten::op", 1000, 5000), *overlapping))
     modtrace.merge(profile, recording(("Net", 900, 6000, 0)), merged)
     for path in (profile, merged):
-        found = check(path)
+        found = check(path).faults
         assert len(found) == 29
         assert all(violation.of_profiler for violation in found)
         done = run_python("-m", "modtrace", "check", path)

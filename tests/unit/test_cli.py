@@ -174,7 +174,7 @@ def test_an_error_of_several_lines_is_still_one(monkeypatch: pytest.MonkeyPatch)
     def fail(_: str, **__: object) -> None:
         raise ModtraceError("first\nsecond\r\nthird")
 
-    monkeypatch.setattr("modtrace.check.check", fail)
+    monkeypatch.setattr("modtrace.checking.check", fail)
     result = CliRunner().invoke(group, ["check", "x"])
 
     assert (result.exit_code, result.stderr) == (1, "modtrace: first second third\n")

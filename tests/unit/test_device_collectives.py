@@ -11,8 +11,8 @@ import pytest
 import modtrace
 from modtrace.ranks.rank_tables import collective_table
 from modtrace.ranks.sync_points import sync_points
-from modtrace.report.aliases import ReportNames
-from modtrace.report.clean_timeline import clean_timeline
+from modtrace.reporting.clean_timeline import clean_timeline
+from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
 from modtrace.timeline import Timeline, build_timeline
 from modtrace.where.rank_progress import read_rank_progress

@@ -371,7 +371,7 @@ def test_a_summary_as_markdown_and_html_has_the_table_of_devices_behind_that_of_
     assert f"<p>{html.escape(totals)}</p>\n<table>" in summary.to_html()
     assert ">0.006</td>" in summary.to_html().partition("stream of devices")[2]
     # What was chosen of the modules is chosen of the device's.
-    layers = summary.matching("*.layer")
+    layers = summary.only("*.layer")
     assert layers.device is not None
     assert [row.fqn for row in layers.device.rows] == ["Net.layer"]
     assert "`Net.layer`" not in summary.sort_by("total", 1).to_markdown()

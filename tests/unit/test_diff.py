@@ -272,7 +272,7 @@ def test_forms_of_a_diff() -> None:
     assert FOUND.to_csv().splitlines()[1] == "Net.h|0,forward,1000000,1200000,200000,150000,250000,1,2,True,slower,1,1"
     assert json.loads(FOUND.to_json())["changes"][1]["verdict"] == "added"
     assert '<td style="text-align: left">Net.h|0</td>' in FOUND._repr_html_()
-    assert FOUND.matching("*.x").changes == FOUND.changes[1:]
+    assert FOUND.only("*.x").changes == FOUND.changes[1:]
 
 
 def test_above_needs_the_whole_interval() -> None:
@@ -282,8 +282,8 @@ def test_above_needs_the_whole_interval() -> None:
 
 
 def test_where_modules_are_selected_the_step_does_not_count() -> None:
-    assert FOUND.matching("*").above(0.005) == [FOUND.changes[0]]
-    assert FOUND.matching("Net.x").above(0.005) == []
+    assert FOUND.only("*").above(0.005) == [FOUND.changes[0]]
+    assert FOUND.only("Net.x").above(0.005) == []
 
 
 def invoke(*arguments: str | Path) -> Result:

@@ -7,10 +7,10 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from modtrace import TraceError
-from modtrace.check import check
+from modtrace.checking import check
 from modtrace.formats.trace_kind import format_of
 from modtrace.read import FileKind, file_kind, load
-from modtrace.view.viewable import ensure_viewable
+from modtrace.view.pages import ensure_viewable
 
 JSON = b'{"traceEvents": []}'
 
@@ -51,7 +51,7 @@ def test_a_packet_as_long_as_a_bracket_is_a_packet_to_every_reader(tmp_path: Pat
 
     with pytest.raises(TraceError, match="it is a trace, but modtrace did not write it"):
         load(trace)
-    assert check(trace) == []
+    assert check(trace).faults == []
     assert file_kind(trace) is FileKind.PERFETTO
     assert ensure_viewable(trace, tmp_path) == (trace, [])
 
@@ -61,5 +61,5 @@ def test_json_behind_many_empty_lines_is_json_to_every_reader(tmp_path: Path) ->
     trace.write_bytes(b"\n" * 100 + JSON)
 
     assert len(load(trace).spans) == 0
-    assert check(trace) == []
+    assert check(trace).faults == []
     assert file_kind(trace) is FileKind.PROFILE

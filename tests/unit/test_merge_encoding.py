@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modtrace import TraceError, load, merge
-from modtrace.check import check
+from modtrace.checking import check
 from modtrace.profiler.write.invalid_utf8 import InvalidUtf8
 from tests.support.kineto import recording, trace, x
 
@@ -23,7 +23,7 @@ def merged(folder: Path, data: bytes, *, attribute: bool) -> tuple[bytes, list[s
     source, out = folder / "profile.json", folder / "out.json"
     source.write_bytes(data)
     told = merge(source, NET, out, attribute=attribute)
-    assert check(out) == []
+    assert check(out).faults == []
     assert [span.name for span in load(out).spans] == ["Net"]
     json.loads(out.read_text())
     return out.read_bytes(), list(told.notes)
@@ -101,7 +101,7 @@ def test_faults_of_the_profiler_are_told_apart_in_a_copy_too(tmp_path: Path, pac
     source.write_bytes(gzip.compress(data) if packed else data)
     told = merge(source, NET, out, attribute=False)
     assert told.metadata["added_events"] + 31 == len(json.loads(out.read_text())["traceEvents"])
-    found = check(out)
+    found = check(out).faults
     assert len(found) == 29
     assert all(violation.of_profiler for violation in found)
 

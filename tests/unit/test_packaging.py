@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import inspect
 import re
 import subprocess
@@ -62,20 +63,41 @@ def names_returned(value: object) -> set[str]:
     return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def test_types_that_public_functions_return_are_public() -> None:
+def test_types_that_public_functions_return_are_public_or_documented() -> None:
+    section = (ROOT / "src/modtrace/README.md").read_text().split("### Types of attributes\n")[1].split("\n#")[0]
+    documented = {
+        name: module
+        for module, names in re.findall(r"^\| `(modtrace\.\w+)` \| (.*?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", names)
+    }
     returned = {name for public in modtrace.__all__ for name in names_returned(getattr(modtrace, public))}
     of_python = {*dir(builtins), "Any", "Iterator", "Mapping", "Sequence"}
     arrays = {"AnyArray", "BoolArray", "Int8Array", "Int32Array", "Int64Array"}
 
-    assert {"Timeline", "Spans", "Summary", "ThreadStack", "MergeResult"} <= returned
-    assert returned - of_python - arrays <= set(modtrace.__all__)
+    assert {"Timeline", "Spans", "Summary", "ThreadStack", "MergeResult", "Report", "CheckResult"} <= returned
+    assert returned - of_python - arrays <= {*modtrace.__all__, *documented}
+    for name, module in documented.items():
+        assert name in importlib.import_module(module).__all__
+
+
+def test_type_checkers_know_the_public_names() -> None:
+    tree = ast.parse(Path(modtrace.__file__).read_text())
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    names: dict[str, tuple[str, ...]] = {}
+    for node in typed.body:
+        assert isinstance(node, ast.ImportFrom)
+        (alias,) = node.names
+        assert alias.asname == alias.name
+        names[f".{node.module}"] = (*names.get(f".{node.module}", ()), alias.name)
+
+    assert names == modtrace._NAMES
 
 
 def test_reading_a_trace_imports_no_torch() -> None:
     code = (
         "import sys, modtrace\n"
         "from modtrace import Span, Timeline, load, merge, TraceError\n"
-        "import modtrace.check, modtrace.write, modtrace.view\n"
+        "import modtrace.checking, modtrace.write, modtrace.view\n"
         "assert 'torch' not in sys.modules, 'torch'\n"
     )
 

@@ -9,7 +9,7 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from modtrace import merge
-from modtrace.check import check
+from modtrace.checking import check
 from modtrace.formats.perfetto_ids import PROFILER_SEQUENCE
 from tests.support.kineto import BASE, PID, TID, recording, trace, x
 
@@ -171,7 +171,7 @@ def test_flows_are_drawn_as_readers_of_json_draw_them(
     packets = merged_packets(tmp_path, *slices, *(end_of_flow(phase, at) for phase, at in flows))
 
     assert flows_by_slice(packets) == dict(zip(("one", "two", "three"), expected, strict=True))
-    assert check(tmp_path / "out.pftrace") == []
+    assert check(tmp_path / "out.pftrace").faults == []
 
 
 def test_of_slices_that_begin_together_the_flow_has_the_one_written_before_its_end(tmp_path: Path) -> None:

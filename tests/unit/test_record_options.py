@@ -11,7 +11,7 @@ import torch
 
 import modtrace
 from modtrace.autorecord import parse_variable
-from modtrace.cli.commands.run import command
+from modtrace.cli.commands.run import run_command
 from modtrace.record_options import ENGINES, OPTIONS, EngineName, RecordOptions, _StepSchedule
 from modtrace.recording import record
 
@@ -50,14 +50,14 @@ def test_every_option_can_be_given_in_the_variable_and_on_the_command_line(name:
     flag = f"--{name.replace('_', '-')}"
 
     flag = f"--no-{name.replace('_', '-')}" if option.metavar is None and not value else flag
-    context = command.make_context("run", [flag, *([] if option.metavar is None else [text]), "script.py"])
+    context = run_command.make_context("run", [flag, *([] if option.metavar is None else [text]), "script.py"])
 
     assert context.params[name] == value
     assert parse_variable(f"{name}={text}", {}) == {name: value}
 
 
 def test_options_that_are_not_given_are_as_of_record() -> None:
-    params = command.make_context("run", ["script.py"]).params
+    params = run_command.make_context("run", ["script.py"]).params
 
     assert {name: params[name] for name in PARAMETERS} == {
         name: parameter.default for name, parameter in PARAMETERS.items()
@@ -82,7 +82,7 @@ def test_a_text_that_is_no_value_is_refused_with_the_reason(name: str, text: str
     with pytest.raises(modtrace.RecordingError, match=re.escape(f"'{name}={text}' cannot be understood: {fault}")):
         parse_variable(f"{name}={text}", {})
     with pytest.raises(click.BadParameter) as raised:
-        command.make_context("run", [f"--{name.replace('_', '-')}", text, "script.py"])
+        run_command.make_context("run", [f"--{name.replace('_', '-')}", text, "script.py"])
     assert raised.value.message == f"{fault}."
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.report.system_info import clean_metadata
+from modtrace.reporting.clean_timeline import clean_metadata
 from modtrace.track import recording_metadata as module
 from modtrace.track.recording_metadata import recording_metadata
 

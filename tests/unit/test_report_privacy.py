@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.report.aliases import AliasedNames, ReportNames
-from modtrace.report.clean_timeline import clean_timeline
-from modtrace.report.event_filter import EventFilter
-from modtrace.report.identity import REPORT_START_NS, IdNumbers, without_identity
-from modtrace.report.redact import Redactor
-from modtrace.report.system_info import clean_metadata, environment_text
+from modtrace.reporting.clean_profile import EventFilter
+from modtrace.reporting.clean_timeline import (
+    REPORT_START_NS,
+    IdNumbers,
+    clean_metadata,
+    clean_timeline,
+    environment_text,
+    without_identity,
+)
+from modtrace.reporting.names import AliasedNames, Redactor, ReportNames
 from modtrace.ring import Kind
 from modtrace.timeline import (
     BackwardPass,

@@ -96,19 +96,19 @@ def test_by_class_a_module_inside_one_of_its_class_counts_once() -> None:
 
 
 def test_to_depth_adds_self_times_to_the_module_around() -> None:
-    net, block = training().summary().to_depth(2).rows
+    net, block = training().summary().only(max_depth=2).rows
 
     assert (net.self_ns // MS, block.self_ns // MS, block.total_ns // MS) == (30, 50, 50)
-    (net,) = training().summary().to_depth(1).rows
+    (net,) = training().summary().only(max_depth=1).rows
     assert (net.self_ns // MS, net.total_ns // MS) == (80, 80)
 
 
 def test_matching_keeps_times_as_they_are() -> None:
     summary = training().summary()
 
-    assert summary.matching("Net.b*").rows == summary.rows[1:]
-    assert summary.matching("Net.b*").note == ""
-    assert summary.matching("Net.b*").sort_by(limit=1).note == "1 more module"
+    assert summary.only("Net.b*").rows == summary.rows[1:]
+    assert summary.only("Net.b*").note == ""
+    assert summary.only("Net.b*").sort_by(limit=1).note == "1 more module"
 
 
 def test_columns_are_arrays_of_nanoseconds() -> None:
@@ -229,13 +229,14 @@ def added_up(timeline: Timeline) -> dict[str, tuple[int, ...]]:
         stack.append(index)
         counts[span.fqn] += span.phase == "forward"
     for index, span in enumerate(spans):
-        # A total counts in the step in which the outermost span began, recompute in its own.
+        # A total counts in the step in which the outermost span began, a call inside backward in its own.
         step_of = {span.fqn: span.step}
         for outer in reversed(around[index]):
             if spans[outer].phase != span.phase:
                 break
             step_of[spans[outer].fqn] = spans[outer].step
-        if span.phase == "recompute":
+        on_backward = timeline.tracks[timeline.columns.track[index]].kind == "backward"
+        if span.phase == "recompute" or (span.phase == "forward" and on_backward):
             parts = span.fqn.split(".")
             step_of = {fqn: span.step for n in range(len(parts)) if (fqn := ".".join(parts[: n + 1])) in known}
         times[span.fqn, span.phase, "self"] += self_ns[index]

@@ -64,7 +64,7 @@ def show_comparison(
     compared: str,
     output_format: TableFormat,
     output: str | None,
-    modules: str | None,
+    only: str | None,
     fail_above: float | None,
 ) -> None:
     """Print a comparison and write it; exit with 1 where something is too slow.
@@ -74,17 +74,17 @@ def show_comparison(
         compared: what was compared, for messages.
         output_format: of what is printed.
         output: the file to write; None: none.
-        modules: the pattern of the modules to look at; None: all.
+        only: the pattern of the modules to look at; None: all.
         fail_above: by what part something may be slower; None: by any.
 
     Raises:
         ModtraceError: no module matches, or the file cannot be written.
     """
     found = whole
-    if modules is not None:
-        found = whole.matching(modules)
+    if only is not None:
+        found = whole.only(only)
         if not found.changes:
-            raise no_such_module(compared, modules, whole.changes[0].fqn if whole.changes else "")
+            raise no_such_module(compared, only, whole.changes[0].fqn if whole.changes else "")
     if output_format == "table":
         make_console().print(found.to_text(LIMIT), soft_wrap=True)
     else:

@@ -66,7 +66,8 @@ class LazyGroup(click.Group):
         """Import a subcommand; None where there is none of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(f"{commands.__name__}.{cmd_name}").command
+        module = importlib.import_module(f"{commands.__name__}.{cmd_name}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def resolve_command(

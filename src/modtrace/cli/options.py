@@ -16,7 +16,7 @@ __all__ = [
     "format_option",
     "interval",
     "max_depth_option",
-    "modules_option",
+    "only_option",
     "steps_option",
 ]
 
@@ -88,9 +88,8 @@ format_option = click.option(
     show_default=True,
     help="Times are ms in table and markdown, ns in csv and json.",
 )
-modules_option = click.option(
+only_option = click.option(
     "--only",
-    "modules",
     metavar="PATTERN",
     help="Take modules whose full name matches, as in 'GPT.blocks.*'.",
 )

@@ -90,7 +90,7 @@ class Diff:
     _selected: bool = field(default=False, repr=False, compare=False)
     """True where only some modules are looked at; the step, which holds all others and the machine, is none of them."""
 
-    def matching(self, pattern: str) -> Diff:
+    def only(self, pattern: str) -> Diff:
         """Keep the modules whose fully qualified name matches a pattern as of a shell; `*` also matches dots."""
         matches = re.compile(fnmatch.translate(pattern)).match
         return replace(self, changes=[change for change in self.changes if matches(change.fqn)], _selected=True)

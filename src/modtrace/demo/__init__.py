@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .gpt import GPT
-from .training import batches, make_optimizer, train_step
+from .gpt import GPT, batches, make_optimizer, train_step
 
 __all__ = ["GPT", "batches", "make_optimizer", "train_step"]

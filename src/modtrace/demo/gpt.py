@@ -1,12 +1,16 @@
-"""A GPT of plain modules over bytes: causal attention, MLP, learned positions, an output head tied to the embedding."""
+"""A small GPT over bytes, and its training on its own source: what `modtrace demo` records and benchmarks measure."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own name for it)
+from torch.optim import AdamW, Optimizer
 
-__all__ = ["GPT", "MLP", "Attention", "Block"]
+__all__ = ["GPT", "MLP", "Attention", "Block", "batches", "make_optimizer", "train_step"]
 
 
 class Attention(nn.Module):
@@ -116,3 +120,31 @@ def _init_weights(module: nn.Module) -> None:
     # Small, because the head is tied to the embedding: at its usual scale of 1 the first logits would be far too large.
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
+
+
+def batches(
+    size: int = 8, length: int = 64, *, seed: int = 0, device: str | torch.device = "cpu"
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (tokens, targets) forever, int64[size, length] each, drawn from the demo's own source text."""
+    text = files(__package__).joinpath("gpt.py").read_text("utf-8")
+    tokens = torch.tensor(list(text.encode()), device=device)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        starts = torch.randint(len(tokens) - length, (size,), generator=generator).tolist()
+        windows = torch.stack([tokens[start : start + length + 1] for start in starts])
+        yield windows[:, :-1], windows[:, 1:]
+
+
+def make_optimizer(model: GPT) -> Optimizer:
+    """Return the optimizer of the demo's training."""
+    return AdamW(model.parameters(), lr=3e-3)
+
+
+def train_step(model: GPT, optimizer: Optimizer, tokens: Tensor, targets: Tensor) -> float:
+    """Run forward, backward and one optimizer step; return the loss in nats per byte."""
+    optimizer.zero_grad()
+    logits = model(tokens)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return loss.item()

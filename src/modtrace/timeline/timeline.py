@@ -124,7 +124,7 @@ class Timeline:
         number = find_typical_step(self).step
         return self.steps(number, number + 1)
 
-    def modules(self, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
+    def only(self, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
         """Return the spans of the modules whose fully qualified name matches.
 
         A span whose outer spans are left out moves up. Its label stays, though it names the path below what called it.
@@ -145,6 +145,6 @@ class Timeline:
 
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook: the offline viewer, in a frame of its own."""
-        from ..view.notebook_html import iframe_html  # a timeline can be built and read without the viewer
+        from ..view.pages import iframe_html  # a timeline can be built and read without the viewer
 
         return iframe_html(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -14,21 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SUFFIXES", "check_writable", "find_writer", "write"]
 
-# Named by text, so that a format's module is only imported where it is written, and the report, which is made with
-# these writers, can be one of them.
-_WRITERS = {
-    ".speedscope.json": "modtrace.write.speedscope:write_speedscope",  # before .json: the first that fits is taken
-    ".json": "modtrace.write.chrome:write_chrome",
-    ".json.gz": "modtrace.write.chrome:write_chrome",
-    ".pftrace": "modtrace.write.perfetto:write_perfetto",
-    ".pftrace.gz": "modtrace.write.perfetto:write_perfetto",
-    ".folded": "modtrace.write.folded:write_folded",
-    ".html": "modtrace.write.html:write_html",
-    ".zip": "modtrace.report:write_report",
-}
-
-SUFFIXES = tuple(_WRITERS)
-"""The suffixes that `write` knows."""
+SUFFIXES = (".speedscope.json", ".json", ".json.gz", ".pftrace", ".pftrace.gz", ".folded", ".html", ".zip")
+"""The suffixes that `write` knows; the first that a name ends with counts."""
 
 
 def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -40,20 +26,38 @@ def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     find_writer(path)(timeline, path)
 
 
-def find_writer(path: str | os.PathLike[str]) -> Callable[[Timeline, str | os.PathLike[str]], None]:
+def find_writer(path: str | os.PathLike[str]) -> Callable[[Timeline, str | os.PathLike[str]], object]:
     """Return what writes the format of a suffix, imported with all that it needs.
 
     Raises:
         WriteError: the suffix is not known.
     """
     name = os.fspath(path).lower()
-    for suffix, writer in _WRITERS.items():
-        if name.endswith(suffix):
-            module, _, function = writer.partition(":")
-            found: Callable[[Timeline, str | os.PathLike[str]], None] = getattr(
-                importlib.import_module(module), function
-            )
-            return found
+    suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+    if suffix == ".speedscope.json":
+        from .speedscope import write_speedscope
+
+        return write_speedscope
+    if suffix in (".json", ".json.gz"):
+        from .chrome import write_chrome
+
+        return write_chrome
+    if suffix in (".pftrace", ".pftrace.gz"):
+        from .perfetto import write_perfetto
+
+        return write_perfetto
+    if suffix == ".folded":
+        from .folded import write_folded
+
+        return write_folded
+    if suffix == ".html":
+        from .html import write_html
+
+        return write_html
+    if suffix == ".zip":
+        from ..reporting import report
+
+        return report
     raise _unknown_suffix(path)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.report import report_timeline
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
 from tests.support.planted_run import RUN, environ, planted
@@ -41,4 +40,4 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bare() -> int:
     """Bytes of an archive with next to nothing in it."""
-    return report_timeline(gpt_timeline(1, 1)).size
+    return modtrace.report(gpt_timeline(1, 1)).size

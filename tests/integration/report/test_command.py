@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import modtrace
 from modtrace.cli.group import group
-from modtrace.report import report_file, zip_bytes
+from modtrace.reporting import zip_bytes
 from tests.support.gpt_timeline import gpt_timeline
 
 
@@ -27,7 +28,7 @@ def test_show_lists_all_and_writes_nothing(trace: Path) -> None:
     result = invoke(trace, "--show")
 
     assert result.exit_code == 0, result.output
-    report = report_file(trace)
+    report = modtrace.report(trace)
     lines = result.stdout.splitlines()
     assert lines[:4] == [f"{len(data):12,} {name}" for name, data in report.files.items()]
     for name in ("summary.md", "environment.txt"):
@@ -45,7 +46,7 @@ def test_it_writes_the_archive(trace: Path) -> None:
     result = invoke(trace, "-o", out)
 
     assert result.exit_code == 0, result.output
-    assert out.read_bytes() == zip_bytes(report_file(trace).files)
+    assert out.read_bytes() == zip_bytes(modtrace.report(trace).files)
     assert result.stderr == f"{out}: {out.stat().st_size:,} bytes\n"
     assert result.stdout == ""
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.report import report_file, report_timeline, zip_bytes
-from modtrace.report.identity import REPORT_START_NS
+from modtrace.reporting import zip_bytes
+from modtrace.reporting.clean_timeline import REPORT_START_NS
 from modtrace.timeline import Timeline
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
@@ -22,7 +22,7 @@ ALEXNET, DDP, _ = GPU_TRACES
 
 
 def test_the_trace_in_a_report_is_whole(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "t.pftrace.gz").write_bytes(report_file(run / "run.ring").files["trace.pftrace.gz"])
+    (tmp_path / "t.pftrace.gz").write_bytes(modtrace.report(run / "run.ring").files["trace.pftrace.gz"])
 
     there, here = modtrace.load(tmp_path / "t.pftrace.gz"), modtrace.load(run / "run.ring")
 
@@ -37,7 +37,7 @@ def test_the_trace_in_a_report_is_whole(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpu_traces")
 def test_the_profilers_kernels_are_in_a_report(trace_processor: Any, tmp_path: Path) -> None:
-    files = report_file(DDP).files
+    files = modtrace.report(DDP).files
     trace = trace_processor.open(gzip.decompress(files["trace.pftrace.gz"]))
     count = "select category, count(*) as n from slice group by 1"
     clean = {row["category"]: row["n"] for row in trace.query(count)}
@@ -51,7 +51,7 @@ def test_the_profilers_kernels_are_in_a_report(trace_processor: Any, tmp_path: P
 
 
 def test_a_report_of_a_merged_trace_has_the_modules_and_the_profilers_events(run: Path, trace_processor: Any) -> None:
-    files = report_file(run / "merged.json").files
+    files = modtrace.report(run / "merged.json").files
     trace = trace_processor.open(gzip.decompress(files["trace.json.gz"]))
     spans = len(modtrace.load(run / "run.ring").spans)
 
@@ -67,7 +67,7 @@ def test_a_report_of_a_merged_trace_has_the_modules_and_the_profilers_events(run
 def test_a_report_of_a_merged_gpu_trace_has_gpu_times(tmp_path: Path) -> None:
     modtrace.merge(ALEXNET, None, tmp_path / "merged.json")
 
-    summary = report_file(tmp_path / "merged.json").files["summary.md"].decode()
+    summary = modtrace.report(tmp_path / "merged.json").files["summary.md"].decode()
     assert "| kernels | GPU forward ms | GPU self ms |" in summary
     # The trace's ranges of record_function stand for modules; what the user called them stays at home.
     assert "| `annotation 1` | `record_function` | 1 | 43425.283 | 30584.847 | 1 | 66.203 | 55.574 |" in summary
@@ -80,8 +80,8 @@ def test_aliases_keep_every_time_and_place(tmp_path: Path) -> None:
         (tmp_path / "t.pftrace.gz").write_bytes(files["trace.pftrace.gz"])
         return modtrace.load(tmp_path / "t.pftrace.gz")
 
-    plain = read(dict(report_timeline(timeline).files))
-    aliased = read(dict(report_timeline(timeline, anonymize=True).files))
+    plain = read(dict(modtrace.report(timeline).files))
+    aliased = read(dict(modtrace.report(timeline, anonymize=True).files))
 
     assert list(plain.spans) == moved(timeline)
     pairs = [(old, new) for old, new in zip(plain.spans, aliased.spans, strict=True)]
@@ -102,19 +102,19 @@ def test_aliases_keep_every_time_and_place(tmp_path: Path) -> None:
         "transformer",
         "wte",
     )
-    assert found(zip_bytes(report_timeline(timeline, anonymize=True).files), words) == []
+    assert found(zip_bytes(modtrace.report(timeline, anonymize=True).files), words) == []
 
 
 def test_a_report_is_the_same_for_the_same_trace() -> None:
     timeline = gpt_timeline(steps=2, layers=1)
 
     for anonymize in (False, True):
-        first, second = (zip_bytes(report_timeline(timeline, anonymize=anonymize).files) for _ in range(2))
+        first, second = (zip_bytes(modtrace.report(timeline, anonymize=anonymize).files) for _ in range(2))
         assert first == second
 
 
 def test_an_empty_timeline_has_a_report_too() -> None:
-    report = report_timeline(
+    report = modtrace.report(
         replace(gpt_timeline(1, 1), columns=gpt_timeline(1, 1).columns.take(np.array([], np.int64)))
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import modtrace
-from modtrace.report import report_file, zip_bytes
+from modtrace.reporting import zip_bytes
 from modtrace.timeline import Mark, Name, Process, Timeline
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
@@ -84,7 +84,7 @@ def test_nothing_private_of_another_machine_is_in_any_byte(tmp_path: Path, suffi
     path = tmp_path / f"elsewhere{suffix}"
     timeline_from_elsewhere().save(path)
 
-    report = report_file(path)
+    report = modtrace.report(path)
 
     data = zip_bytes(report.files)
     assert [word for word in PLANTED_ELSEWHERE[:4] if word.encode() not in path.read_bytes()] == []  # the test can fail
@@ -108,7 +108,7 @@ def test_nothing_private_of_a_profile_from_another_machine_is_in_any_byte(tmp_pa
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"baseTimeNanoseconds": START_NS, "traceEvents": events, "user": "arthur"}))
 
-    report = report_file(path)
+    report = modtrace.report(path)
 
     assert found(zip_bytes(report.files), PLANTED_ELSEWHERE) == []
     assert report.texts["annotation"] == ("annotation 1",)
@@ -178,7 +178,7 @@ def test_ranges_that_stand_for_modules_lose_their_texts(tmp_path: Path) -> None:
     assert b"alex_net" in (tmp_path / "merged.json").read_bytes()
 
     for name in ("merged.json", "merged.pftrace"):
-        for file, content in report_file(tmp_path / name).files.items():
+        for file, content in modtrace.report(tmp_path / name).files.items():
             plain = gzip.decompress(content) if file.endswith(".gz") else content
             assert b"alex_net" not in plain, file
             assert b"[param|" not in plain, file

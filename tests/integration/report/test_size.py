@@ -14,7 +14,7 @@ import pytest
 
 import modtrace
 from modtrace import WriteError
-from modtrace.report import MAX_REPORT_BYTES, Report, report_file, report_timeline, write_report, zip_bytes
+from modtrace.reporting import MAX_REPORT_BYTES, Report, zip_bytes
 from modtrace.timeline import Timeline
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
@@ -34,9 +34,9 @@ def test_the_limit_is_githubs() -> None:
 
 def test_a_long_trace_is_cut_to_the_last_steps(tmp_path: Path, bare: int) -> None:
     timeline = gpt_timeline(steps=40, layers=8)
-    limit = bare + (report_timeline(timeline).size - bare) // 2
+    limit = bare + (modtrace.report(timeline).size - bare) // 2
 
-    report = report_timeline(timeline, max_bytes=limit)
+    report = modtrace.report(timeline, max_bytes=limit)
 
     assert report.size == len(zip_bytes(report.files)) <= limit
     found_steps = re.fullmatch(r"the (\d+) slowest steps of 40", report.cut or "")
@@ -60,9 +60,9 @@ def test_the_slowest_steps_are_kept_where_not_all_fit(tmp_path: Path, bare: int)
     for step in (7, 21):
         end[np.flatnonzero((columns.step == step) & (columns.depth == 0))] += 1
     timeline = replace(timeline, columns=replace(columns, end=end))
-    whole = report_timeline(timeline).size
+    whole = modtrace.report(timeline).size
 
-    report = report_timeline(timeline, max_bytes=bare + (whole - bare) // 10)
+    report = modtrace.report(timeline, max_bytes=bare + (whole - bare) // 10)
 
     assert re.fullmatch(r"the \d slowest steps of 40", report.cut or "")
     assert {7, 21} <= {span.step for span in read_back(report, tmp_path).spans}
@@ -70,9 +70,9 @@ def test_the_slowest_steps_are_kept_where_not_all_fit(tmp_path: Path, bare: int)
 
 def test_one_long_step_is_cut_to_its_end(tmp_path: Path, bare: int) -> None:
     timeline = gpt_timeline(steps=1, layers=300)
-    limit = bare + (report_timeline(timeline).size - bare) // 2
+    limit = bare + (modtrace.report(timeline).size - bare) // 2
 
-    report = report_timeline(timeline, max_bytes=limit)
+    report = modtrace.report(timeline, max_bytes=limit)
 
     assert report.size <= limit
     assert re.fullmatch(r"the last [\d.,]+ ms of [\d.,]+ ms", report.cut or "")
@@ -84,9 +84,9 @@ def test_one_long_step_is_cut_to_its_end(tmp_path: Path, bare: int) -> None:
 @pytest.mark.usefixtures("gpu_traces")
 def test_a_profilers_trace_is_cut_too(tmp_path: Path) -> None:
     source = DDP
-    whole = report_file(source)
+    whole = modtrace.report(source)
 
-    report = report_file(source, max_bytes=400_000)
+    report = modtrace.report(source, max_bytes=400_000)
 
     assert whole.cut is None
     assert whole.size > 600_000
@@ -98,9 +98,9 @@ def test_a_profilers_trace_is_cut_too(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("gpu_traces")
 def test_a_profilers_trace_without_steps_is_cut_to_its_end() -> None:
     source = ALEXNET
-    limit = report_file(source).size - 10_000
+    limit = modtrace.report(source).size - 10_000
 
-    report = report_file(source, max_bytes=limit)
+    report = modtrace.report(source, max_bytes=limit)
 
     assert report.size <= limit
     assert re.fullmatch(r"the last [\d.,]+ ms of 43,458\.933 ms", report.cut or "")
@@ -120,9 +120,9 @@ def test_a_profilers_trace_is_cut_to_its_steps(tmp_path: Path, trace_processor: 
         events += [{**operation, "ts": begin + start} for start in starts]
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"baseTimeNanoseconds": 10**18, "traceEvents": events}))
-    whole = report_file(path)
+    whole = modtrace.report(path)
 
-    report = report_file(path, max_bytes=whole.size * 2 // 3)
+    report = modtrace.report(path, max_bytes=whole.size * 2 // 3)
 
     kept = re.fullmatch(r"the profiler's (\d) slowest steps of 10", report.cut or "")
     assert kept is not None
@@ -136,7 +136,7 @@ def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
     out.write_bytes(b"before")
 
     with pytest.raises(WriteError, match="a report of 10,000 bytes cannot hold even one span"):
-        write_report(gpt_timeline(2, 1), out, max_bytes=10_000)
+        modtrace.report(gpt_timeline(2, 1), out, max_bytes=10_000)
 
     assert out.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [out]
@@ -144,9 +144,9 @@ def test_nothing_is_written_where_nothing_fits(tmp_path: Path) -> None:
 
 def test_a_cut_report_says_so_on_the_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture, bare: int) -> None:
     timeline = gpt_timeline(steps=40, layers=8)
-    limit = bare + (report_timeline(timeline).size - bare) // 2
+    limit = bare + (modtrace.report(timeline).size - bare) // 2
 
-    write_report(timeline, tmp_path / "bug.zip", max_bytes=limit)
+    modtrace.report(timeline, tmp_path / "bug.zip", max_bytes=limit)
 
     (message,) = (record.message for record in caplog.records if record.name == "modtrace")
     kept = len({span.step for span in modtrace.load(tmp_path / "bug.zip").spans})

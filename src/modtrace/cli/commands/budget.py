@@ -6,19 +6,19 @@ import click
 
 from ..._terminal import counted
 from ..comparison import fail_above_option, map_option, show_comparison
-from ..options import TableFormat, format_option, modules_option
+from ..options import TableFormat, format_option, only_option
 from ..output import echo, show_status
 from ..recordings import find_recordings
 
-__all__ = ["command"]
+__all__ = ["budget_command"]
 
 
 @click.group("budget", short_help="Keep what modules take, and fail where they become slower.")
-def command() -> None:
+def budget_command() -> None:
     """Keep what the modules of a program take in a small JSON file, and hold later recordings against it."""
 
 
-@command.command("save", short_help="Make a budget of recordings.")
+@budget_command.command("save", short_help="Make a budget of recordings.")
 @click.argument("recordings", type=click.Path(), nargs=-1, required=True)
 @click.option("-o", "--output", type=click.Path(), required=True, help="The file to write: budget.json.")
 def save(recordings: tuple[str, ...], output: str) -> None:
@@ -34,12 +34,12 @@ def save(recordings: tuple[str, ...], output: str) -> None:
     echo(f"Next: modtrace budget check {output} NEW.pftrace")
 
 
-@command.command("check", short_help="Hold recordings against a budget.")
+@budget_command.command("check", short_help="Hold recordings against a budget.")
 @click.argument("budget", type=click.Path())
 @click.argument("recordings", type=click.Path(), nargs=-1, required=True)
 @format_option
 @click.option("-o", "--output", type=click.Path(), help="Write the table too: .md, .csv or .json.")
-@modules_option
+@only_option
 @map_option
 @fail_above_option
 def check(
@@ -47,7 +47,7 @@ def check(
     recordings: tuple[str, ...],
     output_format: TableFormat,
     output: str | None,
-    modules: str | None,
+    only: str | None,
     name_map: dict[str, str],
     fail_above: float | None,
 ) -> None:
@@ -65,4 +65,4 @@ def check(
     with show_status(f"comparing {len(files):,} recordings with {budget}"):
         found = allowed.check(files, map=name_map)
     limit = 0.05 if fail_above is None else fail_above
-    show_comparison(found, f"{budget} and the recordings", output_format, output, modules, limit)
+    show_comparison(found, f"{budget} and the recordings", output_format, output, only, limit)

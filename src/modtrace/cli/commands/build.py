@@ -7,12 +7,12 @@ import click
 from ..._requirements import check_can_record
 from ..output import echo, show_status
 
-__all__ = ["command"]
+__all__ = ["build_command"]
 
 
 @click.command("build", short_help="Compile the native engine.")
 @click.option("--force", is_flag=True, help="Build even if it is already built.")
-def command(force: bool) -> None:
+def build_command(force: bool) -> None:
     """Compile the native engine against the installed torch, into the user's cache folder.
 
     It needs a C++ compiler, Python's headers, and about 25 seconds. `modtrace run` and `modtrace demo` do it themselves

@@ -7,11 +7,11 @@ import os
 import click
 
 from ..._terminal import counted
-from ..options import interval, max_depth_option, modules_option, steps_option
+from ..options import interval, max_depth_option, only_option, steps_option
 from ..output import echo, show_status
 from ..selection import require_spans
 
-__all__ = ["command"]
+__all__ = ["convert_command"]
 
 
 @click.command("convert", short_help="Write a trace in another format.")
@@ -24,14 +24,14 @@ __all__ = ["command"]
     help="Keep what lies between two times, in ms from the first span.",
 )
 @steps_option
-@modules_option
+@only_option
 @max_depth_option
-def command(
+def convert_command(
     source: str,
     target: str,
     window: tuple[float | None, float | None] | None,
     steps: tuple[int | None, int | None] | None,
-    modules: str | None,
+    only: str | None,
     max_depth: int | None,
 ) -> None:
     """Convert IN, any file that modtrace reads, to OUT, whose suffix picks the format.
@@ -56,9 +56,9 @@ def command(
     if window is not None and len(timeline.columns):
         first = int(timeline.columns.start[0])
         timeline = timeline.window(*(None if ms is None else first + round(ms * 1e6) for ms in window))
-    if modules is not None or max_depth is not None:
-        timeline = timeline.modules(modules, max_depth)
-    chosen = any(option is not None for option in (steps, window, modules, max_depth))
+    if only is not None or max_depth is not None:
+        timeline = timeline.only(only, max_depth)
+    chosen = any(option is not None for option in (steps, window, only, max_depth))
     require_spans(timeline, whole, source, chosen=chosen)
     timeline.save(target)
     spans = len(timeline.columns)

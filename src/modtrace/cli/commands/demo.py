@@ -9,7 +9,7 @@ from ..._requirements import check_can_record
 from ...record_options import ENGINES, EngineName
 from ..output import build_engine, make_console
 
-__all__ = ["command"]
+__all__ = ["demo_command"]
 
 STEPS = 20
 
@@ -25,7 +25,7 @@ STEPS = 20
     help="Trace to write; the suffix picks the format.",
 )
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Which engine records.")
-def command(output: str, engine: EngineName) -> None:
+def demo_command(output: str, engine: EngineName) -> None:
     """Train a small GPT on its own source for 20 steps, and record it."""
     from ...write import check_writable
 

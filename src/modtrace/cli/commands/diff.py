@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from ..comparison import fail_above_option, map_option, show_comparison
-from ..options import TableFormat, format_option, modules_option
+from ..options import TableFormat, format_option, only_option
 from ..output import show_status
 from ..recordings import find_recordings
 
-__all__ = ["command"]
+__all__ = ["diff_command"]
 
 
 @click.command("diff", short_help="Say which modules became slower or faster.")
@@ -23,15 +23,15 @@ __all__ = ["command"]
     help="Write the comparison: .html shows a typical step of each side, coloured by what changed, .pftrace the same "
     "for Perfetto; .md, .csv and .json are tables.",
 )
-@modules_option
+@only_option
 @map_option
 @fail_above_option
-def command(
+def diff_command(
     base: str,
     new: str,
     output_format: TableFormat,
     output: str | None,
-    modules: str | None,
+    only: str | None,
     name_map: dict[str, str],
     fail_above: float | None,
 ) -> None:
@@ -48,4 +48,4 @@ def command(
     before, after = find_recordings([base]), find_recordings([new])
     with show_status(f"comparing {base} and {new}"):
         found = diff(before, after, map=name_map)
-    show_comparison(found, f"{base} and {new}", output_format, output, modules, fail_above)
+    show_comparison(found, f"{base} and {new}", output_format, output, only, fail_above)

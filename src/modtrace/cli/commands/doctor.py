@@ -18,7 +18,7 @@ from ..._version import __version__
 from ..output import echo, show_status
 from ..versions import installed, installed_torch
 
-__all__ = ["command"]
+__all__ = ["doctor_command"]
 
 _PACKAGE = Path(modtrace.__file__).parent
 _LIBRARIES = ("numpy", "orjson", "perfetto", "protobuf", "click", "rich")
@@ -26,7 +26,7 @@ _LABEL_WIDTH = 12
 
 
 @click.command("doctor", short_help="Say what is installed and which engine records.")
-def command() -> None:
+def doctor_command() -> None:
     """Say in one screen what is installed, which engine records and why, and what of the machine matters to modtrace.
 
     Made to be pasted into a bug report: the home folder is written ~, and no host, user or script is named. Exits with
@@ -86,7 +86,7 @@ def _engine() -> Iterator[tuple[str, str]]:
 
 
 def _machine() -> Iterator[tuple[str, str]]:
-    from ...view.browser import has_browser
+    from ...view.server import has_browser
 
     page = _PACKAGE / "view" / "viewer.html"
     yield "viewer", f"{page.stat().st_size:,} bytes" if page.is_file() else f"missing: {page}"

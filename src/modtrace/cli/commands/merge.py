@@ -6,7 +6,7 @@ import click
 
 from ..output import echo, show_reading
 
-__all__ = ["command"]
+__all__ = ["merge_command"]
 
 
 @click.command("merge", short_help="Add module tracks to a torch.profiler trace.")
@@ -19,7 +19,7 @@ __all__ = ["command"]
     help="Without: no GPU tracks, and backward as recorded, in the time that copying takes.",
 )
 @click.option("--capture", type=click.Path(), metavar="TRACE", help="The trace in which CUDA graphs were captured.")
-def command(profile: str, recording: str | None, output: str, attribute: bool, capture: str | None) -> None:
+def merge_command(profile: str, recording: str | None, output: str, attribute: bool, capture: str | None) -> None:
     """Write PROFILE, a trace of torch.profiler, with RECORDING's module tracks in it; PROFILE itself is not changed.
 
     RECORDING is any file that modtrace reads. Without it the module tracks are made from what PROFILE

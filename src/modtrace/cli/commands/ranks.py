@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ...ranks import JobTime, RankFile
     from ...ranks.slow import SlowRun
 
-__all__ = ["command"]
+__all__ = ["ranks_command"]
 
 
 @click.group("ranks", short_help="All ranks of a job on one timeline.")
-def command() -> None:
+def ranks_command() -> None:
     """Look at the recordings of all ranks of a job together.
 
     DIR holds a recording of each rank, as record(ring="run/%r.modtrace") or modtrace run --ring run/%r.modtrace make
@@ -29,8 +29,8 @@ def command() -> None:
     """
 
 
-command.add_command(pack_command)
-command.add_command(query_command)
+ranks_command.add_command(pack_command)
+ranks_command.add_command(query_command)
 
 
 def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[list[int], int] | None:
@@ -45,7 +45,7 @@ def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | Non
         raise click.BadParameter(f"{text!r} is no list of ranks such as 0-7,worst:4.") from None
 
 
-@command.command("timeline", short_help="Write one trace of all ranks.")
+@ranks_command.command("timeline", short_help="Write one trace of all ranks.")
 @click.argument("folder", type=click.Path(), metavar="DIR")
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="OUT", help=".pftrace, .json or .html.")
 @steps_option
@@ -99,7 +99,7 @@ def _choose(files: list[RankFile], job: JobTime, ranks: list[int], worst: int) -
     return [file for file in files if file.rank in wanted]
 
 
-@command.command("slow", short_help="Say who is late: rank, module, milliseconds.")
+@ranks_command.command("slow", short_help="Say who is late: rank, module, milliseconds.")
 @click.argument("source", type=click.Path(), metavar="DATASET|DIR")
 @format_option
 @click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")

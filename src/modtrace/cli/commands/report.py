@@ -8,7 +8,7 @@ import click
 
 from ..output import echo, show_status
 
-__all__ = ["command"]
+__all__ = ["report_command"]
 
 
 @click.command("report", short_help="Pack a trace for a bug report.")
@@ -18,7 +18,7 @@ __all__ = ["command"]
 )
 @click.option("--anonymize", is_flag=True, help="Replace names of modules and classes by aliases.")
 @click.option("--show", is_flag=True, help="First print what the archive holds, with every name and text in it.")
-def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None:
+def report_command(trace: str, output: str | None, anonymize: bool, show: bool) -> None:
     """Pack TRACE for an issue: the trace, a page that shows it, a summary to paste, and the environment.
 
     TRACE is any file that modtrace reads. Names of modules, classes and operations stay; texts of marks, names of
@@ -33,26 +33,26 @@ def command(trace: str, output: str | None, anonymize: bool, show: bool) -> None
         if not output.lower().endswith(".zip"):
             raise click.UsageError(f"A report is a .zip archive; name it {Path(output).with_suffix('.zip')}.")
         check_writable(output)
-    from ...report import MAX_REPORT_BYTES, report_file, write_archive
+    from ...reporting import MAX_REPORT_BYTES, report
 
     with show_status(f"packing {trace}"):
-        report = report_file(trace, anonymize=anonymize)
+        packed = report(trace, anonymize=anonymize)
     if show:
-        for name, data in report.files.items():
+        for name, data in packed.files.items():
             click.echo(f"{len(data):12,} {name}")
         for name in ("summary.md", "environment.txt"):
             echo("")
             echo(f"--- {name}")
-            for line in report.files[name].decode().splitlines():
+            for line in packed.files[name].decode().splitlines():
                 echo(line)
         click.echo("\n--- names and texts in the trace")
-        for kind, texts in report.texts.items():
+        for kind, texts in packed.texts.items():
             for text in texts:
                 echo(f"{kind}: {text}")
         click.echo()
-    if report.cut is not None:
+    if packed.cut is not None:
         megabytes = MAX_REPORT_BYTES // 10**6
-        echo(f"The trace is cut to {report.cut}, so that the archive has no more than {megabytes} MB.", err=True)
+        echo(f"The trace is cut to {packed.cut}, so that the archive has no more than {megabytes} MB.", err=True)
     if output is not None:
-        write_archive(report.files, output)
-        echo(f"{output}: {report.size:,} bytes", err=True)
+        packed.save(output)
+        echo(f"{output}: {packed.size:,} bytes", err=True)

@@ -21,7 +21,7 @@ from ..output import build_engine, echo
 if TYPE_CHECKING:
     from ...autorecord import AutoRecording
 
-__all__ = ["command"]
+__all__ = ["run_command"]
 
 
 def _parser(option: Option) -> Callable[[str], Any]:
@@ -86,7 +86,7 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
     help="Trace to write; the suffix picks the format. [SCRIPT.pftrace]",
 )
 @_recording_options
-def command(script: str, arguments: tuple[str, ...], as_module: bool, output: str | None, **options: Any) -> None:
+def run_command(script: str, arguments: tuple[str, ...], as_module: bool, output: str | None, **options: Any) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record its modules.
 
     The script sees what it would see under python: sys.argv, sys.path, __main__, exit code and traceback. In OUT and

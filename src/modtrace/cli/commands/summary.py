@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ..options import LazyChoice, TableFormat, format_option, max_depth_option, modules_option, steps_option
+from ..options import LazyChoice, TableFormat, format_option, max_depth_option, only_option, steps_option
 from ..output import make_console, show_status
 from ..selection import no_such_module, require_spans
 
 if TYPE_CHECKING:
     from ...timeline import Summary
 
-__all__ = ["command"]
+__all__ = ["summary_command"]
 
 SLOWEST_STEPS = 5
 """How many steps stand below the modules."""
@@ -44,17 +44,17 @@ def _sort_keys() -> tuple[str, ...]:
     help="By a column: self, total, p95, calls, name …; else by gpu where it is known, by total with --tree, by self.",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
-@modules_option
+@only_option
 @max_depth_option
 @steps_option
-def command(
+def summary_command(
     trace: str,
     output_format: TableFormat,
     by: Literal["module", "class", "step"],
     tree: bool,
     sort: str | None,
     limit: int | None,
-    modules: str | None,
+    only: str | None,
     max_depth: int | None,
     steps: tuple[int | None, int | None] | None,
 ) -> None:
@@ -68,7 +68,7 @@ def command(
         raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
     if max_depth is not None and by == "class":
         raise click.UsageError("--max-depth is about modules; leave out --by class.")
-    if by == "step" and (sort is not None or modules is not None or max_depth is not None):
+    if by == "step" and (sort is not None or only is not None or max_depth is not None):
         raise click.UsageError("--sort, --only and --max-depth are about modules; leave out --by step.")
     summary = _summarize(trace, by, steps)
     if summary.gpu is None and sort == "gpu":
@@ -80,12 +80,9 @@ def command(
         else:
             click.echo(_steps_as(summary, output_format, limit), nl=False)
         return
-    if max_depth is not None:
-        summary = summary.to_depth(max_depth)
-    if modules is not None:
-        whole, summary = summary, summary.matching(modules)
-        if not summary.rows:
-            raise no_such_module(trace, modules, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
+    whole, summary = summary, summary.only(only, max_depth)
+    if only is not None and not summary.rows:
+        raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
         console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...top.screen import JobView
     from ...where import ParallelReader
 
-__all__ = ["command"]
+__all__ = ["top_command"]
 
 _MAX_EVENTS = 1 << 16
 """Of all rings together: what is read again and again must not keep a core busy."""
@@ -34,7 +34,7 @@ _SECONDS = click.FloatRange(0.1, 3600)
 @click.option(
     "--refresh", type=_SECONDS, metavar="SECONDS", default=1.0, show_default=True, help="Time between readings."
 )
-def command(rings: tuple[str, ...], seconds: float, refresh: float) -> None:
+def top_command(rings: tuple[str, ...], seconds: float, refresh: float) -> None:
     """Show what a job does now: steps per second, and what each module takes in the last seconds.
 
     RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them.

@@ -9,7 +9,7 @@ import click
 
 from ..output import echo, show_status
 
-__all__ = ["command"]
+__all__ = ["view_command"]
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?")
 
@@ -32,7 +32,7 @@ def _origin(context: click.Context, parameter: click.Parameter, url: str | None)
 @click.option(
     "--perfetto-url", metavar="URL", callback=_origin, help="A Perfetto UI of your own, as https://host:port."
 )
-def command(
+def view_command(
     trace: str, offline: bool, port: int | None, no_browser: bool, keep: bool, perfetto_url: str | None
 ) -> None:
     """Open TRACE in ui.perfetto.dev, with the module tracks on top.
@@ -43,8 +43,7 @@ def command(
     from ..._errors import ModtraceError
     from ..._system.work_folder import work_folder
     from ...read import load
-    from ...view.browser import WAIT_TIMEOUT_S, open_and_serve
-    from ...view.server import PERFETTO_ORIGIN, Page, TraceServer
+    from ...view.server import PERFETTO_ORIGIN, WAIT_TIMEOUT_S, Page, TraceServer, open_and_serve
 
     if offline and perfetto_url:
         raise click.UsageError("--offline shows modtrace's own page, and --perfetto-url another; give one of them.")
@@ -55,8 +54,7 @@ def command(
 
                 page, path = Page(render_html(load(trace))), None
             else:
-                from ...view.perfetto_page import handover_page
-                from ...view.viewable import ensure_viewable
+                from ...view.pages import ensure_viewable, handover_page
 
                 path, notes = ensure_viewable(trace, folder)
                 page = handover_page("trace", os.path.basename(trace), perfetto_url or PERFETTO_ORIGIN)

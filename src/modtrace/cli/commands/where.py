@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ...where import ParallelReader, RankState, States
 
-__all__ = ["command"]
+__all__ = ["where_command"]
 
 REFRESH_S = 1.0
 
@@ -38,7 +38,7 @@ REFRESH_S = 1.0
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array with an object per rank.")
 @click.option("--stacks", is_flag=True, help="Print Python stacks of running processes too: of py-spy or faulthandler.")
 @click.option("--all", "whole", is_flag=True, help="Show all of thousands of ranks, and all that follows from a hang.")
-def command(
+def where_command(
     rings: tuple[str, ...], dumps: tuple[str, ...], watch: bool, as_json: bool, stacks: bool, whole: bool
 ) -> None:
     """Say which modules each process is in: phase, class, for how long, how long it usually takes, and the last step.

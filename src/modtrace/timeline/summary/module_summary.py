@@ -89,12 +89,19 @@ class Summary:
             rows = sorted(self.rows, key=lambda row: getattr(row, field), reverse=True)
         return replace(self, rows=rows[:limit])
 
-    def matching(self, pattern: str) -> Summary:
+    def only(self, pattern: str | None = None, max_depth: int | None = None) -> Summary:
         """Keep the rows whose module, or class in a summary by class, matches; their times stay as they are.
 
         Args:
-            pattern: a shell pattern over the whole name, case matters: `GPT.h.*`; `*` also matches dots.
+            pattern: a shell pattern over the whole name, case matters: `GPT.h.*`; `*` also matches dots. None: all.
+            max_depth: how many levels of names to keep, counted after those left out by the pattern; the self times
+                below count to the module around them. None: all.
         """
+        if max_depth is not None:
+            rows = fold_below(self.only(pattern).rows, max_depth)
+            return replace(self.only(pattern), rows=rows, modules=len(rows))
+        if pattern is None:
+            return self
         matches = re.compile(fnmatch.translate(pattern)).match
         rows = [row for row in self.rows if matches(row.fqn or row.module_class)]
         device = self.device
@@ -103,11 +110,6 @@ class Summary:
                 rows=tuple(row for row in device.rows if matches(row.fqn if self.by == "module" else row.module_class))
             )
         return replace(self, rows=rows, modules=len(rows), device=device)
-
-    def to_depth(self, depth: int) -> Summary:
-        """Keep the first `depth` levels of names; the self times below count to the module around them."""
-        rows = fold_below(self.rows, depth)
-        return replace(self, rows=rows, modules=len(rows))
 
     @property
     def steps_ns(self) -> int:

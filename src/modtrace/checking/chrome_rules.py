@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..formats.reader_rounding import read_microseconds
-from .model import FlowKey, TrackKey, Violation
-from .track_layout import TrackLayout
+from .track_layout import Fault, FlowKey, TrackKey, TrackLayout
 
 __all__ = ["ChromeEvents"]
 
@@ -41,8 +40,8 @@ class ChromeEvents:
         self._position = 0
         self._null_time_seen = False
         self._metadata_args: dict[tuple[str, str], object] = {}
-        self._metadata_violations: list[Violation] = []
-        self._event_violations: list[Violation] = []
+        self._metadata_faults: list[Fault] = []
+        self._event_faults: list[Fault] = []
 
     def add(self, raw_events: list[Any]) -> None:
         """Check the next events of the file, as parsed."""
@@ -53,9 +52,9 @@ class ChromeEvents:
             position += 1
         self._position = self.layout.events = position
 
-    def violations(self) -> list[Violation]:
+    def faults(self) -> list[Fault]:
         """Return what is wrong with the events: of names of processes and threads first, then in file order."""
-        return [*self._metadata_violations, *self._event_violations, *_clashing_bind_ids(self.layout)]
+        return [*self._metadata_faults, *self._event_faults, *_clashing_bind_ids(self.layout)]
 
     def _add_ordinary(self, position: int, raw: dict[str, Any]) -> bool:
         """Add an event that obviously breaks no rule, as nearly all do; return whether it is one."""
@@ -91,18 +90,18 @@ class ChromeEvents:
         """Apply every rule on the fields of an event, and add it where it is drawn."""
         if not isinstance(raw, dict):
             message = f"{type(raw).__name__} instead of an object"
-            self._event_violations.append(Violation("not-an-event", message, position))
+            self._event_faults.append(Fault("not-an-event", message, position))
             return
         if raw.get("ph") == "M":
-            self._metadata_violations.extend(self._conflicting_metadata(position, raw))
-        problems = list(_field_violations(position, raw))
+            self._metadata_faults.extend(self._conflicting_metadata(position, raw))
+        problems = list(_field_faults(position, raw))
         if not self._null_time_seen and any(problem.rule == "null-time" for problem in problems):
             self._null_time_seen = True
             problems = [self._with_lost_events(problem, position) for problem in problems]
-        self._event_violations.extend(problems)
+        self._event_faults.extend(problems)
         if any(problem.rule != "id-out-of-range" for problem in problems):
             return
-        self._event_violations.extend(_bind_violations(position, raw))
+        self._event_faults.extend(_bind_faults(position, raw))
         if raw["ph"] in _CHECKED_PHASES:
             self._add_drawn(position, raw)
 
@@ -137,13 +136,13 @@ class ChromeEvents:
             binds_next=phase == "f" and bind != "e",
         )
 
-    def _with_lost_events(self, problem: Violation, position: int) -> Violation:
+    def _with_lost_events(self, problem: Fault, position: int) -> Fault:
         if problem.rule != "null-time" or self._total is None:
             return problem
         lost = self._total - position - 1
         return problem._replace(message=f"{problem.message}; viewers lose the {lost} events behind it")
 
-    def _conflicting_metadata(self, position: int, raw: dict[str, Any]) -> Iterator[Violation]:
+    def _conflicting_metadata(self, position: int, raw: dict[str, Any]) -> Iterator[Fault]:
         """Find a process or thread that is named or sorted twice, differently: viewers take the last one silently."""
         kind = str(raw.get("name"))
         subject = raw.get("pid") if kind.startswith("process_") else _track_key(raw)
@@ -151,58 +150,58 @@ class ChromeEvents:
         earlier = self._metadata_args.setdefault((kind, repr(subject)), args)
         if earlier != args:
             message = f"{kind} of {subject!r} is {args!r}, and was {earlier!r}"
-            yield Violation("duplicate-metadata", message, position)
+            yield Fault("duplicate-metadata", message, position)
 
 
-def _field_violations(position: int, raw: dict[str, Any]) -> Iterator[Violation]:
+def _field_faults(position: int, raw: dict[str, Any]) -> Iterator[Fault]:
     """Apply the rules on the fields of one event."""
     phase = raw.get("ph")
     if not isinstance(phase, str):
-        yield Violation("missing-field", "there is no ph", position)
+        yield Fault("missing-field", "there is no ph", position)
         return
     for field in {"X": ("ts", "dur"), "M": ()}.get(phase, ("ts",)):
-        yield from _time_violations(position, phase, field, raw)
+        yield from _time_faults(position, phase, field, raw)
     for field in ("pid", "tid"):
         if not _is_id(value := raw.get(field, 0)):
-            yield Violation("id-out-of-range", f"{field} {value!r} is not within 0 to {_MAX_ID}", position)
+            yield Fault("id-out-of-range", f"{field} {value!r} is not within 0 to {_MAX_ID}", position)
     if phase in _FLOW_PHASES and "id" not in raw:
-        yield Violation("missing-field", f"a flow's {phase} without id", position)
+        yield Fault("missing-field", f"a flow's {phase} without id", position)
     elif phase in _FLOW_PHASES and not isinstance(raw["id"], str | int | float):
-        yield Violation("missing-field", f"a flow's {phase} with {raw['id']!r} as id", position)
+        yield Fault("missing-field", f"a flow's {phase} with {raw['id']!r} as id", position)
 
 
-def _time_violations(position: int, phase: str, field: str, raw: dict[str, Any]) -> Iterator[Violation]:
+def _time_faults(position: int, phase: str, field: str, raw: dict[str, Any]) -> Iterator[Fault]:
     if field not in raw:
-        yield Violation("missing-field", f"{phase} without {field}", position)
+        yield Fault("missing-field", f"{phase} without {field}", position)
         return
     value = raw[field]
     if value is None:
-        yield Violation("null-time", f"{field} is null", position)
+        yield Fault("null-time", f"{field} is null", position)
         return
     number = _parse_number(value)
     if number is None:
-        yield Violation("not-a-number", f"{field} is {value!r}", position)
+        yield Fault("not-a-number", f"{field} is {value!r}", position)
     elif not 0 <= number * 1000 < _MAX_TIME_NS:
-        yield Violation("time-out-of-range", f"{field} {value!r} is negative or beyond 2^63 ns", position)
+        yield Fault("time-out-of-range", f"{field} {value!r} is negative or beyond 2^63 ns", position)
 
 
-def _bind_violations(position: int, raw: dict[str, Any]) -> Iterator[Violation]:
+def _bind_faults(position: int, raw: dict[str, Any]) -> Iterator[Fault]:
     """Apply the rules on a flow end that a slice carries itself (`bind_id`); the slice is drawn all the same."""
     directions = [field for field in _BIND_DIRECTIONS if raw.get(field) is True]
     not_boolean = [field for field in _BIND_DIRECTIONS if not isinstance(raw.get(field), bool | None)]
     if raw["ph"] not in _BINDABLE_PHASES:
         if directions:
             message = f"{directions[0]} on {raw['ph']}; viewers read it on X and B"
-            yield Violation("flow-outside-slice", message, position)
+            yield Fault("flow-outside-slice", message, position)
         return
     for field in not_boolean:
-        yield Violation("missing-field", f"{field} is {raw[field]!r}, which viewers do not take for true", position)
+        yield Fault("missing-field", f"{field} is {raw[field]!r}, which viewers do not take for true", position)
     if directions and _BIND_ID not in raw:
-        yield Violation("missing-field", f"{directions[0]} without {_BIND_ID}", position)
+        yield Fault("missing-field", f"{directions[0]} without {_BIND_ID}", position)
     elif directions and _parse_bind_id(raw[_BIND_ID]) is None:
-        yield Violation("missing-field", f"{_BIND_ID} {raw[_BIND_ID]!r} is no whole or hexadecimal number", position)
+        yield Fault("missing-field", f"{_BIND_ID} {raw[_BIND_ID]!r} is no whole or hexadecimal number", position)
     elif _BIND_ID in raw and not directions and not not_boolean:
-        yield Violation("missing-field", f"{_BIND_ID} without flow_out or flow_in", position)
+        yield Fault("missing-field", f"{_BIND_ID} without flow_out or flow_in", position)
 
 
 def _parse_bind_id(value: object) -> int | None:
@@ -215,7 +214,7 @@ def _parse_bind_id(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-def _clashing_bind_ids(layout: TrackLayout) -> Iterator[Violation]:
+def _clashing_bind_ids(layout: TrackLayout) -> Iterator[Fault]:
     """Find bind_ids that clash with flows that have events of their own: Perfetto numbers those from 0."""
     bound = {flow: index for flow, index in layout.flows.keys.items() if len(flow) == 2}
     numbered_flows = len(layout.flows.keys) - len(bound)
@@ -223,7 +222,7 @@ def _clashing_bind_ids(layout: TrackLayout) -> Iterator[Violation]:
         if bind_id in range(numbered_flows):
             message = f"{_BIND_ID} {bind_id} is a number that Perfetto gives to one of the {numbered_flows} flows"
             position = layout.flows.position[layout.flows.flow.index(index)]
-            yield Violation("duplicate-flow", f"{message} with an id", position)
+            yield Fault("duplicate-flow", f"{message} with an id", position)
 
 
 def _parse_number(value: object) -> float | None:

@@ -5,58 +5,101 @@ from __future__ import annotations
 import gc
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from .._errors import RingError, TraceError
 from .._system.work_folder import work_folder
-from .model import Violation
+from .track_layout import Fault
 
-__all__ = ["Violation", "check"]
+__all__ = ["CheckResult", "Fault", "check"]
+
+_MAX_LINES_PER_RULE = 20
+_BY_PROFILER = ", in what torch.profiler wrote"
 
 
-def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None) -> list[Violation]:
+class CheckResult(NamedTuple):
+    """What is wrong with a file; `str` lists the first 20 faults of each rule, and counts them.
+
+    Attributes:
+        path: the file.
+        faults: one for each broken rule and place: first those of the file and of single events in file order, then
+            those between events, rule by rule. Empty for a good trace.
+    """
+
+    path: str
+    faults: list[Fault]
+
+    @property
+    def own_faults(self) -> list[Fault]:
+        """The faults that are not of events which torch.profiler wrote."""
+        return [fault for fault in self.faults if not fault.of_profiler]
+
+    def lines(self, *, named: bool = False) -> Iterator[str]:
+        """Yield the lines of the text; `named` puts the file before each fault."""
+        if not self.faults:
+            yield f"{self.path}: no faults"
+            return
+        counts: Counter[tuple[str, str]] = Counter()
+        for fault in self.faults:
+            kind = fault.rule, _BY_PROFILER if fault.of_profiler else ""
+            counts[kind] += 1
+            if counts[kind] <= _MAX_LINES_PER_RULE:
+                yield f"{f'{self.path}: ' if named or fault.rule == 'not-a-trace' else ''}{fault}{kind[1]}"
+        for (rule, whose), count in counts.items():
+            if count > _MAX_LINES_PER_RULE:
+                yield f"{f'{self.path}: ' if named else ''}{rule}: and {count - _MAX_LINES_PER_RULE:,} more{whose}"
+        for (rule, whose), count in counts.items():
+            yield f"{count:8,} {rule}{whose}"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None) -> CheckResult:
     """Check a Chrome JSON or Perfetto trace, plain or gzipped, written by modtrace or by anything else.
 
-    Of a report's `.zip` the trace inside is checked, of a ring file what `modtrace convert` makes of it.
+    For a report's `.zip` the trace inside is checked, for a ring file what `modtrace convert` makes of it.
 
     Args:
         path: the file.
         progress: called with the number of bytes of the file that have been read since the last call.
 
-    Returns:
-        One violation per broken rule and place: first those of the file and of single events in file order, then
-        those between events, rule by rule. Empty for a good trace.
-
     Raises:
         TraceError: the file itself cannot be opened, or unpacks to more than any trace does.
-        ModtraceError: no file can be made for a while.
+        ModtraceError: no temporary file can be made.
 
     Example:
-        >>> for violation in check("step.json"):
-        ...     print(violation.rule, violation.message)
+        >>> for fault in modtrace.check("step.json").faults:
+        ...     print(fault.rule, fault.message)
     """
     from .read_trace import read_trace
     from .structure_rules import STRUCTURE_RULES
 
+    name = os.fspath(path)
     with work_folder() as folder:
         try:
             trace = _trace_of(path, folder)
         except RingError as error:
-            return [Violation("not-a-trace", str(error))]
+            return CheckResult(name, [Fault("not-a-trace", str(error))])
         except RecursionError:
-            return [Violation("unreadable", "nested too deeply")]
+            return CheckResult(name, [Fault("unreadable", "nested too deeply")])
         with _garbage_collection_paused():
-            violations, layout = read_trace(trace, progress)
+            faults, layout = read_trace(trace, progress)
             layout.arrange()
             for rule in STRUCTURE_RULES:
-                violations.extend(rule(layout))
+                faults.extend(rule(layout))
         first = _first_own_event(trace, layout.events)
-    return [
-        violation._replace(of_profiler=True) if violation.event is not None and violation.event < first else violation
-        for violation in violations
-    ]
+    return CheckResult(
+        name,
+        [
+            fault._replace(of_profiler=True) if fault.event is not None and fault.event < first else fault
+            for fault in faults
+        ],
+    )
 
 
 def _first_own_event(trace: Path, events: int) -> float:

@@ -13,10 +13,9 @@ from ..read import FileKind, load
 from ..timeline import Timeline
 from ..timeline.tail import choose_slowest, last_spans, slowest_steps
 from ..write.perfetto import write_perfetto
-from .aliases import ReportNames
 from .clean_profile import clean_profile, cut_profile
-from .clean_timeline import clean_timeline
-from .identity import without_identity
+from .clean_timeline import clean_timeline, without_identity
+from .names import ReportNames
 
 __all__ = ["ProfileSource", "ReportSource", "TimelineSource", "TracePart"]
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from .model import FlowEnd, TrackKey, Violation
-from .track_layout import NEVER_NS, TrackLayout
+from .track_layout import NEVER_NS, Fault, FlowEnd, TrackKey, TrackLayout
 
 __all__ = ["MAX_DRAWN_DEPTH", "STRUCTURE_RULES"]
 
@@ -16,20 +15,20 @@ MAX_DRAWN_DEPTH = 512
 """How many slices may nest before viewers stop drawing them."""
 
 
-def end_without_begin(layout: TrackLayout) -> Iterator[Violation]:
+def end_without_begin(layout: TrackLayout) -> Iterator[Fault]:
     """Find ends that close nothing; viewers ignore them."""
     for event in layout.unbegun:
         subject = f"{event.name!r} ends" if event.name else "an end"
-        yield Violation("end-without-begin", f"{subject} where nothing of that name is open", event.position)
+        yield Fault("end-without-begin", f"{subject} where nothing of that name is open", event.position)
 
 
-def begin_without_end(layout: TrackLayout) -> Iterator[Violation]:
+def begin_without_end(layout: TrackLayout) -> Iterator[Fault]:
     """Find begins that nothing closes; viewers draw them to the end of the trace."""
     for event in layout.unended:
-        yield Violation("begin-without-end", f"{event.name!r} is never ended", event.position)
+        yield Fault("begin-without-end", f"{event.name!r} is never ended", event.position)
 
 
-def partial_overlap(layout: TrackLayout) -> Iterator[Violation]:
+def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
     """Find slices that begin inside another and end after it; viewers drop them or draw them wrongly."""
     for track, slices in layout.slices.items():
         if slices.is_paired or slices.max_depth is not None:
@@ -49,12 +48,12 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Violation]:
                     f" (event {slices.position[outer]})"
                     f" on {_track_text(track)} and ends {end - ends[outer]} ns after it"
                 )
-                yield Violation("partial-overlap", message, int(slices.position[index]))
+                yield Fault("partial-overlap", message, int(slices.position[index]))
             else:
                 stack.append(index)
 
 
-def too_deep(layout: TrackLayout) -> Iterator[Violation]:
+def too_deep(layout: TrackLayout) -> Iterator[Fault]:
     """Find the first slice of each track that lies deeper than viewers draw."""
     for track, slices in layout.slices.items():
         most = len(slices.start) if slices.max_depth is None else slices.max_depth
@@ -69,36 +68,36 @@ def too_deep(layout: TrackLayout) -> Iterator[Violation]:
                 name = list(layout.names)[slices.name[index]]
                 message = f"{name!r} lies {len(open_ends)} deep on {_track_text(track)}"
                 message += f"; viewers draw {MAX_DRAWN_DEPTH}"
-                yield Violation("too-deep", message, int(slices.position[index]))
+                yield Fault("too-deep", message, int(slices.position[index]))
                 break
 
 
-def flow_without_end(layout: TrackLayout) -> Iterator[Violation]:
+def flow_without_end(layout: TrackLayout) -> Iterator[Fault]:
     """Find flows that start and never end."""
     for ends in layout.flows.irregular(list(layout.slices)):
         from_start = list(itertools.dropwhile(lambda end: end.phase != "s", ends))
         if from_start and all(end.phase == "s" for end in from_start):
             message = f"{_flow_text(from_start[0])} starts and never ends"
-            yield Violation("flow-without-end", message, from_start[0].position)
+            yield Fault("flow-without-end", message, from_start[0].position)
 
 
-def flow_without_start(layout: TrackLayout) -> Iterator[Violation]:
+def flow_without_start(layout: TrackLayout) -> Iterator[Fault]:
     """Find ends of flows with no start before them."""
     for ends in layout.flows.irregular(list(layout.slices)):
         for end in itertools.takewhile(lambda end: end.phase != "s", ends):
-            yield Violation("flow-without-start", f"{_flow_text(end)} ends and has not started", end.position)
+            yield Fault("flow-without-start", f"{_flow_text(end)} ends and has not started", end.position)
 
 
-def duplicate_flow(layout: TrackLayout) -> Iterator[Violation]:
+def duplicate_flow(layout: TrackLayout) -> Iterator[Fault]:
     """Find second starts of a flow: flows cannot fork, and the second one is not drawn."""
     for ends in layout.flows.irregular(list(layout.slices)):
         starts = [end for end in ends if end.phase == "s"]
         for restart in starts[1:]:
             message = f"{_flow_text(restart)} has already started at event {starts[0].position}"
-            yield Violation("duplicate-flow", message, restart.position)
+            yield Fault("duplicate-flow", message, restart.position)
 
 
-def flow_outside_slice(layout: TrackLayout) -> Iterator[Violation]:
+def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
     """Find ends of flows where there is no slice to bind them to."""
     flows, tracks = layout.flows, list(layout.slices)
     in_order = flows.ordered()
@@ -120,7 +119,7 @@ def flow_outside_slice(layout: TrackLayout) -> Iterator[Violation]:
         is_unbound[rows] = ~np.where(binds_next[rows], slices.start[-1] >= times, is_around)
     for end in flows.ends(in_order[is_unbound[in_order]], tracks):
         message = f"the {end.phase} of {_flow_text(end)} touches no slice on {_track_text(end.track)}"
-        yield Violation("flow-outside-slice", message, end.position)
+        yield Fault("flow-outside-slice", message, end.position)
 
 
 def _flow_text(end: FlowEnd) -> str:
@@ -131,7 +130,7 @@ def _track_text(track: TrackKey) -> str:
     return "track " + "/".join(map(str, track))
 
 
-STRUCTURE_RULES: tuple[Callable[[TrackLayout], Iterator[Violation]], ...] = (
+STRUCTURE_RULES: tuple[Callable[[TrackLayout], Iterator[Fault]], ...] = (
     end_without_begin,
     begin_without_end,
     partial_overlap,

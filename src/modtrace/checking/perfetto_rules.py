@@ -1,0 +1,277 @@
+"""Perfetto's protobuf: packets, the state of their sequences, the rules on them, the slices and flows they draw."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
+
+from ..formats.packet_stream import FramingError, packet_batches, packet_bounds
+from .track_layout import END, ONWARD, Fault, TrackLayout
+
+__all__ = ["PacketSequence", "PerfettoPackets", "parse_packets"]
+
+
+_REASONS = {"none": "no packet starts here", "cut off": "the packet that starts here is cut off"}
+_BATCH_BYTES = 1 << 19
+"""Bytes of packets that are parsed at a time; their objects take many times as much."""
+_MIN_SEQUENCE_CLOCK_ID = 64
+"""Clock ids from here on are local to their sequence; smaller ones are Perfetto's built-in clocks."""
+_STATE_CLEARED = proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+
+
+def parse_packets(blocks: Iterable[bytes], faults: list[Fault]) -> Iterator[list[Any]]:
+    """Yield the packets of a trace some at a time, in memory that does not grow with the file.
+
+    Args:
+        blocks: the trace's bytes.
+        faults: takes the first byte that belongs to no packet; reading ends there.
+    """
+    try:
+        for offset, batch in packet_batches(blocks, _BATCH_BYTES):
+            packets, parsed_to = _parse(batch)
+            yield packets
+            if parsed_to < len(batch):
+                message = f"byte {offset + parsed_to}: the packet that starts here is no packet"
+                faults.append(Fault("unreadable", message))
+                return
+    except FramingError as error:
+        reason = _REASONS.get(error.kind, str(error))
+        faults.append(Fault("unreadable", f"byte {error.offset}: {reason}"))
+
+
+def _parse(data: bytes) -> tuple[list[Any], int]:
+    """Parse framed packets; return those before the first that cannot be parsed, and where it starts."""
+    try:
+        return list(proto.Trace.FromString(data).packet), len(data)
+    except DecodeError:
+        pass  # one of them is broken: parse them one by one
+    packets, offset = [], 0
+    while bounds := packet_bounds(data, offset) if offset < len(data) else None:
+        try:
+            packets.append(proto.TracePacket.FromString(data[slice(*bounds)]))
+        except DecodeError:
+            break
+        offset = bounds[1]
+    return packets, offset
+
+
+@dataclass(slots=True)
+class _SequenceClock:
+    """A clock that one sequence defines for itself.
+
+    Attributes:
+        unit_ns: ns per tick.
+        incremental: timestamps are differences to the previous one.
+        now_ns: its last reading.
+        offset_ns: what to add to its readings to get those of the built-in clock it was compared with.
+    """
+
+    unit_ns: int
+    incremental: bool
+    now_ns: int
+    offset_ns: int
+
+
+@dataclass(slots=True)
+class PacketSequence:
+    """The state that the packets of one sequence have set for those after them.
+
+    Attributes:
+        has_state: a packet has opened the incremental state that others need.
+        default_clock_id: for packets that name no clock; 0 is the trace's own.
+        default_track: uuid of the track for events that name none.
+        clocks: the clocks of the sequence itself, by id.
+        interned: the interned values of each field of InternedData, by iid.
+    """
+
+    has_state: bool = False
+    default_clock_id: int = 0
+    default_track: int = 0
+    clocks: dict[int, _SequenceClock] = field(default_factory=dict)
+    interned: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+
+    def update(self, packet: Any) -> None:
+        """Apply what a packet sets for those after it."""
+        if packet.sequence_flags & _STATE_CLEARED:
+            self.has_state = True
+            self.interned.clear()
+            self.default_clock_id = self.default_track = 0
+        if packet.HasField("trace_packet_defaults"):
+            self.default_clock_id = packet.trace_packet_defaults.timestamp_clock_id
+            self.default_track = packet.trace_packet_defaults.track_event_defaults.track_uuid
+        if packet.HasField("clock_snapshot"):
+            self._define_clocks(packet.clock_snapshot.clocks)
+        if packet.HasField("interned_data"):
+            for descriptor, entries in packet.interned_data.ListFields():
+                values = self.interned[descriptor.name]
+                for entry in entries:
+                    value = getattr(entry, "name", None) or getattr(entry, "str", "")
+                    values[entry.iid] = value if isinstance(value, str) else repr(value)
+
+    def time_ns(self, packet: Any) -> int | None:
+        """Return the packet's time on the built-in clock; None where its clock has never been defined.
+
+        To be called once per packet, in file order: an incremental clock advances.
+        """
+        clock_id = packet.timestamp_clock_id or self.default_clock_id
+        if clock_id < _MIN_SEQUENCE_CLOCK_ID:
+            return int(packet.timestamp)
+        clock = self.clocks.get(clock_id)
+        if clock is None:
+            return None
+        ticks_ns = packet.timestamp * clock.unit_ns
+        clock.now_ns = clock.now_ns + ticks_ns if clock.incremental else ticks_ns
+        return clock.now_ns + clock.offset_ns
+
+    def _define_clocks(self, readings: Any) -> None:
+        builtin_ns = next((reading.timestamp for reading in readings if reading.clock_id < _MIN_SEQUENCE_CLOCK_ID), 0)
+        for reading in readings:
+            if reading.clock_id >= _MIN_SEQUENCE_CLOCK_ID:
+                unit_ns = reading.unit_multiplier_ns or 1
+                now_ns = reading.timestamp * unit_ns
+                self.clocks[reading.clock_id] = _SequenceClock(
+                    unit_ns, reading.is_incremental, now_ns, builtin_ns - now_ns
+                )
+
+
+_MAX_TIME_NS = 2**63
+_BEGIN, _END, _INSTANT = (
+    proto.TrackEvent.TYPE_SLICE_BEGIN,
+    proto.TrackEvent.TYPE_SLICE_END,
+    proto.TrackEvent.TYPE_INSTANT,
+)
+_BYTES_OF_TYPE = 2
+"""The size of a track event that has a type and nothing else, as most ends of slices."""
+_NEEDS_STATE = proto.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+
+
+class PerfettoPackets:
+    """Checks packets one by one and collects what the rules between events look at.
+
+    Attributes:
+        layout: slices and flows of the packets so far, without those that have a fault.
+    """
+
+    def __init__(self) -> None:
+        self.layout = TrackLayout()
+        self._position = 0
+        self._sequences: dict[int, PacketSequence] = defaultdict(PacketSequence)
+        self._described_tracks: set[int] = {0}
+        self._faults: list[Fault] = []
+
+    def add(self, packets: list[Any]) -> None:
+        """Check the next packets of the file."""
+        for position, packet in enumerate(packets, self._position):
+            sequence = self._sequences[packet.trusted_packet_sequence_id]
+            sequence.update(packet)
+            if packet.HasField("track_event"):
+                self._add_event(position, packet, packet.track_event, sequence, sequence.time_ns(packet))
+            elif packet.HasField("track_descriptor"):
+                self._described_tracks.add(packet.track_descriptor.uuid)
+        self._position += len(packets)
+
+    def faults(self) -> list[Fault]:
+        """Return what is wrong with the packets, in file order, then the tracks without a descriptor."""
+        undescribed = [
+            Fault("undefined", f"track {uuid} has no descriptor", events.first_position())
+            for (uuid,), events in self.layout.tracks.items()
+            if uuid not in self._described_tracks
+        ]
+        return [*self._faults, *undescribed]
+
+    def _add_event(self, position: int, packet: Any, event: Any, sequence: PacketSequence, time: int | None) -> None:
+        event_type = event.type
+        # Half of all packets are the end of a slice, and most of these nothing else.
+        is_plain_end = event_type == _END and event.ByteSize() == _BYTES_OF_TYPE
+        if not _is_ordinary(packet, sequence, time) or not (is_plain_end or _has_plain_references(event, sequence)):
+            problems = [
+                *_packet_faults(position, packet, sequence, time),
+                *_undefined_references(position, event, sequence),
+            ]
+            self._faults.extend(problems)
+            if problems:
+                return
+        if time is None or event_type not in (_BEGIN, _END, _INSTANT):
+            return
+        uuid = event.track_uuid if not is_plain_end and event.HasField("track_uuid") else sequence.default_track
+        track = self.layout.track((uuid,))
+        if event_type == _END:
+            track.add_half(False, time, position, 0)
+            if is_plain_end:
+                return
+        else:
+            name = self.layout.names[event.name or sequence.interned["event_names"].get(event.name_iid, "")]
+            if event_type == _BEGIN:
+                track.add_half(True, time, position, name)
+            else:
+                track.add_slice(time, 0, position, name)
+        for flows in (event.flow_ids, event.flow_ids_old):
+            if flows:  # far cheaper than to iterate over none
+                for flow in flows:
+                    self.layout.flows.add(position, ONWARD, track.index, time, flow)
+        for flows in (event.terminating_flow_ids, event.terminating_flow_ids_old):
+            if flows:
+                for flow in flows:
+                    self.layout.flows.add(position, END, track.index, time, flow)
+
+
+def _is_ordinary(packet: Any, sequence: PacketSequence, time: int | None) -> bool:
+    """Return whether the packet around a track event obviously breaks no rule."""
+    return (
+        sequence.has_state
+        and time is not None
+        and 0 <= time < _MAX_TIME_NS
+        and packet.HasField("timestamp")
+        and packet.trusted_packet_sequence_id != 0
+    )
+
+
+def _packet_faults(position: int, packet: Any, sequence: PacketSequence, time: int | None) -> Iterator[Fault]:
+    """Apply the rules on the packet around a track event."""
+    if not packet.trusted_packet_sequence_id:
+        yield Fault("missing-field", "a track event without trusted_packet_sequence_id", position)
+    if not sequence.has_state and packet.sequence_flags & _NEEDS_STATE:
+        yield Fault("undefined", "needs the state of its sequence, which no packet has opened", position)
+    if not packet.HasField("timestamp"):
+        yield Fault("missing-field", "a track event without timestamp", position)
+    elif time is None:
+        clock_id = packet.timestamp_clock_id or sequence.default_clock_id
+        yield Fault("undefined", f"clock {clock_id} is set by no snapshot before it", position)
+    elif not 0 <= time < _MAX_TIME_NS:
+        yield Fault("time-out-of-range", f"{time} ns is negative or beyond 2^63 ns", position)
+
+
+def _has_plain_references(event: Any, sequence: PacketSequence) -> bool:
+    """Return whether a track event obviously refers to nothing undefined: it has a name and one category that are."""
+    interned, categories = sequence.interned, event.category_iids
+    return (
+        len(categories) == 1
+        and categories[0] in interned["event_categories"]
+        and event.name_iid in interned["event_names"]
+        and not event.debug_annotations
+    )
+
+
+def _undefined_references(position: int, event: Any, sequence: PacketSequence) -> Iterator[Fault]:
+    """Find interned values that a track event refers to and its sequence has not defined."""
+    interned = sequence.interned
+    if event.name_iid and event.name_iid not in interned["event_names"]:
+        yield _not_interned("event_names", event.name_iid, position)
+    for iid in event.category_iids:
+        if iid not in interned["event_categories"]:
+            yield _not_interned("event_categories", iid, position)
+    for annotation in event.debug_annotations:
+        if annotation.name_iid and annotation.name_iid not in interned["debug_annotation_names"]:
+            yield _not_interned("debug_annotation_names", annotation.name_iid, position)
+        value = annotation.string_value_iid
+        if value and value not in interned["debug_annotation_string_values"]:
+            yield _not_interned("debug_annotation_string_values", value, position)
+
+
+def _not_interned(field: str, iid: int, position: int) -> Fault:
+    return Fault("undefined", f"{field} {iid} is not interned in its sequence", position)

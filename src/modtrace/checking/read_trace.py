@@ -1,0 +1,249 @@
+"""Read a trace and check its events one by one: as a stream if the file is good, else as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from .._errors import TraceError
+from ..formats.limits import MAX_WHOLE_BYTES, LimitError, check_nested_json
+from ..formats.trace_kind import format_of
+from ..profiler.trace.event_stream import EventStream
+from ..profiler.trace.trace_file import GZIP_MAGIC, TraceFile
+from .track_layout import Fault, TrackLayout
+
+__all__ = ["MAX_WHOLE_BYTES", "NotStrictError", "parse_leniently", "read_trace", "stream_events"]
+
+
+class NotStrictError(Exception):
+    """No events can be read from the file as it is.
+
+    Attributes:
+        fault: what is wrong with it.
+    """
+
+    def __init__(self, message: str, rule: str = "unreadable") -> None:
+        super().__init__(message)
+        self.fault = Fault(rule, message)
+
+
+def stream_events(source: TraceFile, notes: list[str]) -> Iterator[list[Any]]:
+    """Yield a trace's events some at a time, in memory that does not grow with the file.
+
+    Args:
+        source: the trace.
+        notes: takes what is wrong with the JSON, and was left out or repaired.
+
+    Raises:
+        NotStrictError: no events can be read.
+    """
+    try:
+        stream = EventStream(source)
+        for chunk in stream.chunks():
+            yield chunk.events
+    except TraceError as error:
+        raise NotStrictError(str(error)) from error
+    notes += stream.notes
+    if stream.trailing_comma:
+        notes.append("a comma follows the last event")
+
+
+def parse_leniently(data: bytes, faults: list[Fault]) -> list[Any]:
+    """Return a trace's raw events.
+
+    Args:
+        data: the JSON text.
+        faults: takes what is wrong with the JSON; without any readable events the result is empty.
+    """
+    try:
+        check_nested_json(data)
+    except LimitError as error:
+        faults.append(Fault("unreadable", str(error)))
+        return []
+    try:
+        return _trace_events(orjson.loads(data), faults)
+    except orjson.JSONDecodeError:
+        pass  # Python's own parser accepts more (NaN, huge numbers), and its errors name the position
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        faults.append(Fault("unreadable", f"byte {error.start}: not UTF-8"))
+        text = data.decode(errors="replace")
+        parse_errors: list[Fault] = []  # discarded: replaced characters shift the offsets, and one error is enough
+    else:
+        parse_errors = faults
+    return _trace_events(_parse_text(text, parse_errors), faults)
+
+
+def _parse_text(text: str, errors: list[Fault]) -> Any:
+    """Parse what viewers parse: NaN, control characters in strings, an array that is not closed."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        errors.append(Fault("unreadable", "nested too deeply"))
+        return []
+    except json.JSONDecodeError as error:
+        first_error = error
+    except ValueError:
+        errors.append(Fault("unreadable", "a number in it has thousands of digits"))
+        return []
+    if text.lstrip().startswith("["):
+        try:
+            return json.loads(text.rstrip().removesuffix(",") + "]")
+        except (ValueError, RecursionError):
+            pass
+    reason = first_error.msg.removesuffix(" at").removesuffix(" starting")
+    errors.append(Fault("unreadable", f"byte {len(text[: first_error.pos].encode())}: {reason}"))
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return []
+
+
+def _trace_events(document: Any, faults: list[Fault]) -> list[Any]:
+    events = document.get("traceEvents") if isinstance(document, dict) else document
+    if isinstance(events, list):
+        return events
+    faults.append(Fault("not-a-trace", "neither an array of events nor an object with traceEvents"))
+    return []
+
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_EMPTY = Fault("not-a-trace", "there is nothing in it")
+
+
+class _Findings(NamedTuple):
+    """What reading a file has found: what is wrong with its events, these by track, what is wrong with the file."""
+
+    faults: list[Fault]
+    layout: TrackLayout
+    file_faults: list[Fault]
+
+
+def read_trace(
+    path: str | os.PathLike[str], progress: Callable[[int], None] | None = None
+) -> tuple[list[Fault], TrackLayout]:
+    """Return what is wrong with a file and with its single events, and all events by track.
+
+    Args:
+        path: the file.
+        progress: called with the number of bytes of the file that have been read since the last call.
+
+    Raises:
+        TraceError: it cannot be opened.
+    """
+    try:
+        found = _read_stream(path, progress)
+    except NotStrictError as error:
+        found = _Findings([], TrackLayout(), [error.fault])
+    if not found.file_faults:
+        return found.faults, found.layout
+    # Said more exactly by parsing all of it, where it is not too large.
+    return _read_whole(path) or (
+        [*found.file_faults, *found.faults],
+        found.layout,
+    )
+
+
+def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] | None) -> _Findings:
+    """Read a file in memory that does not grow with it.
+
+    Raises:
+        NotStrictError: no events can be read.
+    """
+    notes: list[str] = []
+    with TraceFile(path) as source:
+        head = next(source.blocks(), b"")
+    with TraceFile(path, progress) as source:
+        if not head.strip():
+            raise NotStrictError(_EMPTY.message, _EMPTY.rule)
+        if format_of(head) == "perfetto":
+            faults, layout = _read_perfetto(source.blocks())
+        elif format_of(head) == "chrome":
+            from .chrome_rules import ChromeEvents
+
+            events = ChromeEvents()
+            for chunk in stream_events(source, notes):
+                events.add(chunk)
+            faults, layout = events.faults(), events.layout
+            if head.startswith(_BYTE_ORDER_MARK):
+                notes.append("byte 0: a byte order mark, which JSON forbids")
+        else:
+            message = f"neither Chrome JSON nor a Perfetto trace: it starts with {head[:8]!r}"
+            raise NotStrictError(message, "not-a-trace")
+        if source.damage is not None:
+            notes.append(source.damage)
+        if source.has_garbage:
+            notes.append("something else follows the gzip data")
+    return _Findings(faults, layout, [Fault("unreadable", note) for note in notes])
+
+
+def _read_whole(path: str | os.PathLike[str]) -> tuple[list[Fault], TrackLayout] | None:
+    """Read a broken file as far as viewers would; None where it is larger than `MAX_WHOLE_BYTES`."""
+    faults: list[Fault] = []
+    data = _read_bytes(path, faults)
+    if data is None:
+        return None
+    if not data.strip():
+        return [*faults, _EMPTY], TrackLayout()
+    kind = format_of(data)
+    if kind == "perfetto":
+        found, layout = _read_perfetto([data])
+        return [*faults, *found], layout
+    if kind is None:
+        message = f"neither Chrome JSON nor a Perfetto trace: it starts with {data[:8]!r}"
+        return [*faults, Fault("not-a-trace", message)], TrackLayout()
+    from .chrome_rules import ChromeEvents
+
+    raw_events = parse_leniently(data, faults)
+    events = ChromeEvents(len(raw_events))
+    events.add(raw_events)
+    return [*faults, *events.faults()], events.layout
+
+
+def _read_perfetto(blocks: Iterable[bytes]) -> tuple[list[Fault], TrackLayout]:
+    from .perfetto_rules import PerfettoPackets, parse_packets
+
+    faults: list[Fault] = []
+    checked = PerfettoPackets()
+    for packets in parse_packets(blocks, faults):
+        checked.add(packets)
+    return [*faults, *checked.faults()], checked.layout
+
+
+def _read_bytes(path: str | os.PathLike[str], faults: list[Fault]) -> bytes | None:
+    """Return a file's bytes, decompressed; None where there are more than `MAX_WHOLE_BYTES`."""
+    try:
+        if Path(path).stat().st_size > MAX_WHOLE_BYTES:
+            return None
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise TraceError(path, f"cannot be read: {error.strerror}") from error
+    return _decompress(data, faults) if data.startswith(GZIP_MAGIC) else data
+
+
+def _decompress(data: bytes, faults: list[Fault]) -> bytes | None:
+    """Decompress every gzip member; on a fault keep what came before it and report the byte offset in the file."""
+    whole, rest = bytearray(), data
+    while rest:
+        member = zlib.decompressobj(wbits=31)
+        try:
+            whole += member.decompress(rest, MAX_WHOLE_BYTES - len(whole) + 1)
+        except zlib.error as error:
+            offset = len(data) - len(rest)
+            message = f"byte {offset}: not gzip in the member that starts here: {error}"
+            faults.append(Fault("unreadable", message))
+            break
+        if len(whole) > MAX_WHOLE_BYTES:
+            return None
+        if not member.eof:
+            faults.append(Fault("unreadable", f"byte {len(data)}: the gzip stream is cut off"))
+            break
+        rest = member.unused_data.lstrip(b"\0")
+    return bytes(whole)

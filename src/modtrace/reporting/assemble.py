@@ -1,0 +1,246 @@
+"""Assemble a report: its files, its summary, and as much of the trace as fits the size limit, in a ZIP."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from .._errors import WriteError
+from .._system.work_folder import work_folder
+from .._terminal import counted
+from .._version import __version__
+from ..read import FileKind, file_kind, load, trace_path
+from ..timeline import Timeline
+from ..write.atomic_file import atomic_writer
+from ..write.html import render_html
+from .clean_timeline import environment_text
+from .names import AliasedNames, Redactor, ReportNames
+from .source_trace import ProfileSource, ReportSource, TimelineSource, TracePart
+
+__all__ = ["MAX_REPORT_BYTES", "Report", "report", "zip_bytes"]
+
+
+_EARLIEST_DATE = (1980, 1, 1, 0, 0, 0)
+"""The earliest date that a ZIP can hold: the real one would say when and make archives differ."""
+_CREATED_ON_UNIX = 3
+_FILE_MODE = 0o100644 << 16
+
+
+def zip_bytes(files: Mapping[str, bytes]) -> bytes:
+    """Return a ZIP file of the files by name, in their order, without any time, user or machine in it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, _EARLIEST_DATE)
+            entry.create_system = _CREATED_ON_UNIX
+            entry.external_attr = _FILE_MODE
+            entry.compress_type = zipfile.ZIP_STORED if name.endswith(".gz") else zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return buffer.getvalue()
+
+
+_MAX_TABLE_ROWS = 30
+
+_REPLACED_NOTE = (
+    "Replaced: texts of marks, names of threads, counters and annotations, by numbers; ids of processes and threads; "
+    "the time of the recording, which begins in 2000. Left out: source code, command lines, program names, hosts, "
+    "paths, environment variables, and all that is not known to be harmless."
+)
+_KEPT_NOTE = (
+    "Kept: names of modules, classes, operations and kernels; shapes; ranks; versions and hardware of the recording."
+)
+_ALIASED_NOTE = (
+    "Kept: names of torch's own operations and kernels; shapes; ranks; versions and hardware of the recording. Names "
+    "of modules and classes are aliases."
+)
+_VERSION_KEYS = ("modtrace", "torch", "python", "engine")
+
+
+def _summary_text(source: ReportSource, table: str, part: TracePart, *, anonymized: bool) -> str:
+    """Return the text of `summary.md`, to paste into an issue.
+
+    Args:
+        source: the whole trace.
+        table: time per module of the whole trace, in Markdown.
+        part: what the archive holds.
+        anonymized: whether names are aliases.
+    """
+    lines = [*_describe(source.timeline), *source.notes]
+    if part.description is not None:
+        lines.append(f"**Cut to fit:** the trace and the page hold {part.description}; the table is of all.")
+    lines.append(f"Drop `{part.file_name}` onto https://ui.perfetto.dev, or open `viewer.html` in a browser.")
+    lines += [_ALIASED_NOTE if anonymized else _KEPT_NOTE, _REPLACED_NOTE]
+    return "\n".join(["### modtrace report", "", *(f"- {line}" for line in lines), "", table])
+
+
+def _describe(timeline: Timeline) -> list[str]:
+    columns, stats = timeline.columns, timeline.stats
+    versions = [f"{key} {timeline.metadata[key]}" for key in _VERSION_KEYS if key in timeline.metadata]
+    recorded = f"Recorded with {', '.join(versions)}; reported" if versions else "Reported"
+    lines = [f"{recorded} by modtrace {__version__}."]
+    if not len(columns):
+        return [*lines, "No module spans."]
+    length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
+    steps = len(np.unique(columns.step))
+    processes = {track.process for track in timeline.tracks}
+    lines.append(
+        f"{len(columns):,} spans of {len(set(timeline.names)):,} modules in {counted(steps, 'step')}, "
+        f"{length:,.3f} ms, on {counted(len(timeline.tracks), 'track')} "
+        f"of {len(processes):,} {'process' if len(processes) == 1 else 'processes'}."
+    )
+    losses = [f"{value:,} {name}" for name, value in stats.items() if value and name != "recorded"]
+    incomplete = int(np.count_nonzero(~columns.complete))
+    if incomplete:
+        losses.append(counted(incomplete, "incomplete span"))
+    lines.append(f"Losses: {', '.join(losses) or 'none'}.")
+    return lines
+
+
+MAX_REPORT_BYTES = 25_000_000
+"""What GitHub accepts as one attachment."""
+_RETRY_FRACTION = 0.9
+"""How much of what should fit is tried next: compressed bytes do not quite follow the number of spans."""
+_SAMPLED_ABOVE = 200_000
+"""With more spans or events, a sample first says how many will fit: compressing them all in vain takes longest."""
+_SAMPLE = 1 / 16
+_ONLY_MODULES_NOTE = (
+    "The profiler's own events are left out: of a merged trace in Perfetto's format only the modules can be told. "
+    "A report of the same in JSON has them."
+)
+_log = logging.getLogger("modtrace")
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report's contents.
+
+    Attributes:
+        files: contents by file name, in their order in the archive.
+        cut: which part of the trace it holds (`the last 3 steps of 20`); None for all of it.
+        size: bytes of the archive.
+        notes: what the reader should know about the trace.
+        texts: by kind (`module`, `mark`, `thread`, …) every name and text in it that does not come from modtrace.
+    """
+
+    files: Mapping[str, bytes]
+    cut: str | None = None
+    size: int = 0
+    notes: list[str] = field(default_factory=list)
+    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the archive.
+
+        Raises:
+            WriteError: it cannot be written; an existing file at `path` is intact.
+        """
+        with atomic_writer(path) as file:
+            file.write(zip_bytes(self.files))
+
+
+def report(
+    trace: Timeline | str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    anonymize: bool = False,
+    max_bytes: int = MAX_REPORT_BYTES,
+) -> Report:
+    """Pack a trace for a bug report: the trace, a page that shows it, a summary and the environment.
+
+    If only a part of the trace fits and `out` is given, a warning is logged.
+
+    Args:
+        trace: a timeline, or any file that `modtrace.load` reads.
+        out: the `.zip` to write; None: write none.
+        anonymize: replace names of modules and classes by aliases.
+        max_bytes: size limit of the archive.
+
+    Raises:
+        RingError: a ring file is damaged beyond reading.
+        TraceError: it is not a trace, or broken.
+        WriteError: not even one span fits, or the file cannot be written; an existing file is intact.
+
+    Example:
+        >>> modtrace.report("step.pftrace", "bug.zip").texts["module"]
+    """
+    redact = Redactor.of_this_machine()
+    names = AliasedNames(redact) if anonymize else ReportNames(redact)
+    with work_folder() as folder:
+        if isinstance(trace, Timeline):
+            packed = _fit(TimelineSource(trace, names, folder), None, names, max_bytes)
+        else:
+            packed = _pack_file(trace, names, folder, max_bytes)
+    if out is not None:
+        packed.save(out)
+        if packed.cut is not None:
+            megabytes = max_bytes // 10**6
+            _log.warning("%s holds %s, so that it has no more than %d MB", os.fspath(out), packed.cut, megabytes)
+    return packed
+
+
+def _pack_file(path: str | os.PathLike[str], names: ReportNames, folder: Path, max_bytes: int) -> Report:
+    with trace_path(path) as trace:
+        kind = file_kind(trace)
+        source: ReportSource
+        if kind in (FileKind.PROFILE, FileKind.MERGED_JSON):
+            source = ProfileSource(trace, kind, names, folder)
+        else:
+            source = TimelineSource(load(trace), names, folder)
+        if kind is FileKind.MERGED_PERFETTO:
+            source.notes.append(_ONLY_MODULES_NOTE)
+        return _fit(source, _gpu_table(trace, names), names, max_bytes)
+
+
+def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
+    """Return the table with GPU times of a merged trace; None for any other."""
+    from ..profiler import read_merged_summary
+    from ..profiler.attribute.gpu_work import Reason, no_module_name
+
+    summary = read_merged_summary(path)
+    if summary is None:
+        return None
+    no_module = {no_module_name(reason) for reason in Reason}
+    rows = []
+    for row in summary.rows:
+        if row.fqn not in no_module:
+            fqn, module_class = names.module(row.fqn, row.module_class)
+            row = row._replace(fqn=fqn, module_class=module_class)
+        rows.append(row)
+    return replace(summary, rows=rows).sort_by(limit=_MAX_TABLE_ROWS).to_markdown()
+
+
+def _fit(source: ReportSource, table: str | None, names: ReportNames, max_bytes: int) -> Report:
+    """Return the report with as much of the trace as fits."""
+    environment = environment_text(source.timeline.metadata).encode()
+    table = table or source.timeline.summary().sort_by(limit=_MAX_TABLE_ROWS).to_markdown()
+
+    def attempt(max_items: int) -> tuple[dict[str, bytes], TracePart, int]:
+        part = source.part(max_items)
+        anonymized = isinstance(names, AliasedNames)
+        files = {
+            "summary.md": _summary_text(source, table, part, anonymized=anonymized).encode(),
+            "environment.txt": environment,
+            part.file_name: part.data,
+            "viewer.html": render_html(part.timeline),
+        }
+        return files, part, len(zip_bytes(files))
+
+    max_items = source.count
+    if max_items > _SAMPLED_ABOVE:
+        sampled = int(max_items * _SAMPLE)
+        max_items = min(max_items, int(_RETRY_FRACTION * sampled * max_bytes / attempt(sampled)[2]))
+    while True:
+        files, part, size = attempt(max_items)
+        if size <= max_bytes:
+            texts = {kind: tuple(used) for kind, used in names.used.items()}
+            return Report(files, part.description, size, source.notes, texts)
+        max_items = min(int(max_items * _RETRY_FRACTION * max_bytes / size), max_items - 1)
+        if max_items < 1:
+            raise WriteError(f"a report of {max_bytes:,} bytes cannot hold even one span of this trace")

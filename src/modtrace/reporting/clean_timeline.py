@@ -1,0 +1,212 @@
+"""Copy a timeline for a report: every field is chosen here, none is passed on by default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from .._version import __version__
+from ..timeline import (
+    BackwardPass,
+    CollectiveName,
+    Collectives,
+    CounterSeries,
+    Group,
+    Mark,
+    Process,
+    Stats,
+    Timeline,
+    Track,
+)
+from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS
+from ..timeline.gpu_tracks import DEVICE_METADATA
+from ..timeline.rewrite import move_times, replace_processes
+from .names import ReportNames
+
+__all__ = ["REPORT_START_NS", "IdNumbers", "clean_metadata", "clean_timeline", "environment_text", "without_identity"]
+
+
+_VERSION = r"[0-9][\w.+-]{0,40}"
+_COUNT = r"\d+"
+_WORD = r"[A-Za-z][\w-]{0,40}"
+_ALLOWED: Mapping[str, tuple[str | None, re.Pattern[str]]] = {
+    key: (label, re.compile(pattern, re.ASCII))
+    for key, label, pattern in (
+        ("modtrace", "modtrace", _VERSION),
+        ("torch", "torch", _VERSION),
+        ("python", "Python", _VERSION),
+        ("engine", "engine", "native|python"),
+        ("capacity", "capacity", _COUNT),
+        ("os", "operating system", rf"{_WORD} {_WORD}"),
+        ("cpu", "CPU", r"[\w .()@/+-]{1,80}"),
+        ("cpus", "CPUs", _COUNT),
+        ("gpu", "GPU", r"\d+ × [\w .()-]{1,60}"),
+        ("gpu_driver", "GPU driver", _VERSION),
+        ("cuda", "CUDA", _VERSION),
+        ("hip", "HIP", _VERSION),
+        ("libraries", "libraries", rf"{_WORD} {_VERSION}(?:, {_WORD} {_VERSION})*"),
+        (STEPS_END_WITH, None, BACKWARD_PASSES),
+        *((key, None, _COUNT) for key in DEVICE_METADATA),
+    )
+}
+"""For each key of a recording's metadata that may be told: what to call it, None where it says nothing of the machine,
+and what its value must look like."""
+
+
+def clean_metadata(metadata: Mapping[str, object]) -> dict[str, object]:
+    """Return versions, hardware and counts in a recording's metadata: no host, no hash of its name, nothing unknown."""
+    clean: dict[str, object] = {}
+    for key, (_, pattern) in _ALLOWED.items():
+        value = metadata.get(key)
+        expected = int if pattern.pattern == _COUNT else str
+        # torch's version is a text of its own class.
+        if isinstance(value, expected) and not isinstance(value, bool) and pattern.fullmatch(str(value)):
+            clean[key] = expected(value)
+    return clean
+
+
+def environment_text(metadata: Mapping[str, object]) -> str:
+    """Return the text of `environment.txt`.
+
+    It is about the machine that recorded: the one that makes the report may be another.
+
+    Args:
+        metadata: of the recording.
+    """
+    lines = [f"{label}: {value}" for key, value in clean_metadata(metadata).items() if (label := _ALLOWED[key][0])]
+    if lines:
+        lines = ["Noted by the recording when it started:", "", *lines]
+    else:
+        lines = ["The trace does not say where it was recorded."]
+    return "".join(f"{line}\n" for line in [*lines, "", f"Reported by modtrace {__version__}."])
+
+
+REPORT_START_NS = 946_684_800_000_000_000
+"""When every report begins: 2000-01-01 00:00 UTC, Unix ns."""
+
+_MIN_OS_ID = 1024
+"""Smaller ids stay: those of GPUs and streams in a profiler's trace, and of the first processes in a container."""
+_MAX_OS_ID = 2**31 - 1
+"""Larger ids stay: those of the rows that a merge adds."""
+_FIRST_NUMBER = 100_001
+
+
+class IdNumbers:
+    """Numbers in place of ids of processes and threads, in the order in which these appear; equal for equal ids."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def number(self, os_id: int) -> int:
+        """Return the number of an id; an id that is none of the operating system's stays."""
+        if 0 <= os_id < _MIN_OS_ID or os_id > _MAX_OS_ID:
+            return os_id
+        return self._numbers.setdefault(os_id, _FIRST_NUMBER + len(self._numbers))
+
+
+def without_identity(timeline: Timeline) -> Timeline:
+    """Return the timeline with its start at `REPORT_START_NS`, and with numbers in place of process and thread ids."""
+    columns = timeline.columns
+    starts = [int(columns.start.min())] if len(columns) else []
+    starts += [mark.time_ns for mark in timeline.marks]
+    collectives = timeline.collectives
+    starts += [int(collectives.start.min())] if len(collectives) else []
+    starts += [run.start_ns for run in timeline.backward_passes]
+    starts += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
+    shift = np.int64(REPORT_START_NS - min(starts, default=REPORT_START_NS))
+    moved = move_times(timeline, lambda times: times + shift)
+    ids = IdNumbers()
+    moved = replace_processes(moved, lambda process: process._replace(pid=ids.number(process.pid)))
+    return replace(
+        moved,
+        tracks=[track._replace(tid=ids.number(track.tid)) if track.device is None else track for track in moved.tracks],
+        backward_passes=[run._replace(tid=ids.number(run.tid)) for run in moved.backward_passes],
+    )
+
+
+_SHAPE = re.compile(r"(?:\w+=)?\w+\[[\d, ]*\]", re.ASCII)
+
+
+def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
+    """Return the timeline with its texts replaced, without the metadata and arguments that a report does not need.
+
+    Args:
+        timeline: as recorded.
+        names: replaces texts.
+    """
+    timeline = replace_processes(timeline, lambda process: Process(process.pid, process.rank))
+    copy = Timeline(
+        columns=timeline.columns,
+        names=[names.name(name) for name in timeline.names],
+        tracks=[
+            Track(
+                track.kind if track.kind in TRACK_KINDS else "backward",
+                names.thread(track.thread) if track.stream is None else f"stream {track.stream}",
+                track.tid,
+                track.process,
+                track.device,
+                track.stream,
+            )
+            for track in timeline.tracks
+        ],
+        stats=Stats(**dict(timeline.stats)),
+        marks=[
+            Mark(mark.time_ns, mark.kind, names.mark(mark.text))
+            for mark in timeline.marks
+            if mark.kind in ("step", "mark")
+        ],
+        counters=[
+            CounterSeries(names.counter(c.name), names.counter(c.unit), c.process, c.time, c.value)
+            for c in timeline.counters
+        ],
+        metadata=clean_metadata(timeline.metadata),
+        backward_passes=[
+            BackwardPass(run.start_ns, run.end_ns, names.thread(run.thread), run.tid, run.process, run.complete)
+            for run in timeline.backward_passes
+        ],
+        span_args={span: cleaned for span, args in timeline.span_args.items() if (cleaned := _clean_args(args, names))},
+        collectives=_clean_collectives(timeline.collectives, names),
+    )
+    return replace(copy, collectives=replace(copy.collectives, track_names=copy.track_names))
+
+
+def _clean_args(args: Mapping[str, str], names: ReportNames) -> dict[str, str]:
+    """Return the args that a report holds."""
+    compiled = args.get("compiled_modules")
+    cleaned = {
+        "shapes": _clean_shapes(args.get("shapes")),
+        "compiled_modules": None if compiled is None else names.inner_modules(compiled),
+    }
+    return {name: text for name, text in cleaned.items() if text}
+
+
+def _clean_collectives(collectives: Collectives, names: ReportNames) -> Collectives:
+    """Return them with the names of groups replaced, which can be the user's; numbers of ranks stay."""
+    return replace(
+        collectives,
+        names=[
+            CollectiveName(
+                names.collective(name.operator), names.group(name.group), name.peer, _clean_device(name.device)
+            )
+            for name in collectives.names
+        ],
+        groups=[Group(names.group(g.name), g.ranks, names.group(g.description)) for g in collectives.groups],
+    )
+
+
+def _clean_device(device: str) -> str:
+    """Return the type of a device as torch names it; a backend of one's own can be called anything."""
+    return device if device in ("", "cuda", "hpu", "mtia", "npu", "xla", "xpu") else "privateuseone"
+
+
+def _clean_shapes(shapes: str | None) -> str | None:
+    """Return shapes and dtypes without the names of arguments; None if there is anything else in it."""
+    if shapes is None:
+        return None
+    parts = re.split(r", (?=\w+=|\w+\[|…)", shapes)
+    if not all(part == "…" or _SHAPE.fullmatch(part) for part in parts):
+        return None
+    return ", ".join(part.rpartition("=")[2] for part in parts)

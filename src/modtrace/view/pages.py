@@ -1,0 +1,120 @@
+"""What is shown: a file for the Perfetto UI and the page that hands it over, and a timeline in a notebook."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import secrets
+from importlib import resources
+from pathlib import Path
+from urllib.parse import quote
+
+from ..profiler import merge
+from ..profiler.trace.trace_file import TraceFile
+from ..read import FileKind, errors_about, extract_trace, file_kind, load
+from ..timeline import Timeline
+from ..timeline.tail import last_steps
+from ..write.html import render_html
+from .server import Page
+
+__all__ = ["MAX_SPANS", "ensure_viewable", "handover_page", "iframe_html"]
+
+
+def ensure_viewable(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[str]]:
+    """Return a file that the Perfetto UI draws module tracks of, and what the user should know.
+
+    Args:
+        path: any file that `modtrace.load` reads, or another tool's trace in Perfetto's format.
+        folder: where the file is made, if `path` is not drawn as it is.
+
+    Raises:
+        RingError: a ring file is damaged beyond reading.
+        TraceError: it is no trace, or broken.
+    """
+    trace = extract_trace(path, folder)
+    with errors_about(path, trace):
+        return _viewable(trace, folder)
+
+
+def _viewable(trace: Path, folder: Path) -> tuple[Path, list[str]]:
+    kind = file_kind(trace)
+    made = folder / "viewable.pftrace"
+    if kind is FileKind.PROFILE:
+        return made, merge(trace, None, made).notes
+    if kind in (FileKind.RING, FileKind.OTHER):
+        load(trace).save(made)
+        return made, []
+    with TraceFile(trace) as source:
+        if source.gzipped:
+            for _ in source.blocks():
+                pass  # what no reader of ours would unpack is not for a browser either
+    return trace, []
+
+
+PINNED_TRACKS = "^(forward|backward)\\b"
+"""A regular expression: tracks of these names are pinned to the top."""
+
+OPENED_GROUPS = "^(?!System$)"
+"""A regular expression: groups of these names are open; `System` holds readings of clocks. By itself the UI opens a
+group only where it is the only one of a trace."""
+
+
+def handover_page(trace: str, title: str, origin: str) -> Page:
+    """Return the page.
+
+    Args:
+        trace: URL of the trace, relative to the page.
+        title: the trace's name, shown as the title.
+        origin: the Perfetto UI's origin (`https://ui.perfetto.dev`).
+    """
+    commands = [
+        {"id": "dev.perfetto.PinTracksByRegex", "args": [PINNED_TRACKS]},
+        {"id": "dev.perfetto.ExpandTracksByRegex", "args": [OPENED_GROUPS]},
+    ]
+    settings = {
+        "origin": origin,
+        "ui": f"{origin}/#!/?hideSidebar=true&startupCommands={quote(json.dumps(commands))}",
+        "trace": trace,
+        "title": title,
+    }
+    nonce = secrets.token_urlsafe(16)
+    text = resources.files("modtrace.view").joinpath("handover.html").read_text(encoding="utf-8")
+    # Without "<", because a file's name could end the script element.
+    settings_json = json.dumps(settings).replace("<", "\\u003c")
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
+        f"connect-src 'self'; frame-src {origin}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    )
+    return Page(text.replace("__NONCE__", nonce).replace("__SETTINGS__", settings_json).encode(), policy)
+
+
+MAX_SPANS = 20_000
+"""Spans in one iframe: about half a megabyte in the notebook's file, which keeps every output."""
+
+
+def iframe_html(timeline: Timeline) -> str:
+    """Return HTML that shows a timeline: its last steps if it is long, only its size if one step is too long.
+
+    The page runs its own scripts and nothing else: it can reach neither the notebook nor the network.
+    """
+    columns = timeline.columns
+    note = ""
+    if len(columns) > MAX_SPANS:
+        tail = last_steps(timeline, MAX_SPANS)
+        if tail is None:
+            return _paragraph(f"{timeline!r} has too many spans in one step to be shown here. {_SAVE_HINT}")
+        timeline = tail.timeline
+        note = _paragraph(f"{len(timeline.columns):,} of {len(columns):,} spans: {tail.description}. {_SAVE_HINT}")
+    page = html.escape(render_html(timeline).decode())
+    return (
+        f'{note}<iframe title="modtrace timeline" sandbox="allow-scripts" srcdoc="{page}" '
+        'style="width: 100%; height: 480px; border: 0"></iframe>'
+    )
+
+
+_SAVE_HINT = 'To see all of it: timeline.save("timeline.html"), or .pftrace.'
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
