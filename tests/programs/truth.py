@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,9 @@ def report(process: str = "main") -> None:
         "roots": [root for root in [*roots, *_added] if root["modules"]],
         "losses": _losses,
     }
-    print(json.dumps(told), flush=True)
+    # In one write, which the line of another process cannot break.
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
 
 
 def _count_calls_of(module_class: type, *, backward: bool) -> None:
