@@ -252,13 +252,14 @@ def backward_hooks_of_the_user() -> Step:
 @case(
     """
     forward:
-      Scale
+      Net.a
     backward:
-      Scale
-    """
+      Net.a
+    """,
+    renamed=("Net.a", "Scale"),
 )
 def forward_called_directly() -> Step:
-    """net.forward(x) is no call of the module net: what is called inside of it is outermost."""
+    """net.forward(x) is not a call of the module net: what it calls is outermost, and has its name below net."""
     net = Net(lambda self, x: self.a(x), a=Scale())
     return lambda: net.forward(leaf()).sum().backward()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import nn
 
 import modtrace
 from modtrace.track.engine import EngineName
+from tests.support.python_process import run_python
 from tests.support.small_modules import Failing
 
 SOURCE = Path(modtrace.__file__).parent
@@ -38,13 +40,20 @@ def ours(run: AbstractContextManager[object]) -> list[bool]:
     return hidden
 
 
+def ours_alone(**options: object) -> list[bool]:
+    """The same for a recording in a new process: what an earlier one wrapped here stays wrapped."""
+    code = f"import modtrace; from {__name__} import ours; print(ours(modtrace.record(**{options!r})))"
+    hidden: list[bool] = json.loads(run_python("-c", code).stdout.lower())
+    return hidden
+
+
 def test_frames_of_an_engine_are_hidden(engine: EngineName) -> None:
     # A frame for each of three calls and one for the pass; the native engine has none.
-    assert ours(modtrace.record(engine=engine)) == ([True] * 4 if engine == "python" else [])
+    assert ours_alone(engine=engine) == ([True] * 4 if engine == "python" else [])
 
 
 def test_frames_that_note_shapes_are_hidden(engine: EngineName) -> None:
-    assert ours(modtrace.record(engine=engine, shapes=True)) == [True] * (7 if engine == "python" else 3)
+    assert ours_alone(engine=engine, shapes=True) == [True] * (7 if engine == "python" else 3)
 
 
 @pytest.mark.parametrize("tracker", [modtrace.ModuleTracker, modtrace.ModTracker])
