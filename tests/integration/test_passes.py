@@ -80,7 +80,7 @@ def test_segments_take_one_event_each() -> None:
         model(torch.ones(2)).sum().backward()
 
     events = recording._started().ring.read().slots.events
-    # The sum, which is no module's; c; the cosine; b; a: and the end, behind which it says that parameters have gradients.
+    # The sum, which is no module's; c; the cosine; b; a; the end; and that parameters have gradients.
     kinds = [Kind.PASS_BEGIN] + [Kind.SEGMENT_BEGIN] * 5 + [Kind.BACKWARD_OVER, Kind.PASS_END, Kind.GRADIENTS]
     assert events.kind.tolist()[-9:] == kinds
     assert events.serial.tolist() == list(range(8 + 9))
