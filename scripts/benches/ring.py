@@ -49,7 +49,7 @@ def convert(path: Path, out: Path) -> None:
 def peak(code: str, path: Path) -> int:
     """Return the bytes by which a fresh process grows while it runs `code`."""
     script = (
-        "import re, sys, modtrace, modtrace.read, modtrace.timeline.build, modtrace.ring\n"
+        "import re, sys, modtrace, modtrace.read, modtrace.timeline.decode, modtrace.ring\n"
         "usage = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
         f"before = usage(); {code}; print(usage() - before)"
     )

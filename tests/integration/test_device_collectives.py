@@ -26,7 +26,7 @@ SCRIPT = """
 import ctypes, json, os, sys
 import torch, torch.distributed as dist
 import modtrace
-from modtrace.timeline.build import Clock
+from modtrace.timeline.decode import Clock
 from tests.support import fake_device
 from tests.support.fake_streams import FakeStreams
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import modtrace
 from modtrace.ring import Kind
-from modtrace.timeline.build import Clock
+from modtrace.timeline.decode import Clock
 from tests.support import device_stalls, fake_device
 from tests.support.fake_streams import FakeStreams
 

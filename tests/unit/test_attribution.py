@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline.build.attribution import attribute_nodes, enclosing_call
-from modtrace.timeline.build.call_tree import Intervals, build_intervals
+from modtrace.timeline.decode.attribution import attribute_nodes, enclosing_call
+from modtrace.timeline.decode.call_tree import Intervals, build_intervals
 from tests.support.event_script import EventScript
 
 ONE_THREAD = np.array([1])

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline.build.attribution import attribute_nodes
-from modtrace.timeline.build.backward_spans import call_path_lengths, cut_backward_spans
-from modtrace.timeline.build.call_tree import build_intervals
+from modtrace.timeline.decode.attribution import attribute_nodes
+from modtrace.timeline.decode.backward_spans import call_path_lengths, cut_backward_spans
+from modtrace.timeline.decode.call_tree import build_intervals
 from tests.support.event_script import EventScript
 
 Cut = tuple[str, int, int, int]

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from modtrace.profiler.write.double_safe_nesting import nest_after_rounding, perfetto_rounding, time_quantum_ns
-from modtrace.timeline.build.interval_spans import LabelledInterval, PathSpan, nest, spans_from_intervals
+from modtrace.timeline.decode.interval_spans import LabelledInterval, PathSpan, nest, spans_from_intervals
 
 
 def test_neighbours_share_the_slices_of_their_common_calls() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from .._typing import Int64Array
 from ..clocks import ClockTree, Offset, clock_in, measurements_in
 from ..ring import Record, read_ring_records
-from ..timeline.build import Clock
+from ..timeline.decode import Clock
 from .collective_offsets import offsets_by_collectives
 from .rank_folder import RankFile
 from .rank_timeline import load_own_time

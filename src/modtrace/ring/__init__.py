@@ -1,6 +1,6 @@
 """The ring buffer: fixed-size event slots in memory or in a file, and the table of what their numbers stand for.
 
-Engines write it, `timeline.build` reads it; a file can be read by another process while it is written, and after the
+Engines write it, `timeline.decode` reads it; a file can be read by another process while it is written, and after the
 writer was killed.
 """
 

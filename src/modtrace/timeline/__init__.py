@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from .build import build_timeline
 from .collectives import Collective, CollectiveName, Collectives, Group, launching_spans
 from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
+from .decode import build_timeline
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .spans import Span, Spans
 from .summary import DeviceModule, DeviceSummary, GpuStepTimes, GpuTotals, ModuleTimes, Overview, StepTimes, Summary

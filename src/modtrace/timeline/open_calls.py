@@ -17,8 +17,8 @@ from ..ring.slot_format import (
     KINDS_OF_OTHER_THREADS,
     SEQUENCE_MASK,
 )
-from .build import Intervals, NameLookup, attribute_nodes, build_intervals, call_ids, module_events, segment_pass
 from .contents import Name
+from .decode import Intervals, NameLookup, attribute_nodes, build_intervals, call_ids, module_events, segment_pass
 from .open_passes import OpenPass, events_of_passes, nodes_of_pass, open_passes
 
 __all__ = ["AFTER_BACKWARD", "OpenCall", "ThreadStack", "open_stacks"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array
 from ..ring import Events
-from .build import Intervals, pair_passes
+from .decode import Intervals, pair_passes
 
 __all__ = ["OpenPass", "events_of_passes", "nodes_of_pass", "open_passes"]
 

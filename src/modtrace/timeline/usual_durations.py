@@ -9,8 +9,8 @@ import numpy as np
 from .._typing import BoolArray, Int64Array
 from ..ring import Events, RingSnapshot
 from ..ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RECOMPUTE_BIT
-from .build import NameLookup, attribute_nodes, build_intervals, module_events
-from .build.pairing import pair_calls
+from .decode import NameLookup, attribute_nodes, build_intervals, module_events
+from .decode.pairing import pair_calls
 from .open_calls import AFTER_BACKWARD, OpenCall
 
 __all__ = ["usual_durations"]

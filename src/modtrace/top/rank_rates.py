@@ -10,7 +10,7 @@ import numpy as np
 from .._typing import Int64Array
 from ..ring import RingSnapshot, read_ring
 from ..timeline import build_timeline
-from ..timeline.build import Clock, step_ends
+from ..timeline.decode import Clock, step_ends
 from ..timeline.ranges import union_of
 from ..timeline.summary import ModuleTimes
 from ..where import RankState, rank_state_of

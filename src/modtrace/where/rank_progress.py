@@ -10,7 +10,7 @@ from ..ring import Kind, RingSnapshot
 from ..ring.collective_text import CollectiveName, parse_collective
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group
-from ..timeline.build import is_communication
+from ..timeline.decode import is_communication
 from .blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
 
 __all__ = ["RankProgress", "read_rank_progress"]

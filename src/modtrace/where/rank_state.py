@@ -13,7 +13,7 @@ import numpy as np
 from ..ring import STACKS_SIGNAL, RingSnapshot, read_ring
 from ..ring.slot_format import CALL_ENTER_KINDS
 from ..timeline import OpenCall, ThreadStack, open_stacks
-from ..timeline.build import Clock, step_ends
+from ..timeline.decode import Clock, step_ends
 from ..timeline.usual_durations import usual_durations
 from .blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
 from .process_status import is_alive, is_this_host

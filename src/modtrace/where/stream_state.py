@@ -18,8 +18,8 @@ from ..ring.slot_format import (
     STREAM_NUMBER_MASK,
 )
 from ..timeline import OpenCall
-from ..timeline.build import Intervals, NameLookup, attribute_nodes, build_intervals, module_events
-from ..timeline.build.device import QueuedEvents, device_clocks, queued_events, stream_ids
+from ..timeline.decode import Intervals, NameLookup, attribute_nodes, build_intervals, module_events
+from ..timeline.decode.device import QueuedEvents, device_clocks, queued_events, stream_ids
 
 __all__ = ["StreamState", "read_streams"]
 

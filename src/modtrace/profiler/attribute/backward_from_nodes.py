@@ -9,8 +9,8 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array
 from ...timeline import BACKWARD, Columns, Process, Timeline, Track
-from ...timeline.build.interval_spans import LabelledInterval, nest, spans_from_intervals
 from ...timeline.columns import join_columns, sort_by_start
+from ...timeline.decode.interval_spans import LabelledInterval, nest, spans_from_intervals
 from ...timeline.ranges import union_of
 from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes, find_nodes

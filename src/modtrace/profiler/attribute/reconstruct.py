@@ -10,9 +10,9 @@ import numpy as np
 
 from ..._typing import Int64Array
 from ...timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
-from ...timeline.build.interval_spans import nest
 from ...timeline.columns import in_start_order
 from ...timeline.contents import REGION_CLASS
+from ...timeline.decode.interval_spans import nest
 from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes
