@@ -1,1 +1,1 @@
-"""What the operating system gives and tells: reading files by offset, processors, and what it says of processes."""
+"""What the operating system gives: files, processors, processes."""

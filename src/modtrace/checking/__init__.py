@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .._errors import RingError, TraceError
-from .._system.work_folder import work_folder
+from .._system.files import work_folder
 from .track_layout import Fault
 
 __all__ = ["CheckResult", "Fault", "check"]

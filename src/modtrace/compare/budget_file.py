@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._errors import ModtraceError
-from .._system.open_file import open_regular
+from .._system.files import open_regular
 from ..write.atomic_file import atomic_writer
 from .compare import Recorded, compare_runs, measure_side
 from .diff_result import Diff

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .._errors import ModtraceError, TraceError
-from .._system.open_file import open_regular
+from .._system.files import open_regular
 from ..read import FileKind, file_kind_by_head, load
 from ..ring import MAGIC, read_ring_rank
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .._errors import TraceError
-from .._system.open_file import open_regular
-from .._system.work_folder import work_folder
+from .._system.files import open_regular, work_folder
 from ..formats.limits import LimitError, check_unpacked
 from ..profiler.trace.trace_file import BLOCK_BYTES
 from .file_kind import ZIP_MAGIC

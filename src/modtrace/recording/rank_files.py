@@ -10,7 +10,7 @@ import socket
 
 from .._errors import RecordingError
 from .._rank import expand_path, is_shared, rank_in
-from .._system.process_stat import read_process_stat
+from .._system.processes import read_process_stat
 
 __all__ = ["RankFile"]
 

@@ -8,7 +8,8 @@ import os
 import signal
 
 from .._errors import RecordingError
-from ..ring import is_signal_caught, stacks_path
+from .._system.processes import is_signal_caught
+from ..ring import stacks_path
 
 __all__ = ["check_signal", "write_stacks_on"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from .._errors import WriteError
-from .._system.work_folder import work_folder
+from .._system.files import work_folder
 from .._terminal import counted
 from .._version import __version__
 from ..read import FileKind, file_kind, load, trace_path

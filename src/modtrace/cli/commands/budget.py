@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from ..._system.files import find_recordings
 from ..._terminal import counted
 from ..comparison import fail_above_option, map_option, show_comparison
 from ..options import TableFormat, format_option, only_option
 from ..output import echo, show_status
-from ..recordings import find_recordings
 
 __all__ = ["budget_command"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from ..._system.files import find_recordings
 from ..comparison import fail_above_option, map_option, show_comparison
 from ..options import TableFormat, format_option, only_option
 from ..output import show_status
-from ..recordings import find_recordings
 
 __all__ = ["diff_command"]
 

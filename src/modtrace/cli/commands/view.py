@@ -41,7 +41,7 @@ def view_command(
     server ends when the page is closed.
     """
     from ..._errors import ModtraceError
-    from ..._system.work_folder import work_folder
+    from ..._system.files import work_folder
     from ...read import load
     from ...view.server import PERFETTO_ORIGIN, WAIT_TIMEOUT_S, Page, TraceServer, open_and_serve
 

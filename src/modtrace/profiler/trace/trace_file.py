@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 from ..._errors import TraceError
-from ..._system.open_file import open_regular
+from ..._system.files import open_regular
 from ...formats.limits import LimitError, check_unpacked
 
 __all__ = ["BLOCK_BYTES", "GZIP_MAGIC", "MAX_TIME_NS", "Progress", "TraceFile", "base_time_ns"]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..._system.read_at import read_at
+from ..._system.files import read_at
 from ..._version import __version__
 from ...formats.trace_kind import BYTE_ORDER_MARK
 from ...timeline import Timeline

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from ..._errors import TraceError
-from ..._system.read_at import read_at, read_into_at
+from ..._system.files import read_at, read_into_at
 from ...formats.limits import MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError, check_nested_json
 from ..trace.envelope import Head, HeadError, find_head, find_tail
 from ..trace.event_collector import EventCollector

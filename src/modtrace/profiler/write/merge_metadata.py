@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from ..._system.read_at import read_at
+from ..._system.files import read_at
 from ...formats.limits import MAX_TAIL_BYTES, check_nested_json
 from ...formats.trace_kind import format_of
 from ...timeline import Summary

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..._errors import ModtraceError
-from ..._system.process_pool import map_in_processes
-from ..._system.processor_count import processor_count
+from ..._system.processes import map_in_processes, processor_count
 
 __all__ = ["check_engine", "map_buckets"]
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..._errors import ModtraceError, WriteError
-from ..._system.process_pool import map_in_processes
-from ..._system.processor_count import processor_count
+from ..._system.processes import map_in_processes, processor_count
 from ..._typing import IndexArray, Int32Array
 from ..all_ranks import load_rank
 from ..job_time import JobTime, RankTime

@@ -1,0 +1,150 @@
+"""Files: those that an argument stands for; opening them, reading at an offset, and a folder for a while."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import io
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .._errors import ModtraceError
+
+__all__ = [
+    "RECORDING_SUFFIXES",
+    "RING_SUFFIXES",
+    "FileKind",
+    "find_each",
+    "find_recordings",
+    "open_regular",
+    "read_at",
+    "read_into_at",
+    "work_folder",
+]
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open a file to read its bytes, unbuffered; never wait for a pipe.
+
+    Raises:
+        OSError: it cannot be opened, or is a pipe, a device or a socket: these have no end, or no second reading.
+    """
+    file = io.FileIO(path, opener=_open_at_once)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file; save what it gives to one first", os.fspath(path))
+    return file
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+
+
+_position = threading.Lock()
+"""Held while the position of a descriptor is not what its other readers left."""
+
+
+def read_at(descriptor: int, count: int, offset: int) -> bytes:
+    """Return at most `count` bytes from `offset` on; the position of the file does not change.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, count, offset)
+    with _position:  # Windows
+        before = os.lseek(descriptor, 0, os.SEEK_CUR)
+        try:
+            os.lseek(descriptor, offset, os.SEEK_SET)
+            return os.read(descriptor, count)
+        finally:
+            os.lseek(descriptor, before, os.SEEK_SET)
+
+
+def read_into_at(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Fill `buffer` from `offset` on, as far as there is something; return how many bytes were read.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], offset)
+    data = read_at(descriptor, len(buffer), offset)
+    buffer[: len(data)] = data
+    return len(data)
+
+
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """Make a folder among the system's temporary files, and remove it when the block ends.
+
+    Raises:
+        ModtraceError: none can be made, as where all disks are full or read-only.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix="modtrace-")
+    except OSError as error:
+        raise ModtraceError(
+            f"no folder for temporary files can be made ({error.strerror or error}); "
+            "free some space, or set TMPDIR to a folder that can be written"
+        ) from error
+    with made as folder:
+        yield Path(folder)
+
+
+RING_SUFFIXES = (".modtrace",)
+RECORDING_SUFFIXES = (".pftrace", ".pftrace.gz", ".json", ".json.gz", ".zip", *RING_SUFFIXES)
+
+FileKind = tuple[str, ...] | Callable[[str], bool]
+"""Which files of a folder are meant: the ends of their names, or a function that decides by the path."""
+
+
+def find_recordings(paths: Iterable[str], kind: FileKind = RECORDING_SUFFIXES) -> list[str]:
+    """Return the files that arguments stand for, each once.
+
+    Args:
+        paths: files, folders, and patterns that the shell did not expand.
+        kind: which files of a folder; one that is named itself may be called anything.
+
+    Raises:
+        ModtraceError: a folder holds none, or nothing matches a pattern.
+    """
+    return list(dict.fromkeys(file for path in paths for file in _files_of(path, kind)))
+
+
+def find_each(paths: Iterable[str], kind: FileKind) -> tuple[list[str], list[str]]:
+    """Return the files of a kind that arguments stand for, and what is wrong with those that stand for none."""
+    results = [_files_or_error(path, kind) for path in paths]
+    files = dict.fromkeys(file for result in results if not isinstance(result, str) for file in result)
+    return list(files), [result for result in results if isinstance(result, str)]
+
+
+def _files_or_error(path: str, kind: FileKind) -> list[str] | str:
+    try:
+        return _files_of(path, kind)
+    except ModtraceError as error:
+        return str(error)
+
+
+def _files_of(path: str, kind: FileKind) -> list[str]:
+    if os.path.isdir(path):
+        files = [os.path.join(path, name) for name in sorted(os.listdir(path))]
+        if callable(kind):
+            chosen, missing = [file for file in files if kind(file) and os.path.isfile(file)], "nothing of this kind"
+        else:
+            chosen = [file for file in files if file.lower().endswith(kind)]
+            missing = f"no recording in this folder; they end in {', '.join(kind)}"
+        if not chosen:
+            raise ModtraceError(f"{path}: {missing}")
+        return chosen
+    if os.path.exists(path) or not glob.has_magic(path):
+        return [path]
+    matching = sorted(glob.glob(path))
+    if not matching:
+        raise ModtraceError(f"{path}: no file matches")
+    return matching

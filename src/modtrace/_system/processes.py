@@ -1,0 +1,208 @@
+"""Processes: how many processors there are, work on all of them, and what the kernel says of a process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NamedTuple, TypeVar
+
+from .._errors import ModtraceError
+
+__all__ = [
+    "ParallelReader",
+    "ProcessStat",
+    "is_signal_caught",
+    "is_signal_handled_now",
+    "map_in_processes",
+    "processor_count",
+    "read_process_stat",
+]
+
+
+def processor_count() -> int:
+    """Return how many processors this process may run on, or how many there are where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MAX_ON_WINDOWS = 61
+"""It waits for no more processes at a time."""
+
+
+def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iterator[tuple[T, R]]:
+    """Yield each item with what a function returns for it, in the order in which they are done.
+
+    Args:
+        function: called with an item, here where one process is enough; it, the items and its results can be pickled.
+        items: what it is called with.
+        processes: how many run at a time.
+
+    Raises:
+        Exception: what the function raised for an item; what had not begun then is not done.
+        ModtraceError: one of the processes was killed.
+    """
+    left = list(items)
+    if min(processes, len(left)) <= 1:
+        for item in left:
+            yield item, function(item)
+        return
+    count = min(processes, len(left), *([_MAX_ON_WINDOWS] if os.name == "nt" else []))
+    pool = ProcessPoolExecutor(count, get_context("spawn"), _end_when_interrupted)
+    try:
+        with _interrupts_held_back():
+            tasks = {pool.submit(function, item): item for item in left}
+        for done in as_completed(tasks):
+            yield tasks.pop(done), done.result()
+    except BrokenProcessPool as error:
+        raise ModtraceError("a process was killed, most often for want of memory; try with fewer") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    # A process takes over what is held back where it is started. It prints a traceback of its own for a Ctrl-C that
+    # comes before it has got as far as `_end_when_interrupted`, unless that waits until then.
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it is started with the first process else, and lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_when_interrupted() -> None:
+    # Ctrl-C goes to all processes of a terminal. One that were to handle it would take it for the fault of what it
+    # works on, and go on with the next.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+class ProcessStat(NamedTuple):
+    """A process as `/proc` has it.
+
+    Attributes:
+        state: one letter: R runs, S and D wait, Z and X are dead.
+        start_unix_ns: when it began, in Unix nanoseconds, to the kernel's tick of 10 ms.
+    """
+
+    state: str
+    start_unix_ns: int
+
+
+def read_process_stat(pid: int | Literal["self"]) -> ProcessStat:
+    """Read what the kernel says of a process of this host; "self" is this one.
+
+    Raises:
+        OSError: there is none with this id, or the system has no `/proc`.
+    """
+    # The second field, the command's name in brackets, may hold blanks and brackets.
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    start_ticks = int(fields[19])
+    started_after_boot_ns = start_ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    boot_unix_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return ProcessStat(fields[0], boot_unix_ns + started_after_boot_ns)
+
+
+_MIN_FILES_IN_PROCESSES = 128
+"""To start processes takes as long as to read so many files."""
+_FILES_AT_ONCE = 32
+_MAX_PROCESSES = 32
+
+
+class ParallelReader:
+    """Reads files, many of them in processes of its own, which end with the `with` block."""
+
+    def __init__(self) -> None:
+        self._processes: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> ParallelReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._processes is not None:
+            self._processes.shutdown(cancel_futures=True)
+
+    def read(self, read: Callable[[str], T], paths: Sequence[str]) -> tuple[list[T], list[str]]:
+        """Return what `read` returns for each file, and what is wrong with those of which it raised a ModtraceError.
+
+        Args:
+            read: can be pickled, as its results can.
+            paths: the files.
+
+        Raises:
+            ModtraceError: one of the processes was killed.
+        """
+        if len(paths) < _MIN_FILES_IN_PROCESSES:
+            results = [_result_or_error(read, path) for path in paths]
+        else:
+            if self._processes is None:
+                self._processes = ProcessPoolExecutor(
+                    min(processor_count(), _MAX_PROCESSES),
+                    multiprocessing.get_context("spawn"),
+                    _ignore_interrupts,
+                )
+            try:
+                results = list(self._processes.map(partial(_result_or_error, read), paths, chunksize=_FILES_AT_ONCE))
+            except BrokenProcessPool as error:
+                raise ModtraceError("a process that read files was killed, most often for want of memory") from error
+        return [r for r, error in results if error is None and r is not None], [e for _, e in results if e is not None]
+
+
+def _result_or_error(read: Callable[[str], T], path: str) -> tuple[T | None, str | None]:
+    try:
+        return read(path), None
+    except ModtraceError as error:
+        return None, str(error)
+
+
+def _ignore_interrupts() -> None:
+    # Ctrl-C goes to all processes of a terminal; the command ends them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def is_signal_caught(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, in Python or in C; a signal without one most often kills."""
+    return _has(f"/proc/{pid}/status", "SigCgt", number)
+
+
+def is_signal_handled_now(pid: int, number: int) -> bool:
+    """Whether a signal waits for a process or its handler runs, which blocks it on that thread until it returns."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return False
+    statuses = [f"/proc/{pid}/task/{thread}/status" for thread in threads]
+    return any(_has(status, field, number) for status in statuses for field in ("ShdPnd", "SigPnd", "SigBlk"))
+
+
+def _has(status: str, field: str, number: int) -> bool:
+    """Whether a signal is in a set of a process or thread, whose bit 0 is signal 1; in none of one that is gone."""
+    try:
+        with open(status) as lines:
+            signals = next((int(line.split()[1], 16) for line in lines if line.startswith(f"{field}:")), 0)
+    except OSError:
+        return False
+    return bool(signals >> (number - 1) & 1)
