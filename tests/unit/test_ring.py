@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from modtrace import RingError
-from modtrace.ring import Kind, Ring, available_memory, read_ring
+from modtrace.ring import Kind, Ring, read_ring, ring
 from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, WORDS_PER_SLOT
 from modtrace.track.engine import EngineName, choose_engine, make_engine
 
@@ -215,13 +215,13 @@ def test_memory_is_what_the_machine_and_the_control_groups_leave(
     for name, text in files.items():
         (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "groups" / name).write_text(text)
-    monkeypatch.setattr(available_memory, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(available_memory, "_OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(available_memory, "_GROUPS", tmp_path / "groups")
-    assert available_memory.available_memory_bytes() == left
+    monkeypatch.setattr(ring, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(ring, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(ring, "_GROUPS", tmp_path / "groups")
+    assert ring._available_memory_bytes() == left
 
 
 def test_a_system_that_does_not_say_leaves_it_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(available_memory, "_MEMINFO", tmp_path / "absent")
-    monkeypatch.setattr(available_memory, "_OWN_GROUPS", tmp_path / "absent")
-    assert available_memory.available_memory_bytes() is None
+    monkeypatch.setattr(ring, "_MEMINFO", tmp_path / "absent")
+    monkeypatch.setattr(ring, "_OWN_GROUPS", tmp_path / "absent")
+    assert ring._available_memory_bytes() is None

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modtrace.ring import Kind, Ring, file_slots, read_ring
-from modtrace.ring.file_format import SLOTS_OFFSET
+from modtrace.ring import Kind, Ring, read_file, read_ring
+from modtrace.ring.file import SLOTS_OFFSET
 from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, NO_NAME, SLOT_BYTES
 
 CAPACITY = 64
@@ -17,7 +17,7 @@ CAPACITY = 64
 
 @pytest.fixture(autouse=True)
 def few_slots_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_slots, "_SLOTS_AHEAD", 4)
+    monkeypatch.setattr(read_file, "_SLOTS_AHEAD", 4)
 
 
 def make(path: Path, events: int) -> Ring:
@@ -79,7 +79,7 @@ def test_what_is_written_while_the_end_is_looked_for_is_read_too(
     path = tmp_path / "run.modtrace"
     ring = make(path, 70)
     slots = np.frombuffer(ring.buffer, np.int64, 4 * CAPACITY, SLOTS_OFFSET).reshape(-1, 4)
-    find_newest = file_slots._find_newest
+    find_newest = read_file._find_newest
 
     def find_newest_and_go_on(descriptor: int, count: int, capacity: int) -> int | None:
         newest = find_newest(descriptor, count, capacity)
@@ -88,7 +88,7 @@ def test_what_is_written_while_the_end_is_looked_for_is_read_too(
             slots[serial % CAPACITY] = (meta, slots[5, 1], serial, serial + 1)
         return newest
 
-    monkeypatch.setattr(file_slots, "_find_newest", find_newest_and_go_on)
+    monkeypatch.setattr(read_file, "_find_newest", find_newest_and_go_on)
     found = read_ring(path, 10).slots
     assert found.events.value.tolist() == [*range(60, 73)]
     assert (found.recorded, found.overwritten, found.torn) == (73, 60, 0)

@@ -1,30 +1,62 @@
-"""A new ring file, as a process writes it, see `file_format`.
+"""A ring file: its bytes, and the new one that a process writes.
 
-The space of header, slots and the first part of the log is reserved when the file is made, so a full disk is an error
-then, and never a signal while training runs.
+```
+0      magic "MODTRACE" · version u32 · 0 u32 · capacity u64 · slots offset u64 · log offset u64
+       metadata length u32 · crc32 of metadata u32 · metadata (JSON)
+4096   slots: capacity × 32 bytes
+…      log: records of (length u32 · crc32 u32 · JSON), until a length of 0 or the end of the file
+```
+
+All numbers are little endian. The space of header, slots and the first part of the log is reserved when the file is
+made, so a full disk is an error then, and never a signal while training runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
 import secrets
 import stat
+import struct
+import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import cast
 
+import numpy as np
 import orjson
 
 from .._errors import RingError
-from .file_format import HEADER, MAGIC, RECORD, SLOTS_OFFSET, VERSION
 from .name_table import Record
 from .slot_format import SLOT_BYTES
-from .slots import prefault
 
-__all__ = ["RingFile"]
+__all__ = [
+    "HEADER",
+    "MAGIC",
+    "MAX_RECORD_BYTES",
+    "RECORD",
+    "SLOTS_OFFSET",
+    "STACKS_SIGNAL",
+    "VERSION",
+    "RingFile",
+    "prefault",
+    "stacks_path",
+]
 
+MAGIC = b"MODTRACE"
+VERSION = 2
+HEADER = struct.Struct("<8sIIQQQII")
+"""What precedes the metadata."""
+SLOTS_OFFSET = 4096
+"""Bytes before the first slot of a file."""
+RECORD = struct.Struct("<II")
+"""What precedes each record of the log."""
+MAX_RECORD_BYTES = 1 << 20
+"""A longer record is damage."""
 _LOG_CHUNK_BYTES = 1 << 20
 _CLOSING_KINDS = ("anchor", "stop")
 _CLOSING_BYTES = 256
@@ -36,6 +68,17 @@ _SPECIAL_FILES = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
+_MAX_PREFAULT_BYTES = 1 << 28
+_POPULATE_BYTES = 1 << 20
+_MADV_POPULATE_WRITE = 23
+
+STACKS_SIGNAL = "stacks_signal"
+"""The key in the metadata of a ring for the number of the signal on which its process writes its Python stacks."""
+
+
+def stacks_path(ring: str) -> str:
+    """Return the file beside a ring's, which its process appends Python stacks to when the signal comes."""
+    return f"{ring}.stacks"
 
 
 class RingFile:
@@ -65,8 +108,8 @@ class RingFile:
         if not hasattr(os, "posix_fallocate"):
             raise RingError(f"{self.path}: a file behind the ring needs Linux; without one the ring is in memory")
         _refuse_special(self.path)
-        # The old file is unlinked, not truncated: another process may still have it mapped. Nobody can know the new
-        # one's name before, and it is never what someone else put there, nor where a link of theirs leads.
+        # The old file is unlinked, not truncated: another process may still have it mapped. The new one's name
+        # cannot be guessed, so it is never what another user put there, nor the end of a link of theirs.
         partial = f"{self.path}.{os.getpid()}.{secrets.token_hex(8)}.new"
         try:
             fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -112,12 +155,12 @@ class RingFile:
         os.write(fd, framed)
 
     def close(self) -> None:
-        """Close the file, once no thread appends to it; the mapping goes when nothing holds it any more."""
+        """Close the file, once no thread appends to it; the mapping goes with its last holder."""
         self._descriptor = None
 
 
 class _Descriptor:
-    """Closes a file descriptor when nobody uses it any more: its number may be another file's from then on."""
+    """Closes a file descriptor with its last user: its number may be another file's from then on."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -127,11 +170,11 @@ class _Descriptor:
 
 
 def _refuse_special(path: str) -> None:
-    """Refuse to put a ring where something else stands than a ring or an empty file, or a link that leads to such."""
+    """Raise if the path is anything but a ring, an empty file, or a link to such."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
-        return  # what is wrong with the path, making the file tells
+        return  # making the file will say what is wrong with the path
     if not stat.S_ISREG(mode):
         what = _SPECIAL_FILES.get(stat.S_IFMT(mode), "no regular file")
         raise RingError(f"{path}: it is {what}, which a ring does not replace. Name another place.")
@@ -142,3 +185,42 @@ def _refuse_special(path: str) -> None:
         return
     if begin and begin != MAGIC:
         raise RingError(f"{path}: it is a file and no ring, which a ring does not replace. Name another place.")
+
+
+def prefault(buffer: mmap.mmap) -> None:
+    """Map the pages of a new buffer, up to 256 MiB: the first ones now, the others on a thread, ahead of the writer.
+
+    The first touch of a page costs as much as many events, and the training must not pay for it. A kernel before
+    Linux 5.14, or another system, cannot do it without writing; there it does.
+    """
+    if _madvise() is None:
+        return
+    length = min(len(buffer), _MAX_PREFAULT_BYTES)
+    _populate(buffer, 0, min(length, _POPULATE_BYTES))
+    if length > _POPULATE_BYTES:
+        threading.Thread(target=_populate_rest, args=(buffer, length), name="modtrace-prefault", daemon=True).start()
+
+
+def _populate_rest(buffer: mmap.mmap, length: int) -> None:
+    # In parts: while it runs, no other thread can map or unmap memory.
+    for offset in range(_POPULATE_BYTES, length, _POPULATE_BYTES):
+        _populate(buffer, offset, min(length - offset, _POPULATE_BYTES))
+
+
+def _populate(buffer: mmap.mmap, offset: int, length: int) -> None:
+    # By ctypes: what mmap.madvise does, without the interpreter's lock.
+    madvise = _madvise()
+    if madvise is not None:
+        held = np.frombuffer(buffer, np.uint8)
+        madvise(held.ctypes.data + offset, length, _MADV_POPULATE_WRITE)
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """Return the C library's `madvise`; None where there is none, as on Windows."""
+    try:
+        madvise = ctypes.CDLL(None).madvise
+    except (TypeError, OSError, AttributeError):
+        return None
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return cast("Callable[[int, int, int], int]", madvise)

@@ -1,26 +1,54 @@
-"""A ring file → what it holds: all of it, its name table alone, or its rank."""
+"""A ring → what it holds: its slots, dead or alive, and of a file the name table and the metadata too."""
 
 from __future__ import annotations
 
+import mmap
 import os
+import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import orjson
 
 from .._errors import RingError
-from .._system.open_file import open_regular
-from .file_format import HEADER, MAGIC, MAX_RECORD_BYTES, RECORD, SLOTS_OFFSET, VERSION
-from .file_slots import is_hollow, read_file_slots
+from .._system.files import open_regular, read_at
+from .._typing import Int64Array
+from .file import HEADER, MAGIC, MAX_RECORD_BYTES, RECORD, SLOTS_OFFSET, VERSION
 from .name_table import Record
-from .slot_format import SLOT_BYTES
-from .slots import SlotSnapshot, read_slots
-from .validate import validate
+from .slot_format import (
+    KIND_MASK,
+    KIND_SHIFT,
+    LAP_MASK,
+    LAP_SHIFT,
+    NAME_MASK,
+    SLOT_BYTES,
+    THREAD_MASK,
+    THREAD_SHIFT,
+    WORDS_PER_SLOT,
+    Events,
+    Kind,
+)
+from .validate import SlotSnapshot, validate
 
-__all__ = ["RingSnapshot", "read_ring", "read_ring_rank", "read_ring_records"]
+__all__ = ["RingSnapshot", "read_ring", "read_ring_rank", "read_ring_records", "read_slots", "slot_blocks"]
+
+_BLOCK_SLOTS = 1 << 20
+"""Slots that are looked at together: 32 MiB."""
+_KNOWN_KINDS = np.array(list(Kind), np.int64)
+_STAMP = struct.Struct("<q")
+_MAX_REREADS = 20
+_BYTES_PER_BLOCK = 512
+"""What `st_blocks` counts in, on every system."""
+_MIN_BYTES_WITH_HOLES = 1 << 32
+_SLOTS_AHEAD = 1 << 10
+"""Slots behind the newest event that are read with it: the writer goes on meanwhile."""
+
+_SlotRange = tuple[int, int]
+"""The number of the first slot, and that behind the last one."""
 
 
 class RingSnapshot(NamedTuple):
@@ -52,10 +80,10 @@ def read_ring(path: str | os.PathLike[str], last_events: int | None = None) -> R
     """
     with _opened(path) as (file, header):
         size = os.fstat(file.fileno()).st_size
-        slots = read_file_slots(file.fileno(), size, header.capacity, last_events)
+        slots = _read_file_slots(file.fileno(), size, header.capacity, last_events)
         # The log is read after the slots: a name is noted before its number is used.
         records = _read_log(file, header.log_start)
-        if not len(slots.events) and not records and is_hollow(file.fileno()):
+        if not len(slots.events) and not records and _is_hollow(file.fileno()):
             raise RingError(
                 f"{file.name}: no event is in it, and most of its {size:,} bytes are a hole; copy the ring again, whole"
             )
@@ -74,7 +102,7 @@ def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
 
 
 def read_ring_rank(path: str | os.PathLike[str]) -> int | None:
-    """Return the rank that the header of a ring file tells; None where it tells none.
+    """Return the rank that the header of a ring file says; None if it has none.
 
     Raises:
         RingError: as of `read_ring`.
@@ -90,7 +118,7 @@ class _Header(NamedTuple):
     Attributes:
         capacity: slots in the ring.
         log_start: the byte at which the log begins.
-        metadata: about the recording, as it stands there.
+        metadata: about the recording, as written there.
     """
 
     capacity: int
@@ -156,3 +184,186 @@ def _parse_object(text: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _read_file_slots(descriptor: int, size: int, capacity: int, last_events: int | None = None) -> SlotSnapshot:
+    """Read the whole events of a ring file.
+
+    Args:
+        descriptor: the file's.
+        size: its bytes.
+        capacity: slots in the ring; more than there are where the file was cut short.
+        last_events: read no more than about so many, the last ones, and count the others as overwritten; None: all.
+    """
+    count = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
+    slots = _read_once(descriptor, count, capacity, last_events)
+    for _ in range(_MAX_REREADS):
+        # Read again where serials are missing: the writer overtook a reader that had to pause. What is missing still
+        # when nothing was written since is missing in the file.
+        recorded = slots.recorded
+        if not len(slots.events) or np.all(np.diff(slots.events.serial) == 1):
+            break
+        slots = _read_once(descriptor, count, capacity, last_events)
+        if slots.recorded == recorded:
+            break
+    return slots
+
+
+def _is_hollow(descriptor: int) -> bool:
+    """Return whether less than half of a file is there: that of a new ring is reserved."""
+    status = os.fstat(descriptor)
+    blocks = getattr(status, "st_blocks", None)  # None on Windows, where a copied file has no holes
+    return blocks is not None and blocks * _BYTES_PER_BLOCK < status.st_size // 2
+
+
+def _read_once(descriptor: int, count: int, capacity: int, last_events: int | None) -> SlotSnapshot:
+    if last_events is not None and last_events + _SLOTS_AHEAD < count:
+        newest = _find_newest(descriptor, count, capacity)
+        if newest is not None:
+            oldest = max(0, newest + 1 - last_events)
+            ranges = _slots_of(oldest, newest + 1 + _SLOTS_AHEAD, count, capacity)
+            return read_slots(_slot_blocks(descriptor, ranges), capacity, oldest)
+    return read_slots(_slot_blocks(descriptor, _data_ranges(descriptor, count)), capacity)
+
+
+def _find_newest(descriptor: int, count: int, capacity: int) -> int | None:
+    """Return the serial number of the newest event by bisection: behind it, slots are a lap older, or empty.
+
+    None where no event is in the first slot, or where a slot says what it cannot: then only all slots together show it.
+    """
+
+    def serial_in(slot: int) -> int:
+        stamp = read_at(descriptor, _STAMP.size, SLOTS_OFFSET + (slot + 1) * SLOT_BYTES - _STAMP.size)
+        return int(_STAMP.unpack(stamp)[0]) - 1
+
+    first = serial_in(0)
+    if first < 0 or first % capacity:
+        return None
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        serial = serial_in(middle)
+        if serial == first + middle:
+            low = middle
+        elif serial == first + middle - capacity or (serial == -1 and first == 0):
+            high = middle
+        else:
+            return None
+    return first + low
+
+
+def _slots_of(oldest: int, end: int, count: int, capacity: int) -> list[_SlotRange]:
+    """Return where the events of some serial numbers are, `oldest` to `end`, without those that a cut took away."""
+    begin, stop = oldest % capacity, (end - 1) % capacity + 1
+    ranges = [(begin, stop)] if begin < stop else [(0, stop), (begin, capacity)]
+    return [(first, min(last, count)) for first, last in ranges if first < count]
+
+
+def _slot_blocks(descriptor: int, ranges: Iterator[_SlotRange] | list[_SlotRange]) -> Iterator[_SlotBlock]:
+    """Yield some slots of a file.
+
+    Each block is mapped only while it is looked at. A mapping, not a read: beside a live writer the order in which the
+    words are copied matters.
+    """
+    for begin, end in ranges:
+        for first in range(begin, end, _BLOCK_SLOTS):
+            length = min(_BLOCK_SLOTS, end - first)
+            offset = SLOTS_OFFSET + first * SLOT_BYTES
+            aligned = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            mapping = mmap.mmap(
+                descriptor, offset - aligned + length * SLOT_BYTES, access=mmap.ACCESS_READ, offset=aligned
+            )
+            words = np.frombuffer(mapping, np.int64, length * WORDS_PER_SLOT, offset - aligned)
+            del mapping  # so that it goes with the block
+            yield _SlotBlock(first, words.reshape(-1, WORDS_PER_SLOT))
+
+
+def _data_ranges(descriptor: int, count: int) -> Iterator[_SlotRange]:
+    """Yield the slots of a large file between its holes; it has some where its space was not reserved as ours is.
+
+    A smaller file is gone through as a whole: not every file system knows at once where another process wrote.
+    """
+    if count * SLOT_BYTES < _MIN_BYTES_WITH_HOLES or not _is_hollow(descriptor):
+        yield (0, count)
+        return
+    begin, end = SLOTS_OFFSET, SLOTS_OFFSET + count * SLOT_BYTES
+    while begin < end:
+        try:
+            begin = os.lseek(descriptor, begin, os.SEEK_DATA)
+        except OSError:  # a hole is all that follows
+            return
+        hole = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        if begin < end:
+            yield ((begin - SLOTS_OFFSET) // SLOT_BYTES, -(-(min(hole, end) - SLOTS_OFFSET) // SLOT_BYTES))
+        begin = hole
+
+
+class _SlotBlock(NamedTuple):
+    """Some slots of a ring.
+
+    Attributes:
+        first: the number of the first one.
+        slots: int64[n, 4], a view of the mapping; it may be written to meanwhile.
+    """
+
+    first: int
+    slots: Int64Array
+
+
+def slot_blocks(slots: Int64Array) -> Iterator[_SlotBlock]:
+    """Yield all slots of a view."""
+    for first in range(0, len(slots), _BLOCK_SLOTS):
+        yield _SlotBlock(first, slots[first : first + _BLOCK_SLOTS])
+
+
+def read_slots(blocks: Iterable[_SlotBlock], capacity: int, first_serial: int = 0) -> SlotSnapshot:
+    """Read the whole events of a ring, dead or alive, in memory that follows the number of events and not of slots.
+
+    Args:
+        blocks: the slots that may hold events.
+        capacity: slots in the ring; more than there are where the file was cut short.
+        first_serial: leave out the events before this one, and count them as overwritten.
+    """
+    parts = [_whole_slots(block, capacity) for block in blocks]
+    serial, time_ns, value, meta = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
+    whole = np.ones(len(serial), np.bool_)
+    recorded = int(serial.max()) + 1 if len(serial) else 0
+    if recorded > capacity:
+        # All serials of a ring lie within one capacity. One that is damaged must not make all others look overwritten.
+        middle = np.partition(serial, len(serial) // 2)[len(serial) // 2]
+        whole = np.abs(serial - middle) < capacity
+        recorded = int(serial[whole].max()) + 1
+    oldest = max(min(first_serial, recorded), recorded - capacity)
+    whole &= serial >= oldest
+    order = np.flatnonzero(whole)
+    order = order[np.argsort(serial[order], kind="stable")]
+    meta = meta[order]
+    events = Events(
+        serial=serial[order],
+        time=time_ns[order],
+        kind=(meta >> KIND_SHIFT & KIND_MASK).astype(np.int8),
+        thread=(meta >> THREAD_SHIFT & THREAD_MASK).astype(np.int32),
+        name=(meta & NAME_MASK).astype(np.int32),
+        value=value[order],
+    )
+    kept = len(events)
+    return SlotSnapshot(events, recorded, oldest, recorded - oldest - kept)
+
+
+def _whole_slots(block: _SlotBlock, capacity: int) -> Int64Array:
+    """Return serial, time, value and meta of the whole events of a block, int64[4, n]."""
+    slots = block.slots
+    # The order matters beside a live writer: the stamp is written last and so copied first, meta the other way round.
+    stamp = slots[:, 3].copy()
+    if not stamp.any():
+        return np.empty((4, 0), np.int64)
+    time_ns = slots[:, 1].copy()
+    value = slots[:, 2].copy()
+    meta = slots[:, 0].copy()
+    # Python's struct clears a slot before it fills it, so a stamp can also vanish meanwhile.
+    whole = slots[:, 3] == stamp
+    serial = stamp - 1
+    whole &= (stamp > 0) & (serial % capacity == np.arange(block.first, block.first + len(slots)))
+    whole &= (serial // capacity & LAP_MASK) == meta >> LAP_SHIFT
+    whole &= np.isin(meta >> KIND_SHIFT & KIND_MASK, _KNOWN_KINDS)
+    return np.stack([column[whole] for column in (serial, time_ns, value, meta)])

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import mmap
 import os
+import struct
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
 from .._errors import RingError
 from ..record_options import check_capacity
-from .file import RingFile
-from .file_format import SLOTS_OFFSET
+from .file import SLOTS_OFFSET, RingFile, prefault
 from .name_table import NameTable
-from .read_file import RingSnapshot
-from .slot_format import SLOT_BYTES, WORDS_PER_SLOT
-from .slots import WriteSlot, allocate, make_writer, read_slots, slot_blocks
+from .read_file import RingSnapshot, read_slots, slot_blocks
+from .slot_format import LAP_MASK, LAP_SHIFT, SLOT_BYTES, WORDS_PER_SLOT
 
-__all__ = ["Ring"]
+__all__ = ["Ring", "WriteSlot"]
+
+_MEMINFO = Path("/proc/meminfo")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+
+WriteSlot = Callable[[int, int], None]
+"""`write(meta, value)`: meta is kind, thread and name packed; the clock is read and the serial number taken inside."""
 
 
 class Ring:
@@ -49,7 +59,7 @@ class Ring:
         self._file: RingFile | None = None
         self._closed = False
         if path is None:
-            self.buffer = allocate(capacity)
+            self.buffer = _allocate(capacity)
             self.offset = 0
             self.names = NameTable()
         else:
@@ -65,7 +75,7 @@ class Ring:
         Args:
             clock: returns monotonic nanoseconds.
         """
-        return make_writer(self.buffer, self.offset, self.capacity, clock)
+        return _make_writer(self.buffer, self.offset, self.capacity, clock)
 
     def read(self) -> RingSnapshot:
         """Read what the ring holds now; other threads may go on writing."""
@@ -90,3 +100,102 @@ class Ring:
     def nbytes(self) -> int:
         """Bytes the slots take."""
         return self.capacity * SLOT_BYTES
+
+
+def _make_writer(buffer: mmap.mmap, offset: int, capacity: int, clock: Callable[[], int]) -> WriteSlot:
+    """Return the function that writes one event; safe from any thread that holds the interpreter.
+
+    Args:
+        buffer: the mapping.
+        offset: bytes before the first slot.
+        capacity: slots in the ring.
+        clock: returns monotonic nanoseconds.
+    """
+    serials = itertools.count().__next__
+    pack = struct.Struct(f"{WORDS_PER_SLOT}q").pack_into
+
+    def write(meta: int, value: int) -> None:
+        serial = serials()
+        lap, index = divmod(serial, capacity)
+        # Native packing stores whole words in order: meta with the new lap first, the stamp last.
+        pack(buffer, offset + index * SLOT_BYTES, (lap & LAP_MASK) << LAP_SHIFT | meta, clock(), value, serial + 1)
+
+    return write
+
+
+def _allocate(capacity: int) -> mmap.mmap:
+    """Reserve a ring of `capacity` events that belongs to this process alone (a fork gets a copy).
+
+    Raises:
+        RingError: there is not so much memory. The system would give the addresses all the same, and kill the training
+            when the ring fills.
+    """
+    available = _available_memory_bytes()
+    if available is not None and capacity * SLOT_BYTES > available:
+        raise RingError(
+            f"a ring of {capacity:,} events takes {capacity * SLOT_BYTES:,} bytes, and {available:,} bytes of memory "
+            "can be had; lower capacity"
+        )
+    try:
+        if hasattr(mmap, "MAP_PRIVATE"):
+            buffer = mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:  # Windows
+            buffer = mmap.mmap(-1, capacity * SLOT_BYTES)
+    except OSError as error:  # as of `ulimit -v`
+        raise RingError(
+            f"a ring of {capacity:,} events takes {capacity * SLOT_BYTES:,} bytes, which this process does not get: "
+            f"{error.strerror}; lower capacity"
+        ) from error
+    prefault(buffer)
+    return buffer
+
+
+def _available_memory_bytes() -> int | None:
+    """Return the bytes that this process can have without the system killing any; None if the system does not say."""
+    left = [bytes_left for bytes_left in (_left_on_machine(), *_left_in_groups()) if bytes_left is not None]
+    return min(left, default=None)
+
+
+def _left_on_machine() -> int | None:
+    """Return what is free, can be freed, or swapped out."""
+    try:
+        lines = _MEMINFO.read_text("utf-8").splitlines()
+        kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+        return 1024 * (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0))
+    except (OSError, ValueError, IndexError, KeyError):
+        return None
+
+
+def _left_in_groups() -> list[int | None]:
+    """Return what is left in each control group, of either version, that this process is in."""
+    left = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in _OWN_GROUPS.read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                root, limit, used = _GROUPS, "memory.max", "memory.current"
+            elif "memory" in controllers.split(","):
+                root, limit, used = _GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            else:
+                continue
+            group = root / path.lstrip("/")
+            # A group can have no more than those around it. Inside a container the path may not be there: then its
+            # root is what the process sees of its own group.
+            for folder in (group, *group.parents):
+                left.append(_left_in_group(folder, limit, used))
+                if folder == root:
+                    break
+    return left
+
+
+def _left_in_group(folder: Path, limit: str, used: str) -> int | None:
+    try:
+        bytes_left = int((folder / limit).read_text("utf-8")) - int((folder / used).read_text("utf-8"))
+    except (OSError, ValueError):  # no such group, or its limit is the word "max"
+        return None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # Pages of files are given back when memory is asked for.
+        for line in (folder / "memory.stat").read_text("utf-8").splitlines():
+            if line.startswith(("inactive_file ", "total_inactive_file ")):
+                return bytes_left + int(line.split()[1])
+    return bytes_left

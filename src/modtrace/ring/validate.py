@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._typing import BoolArray, Int32Array
+from .file import STACKS_SIGNAL
 from .name_table import Record
 from .slot_format import (
     CALL_ENTER_KINDS,
@@ -23,10 +24,8 @@ from .slot_format import (
     Events,
     Kind,
 )
-from .slots import SlotSnapshot
-from .stacks_file import STACKS_SIGNAL
 
-__all__ = ["validate"]
+__all__ = ["SlotSnapshot", "validate"]
 
 _CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
 _TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES, *COMMUNICATION_KINDS)
@@ -64,6 +63,22 @@ _METADATA_FIELDS: Mapping[str, type[str] | range] = {
 _KINDS_WITH_ID = ("name", "text", "thread")
 _MAX_AHEAD = 64
 """By how much an id may be larger than twice the number of records so far."""
+
+
+class SlotSnapshot(NamedTuple):
+    """The slots that a ring held when it was read, and how many it had lost.
+
+    Attributes:
+        events: the whole events, in serial order.
+        recorded: number of events written since the ring was made.
+        overwritten: of these, those whose slots were used again, or that were not asked for.
+        torn: of these, those whose slots were half written, or damaged.
+    """
+
+    events: Events
+    recorded: int
+    overwritten: int
+    torn: int
 
 
 def validate(
@@ -108,7 +123,7 @@ def _valid_records(records: Sequence[Record]) -> tuple[list[Record], dict[str, i
             continue
         if kind in id_counts:
             # Ids are given in order, but of threads that note some at once any may come first, and one is missing where
-            # an interrupt came. The bound keeps a damaged one from standing for many.
+            # an interrupt came. The bound limits what a damaged one costs.
             counted[kind] += 1
             if not _is_allowed(record.get("id"), range(2 * counted[kind] + _MAX_AHEAD)):
                 continue
@@ -154,12 +169,12 @@ def _longest_nondecreasing(times: Sequence[int]) -> list[int]:
         else:
             smallest_end[length], end_position[length] = time, position
         previous[position] = end_position[length - 1] if length else -1
-    found = []
+    longest = []
     position = end_position[-1] if end_position else -1
     while position >= 0:
-        found.append(position)
+        longest.append(position)
         position = previous[position]
-    return found
+    return longest
 
 
 def _renumber_unknown(ids: Int32Array, used: BoolArray, known_count: int) -> tuple[Int32Array, list[int]]:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from ...ring import Kind
+from ...ring import Kind, WriteSlot
 from ...ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, CALL_KEY_MASK, KIND_SHIFT, NO_NAME
-from ...ring.slots import WriteSlot
 from ..event_sink import OnError
 from ..skip_dynamo import skip_all
 from .pass_depth import backward_nesting_depth
