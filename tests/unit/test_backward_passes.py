@@ -14,7 +14,7 @@ import modtrace
 from modtrace.checking import check
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
-from modtrace.timeline import BackwardPass, OpenCall, Process, Timeline, build_timeline, open_stacks
+from modtrace.timeline import BackwardPass, OpenCall, Process, RingAnalysis, Timeline, build_timeline
 from modtrace.timeline.select import chosen_steps
 from modtrace.track.engine import EngineName
 from modtrace.write.rows.as_spans import with_row_spans
@@ -31,7 +31,7 @@ def passes(script: EventScript) -> list[tuple[int, int, bool]]:
 
 
 def calls(script: EventScript) -> list[list[OpenCall]]:
-    return [list(thread.calls) for thread in open_stacks(script.snapshot())]
+    return [list(thread.calls) for thread in RingAnalysis(script.snapshot()).open_stacks]
 
 
 def with_forward(capacity: int = 64) -> tuple[EventScript, int]:

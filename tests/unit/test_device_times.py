@@ -13,7 +13,7 @@ from modtrace import Timeline
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME, SEQUENCE_BITS, STREAM_NUMBER_BITS
 from modtrace.timeline import build_timeline
-from modtrace.timeline.decode.device.device_clocks import DeviceClock
+from modtrace.timeline.decode.device_points import DeviceClock
 from modtrace.timeline.gpu_tracks import without_gpu
 from modtrace.timeline.summary import DeviceModule, DeviceSummary
 from modtrace.timeline.summary.device_summary import render_device

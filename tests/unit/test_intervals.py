@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, NO_NAME, SEQUENCE_BITS
-from modtrace.timeline.decode.call_tree import Intervals, build_intervals
+from modtrace.timeline.decode.intervals import Intervals, build_intervals
 from tests.support.event_script import EventScript
 
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from modtrace.profiler.write.double_safe_nesting import nest_after_rounding, perfetto_rounding, time_quantum_ns
-from modtrace.timeline.decode.interval_spans import LabelledInterval, PathSpan, nest, spans_from_intervals
+from modtrace.timeline.decode.path_spans import LabelledInterval, PathSpan, clip_and_nest, spans_from_intervals
 
 
 def test_neighbours_share_the_slices_of_their_common_calls() -> None:
@@ -72,7 +72,7 @@ def test_rounded_slices_nest_in_both_readings(base: int, found: list[tuple[int, 
     track, start, length = np.array(found, np.int64).reshape(-1, 3).T
     order = np.lexsort((-length, start, track))
     track, start, length = track[order], start[order] + base, length[order]
-    end, parent, depth = nest(track, start, start + length, np.zeros(len(track), np.int64))
+    end, parent, depth = clip_and_nest(track, start, start + length, np.zeros(len(track), np.int64))
     begin, lasts = nest_after_rounding(track, start, end, parent, depth, time_quantum_ns(int(end.max(initial=0))))
     assert (lasts >= 0).all()
     # A step at most; one more for each further level of slices that begin and end within one step, see below.

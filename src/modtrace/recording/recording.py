@@ -13,7 +13,7 @@ from types import TracebackType
 from .._errors import ModtraceError, RecordingError
 from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
-from ..timeline import ThreadStack, Timeline, build_timeline, open_stacks
+from ..timeline import RingAnalysis, ThreadStack, Timeline, build_timeline
 from ..track.steps.optimizer_steps import OptimizerSteps
 from .block_exit import block_exit
 from .capture import Capture
@@ -317,7 +317,7 @@ class Recording:
         Raises:
             RecordingError: the recording was not started, or its schedule has recorded no step yet.
         """
-        return open_stacks(self._started().ring.read())
+        return RingAnalysis(self._started().ring.read()).open_stacks
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to `path`, of a running recording a snapshot; the suffix picks the format.

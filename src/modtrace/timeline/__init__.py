@@ -6,8 +6,7 @@ from .collectives import Collective, CollectiveName, Collectives, Group, launchi
 from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
-from .decode import build_timeline
-from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
+from .decode import AFTER_BACKWARD, OpenCall, RingAnalysis, ThreadStack, build_timeline
 from .spans import Span, Spans
 from .summary import DeviceModule, DeviceSummary, GpuStepTimes, GpuTotals, ModuleTimes, Overview, StepTimes, Summary
 from .timeline import Timeline
@@ -36,6 +35,7 @@ __all__ = [
     "OperatorTotals",
     "Overview",
     "Process",
+    "RingAnalysis",
     "Span",
     "Spans",
     "Stats",
@@ -46,5 +46,4 @@ __all__ = [
     "Track",
     "build_timeline",
     "launching_spans",
-    "open_stacks",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ...timeline import BACKWARD, Columns, Process, Timeline, Track
 from ...timeline.columns import join_columns, sort_by_start
-from ...timeline.decode.interval_spans import LabelledInterval, nest, spans_from_intervals
+from ...timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 from ...timeline.ranges import union_of
 from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes, find_nodes
@@ -124,7 +124,9 @@ class _Builder:
         joined = join_columns([old, made])  # parents are found anew below
         behind = self._on_backward(joined)
         late = np.where(behind & (joined.phase != BACKWARD), 1 << 20, 0) + joined.depth
-        new_end, parent, depth = nest(joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64))
+        new_end, parent, depth = clip_and_nest(
+            joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64)
+        )
         whole = np.flatnonzero(~behind | (new_end > joined.start) | (joined.start == joined.end))
         position = np.full(len(joined) + 1, -1, np.int64)
         position[whole] = np.arange(len(whole))

@@ -12,7 +12,7 @@ from ..._typing import Int64Array
 from ...timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
 from ...timeline.columns import in_start_order
 from ...timeline.contents import REGION_CLASS
-from ...timeline.decode.interval_spans import nest
+from ...timeline.decode.path_spans import clip_and_nest
 from ..trace.event_columns import ProfilerEvents
 from .autograd_nodes import Nodes
 from .backward_from_nodes import attribute_nodes
@@ -67,7 +67,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
             thread = events.thread_names.get(events.tracks[key[0]], f"thread {tid}")
             tracks.append(Track("backward" if key[1] else "forward", thread, tid, process))
         track[row] = index[key]
-    end, parent, depth = nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
+    end, parent, depth = clip_and_nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
     names, name = _names(texts, slices.value, parent, _module_name if has_modules else _region_name)
     columns = in_start_order(
         Columns.of(

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._typing import Int8Array, Int64Array
 from ...timeline import Name, Timeline
-from ...timeline.decode.interval_spans import LabelledInterval, spans_from_intervals
+from ...timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ...timeline.gpu_tracks import GpuSpans
 from ..trace.event_columns import ProfilerEvents
 from .call_lookup import CallIndex

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from ...ring.slot_format import (
     CALL_INDEX_MASK,
     CALL_KEY_BITS,
     CALL_KEY_MASK,
+    COMMUNICATION_KINDS,
+    DEVICE_KINDS,
     FORWARD_THREAD_SHIFT,
     GRAPH_TASK_MASK,
     NO_NAME,
@@ -25,13 +27,28 @@ from ...ring.slot_format import (
     Kind,
 )
 
-__all__ = ["IntervalColumns", "call_ids", "pair_calls", "pair_nodes", "pair_segments", "segment_pass"]
+__all__ = [
+    "IntervalColumns",
+    "PassColumns",
+    "call_ids",
+    "is_of_modules",
+    "pair_calls",
+    "pair_nodes",
+    "pair_passes",
+    "pair_segments",
+    "segment_pass",
+]
 
 IntervalColumns = dict[str, AnyArray]
-"""The columns of `Intervals` but depth and parent, and `end_unknown`: True where it ended, but nobody knows when.
+"""The columns of `Intervals` but depth and parent, and `end_unknown`: True if it ended at an unknown time.
 
-Positions are -1 where there is no such event.
+A position is -1 if there is no such event.
 """
+
+
+def is_of_modules(events: Events) -> BoolArray:
+    """Return which events are of modules and nodes, not of torch.distributed or of devices."""
+    return np.isin(events.kind, (*COMMUNICATION_KINDS, *DEVICE_KINDS), invert=True)
 
 
 def _columns(count: int, **columns: AnyArray | int | bool) -> IntervalColumns:
@@ -277,3 +294,38 @@ def segment_pass(events: Events) -> Int64Array:
     return np.asarray(
         events.value >> np.where(events.kind == Kind.SEGMENT_BEGIN, SEQUENCE_BITS, CALL_KEY_BITS), np.int64
     )
+
+
+class PassColumns(NamedTuple):
+    """Backward passes in the order of their begins; int64 arrays of equal length.
+
+    Attributes:
+        thread: index into the name table's threads.
+        begin: index of the event that begins it; -1 where that was overwritten.
+        end: index of the event that ends it; -1 where it is not over.
+    """
+
+    thread: Int64Array
+    begin: Int64Array
+    end: Int64Array
+
+
+def pair_passes(events: Events) -> PassColumns:
+    """Pair the begins and ends of passes by their numbers."""
+    edges = np.flatnonzero((events.kind == Kind.PASS_BEGIN) | (events.kind == Kind.PASS_END))
+    number = events.value[edges]
+    _, pass_of = np.unique(number, return_inverse=True)
+    count = int(pass_of.max()) + 1 if len(edges) else 0
+    first = np.full((2, count), len(events), np.int64)
+    is_end = events.kind[edges] == Kind.PASS_END
+    np.minimum.at(first, (is_end.astype(np.int64), pass_of), edges)
+    begin, end = first
+    # In a damaged file an end can stand before its begin.
+    known = (begin < len(events)) | (end < len(events))
+    end = np.where((begin < len(events)) & (end < begin), len(events), end)
+    thread = np.full(count, -1, np.int64)
+    thread[pass_of] = events.thread[edges]
+    order = np.argsort(np.where(begin < len(events), begin, -1), kind="stable")
+    order = order[known[order]]
+    begin, end = (np.where(edge < len(events), edge, -1) for edge in (begin, end))
+    return PassColumns(thread[order], begin[order], end[order])

@@ -2,48 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..._typing import AnyArray, BoolArray, Int64Array
-from ...ring import Events, Kind, Record
+from ...ring import Events, Kind
 from ...ring.collective_text import parse_collective
 from ...ring.slot_format import COMMUNICATION_KINDS, NO_NAME, NOT_AWAITED_BIT
-from ..collectives import Collectives, Group
+from ..collectives import Collectives
 from ..contents import COMMUNICATION, Process, Track
-from .device import collective_points, device_clocks
+from .analysis import RingAnalysis
+from .device_points import collective_points
 
 __all__ = ["assign_communication_tracks", "build_collectives", "is_communication"]
+
 
 _COUNTER_BITS = 39
 
 
 def is_communication(events: Events) -> BoolArray:
-    """Tell which events are of torch.distributed; modules and nodes are found as if they were not there."""
+    """Return which events are of torch.distributed."""
     return np.isin(events.kind, COMMUNICATION_KINDS)
 
 
-def build_collectives(
-    events: Events,
-    texts: Sequence[str],
-    records: Sequence[Record],
-    to_unix: Callable[[Int64Array], Int64Array],
-    steps_at: Callable[[Int64Array], Int64Array],
-) -> Collectives:
-    """Build the table; the column `track` holds the threads, by their number in the name table.
-
-    Args:
-        events: all events.
-        texts: those of the name table, by number.
-        records: the name table.
-        to_unix: monotonic → Unix nanoseconds.
-        steps_at: index of an event → the number of steps that had ended.
-    """
+def build_collectives(analysis: RingAnalysis) -> Collectives:
+    """Build the table; the column `track` holds the threads, by their number in the name table."""
+    events, clock, groups = analysis.all_events, analysis.clock, list(analysis.lookup.groups.values())
     index = np.flatnonzero(is_communication(events))
     if not len(index):
-        return Collectives.of(groups=_groups(records))
+        return Collectives.of(groups=groups)
     calls = events.kind[index] != Kind.COLLECTIVE_DONE
     begin, end, complete = _pair(events, index[calls])
     is_wait = events.kind[begin] == Kind.WAIT_ENTER
@@ -53,22 +42,22 @@ def build_collectives(
     known = used[used >= 0]
     exit_value = np.where(complete & ~is_wait, events.value[end], 0)
     order = np.lexsort((begin, events.time[begin]))
-    names = [parse_collective(texts[number]) for number in known.tolist()]
-    # What says that a device is done comes when somebody asked it, up to 100 ms later.
+    names = [parse_collective(analysis.lookup.texts[number]) for number in known.tolist()]
+    # A device is asked up to 100 ms after it is done; the event of its stream says when that was.
     on_device = np.array([bool(name.device) for name in names] + [False])[name - (len(used) - len(known))]
-    done = np.where(on_device, _find_done_on_device(events, begin, end, is_wait), done)
+    done = np.where(on_device, _find_done_on_device(analysis, begin, end, is_wait), done)
     table = Collectives.of(
         names,
-        _groups(records),
-        start=to_unix(events.time[begin]),
-        end=to_unix(events.time[end]),
-        done=np.where(done >= 0, to_unix(done), -1),
+        groups,
+        start=clock.to_unix(events.time[begin]),
+        end=clock.to_unix(events.time[end]),
+        done=np.where(done >= 0, clock.to_unix(done), -1),
         name=name - (len(used) - len(known)),
         is_wait=is_wait,
         counter=counter,
         nbytes=np.where(exit_value > 0, exit_value & (NOT_AWAITED_BIT - 1), 0),
         track=events.thread[begin],
-        step=steps_at(begin),
+        step=analysis.steps_before(2 * np.searchsorted(analysis.events.serial, events.serial[begin]) - 1),
         complete=complete,
     )
     return table.take(order)
@@ -110,26 +99,26 @@ def _find_done(events: Events, done: AnyArray, begin: Int64Array, is_wait: BoolA
         counter = events.value[index] & (1 << _COUNTER_BITS) - 1
         return np.asarray(events.name[index].astype(np.int64) << _COUNTER_BITS | counter, np.int64)
 
-    found = np.full(len(begin), -1, np.int64)
+    done_ns = np.full(len(begin), -1, np.int64)
     if not len(done):
-        return found
+        return done_ns
     order = np.argsort(key(done), kind="stable")
     done_key, wanted = key(done)[order], key(begin)
     position = np.minimum(np.searchsorted(done_key, wanted), len(done) - 1)
     fits = (done_key[position] == wanted) & ~is_wait
     fits &= events.time[done[order[position]]] >= events.time[begin]
-    found[fits] = events.time[done[order[position[fits]]]]
-    return found
+    done_ns[fits] = events.time[done[order[position[fits]]]]
+    return done_ns
 
 
-def _find_done_on_device(events: Events, begin: Int64Array, end: Int64Array, is_wait: BoolArray) -> Int64Array:
-    """Return the same of what a device runs: when a stream came by the end of the call, or of the first wait for it."""
-    found = np.full(len(begin), -1, np.int64)
-    points, clocks = collective_points(events), device_clocks(events)
+def _find_done_on_device(analysis: RingAnalysis, begin: Int64Array, end: Int64Array, is_wait: BoolArray) -> Int64Array:
+    """Return the same for calls that a device runs: when its stream passed the end of the call, or of a first wait."""
+    done = np.full(len(begin), -1, np.int64)
+    events, points = analysis.all_events, collective_points(analysis.all_events, analysis.queued)
     if not len(points.event):
-        return found
+        return done
     reached = np.full(len(events), -1, np.int64)
-    for device, clock in clocks.items():
+    for device, clock in analysis.device_clocks.items():
         own = points.device == device
         reached[points.event[own]] = clock.to_monotonic(points.device_ns[own])
     # Only the end of a call that leaves nothing to wait for has an event.
@@ -140,10 +129,5 @@ def _find_done_on_device(events: Events, begin: Int64Array, end: Int64Array, is_
     for row in np.flatnonzero(is_wait & (moment >= 0)).tolist():
         first_wait[int(key[row])] = min(int(moment[row]), first_wait.get(int(key[row]), int(moment[row])))
     for row in np.flatnonzero(~is_wait).tolist():
-        found[row] = moment[row] if moment[row] >= 0 else first_wait.get(int(key[row]), -1)
-    return found
-
-
-def _groups(records: Sequence[Record]) -> list[Group]:
-    groups = {record["name"]: Group.of_record(record) for record in records if record["kind"] == "group"}
-    return list(groups.values())
+        done[row] = moment[row] if moment[row] >= 0 else first_wait.get(int(key[row]), -1)
+    return done

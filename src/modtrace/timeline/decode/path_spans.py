@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._typing import Int64Array
 
-__all__ = ["LabelledInterval", "PathSpan", "nest", "spans_from_intervals"]
+__all__ = ["LabelledInterval", "PathSpan", "clip_and_nest", "spans_from_intervals"]
 
 
 class LabelledInterval(NamedTuple):
@@ -33,7 +33,7 @@ class PathSpan(NamedTuple):
         start: ns.
         end: ns.
         key: of the call.
-        depth: how many spans lie around it.
+        depth: how many spans are around it.
     """
 
     start: int
@@ -87,10 +87,10 @@ def _close(
             spans.append(PathSpan(start, end, key, len(keys)))
 
 
-def nest(
+def clip_and_nest(
     track: Int64Array, start: Int64Array, end: Int64Array, rank: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Nest spans that may overlap: what would outlive the span around it ends with that one.
+    """Nest spans that may overlap: a span ends with the one around it at the latest.
 
     Args:
         track: int64[n].

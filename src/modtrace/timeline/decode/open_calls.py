@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .._typing import BoolArray, Int64Array, SignedIntArray
-from ..ring import Events, Kind, RingSnapshot
-from ..ring.slot_format import (
+from ..._typing import BoolArray, Int64Array, SignedIntArray
+from ...ring import Events, Kind
+from ...ring.slot_format import (
     ABANDONED_BIT,
     CALL_ENTER_KINDS,
     CALL_EXIT_KINDS,
@@ -17,11 +17,15 @@ from ..ring.slot_format import (
     KINDS_OF_OTHER_THREADS,
     SEQUENCE_MASK,
 )
-from .contents import Name
-from .decode import Intervals, NameLookup, attribute_nodes, build_intervals, call_ids, module_events, segment_pass
-from .open_passes import OpenPass, events_of_passes, nodes_of_pass, open_passes
+from ..contents import Name
+from .intervals import Intervals, attribute_nodes, build_intervals
+from .pairing import PassColumns, call_ids, segment_pass
+
+if TYPE_CHECKING:
+    from .analysis import NameLookup
 
 __all__ = ["AFTER_BACKWARD", "OpenCall", "ThreadStack", "open_stacks"]
+
 
 AFTER_BACKWARD = "after backward"
 """The phase of a thread that is in a backward pass in which no node runs."""
@@ -62,14 +66,42 @@ class ThreadStack(NamedTuple):
     last_ns: int
 
 
-def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
-    """Return the stack of each thread that has written any event, in the order in which they came."""
-    all_events = snapshot.slots.events
-    lookup = NameLookup(snapshot.records, all_events)
-    events = module_events(all_events)
-    passes = open_passes(events)
-    intervals, call, open_intervals, passes = _open_intervals(
-        events, passes, lookup.torch_threads, snapshot.slots.torn > 0
+class _OpenPass(NamedTuple):
+    """A backward pass that is not over.
+
+    Attributes:
+        thread: index of the thread that called it, in the name table.
+        serial: of the event that begins it.
+        since_ns: when it began, monotonic nanoseconds.
+        others: int64, the threads that called no pass: its nodes may run there.
+        position: of its begin among the events that `located` was given, as `Intervals` has positions.
+    """
+
+    thread: int
+    serial: int
+    since_ns: int
+    others: Int64Array
+    position: int = -1
+
+    def located(self, events: Events) -> _OpenPass:
+        """Return it with its position among some events, in which it begins."""
+        return self._replace(position=2 * int(np.searchsorted(events.serial, self.serial)) + 1)
+
+
+def open_stacks(
+    all_events: Events, events: Events, passes: PassColumns, lookup: NameLookup, *, is_torn: bool
+) -> list[ThreadStack]:
+    """Return the stack of each thread that has written any event, in the order in which they came.
+
+    Args:
+        all_events: of the ring.
+        events: those of modules and nodes.
+        passes: the backward passes in `events`.
+        lookup: the name table.
+        is_torn: whether slots are torn, each of which can have held the end of anything.
+    """
+    intervals, call, open_intervals, in_passes = _open_intervals(
+        events, _open_passes(events, passes), lookup.torch_threads, is_torn
     )
     stacks: dict[int, list[OpenCall]] = {}
     for index in open_intervals.tolist():
@@ -85,7 +117,7 @@ def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
             call_path.append(_open_call(lookup.names[intervals.name[inner]], "backward", since_ns))
             inner = int(intervals.parent[inner])
         stack.extend(reversed(call_path))
-    for thread, since_ns, nodes in _waits(intervals, open_intervals, passes):
+    for thread, since_ns, nodes in _waits(intervals, open_intervals, in_passes):
         of_module = nodes[call[nodes] >= 0]
         name = lookup.names[intervals.name[call[of_module[-1]]]] if len(of_module) else Name("", "", "")
         stacks.setdefault(thread, []).append(_open_call(name, AFTER_BACKWARD, since_ns))
@@ -100,7 +132,7 @@ def open_stacks(snapshot: RingSnapshot) -> list[ThreadStack]:
 
 
 def _waits(
-    intervals: Intervals, open_intervals: SignedIntArray, passes: list[OpenPass]
+    intervals: Intervals, open_intervals: SignedIntArray, passes: list[_OpenPass]
 ) -> Iterator[tuple[int, int, SignedIntArray]]:
     """Yield the threads whose pass runs no node: the thread, since when, and the nodes that ran, in order."""
     in_pass = [open_pass.thread for open_pass in passes]
@@ -108,7 +140,7 @@ def _waits(
     for open_pass in passes:
         own = open_intervals[intervals.thread[open_intervals] == open_pass.thread]
         if not runs_elsewhere and not np.any(intervals.start_position[own] > open_pass.position):
-            nodes = nodes_of_pass(intervals, open_pass)
+            nodes = _nodes_of_pass(intervals, open_pass)
             yield open_pass.thread, int(intervals.end[nodes].max(initial=open_pass.since_ns)), nodes
 
 
@@ -117,13 +149,13 @@ def _open_call(name: Name, phase: str, since_ns: int) -> OpenCall:
 
 
 def _open_intervals(
-    events: Events, passes: list[OpenPass], torch_threads: Int64Array, torn: bool
-) -> tuple[Intervals, Int64Array, SignedIntArray, list[OpenPass]]:
-    """Return intervals with all that are open among them, the call that each node belongs to, and which are open.
+    events: Events, passes: list[_OpenPass], torch_threads: Int64Array, torn: bool
+) -> tuple[Intervals, Int64Array, SignedIntArray, list[_OpenPass]]:
+    """Return intervals, the call that each node belongs to, which intervals are open, and the open passes.
 
-    The last nodes of the open passes are among them too, and the passes are returned with their positions there.
+    The intervals hold all that are open, and the last nodes of the open passes. The passes have their positions there.
     """
-    # A torn slot can have held the end of anything; then only all events together tell what is open.
+    # A torn slot can have held the end of anything; then only all events together show what is open.
     for part, first_serial in [(events, 0)] if torn else _growing_parts(events, passes):
         passes = [open_pass.located(part) for open_pass in passes]
         intervals = build_intervals(part)
@@ -133,7 +165,7 @@ def _open_intervals(
         nodes = np.concatenate(
             [
                 open_intervals[intervals.is_node[open_intervals]],
-                *(nodes_of_pass(intervals, open_pass)[-1:] for open_pass in passes),
+                *(_nodes_of_pass(intervals, open_pass)[-1:] for open_pass in passes),
             ]
         )
         oldest = _oldest_sequence(part, first_serial, torch_threads)
@@ -169,10 +201,10 @@ def _oldest_sequence(events: Events, first_serial: int, torch_threads: Int64Arra
     return oldest
 
 
-def _growing_parts(events: Events, passes: list[OpenPass]) -> Iterator[tuple[Events, int]]:
-    """Yield the events that tell what is open, more each time, until all are there: most of a ring is over.
+def _growing_parts(events: Events, passes: list[_OpenPass]) -> Iterator[tuple[Events, int]]:
+    """Yield the events that show what is open, more each time, until all are there: most of a ring is over.
 
-    Beside each stands the serial number from which on all calls are among them.
+    Yields with them the serial number from which on they hold all calls.
     """
     is_enter, is_exit = np.isin(events.kind, CALL_ENTER_KINDS), np.isin(events.kind, CALL_EXIT_KINDS)
     needed = _without_end(events, is_enter, is_exit)
@@ -182,7 +214,7 @@ def _growing_parts(events: Events, passes: list[OpenPass]) -> Iterator[tuple[Eve
     enter_id, exit_id = call_ids(events, enters), call_ids(events, exits)
     wanted = call_ids(events, unended)
     needed[unended[np.isin(wanted, exit_id[np.isin(exit_id, wanted)])]] = False
-    needed |= events_of_passes(events, passes)
+    needed |= _events_of_passes(events, passes)
     cut = np.setdiff1d(exit_id[needed[exits]], enter_id[needed[enters]])
     needed[enters[np.isin(enter_id, cut)]] = True
     needed |= _without_end(events, events.kind == Kind.NODE_BEGIN, events.kind == Kind.NODE_END)
@@ -219,3 +251,36 @@ def _without_end(events: Events, is_start: BoolArray, is_end: BoolArray) -> Bool
         before = np.maximum.accumulate(np.concatenate([[0], height]))[:-1]
         found[backwards[height > before]] = True
     return found
+
+
+def _open_passes(events: Events, passes: PassColumns) -> list[_OpenPass]:
+    """Return the innermost open pass of each thread that has any."""
+    thread, begin, end = passes
+    others = np.setdiff1d(events.thread, thread).astype(np.int64)
+    innermost: dict[int, _OpenPass] = {}
+    for index in np.flatnonzero(end < 0).tolist():
+        # One that lies in another that is over has lost its end.
+        around = (thread == thread[index]) & (begin < begin[index]) & (end > begin[index])
+        if not around.any():
+            at = begin[index]
+            innermost[int(thread[index])] = _OpenPass(
+                int(thread[index]), int(events.serial[at]), int(events.time[at]), others
+            )
+    return list(innermost.values())
+
+
+def _events_of_passes(events: Events, passes: list[_OpenPass]) -> BoolArray:
+    """Return which events may tell of the nodes of open passes."""
+    needed = np.zeros(len(events), np.bool_)
+    for open_pass in passes:
+        threads = np.append(open_pass.others, open_pass.thread)
+        needed |= (events.serial >= open_pass.serial) & np.isin(events.thread, threads)
+    return needed
+
+
+def _nodes_of_pass(intervals: Intervals, open_pass: _OpenPass) -> Int64Array:
+    """Return the nodes that ran in a pass, as indexes in order: on its thread, or where it has none there on others."""
+    ran = intervals.is_node & (intervals.start_position > open_pass.position)
+    own = np.flatnonzero(ran & (intervals.thread == open_pass.thread))
+    found = own if len(own) else np.flatnonzero(ran & np.isin(intervals.thread, open_pass.others))
+    return found[np.argsort(intervals.start_position[found], kind="stable")].astype(np.int64)

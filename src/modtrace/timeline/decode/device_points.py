@@ -1,4 +1,4 @@
-"""When devices came by: an event of a device, and the event of the host that it belongs to."""
+"""When a device passed an event of the host, and the clock that turns the device's times into the host's."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...._typing import BoolArray, Int64Array
-from ....ring import Events, Kind
-from ....ring.slot_format import EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
-from ..module_events import is_of_modules
+from ..._typing import BoolArray, Int64Array
+from ...ring import Events, Kind
+from ...ring.slot_format import DEVICE_TIME_BITS, DEVICE_TIME_MASK, EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
+from .pairing import is_of_modules
 
 __all__ = [
     "CollectivePoints",
+    "DeviceClock",
     "DevicePoints",
     "QueuedEvents",
     "collective_points",
+    "device_clocks",
     "device_points",
     "queued_events",
     "stream_ids",
@@ -105,9 +107,8 @@ def queued_events(events: Events) -> QueuedEvents:
     )
 
 
-def device_points(events: Events) -> DevicePoints:
-    """Return the points of all devices, given all events of a ring."""
-    queued = queued_events(events)
+def device_points(events: Events, queued: QueuedEvents) -> DevicePoints:
+    """Return the points of all devices, given all events of a ring and those that were queued on devices."""
     known = (queued.reached >= 0) & (queued.event >= 0) & (queued.collective < 0)
     return DevicePoints(
         queued.event[known],
@@ -118,9 +119,8 @@ def device_points(events: Events) -> DevicePoints:
     )
 
 
-def collective_points(events: Events) -> CollectivePoints:
-    """Return the points of collectives, given all events of a ring."""
-    queued = queued_events(events)
+def collective_points(events: Events, queued: QueuedEvents) -> CollectivePoints:
+    """Return the points of collectives, given all events of a ring and those that were queued on devices."""
     known = (queued.reached >= 0) & (queued.collective >= 0)
     return CollectivePoints(
         queued.collective[known], queued.stream[known] >> STREAM_NUMBER_BITS, events.value[queued.reached[known]]
@@ -128,15 +128,15 @@ def collective_points(events: Events) -> CollectivePoints:
 
 
 def stream_ids(events: Events) -> dict[int, int]:
-    """Return torch's id of each stream by what stands for it in the ring."""
-    told = np.flatnonzero(events.kind == Kind.DEVICE_STREAM)
-    return dict(zip(events.name[told].tolist(), events.value[told].tolist(), strict=True))
+    """Return torch's id of each stream by its number in the ring."""
+    named = np.flatnonzero(events.kind == Kind.DEVICE_STREAM)
+    return dict(zip(events.name[named].tolist(), events.value[named].tolist(), strict=True))
 
 
 def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
-    """Return for each queued event the index of what says that it was reached, -1 where nothing does.
+    """Return for each queued event the index of the event that says that it was reached; -1 if there is none.
 
-    Of a number only the lower bits are told; but a number comes again only long after it was reached.
+    That event has only the lower bits of the number; but these come again only long after it was reached.
     """
     reached = np.flatnonzero(events.kind == Kind.DEVICE_REACHED)
     index = np.concatenate([queued, reached])
@@ -145,9 +145,9 @@ def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
     is_reached = order >= len(queued)
     first, second = order[:-1], order[1:]
     paired = ~is_reached[:-1] & is_reached[1:] & (number[first] == number[second])
-    found = np.full(len(queued), -1, np.int64)
-    found[first[paired]] = index[second[paired]]
-    return found
+    reached_at = np.full(len(queued), -1, np.int64)
+    reached_at[first[paired]] = index[second[paired]]
+    return reached_at
 
 
 def _event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyond_queued: bool = False) -> Int64Array:
@@ -164,10 +164,74 @@ def _event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyo
     order = np.lexsort((own, events.thread[own]))
     # By place in that order: the last that is not queued.
     place = np.maximum.accumulate(np.where(is_queued[order], -1, np.arange(len(own))))
-    found = own[order[np.maximum(place, 0)]]
-    known = is_queued[order] & (place >= 0) & (events.thread[found] == events.thread[own[order]])
+    last = own[order[np.maximum(place, 0)]]
+    known = is_queued[order] & (place >= 0) & (events.thread[last] == events.thread[own[order]])
     if not beyond_queued:
         known &= place == np.arange(len(own)) - 1
     before = np.full(len(queued), -1, np.int64)
-    before[order[known] - (len(own) - len(queued))] = found[known]
+    before[order[known] - (len(own) - len(queued))] = last[known]
     return before
+
+
+_EVENT_RESOLUTION_NS = 500
+"""CUDA tells times of events to about so much."""
+_MAX_DRIFT = 500e-6
+"""Of a clock that was read once only."""
+_MIN_APART_NS = 100_000_000
+"""Between readings that are used: what each is off by would change the durations between closer ones."""
+
+
+class DeviceClock:
+    """Interpolates between the readings of a device's clock; behind the first and the last it goes on as between these.
+
+    Args:
+        device_ns: int64[n], what the clock showed, n > 0.
+        host_ns: int64[n], monotonic: it showed that at this time at the latest …
+        width_ns: int64[n], … and so long before at the earliest.
+    """
+
+    def __init__(self, device_ns: Int64Array, host_ns: Int64Array, width_ns: Int64Array) -> None:
+        order = np.argsort(device_ns, kind="stable")
+        # The last one is read when the recording stops, which may be right behind another: the narrower one counts.
+        before_last: Int64Array = device_ns[order[-1]] - device_ns[order]
+        close = order[1:][before_last[1:] < _MIN_APART_NS]
+        if close.size:
+            order = np.append(order[: -close.size], close[np.argmin(width_ns[close])])
+        self._device = device_ns[order]
+        self._half = width_ns[order] / 2
+        offset = host_ns[order] - self._device
+        self._offset = int(offset[0])
+        self._moved = (offset - self._offset) - self._half
+        span = int(self._device[-1] - self._device[0])
+        self._drift = float(self._moved[-1] - self._moved[0]) / span if span else 0.0
+        self._drift_bound = float(self._half[0] + self._half[-1]) / span if span else _MAX_DRIFT
+
+    def to_monotonic(self, device_ns: Int64Array) -> Int64Array:
+        """Convert; the order of times is kept where no reading is damaged."""
+        moved = np.interp(device_ns, self._device, self._moved) + self._drift * self._outside(device_ns)
+        monotonic: Int64Array = device_ns + self._offset + np.rint(moved).astype(np.int64)
+        return monotonic
+
+    def bound_ns(self, device_ns: Int64Array) -> Int64Array:
+        """Return how far each converted time may be off, ns, where the clocks run evenly between two readings."""
+        bound = np.interp(device_ns, self._device, self._half)
+        bound += self._drift_bound * np.abs(self._outside(device_ns)) + _EVENT_RESOLUTION_NS
+        return np.ceil(bound).astype(np.int64)
+
+    def _outside(self, device_ns: Int64Array) -> Int64Array:
+        """Return how far each lies before the first reading (negative) or behind the last."""
+        outside: Int64Array = device_ns - np.clip(device_ns, self._device[0], self._device[-1])
+        return outside
+
+
+def device_clocks(events: Events) -> dict[int, DeviceClock]:
+    """Return the clock of each device that was read, by its index."""
+    readings = np.flatnonzero(events.kind == Kind.DEVICE_CLOCK)
+    device = events.value[readings] >> DEVICE_TIME_BITS
+    clocks = {}
+    for index in np.unique(device).tolist():
+        own = readings[device == index]
+        clocks[index] = DeviceClock(
+            events.value[own] & DEVICE_TIME_MASK, events.time[own], events.name[own].astype(np.int64)
+        )
+    return clocks

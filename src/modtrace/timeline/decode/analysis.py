@@ -1,0 +1,254 @@
+"""What one look at a ring asks of its events: names, intervals, steps, passes, open calls, usual durations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._typing import BoolArray, Int64Array
+from ...ring import Events, Kind, Record, RingSnapshot
+from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RECOMPUTE_BIT
+from ..collectives import Group
+from ..contents import Name
+from .device_points import DeviceClock, QueuedEvents, device_clocks, queued_events, stream_ids
+from .intervals import Intervals, attribute_nodes, build_intervals
+from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
+from .pairing import PassColumns, is_of_modules, pair_calls, pair_passes
+from .spans import forward_of_recompute
+
+__all__ = ["Clock", "NameLookup", "RingAnalysis", "StepEnds"]
+
+
+_MAX_DRIFT = 500e-6
+"""A wall clock is slewed by at most 500 ppm; one that moved by more between two readings was set."""
+_MAX_BACKWARD_EVENTS = 1 << 16
+"""To attribute a node takes longer than to pair a call: usual durations of backward are those of the last events."""
+
+
+class RingAnalysis:
+    """What a ring's events say. Each answer is computed when it is first asked for, and then kept.
+
+    Args:
+        snapshot: what the ring held.
+
+    Attributes:
+        snapshot: as given.
+        all_events: all events of the ring.
+    """
+
+    def __init__(self, snapshot: RingSnapshot) -> None:
+        self.snapshot = snapshot
+        self.all_events = snapshot.slots.events
+
+    @cached_property
+    def lookup(self) -> NameLookup:
+        """The name table."""
+        return NameLookup(self.snapshot.records)
+
+    @cached_property
+    def clock(self) -> Clock:
+        """The conversion of monotonic to Unix nanoseconds."""
+        return Clock(self.snapshot.records)
+
+    @cached_property
+    def events(self) -> Events:
+        """The events of modules and nodes, without those of torch.distributed and of devices."""
+        return self.all_events.take(is_of_modules(self.all_events))
+
+    @cached_property
+    def intervals(self) -> Intervals:
+        """The calls and nodes."""
+        return build_intervals(self.events)
+
+    @cached_property
+    def call(self) -> Int64Array:
+        """For each interval that is a node the index of the call it belongs to; else -1."""
+        return attribute_nodes(self.intervals, self.events, self.lookup.torch_threads)
+
+    @cached_property
+    def original(self) -> Int64Array:
+        """For each call the forward call that it is or repeats."""
+        return forward_of_recompute(self.intervals, self.call)
+
+    @cached_property
+    def passes(self) -> PassColumns:
+        """The backward passes; indexes are those of `events`."""
+        return pair_passes(self.events)
+
+    @cached_property
+    def step_ends(self) -> StepEnds:
+        """The ends of training steps; indexes are those of `events`."""
+        return _find_step_ends(self.events)
+
+    @cached_property
+    def open_stacks(self) -> list[ThreadStack]:
+        """The stack of each thread that has written any event, in the order in which they came."""
+        is_torn = self.snapshot.slots.torn > 0
+        return open_stacks(self.all_events, self.events, self.passes, self.lookup, is_torn=is_torn)
+
+    @cached_property
+    def queued(self) -> QueuedEvents:
+        """The events that were recorded on devices."""
+        return queued_events(self.all_events)
+
+    @cached_property
+    def device_clocks(self) -> Mapping[int, DeviceClock]:
+        """The clock of each device that was read, by the device's index."""
+        return device_clocks(self.all_events)
+
+    @cached_property
+    def stream_ids(self) -> Mapping[int, int]:
+        """Torch's id of each stream, by its number in the ring."""
+        return stream_ids(self.all_events)
+
+    def steps_before(self, position: Int64Array) -> Int64Array:
+        """Return for each position among `events`, as of `Intervals`, the number of steps that had ended before it."""
+        ends = self.step_ends
+        if not len(ends.event):
+            return np.zeros(len(position), np.int64)
+        ended = np.concatenate([ends.number[:1], ends.number + 1])
+        return ended[np.searchsorted(2 * ends.event, position)]
+
+    def usual_durations(self, calls: Iterable[OpenCall]) -> dict[tuple[str, str], int]:
+        """Return the median duration in ns of each module that is in one of the calls, by (fqn, phase).
+
+        For "backward" it is that of one autograd node, or run of nodes, of the module, as `OpenCall.since_ns` counts.
+        The result lacks modules without an ended call in the ring, and waits after backward.
+        """
+        wanted = {(call.fqn, call.phase) for call in calls if call.phase != AFTER_BACKWARD}
+        durations = {(fqn, phase): self._durations(fqn, phase) for fqn, phase in wanted}
+        return {key: int(np.median(positive)) for key, ns in durations.items() if len(positive := ns[ns > 0])}
+
+    def _durations(self, fqn: str, phase: str) -> Int64Array:
+        ids = [number for number, name in enumerate(self.lookup.names) if name.fqn == fqn]
+        if phase == "backward":
+            name, duration = self._ended_nodes
+            return duration[np.isin(name, ids)]
+        is_call = np.isin(self.events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))
+        pairs = pair_calls(self.events.take(np.flatnonzero(is_call & np.isin(self.events.name, ids))))
+        is_wanted = (pairs["start_position"] >= 0) & (pairs["end_position"] >= 0)
+        is_wanted &= (pairs["call_key"] & RECOMPUTE_BIT != 0) == (phase == "recompute")
+        duration = pairs["end"][is_wanted] - pairs["start"][is_wanted]
+        return np.asarray(duration, np.int64)
+
+    @cached_property
+    def _ended_nodes(self) -> tuple[Int64Array, Int64Array]:
+        """The name of the call that made each ended node, and how long the node ran, ns."""
+        events = self.events
+        if len(events) > _MAX_BACKWARD_EVENTS:
+            events = events.take(np.arange(len(events) - _MAX_BACKWARD_EVENTS, len(events)))
+            intervals = build_intervals(events)
+            call = attribute_nodes(intervals, events, self.lookup.torch_threads)
+        else:
+            intervals, call = self.intervals, self.call
+        is_ended: BoolArray = intervals.is_node & intervals.has_start & intervals.has_end & (call >= 0)
+        return intervals.name[call[is_ended]], (intervals.end - intervals.start)[is_ended]
+
+
+class NameLookup:
+    """The name table by id. An id that was given out and not noted, as after an interrupt, has a stand-in.
+
+    Args:
+        records: the records of the table, as `read_ring` returns them: an id that an event uses has one.
+
+    Attributes:
+        names: of modules.
+        texts: of marks, counters, shapes and collectives.
+        threads: (name, tid).
+        torch_threads: int64, torch's number of each thread, or -1.
+        groups: the process groups, by name.
+        compiled: the modules inside of what torch.compile compiled, as a text, by the id of the name.
+    """
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        names: dict[int, Name] = {}
+        texts: dict[int, str] = {}
+        threads: dict[int, tuple[str, int]] = {}
+        torch_threads: dict[int, int] = {}
+        self.groups: dict[str, Group] = {}
+        self.compiled: dict[int, str] = {}
+        for record in records:
+            kind = record["kind"]
+            if kind == "name":
+                names[record["id"]] = Name(record["label"], record["fqn"], record["class"])
+            elif kind == "text":
+                texts[record["id"]] = record["text"]
+            elif kind == "thread":
+                threads[record["id"]] = (record["name"], record["tid"])
+                torch_threads[record["id"]] = record["torch_thread_id"]
+            elif kind == "group":
+                self.groups[record["name"]] = Group.of_record(record)
+            elif kind == "compiled":
+                self.compiled[record["name"]] = record["modules"]
+        self.names = [names.get(number, Name(f"#{number}", f"#{number}", "?")) for number in _ids(names)]
+        self.texts = [texts.get(number, f"#{number}") for number in _ids(texts)]
+        self.threads = [threads.get(number, (f"thread #{number}", number)) for number in _ids(threads)]
+        self.torch_threads = np.array([torch_threads.get(number, -1) for number in _ids(threads)], np.int64)
+
+
+def _ids(entries: Mapping[int, object]) -> range:
+    return range(max(entries, default=-1) + 1)
+
+
+class Clock:
+    """Converts monotonic to Unix nanoseconds, by the readings that a recording takes at its start and its stop.
+
+    Args:
+        records: the name table; readings are its records of kind "anchor".
+
+    Attributes:
+        first_monotonic_ns: the monotonic clock at the first reading; 0 if there is none.
+    """
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        anchors = [record for record in records if record["kind"] == "anchor"]
+        self.first_monotonic_ns, self._wall, self._slope = 0, 0, 0.0
+        if anchors:
+            first, last = anchors[0], anchors[-1]
+            self.first_monotonic_ns, self._wall = int(first["monotonic"]), int(first["wall"])
+            elapsed = int(last["monotonic"]) - self.first_monotonic_ns
+            drift = int(last["wall"]) - self._wall - elapsed
+            if elapsed > 0 and abs(drift) <= _MAX_DRIFT * elapsed:
+                self._slope = drift / elapsed
+
+    def to_unix(self, monotonic_ns: Int64Array) -> Int64Array:
+        """Convert int64 monotonic nanoseconds to Unix nanoseconds; the order of times is kept."""
+        elapsed = monotonic_ns - self.first_monotonic_ns
+        unix_ns: Int64Array = self._wall + elapsed + np.rint(elapsed * self._slope).astype(np.int64)
+        return unix_ns
+
+
+class StepEnds(NamedTuple):
+    """The ends of training steps, in their order; int64 arrays of equal length.
+
+    Attributes:
+        event: index of the event that ends each.
+        number: of the step.
+        with_passes: whether backward passes end them.
+    """
+
+    event: Int64Array
+    number: Int64Array
+    with_passes: bool = False
+
+
+def _find_step_ends(events: Events) -> StepEnds:
+    """Return where training steps end.
+
+    The user's marks count first. Without any, a step ends with the last optimizer step that belongs to it; steps of
+    several threads overlap, and are numbered as they end. Without optimizer steps, a step ends with each backward pass
+    that added gradients to leaf tensors; without these, with each that returned gradients.
+    """
+    marked = np.flatnonzero(events.kind == Kind.STEP)
+    if len(marked):
+        return StepEnds(marked, events.value[marked])
+    optimizer = np.flatnonzero(events.kind == Kind.OPTIMIZER_STEP)
+    if len(optimizer):
+        number, last = np.unique(events.value[optimizer][::-1], return_index=True)
+        return StepEnds(np.sort(optimizer[::-1][last]), number)
+    passes = np.flatnonzero(events.kind == Kind.GRADIENTS)
+    passes = passes[events.name[passes] == events.name[passes].min(initial=1)]
+    return StepEnds(passes, events.value[passes], len(passes) > 0)
