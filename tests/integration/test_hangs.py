@@ -12,9 +12,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from modtrace._system.processes import ParallelReader
 from modtrace.cli.group import group as commands
 from modtrace.track.engine import EngineName
-from modtrace.where import Hang, ParallelReader, find_all_hangs, read_states
+from modtrace.where import Hang, read_job
 from tests.support.hang_job import FIRST_STEPS, HANGS, RANKS
 from tests.support.python_process import start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
@@ -43,9 +44,7 @@ def wait_for_hang(folder: Path, is_meant: Callable[[Hang], bool]) -> Hang:
     deadline = time.monotonic() + TIMEOUT_S
     with ParallelReader() as reader:
         while time.monotonic() < deadline:
-            rings, dumps = ([*map(str, sorted(folder.glob(name)))] for name in ("*.modtrace", "trace_[0-9]"))
-            found = read_states(reader, rings, dumps)
-            for hang in find_all_hangs(found.ranks, found.records):
+            for hang in read_job(reader, folder, sorted(folder.glob("trace_[0-9]"))).hangs:
                 if is_meant(hang):
                     return hang
             time.sleep(0.1)

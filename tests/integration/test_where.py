@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.demo import GPT
-from modtrace.timeline import open_stacks
+from modtrace.timeline import RingAnalysis
 from modtrace.track.engine import EngineName
 from modtrace.where import read_rank_state
 from tests.support.python_process import python_environment, run_python, start_python
@@ -141,10 +141,10 @@ def test_open_stacks_from_the_last_events_equal_those_from_all(engine: EngineNam
 
     for count in random.Random(0).sample(range(len(events)), 200):
         cut = snapshot.slots._replace(events=events.take(np.arange(count)))
-        found = open_stacks(snapshot._replace(slots=cut))
+        found = RingAnalysis(snapshot._replace(slots=cut)).open_stacks
 
         # Beside a torn slot all events are looked at.
-        assert found == open_stacks(snapshot._replace(slots=cut._replace(torn=1)))
+        assert found == RingAnalysis(snapshot._replace(slots=cut._replace(torn=1))).open_stacks
         inside += any(thread.calls for thread in found)
     assert inside > 150
 

@@ -14,9 +14,9 @@ from modtrace.ranks.sync_points import sync_points
 from modtrace.reporting.clean_timeline import clean_timeline
 from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
-from modtrace.timeline import Timeline, build_timeline
-from modtrace.where.rank_progress import read_rank_progress
-from modtrace.where.stream_state import read_streams
+from modtrace.timeline import RingAnalysis, Timeline, build_timeline
+from modtrace.where.streams import read_streams
+from modtrace.where.waits import read_rank_progress
 from tests.support.event_script import WALL, EventScript
 
 ON_CPU, ON_GPU, BARRIER = '["all_reduce", "0"]', '["all_reduce", "0", -1, "cuda"]', '["barrier", "0"]'
@@ -71,7 +71,7 @@ def test_where_does_not_take_the_end_of_a_wait_for_a_devices() -> None:
         script.collective(320 + counter, Kind.WAIT_ENTER, text, counter)
         script.collective(330 + counter, Kind.WAIT_EXIT, text, counter)
 
-    (found,) = read_rank_progress(script.snapshot()).groups
+    (found,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
 
     assert found.last == 4
     assert found.blocked is not None
@@ -128,7 +128,7 @@ def test_device_times_tell_when_a_stream_came_by_the_end_of_a_call_or_of_the_fir
     ],
 )
 def test_a_stream_is_in_a_collective_that_it_runs_or_waits_for(read: int, collective: str, calls: list[str]) -> None:
-    (found,) = read_streams(with_device_times(read).snapshot(), 21_000_000, is_running=True)
+    (found,) = read_streams(RingAnalysis(with_device_times(read).snapshot()), 21_000_000, is_running=True)
 
     assert (found.collective, [call.fqn for call in found.calls]) == (collective, calls)
     assert found.unread == 10 - read
@@ -140,7 +140,7 @@ def test_where_waits_for_nothing_that_nobody_will_tell_of() -> None:
     script.collective(300, Kind.COLLECTIVE_ENTER, ON_GPU, 3)
     script.collective(310, Kind.COLLECTIVE_EXIT, ON_GPU, 64 | 1 << 62)
 
-    (found,) = read_rank_progress(script.snapshot()).groups
+    (found,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
 
     assert (found.last, found.blocked) == (3, None)
     assert build_timeline(script.snapshot()).collectives[-1].nbytes == 64

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from modtrace.ring import Kind
-from modtrace.timeline import Group, OpenCall, ThreadStack
+from modtrace.timeline import Group, OpenCall, RingAnalysis, ThreadStack
 from modtrace.where import RankState, find_hangs
-from modtrace.where.blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
-from modtrace.where.rank_progress import RankProgress, read_rank_progress
+from modtrace.where.waits import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProgress, read_rank_progress
 from tests.support.event_script import EventScript
 
 SECOND = 10**9
@@ -240,7 +239,7 @@ def test_a_receive_from_any_rank_may_be_the_other_end() -> None:
 
 
 def progress(script: EventScript) -> GroupProgress:
-    (found,) = read_rank_progress(script.snapshot()).groups
+    (found,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
     return found
 
 
@@ -293,7 +292,7 @@ def test_what_is_complete_blocks_nothing() -> None:
 def test_a_message_of_a_forged_ring_that_is_no_send_or_receive_is_left_out(text: str) -> None:
     script = EventScript()
     script.collective(10, Kind.COLLECTIVE_ENTER, text, 0)
-    found = read_rank_progress(script.snapshot())
+    found = read_rank_progress(RingAnalysis(script.snapshot()))
     assert (found.peers, [group.last for group in found.groups if group.last >= 0]) == ((), [])
 
 
@@ -309,7 +308,7 @@ def test_sends_and_receives_are_told_by_peer() -> None:
     script.collective(60, Kind.WAIT_ENTER, '["recv", "0", 1]', 0)
     script.collective(70, Kind.COLLECTIVE_ENTER, '["recv_any_source", "0"]', 0)
     group = Group("0", (0, 1, 2, 3), "default_pg")
-    assert read_rank_progress(script.snapshot()).peers == (
+    assert read_rank_progress(RingAnalysis(script.snapshot())).peers == (
         PeerProgress(group, "send", 3, 0, None),
         PeerProgress(group, "recv", 1, 0, Blocked("recv", 0, 60, 1)),
         PeerProgress(group, "recv", ANY_PEER, 0, Blocked("recv_any_source", 0, 70, 1)),

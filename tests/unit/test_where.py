@@ -15,19 +15,19 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from modtrace import ModtraceError
-from modtrace._system.processor_count import processor_count
+from modtrace._system.processes import ParallelReader, processor_count
 from modtrace.cli.group import group as commands
 from modtrace.ring import Kind
-from modtrace.ring.file_format import SLOTS_OFFSET
+from modtrace.ring.file import SLOTS_OFFSET
 from modtrace.ring.slot_format import (
     CALL_KEY_BITS,
     FORWARD_THREAD_SHIFT,
     NO_NAME,
     SLOT_BYTES,
 )
-from modtrace.where import ParallelReader, RankState, group_ranks, headline, read_rank_state
-from modtrace.where.process_status import is_alive
-from modtrace.where.rank_groups import format_stack
+from modtrace.where import RankState, group_ranks, headline, read_rank_state
+from modtrace.where.places import format_stack
+from modtrace.where.rank_state import is_alive
 from modtrace.where.render import render
 from tests.support.python_process import start_python
 from tests.support.where_rings import SECOND, Writer, state
@@ -230,7 +230,7 @@ def test_usual_duration_of_a_native_backward_is_that_of_a_node(tmp_path: Path) -
 
 
 def test_a_killed_process_of_those_that_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modtrace.where.parallel_reader._MIN_FILES_IN_PROCESSES", 1)
+    monkeypatch.setattr("modtrace._system.processes._MIN_FILES_IN_PROCESSES", 1)
     kill: Any = os._exit
     statuses: Any = [1, 1]
     with ParallelReader() as reader, pytest.raises(ModtraceError, match="a process that read files was killed"):

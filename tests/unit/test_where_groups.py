@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from modtrace.where import group_ranks, headline
-from modtrace.where.durations import format_durations
-from modtrace.where.rank_groups import format_ranges, format_stack
+from modtrace.where.places import format_durations, format_ranges, format_stack
 from modtrace.where.render import render
 from tests.support.where_rings import SECOND, state
 

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME, SEQUENCE_BITS, STREAM_NUMBER_BITS
-from modtrace.timeline import OpenCall
+from modtrace.timeline import OpenCall, RingAnalysis
 from modtrace.where import RankState, StreamState, group_ranks, headline
 from modtrace.where.render import render
-from modtrace.where.stream_state import read_streams
+from modtrace.where.streams import read_streams
 from tests.support.event_script import EventScript
 from tests.support.where_rings import SECOND, state
 
@@ -44,7 +44,7 @@ def blocks(read: int, *, calls: int = 3) -> EventScript:
 
 
 def look(script: EventScript, now_ns: int, *, is_running: bool = True) -> StreamState:
-    (found,) = read_streams(script.snapshot(), now_ns, is_running=is_running)
+    (found,) = read_streams(RingAnalysis(script.snapshot()), now_ns, is_running=is_running)
     return found
 
 
@@ -157,7 +157,7 @@ def test_streams_of_several_devices_are_told_apart() -> None:
         script.queued(1003 + 10 * call, 2 * call + 1, key)
     script.reached(2000, 0, AHEAD + 1500)
 
-    found = read_streams(script.snapshot(), 3000, is_running=True)
+    found = read_streams(RingAnalysis(script.snapshot()), 3000, is_running=True)
 
     # Nothing tells the clock, so the device was there when it was read, at the latest.
     assert [(s.device, s.stream, s.calls, s.is_known) for s in found] == [

@@ -9,7 +9,8 @@ import stat
 import subprocess
 import time
 
-from ..ring import is_signal_caught, is_signal_handled_now, stacks_path
+from .._system.processes import is_signal_caught, is_signal_handled_now
+from ..ring import stacks_path
 from .rank_state import RankState
 
 __all__ = ["NO_STACKS", "python_stacks"]

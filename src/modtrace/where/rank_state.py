@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,17 +11,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._rank import host_hash
+from .._system.processes import read_process_stat
 from ..ring import STACKS_SIGNAL, RingSnapshot, read_ring
 from ..ring.slot_format import CALL_ENTER_KINDS
-from ..timeline import OpenCall, ThreadStack, open_stacks
-from ..timeline.decode import Clock, step_ends
-from ..timeline.usual_durations import usual_durations
-from .blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
-from .process_status import is_alive, is_this_host
-from .rank_progress import RankProgress, read_rank_progress
-from .stream_state import StreamState, read_streams
+from ..timeline import OpenCall, ThreadStack
+from ..timeline.decode import RingAnalysis
+from .streams import StreamState, read_streams
+from .waits import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProgress, read_rank_progress
 
-__all__ = ["RankState", "rank_state_of", "read_rank_state"]
+__all__ = ["RankState", "is_alive", "is_this_host", "rank_state_of", "read_rank_state"]
+
+_CLOCK_TOLERANCE_NS = 10_000_000_000
+"""What a wall clock may have been set by between the start of a process and now."""
+
+
+def is_this_host(metadata: Mapping[str, object]) -> bool:
+    """Whether a recording with this metadata was made on this host; its process id means nothing elsewhere."""
+    return metadata.get("host") in (socket.gethostname(), host_hash())
+
+
+def is_alive(pid: int, unix_ns: int) -> bool:
+    """Whether the process that had this id at a moment (Unix nanoseconds) still runs on this host."""
+    if pid < 1:
+        return False
+    if os.name != "posix":
+        return True  # nobody can tell, and what only asks on Linux interrupts a process on Windows
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    try:
+        state, start_unix_ns = read_process_stat(pid)
+    except OSError:
+        return True
+    # A killed process whose parent has not waited for it yet is still listed, and ids are given again.
+    return state not in "ZX" and start_unix_ns <= unix_ns + _CLOCK_TOLERANCE_NS
 
 
 _FIRST_EVENTS = 1 << 14
@@ -163,7 +191,7 @@ class RankState(NamedTuple):
 
 
 def read_rank_state(path: str | os.PathLike[str]) -> RankState:
-    """Read one ring file and tell where its process is.
+    """Read one ring file, and return where its process is.
 
     Raises:
         RingError: it cannot be read, or is no ring file.
@@ -171,11 +199,10 @@ def read_rank_state(path: str | os.PathLike[str]) -> RankState:
     return rank_state_of(path, _read_last_steps(path))
 
 
-def rank_state_of(path: str | os.PathLike[str], snapshot: RingSnapshot) -> RankState:
-    """Tell where the process of a ring file is, by what was read of its end."""
-    events, metadata = snapshot.slots.events, snapshot.metadata
-    threads = tuple(open_stacks(snapshot))
-    steps = step_ends(events).number
+def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis) -> RankState:
+    """Return where the process of a ring file is, by what was read of its end."""
+    snapshot, events = analysis.snapshot, analysis.all_events
+    metadata, threads, steps = snapshot.metadata, tuple(analysis.open_stacks), analysis.step_ends.number
     anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
     state = _state(snapshot, anchors)
     last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
@@ -194,36 +221,36 @@ def rank_state_of(path: str | os.PathLike[str], snapshot: RingSnapshot) -> RankS
         step=int(np.max(steps)) if len(steps) else None,
         threads=threads,
         now_ns=max(now_ns, last_ns),
-        last_unix_ns=int(Clock(snapshot.records).to_unix(np.array([last_ns]))[0]) if anchors else 0,
-        usual_ns=usual_durations(snapshot, [thread.calls[-1] for thread in threads if thread.calls]),
-        progress=read_rank_progress(snapshot),
+        last_unix_ns=int(analysis.clock.to_unix(np.array([last_ns]))[0]) if anchors else 0,
+        usual_ns=analysis.usual_durations([thread.calls[-1] for thread in threads if thread.calls]),
+        progress=read_rank_progress(analysis),
         stacks_signal=_int_or_none(metadata, STACKS_SIGNAL),
-        streams=read_streams(snapshot, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
+        streams=read_streams(analysis, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
     )
 
 
-def _read_last_steps(path: str | os.PathLike[str]) -> RingSnapshot:
-    """Read as much of the end of a ring as tells what is open: some steps, or calls of the outermost module.
+def _read_last_steps(path: str | os.PathLike[str]) -> RingAnalysis:
+    """Read as much of the end of a ring as shows what is open: some steps, or calls of the outermost module.
 
     A ring can hold hours, and those of thousands of ranks are looked at together.
     """
     count = _FIRST_EVENTS
     while True:
-        snapshot = read_ring(path, count)
-        if len(snapshot.slots.events) + snapshot.slots.torn < count or _is_enough(snapshot):
-            return snapshot
+        analysis = RingAnalysis(read_ring(path, count))
+        if len(analysis.all_events) + analysis.snapshot.slots.torn < count or _is_enough(analysis):
+            return analysis
         count *= 4
 
 
-def _is_enough(snapshot: RingSnapshot) -> bool:
-    events = snapshot.slots.events
-    if len(step_ends(events).event) >= _ENOUGH_STEPS:
+def _is_enough(analysis: RingAnalysis) -> bool:
+    events = analysis.all_events
+    if len(analysis.step_ends.event) >= _ENOUGH_STEPS:
         return True
-    outermost = [r["id"] for r in snapshot.records if r["kind"] == "name" and "." not in r["fqn"]]
+    outermost = [number for number, name in enumerate(analysis.lookup.names) if "." not in name.fqn]
     enters = events.name[np.isin(events.kind, CALL_ENTER_KINDS)]
     entered = int(np.count_nonzero(np.isin(enters, outermost)))
-    # Of a module that is inside of none, the outer one's enter is further back.
-    calls = [thread.calls[0] for thread in open_stacks(snapshot) if thread.calls]
+    # If the first open module is no outermost one, the enter of that one is further back.
+    calls = [thread.calls[0] for thread in analysis.open_stacks if thread.calls]
     return entered >= _ENOUGH_STEPS and all("." not in call.fqn for call in calls)
 
 

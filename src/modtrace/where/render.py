@@ -13,13 +13,12 @@ from rich.text import Text
 from .._tables import shortened
 from .._terminal import printable
 from ..timeline import ThreadStack
-from .durations import format_durations
 from .hangs import Hang
-from .rank_groups import RankGroup, format_ranges, format_stack, headline
+from .places import RankGroup, format_durations, format_ranges, format_stack, headline
 from .rank_state import RankState
-from .stream_state import StreamState
+from .streams import StreamState
 
-__all__ = ["render"]
+__all__ = ["EndOfText", "render"]
 
 _MAX_PIDS = 2
 _MAX_GROUPS = 24
@@ -32,13 +31,13 @@ _COLORS = {"running": "green", "dead": "red", "stopped": "dim", "unknown": "yell
 def render(
     groups: Sequence[RankGroup], errors: Iterable[str] = (), hangs: Sequence[Hang] = (), *, whole: bool = False
 ) -> RenderableType:
-    """Return headline and hangs where there are several ranks, a line per group and open thread, and the errors.
+    """Return the errors, the headline and hangs of several ranks, and a line per group and open thread.
 
     Args:
         groups: of ranks; those that hangs blame come first.
         errors: what could not be read.
         hangs: as `find_hangs` returns them.
-        whole: show all of thousands, and not the first ones.
+        whole: show all of thousands, not only the first ones.
     """
     lines: list[RenderableType] = _first([_text(error, "red") for error in errors], "errors", whole)
     if sum(len(group.ranks) for group in groups) > 1:
@@ -65,7 +64,7 @@ def _first(lines: list[RenderableType], what: str, whole: bool) -> list[Renderab
 
 
 def _hang_lines(hangs: Sequence[Hang], whole: bool) -> list[RenderableType]:
-    """Return the hangs that others follow from, and how many these are."""
+    """Return the hangs that are causes, and how many follow from them."""
     causes = [_text(hang.text, "bold red") for hang in hangs if hang.is_cause]
     following = [hang for hang in hangs if not hang.is_cause]
     lines = _first([*causes], "hangs", whole)
@@ -103,7 +102,7 @@ def _table(groups: Sequence[RankGroup]) -> Table:
             where = format_stack(calls) + (f" ({module_class})" if module_class else "")
             duration = _text(_lasted(since_ns, group), style)
             table.add_row(
-                *head, _text(thread), _EndOfText(printable(where), style), duration, _usually(group, *calls[-1])
+                *head, _text(thread), EndOfText(printable(where), style), duration, _usually(group, *calls[-1])
             )
             head = ["", "", "", ""]
         if not group.stacks:
@@ -114,7 +113,7 @@ def _table(groups: Sequence[RankGroup]) -> Table:
             table.add_row(
                 *("", "", "", ""),
                 label,
-                _EndOfText(printable(_format_streams(streams)), "" if streams[0].is_known else "yellow"),
+                EndOfText(printable(_format_streams(streams)), "" if streams[0].is_known else "yellow"),
                 _lasted([_since_ns(rank, stream) for rank, stream in zip(group.ranks, streams, strict=True)], group),
                 "",
             )
@@ -122,7 +121,7 @@ def _table(groups: Sequence[RankGroup]) -> Table:
 
 
 def _since_ns(rank: RankState, stream: StreamState) -> int:
-    """Return since when a stream is in its innermost call; where that is not known, when it was read last."""
+    """Return since when a stream is in its innermost call; if that is not known, when it was read last."""
     if stream.is_known and stream.calls:
         return stream.calls[-1].since_ns
     return rank.last_ns if stream.read_ns is None else stream.read_ns
@@ -133,7 +132,7 @@ def _format_streams(streams: Sequence[StreamState]) -> str:
     first = streams[0]
     where = (format_stack(first.calls) or "no module") + (f", in {first.collective}" if first.collective else "")
     if not first.is_known:
-        # What was not read may have run: that is neither there nor idle.
+        # What was not read may have run.
         where = f"unknown; last read: {where}" if first.read_ns is not None else "unknown; nothing was read"
     dropped = any(stream.dropped for stream in streams)
     if not any(stream.unread for stream in streams):
@@ -144,10 +143,10 @@ def _format_streams(streams: Sequence[StreamState]) -> str:
     return f"{where}; {calls} queued {'behind it' if first.is_known else 'and not read'}"
 
 
-class _EndOfText:
-    """One line, of which the end is shown where it has no room: there it says what runs."""
+class EndOfText:
+    """One line that shows its end if it has not room for all: the end says what runs."""
 
-    def __init__(self, text: str, style: str) -> None:
+    def __init__(self, text: str, style: str = "") -> None:
         self._text = text
         self._style = style
 
@@ -161,12 +160,12 @@ class _EndOfText:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Return a text of unknown origin, without markup and with what a terminal would obey as escapes."""
+    """Return a text of unknown origin without markup; what a terminal would obey becomes escapes."""
     return Text(printable(text), style=style)
 
 
 def _pids(group: RankGroup) -> str:
-    """Return the process ids, of many the first."""
+    """Return the process ids: all of two, else the first."""
     pids = [str(rank.pid) for rank in group.ranks]
     return ", ".join(pids) if len(pids) <= _MAX_PIDS else f"{pids[0]} …"
 
@@ -177,15 +176,15 @@ def _open_thread(rank: RankState, thread_index: int) -> ThreadStack:
 
 
 def _usually(group: RankGroup, fqn: str, phase: str) -> str:
-    """Return what the call usually takes, where any of the rings knows it."""
+    """Return what the call usually takes, if any of the rings knows it."""
     known = [rank.usual_ns[fqn, phase] / 1e9 for rank in group.ranks if (fqn, phase) in rank.usual_ns]
     return format_durations(known) if known else ""
 
 
 def _lasted(since_ns: Sequence[int], group: RankGroup) -> str:
-    """Return for how long it has lasted; of a recording that is over, when it ended: the day, or today the time.
+    """Return for how long it has lasted; if the recording is over, when it ended: the day, or today the time.
 
-    Of a file that was cut and does not say when it is of, nothing.
+    The text is empty for a file that was cut and does not say when it was written.
     """
     if group.ranks[0].state in ("running", "unknown"):
         durations = [(rank.now_ns - begin_ns) / 1e9 for rank, begin_ns in zip(group.ranks, since_ns, strict=True)]

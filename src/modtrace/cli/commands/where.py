@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ..output import echo, make_console
-from ..recordings import RING_SUFFIXES, find_each
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ...where import ParallelReader, RankState, States
+    from ...where import RankState, WhereResult
 
 __all__ = ["where_command"]
 
@@ -36,10 +35,24 @@ REFRESH_S = 1.0
 )
 @click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array with an object per rank.")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one object with the sentence, hangs, ranks and errors, as modtrace.where returns them.",
+)
 @click.option("--stacks", is_flag=True, help="Print Python stacks of running processes too: of py-spy or faulthandler.")
 @click.option("--all", "whole", is_flag=True, help="Show all of thousands of ranks, and all that follows from a hang.")
 def where_command(
-    rings: tuple[str, ...], dumps: tuple[str, ...], watch: bool, as_json: bool, stacks: bool, whole: bool
+    rings: tuple[str, ...],
+    dumps: tuple[str, ...],
+    watch: bool,
+    as_json: bool,
+    output_format: str,
+    stacks: bool,
+    whole: bool,
 ) -> None:
     """Say which modules each process is in: phase, class, for how long, how long it usually takes, and the last step.
 
@@ -53,6 +66,8 @@ def where_command(
     """
     if not rings and not dumps:
         raise click.UsageError("Missing argument 'RING...'.")
+    if output_format == "json" and (watch or stacks or as_json):
+        raise click.UsageError("--format json prints all once; leave out --watch, --stacks and --json.")
     if watch and (as_json or stacks):
         raise click.UsageError("--watch goes on; leave out --json and --stacks.")
     if as_json and stacks:
@@ -62,19 +77,19 @@ def where_command(
     if watch:
         _watch(rings, dumps, whole)
         return
-    from ...where import ParallelReader
+    from ...where import where
 
-    with ParallelReader() as reader:
-        states = _read(reader, rings, dumps)
-    if as_json:
-        click.echo(json.dumps([state.to_json() for state in states.ranks], indent=2))
-        for error in states.errors:
+    result = where(rings, flight_recorder=dumps)
+    if as_json or output_format == "json":
+        ranks = [rank.to_json() for rank in result.ranks]
+        click.echo(json.dumps(ranks if as_json else result.to_json(), indent=2))
+        for error in result.errors:
             echo(f"modtrace: {error}", err=True)
     else:
-        make_console().print(_summary(states, whole))
+        make_console().print(_summary(result, whole))
     if stacks:
-        _print_stacks(states.ranks)
-    if states.errors:
+        _print_stacks(result.ranks)
+    if result.errors:
         raise click.exceptions.Exit(1)
 
 
@@ -92,44 +107,34 @@ def _print_stacks(states: list[RankState]) -> None:
         echo(f"modtrace: {NO_STACKS}", err=True)
 
 
-def _read(reader: ParallelReader, rings: tuple[str, ...], dumps: tuple[str, ...]) -> States:
-    """Read what the arguments stand for; one that stands for nothing is an error, as who watches may wait for it."""
-    from ...where import rank_of_dump, read_states
-
-    ring_files, no_rings = find_each(rings, RING_SUFFIXES)
-    dump_files, no_dumps = find_each(dumps, lambda path: rank_of_dump(path) is not None)
-    states = read_states(reader, ring_files, dump_files)
-    return states._replace(errors=no_rings + no_dumps + states.errors)
-
-
 def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
     console = make_console()
     with contextlib.suppress(KeyboardInterrupt):
         if not console.is_terminal:
             # One table after the other, as a file or a program wants them.
-            for states in _read_again_and_again(rings, dumps):
-                console.print(_summary(states, whole))
+            for result in _read_again_and_again(rings, dumps):
+                console.print(_summary(result, whole))
                 console.print()
                 sys.stdout.flush()
             return
         from rich.live import Live
 
         with Live(console=console, auto_refresh=False, screen=False) as live:
-            for states in _read_again_and_again(rings, dumps):
-                live.update(_summary(states, whole), refresh=True)
+            for result in _read_again_and_again(rings, dumps):
+                live.update(_summary(result, whole), refresh=True)
 
 
-def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> Iterator[States]:
-    from ...where import ParallelReader
+def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> Iterator[WhereResult]:
+    from ..._system.processes import ParallelReader
+    from ...where import read_job
 
     with ParallelReader() as reader:
         while True:
-            yield _read(reader, rings, dumps)
+            yield read_job(reader, rings, dumps)
             time.sleep(REFRESH_S)
 
 
-def _summary(states: States, whole: bool) -> RenderableType:
-    from ...where import find_all_hangs, group_ranks
+def _summary(result: WhereResult, whole: bool) -> RenderableType:
     from ...where.render import render
 
-    return render(group_ranks(states.ranks), states.errors, find_all_hangs(states.ranks, states.records), whole=whole)
+    return render(result.groups, result.errors, result.hangs, whole=whole)

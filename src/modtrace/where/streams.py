@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from ..ring import Events, Kind, RingSnapshot
+from ..ring import Events, Kind
 from ..ring.collective_text import parse_collective
 from ..ring.slot_format import (
     CALL_ENTER_KINDS,
@@ -18,13 +18,12 @@ from ..ring.slot_format import (
     STREAM_NUMBER_MASK,
 )
 from ..timeline import OpenCall
-from ..timeline.decode import Intervals, NameLookup, attribute_nodes, build_intervals, module_events
-from ..timeline.decode.device import QueuedEvents, device_clocks, queued_events, stream_ids
+from ..timeline.decode import RingAnalysis
 
 __all__ = ["StreamState", "read_streams"]
 
 _GRACE_NS = 1_000_000_000
-"""How late the thread that reads events may tell of one, on a busy machine."""
+"""How late the thread that reads events may write one, on a busy machine."""
 
 
 class StreamState(NamedTuple):
@@ -39,9 +38,9 @@ class StreamState(NamedTuple):
         unread: events behind the last that was read.
         dropped: events behind it that were not recorded, as too many had not been read; on any stream.
         read_ns: the last moment at which an event of the stream is known to have been read, or asked for; monotonic.
-            None where none was.
-        collective: the operator of the collective that it runs or waits for (`all_reduce`); empty where it is in none.
-        is_known: False where nobody reads its events any more, so that the device can be anywhere behind `calls`.
+            None if none was.
+        collective: the operator of the collective that it runs or waits for (`all_reduce`); empty if it is in none.
+        is_known: False if its events are no longer read: the device can be anywhere behind `calls`.
     """
 
     device: int
@@ -55,19 +54,18 @@ class StreamState(NamedTuple):
     collective: str = ""
 
 
-def read_streams(snapshot: RingSnapshot, now_ns: int, *, is_running: bool) -> tuple[StreamState, ...]:
+def read_streams(analysis: RingAnalysis, now_ns: int, *, is_running: bool) -> tuple[StreamState, ...]:
     """Return the state of each stream that had events, by device and stream.
 
     Args:
-        snapshot: the end of a ring.
+        analysis: of the end of a ring.
         now_ns: monotonic.
-        is_running: whether the process may run; else nobody reads what is unread.
+        is_running: whether the process may run; else unread events are never read.
     """
-    all_events = snapshot.slots.events
-    queued = queued_events(all_events)
+    queued = analysis.queued
     if not len(queued.slot):
         return ()
-    reading = _Reading(snapshot, queued, now_ns if is_running else None)
+    reading = _Reading(analysis, now_ns if is_running else None)
     states = [reading.state_of(key) for key in np.unique(queued.stream).tolist()]
     return tuple(sorted(states, key=lambda state: (state.device, state.stream)))
 
@@ -76,17 +74,18 @@ class _Reading:
     """What was read of the streams of a ring.
 
     Args:
-        now_ns: monotonic; None where nobody reads events any more.
+        analysis: of the ring.
+        now_ns: monotonic; None if events are no longer read.
     """
 
-    def __init__(self, snapshot: RingSnapshot, queued: QueuedEvents, now_ns: int | None) -> None:
-        self._events = snapshot.slots.events
-        self._queued = queued
+    def __init__(self, analysis: RingAnalysis, now_ns: int | None) -> None:
+        self._events = analysis.all_events
+        self._queued = analysis.queued
         self._now_ns = now_ns
-        self._position = _HostPosition(snapshot, queued)
-        self._clocks, self._ids = device_clocks(self._events), stream_ids(self._events)
+        self._position = _HostPosition(analysis)
+        self._clocks, self._ids = analysis.device_clocks, analysis.stream_ids
         self._asked = _last_asked(self._events)
-        self._texts = {record["id"]: record["text"] for record in snapshot.records if record["kind"] == "text"}
+        self._texts = analysis.lookup.texts
 
     def state_of(self, key: int) -> StreamState:
         """Return the state of the stream that has events under this key."""
@@ -133,23 +132,23 @@ class _Reading:
             return ""
         kind, following_kind = self._events.kind[event], self._events.kind[following[0]]
         is_begin = kind in (Kind.COLLECTIVE_ENTER, Kind.WAIT_ENTER) and following_kind == kind + 1
-        return parse_collective(self._texts.get(int(self._events.name[event]), "")).operator if is_begin else ""
+        return parse_collective(self._texts[self._events.name[event]]).operator if is_begin else ""
 
     def _reached_ns(self, key: int, rows: Int64Array) -> Int64Array:
-        """Return when the device came by each of a stream's events, monotonic; -1 where that was not read."""
+        """Return when the device passed each of a stream's events, monotonic; -1 if that was not read."""
         reached = self._queued.reached[rows]
         read_ns = np.where(reached >= 0, self._events.time[reached], -1)
         clock = self._clocks.get(key >> STREAM_NUMBER_BITS)
         if clock is None:
             return read_ns
-        told_ns = clock.to_monotonic(self._events.value[reached])
+        device_ns = clock.to_monotonic(self._events.value[reached])
         # Not before it was recorded, nor after it was read: the clock may be off by its bound.
         return np.where(
-            reached >= 0, np.clip(told_ns, self._events.time[self._queued.slot[rows]], read_ns), np.int64(-1)
+            reached >= 0, np.clip(device_ns, self._events.time[self._queued.slot[rows]], read_ns), np.int64(-1)
         )
 
     def _is_read_still(self, first_unread: int, read_ns: int | None, asked_ns: int | None) -> bool:
-        """Whether somebody may still read events: nothing was told of the first unread one, but nothing is due yet."""
+        """Whether events may still be read: no event says anything of the first unread one, but none is due yet."""
         if self._now_ns is None:
             return False
         first_ns = max(int(self._events.time[self._queued.slot[first_unread]]), read_ns or 0)
@@ -158,21 +157,18 @@ class _Reading:
 
 
 def _last_asked(events: Events) -> Mapping[tuple[int, int], int]:
-    """Return when a device was asked last, by stream and number of the event that it had not come by, monotonic ns."""
+    """Return when a device was asked last, by stream and number of the event that it had not passed, monotonic ns."""
     pending = np.flatnonzero(events.kind == Kind.DEVICE_PENDING)
     names, numbers = events.name[pending].tolist(), events.value[pending].tolist()
     return dict(zip(zip(names, numbers, strict=True), events.time[pending].tolist(), strict=True))
 
 
 class _HostPosition:
-    """Tells in which chosen calls the host was behind an event of it, which is where the device is behind its own."""
+    """In which chosen calls the host was behind an event. The device is in the same calls behind its own event."""
 
-    def __init__(self, snapshot: RingSnapshot, queued: QueuedEvents) -> None:
-        lookup = NameLookup(snapshot.records, snapshot.slots.events)
-        self._names = lookup.names
-        self._events = module_events(snapshot.slots.events)
-        self._intervals: Intervals = build_intervals(self._events)
-        self._call: Int64Array = attribute_nodes(self._intervals, self._events, lookup.torch_threads)
+    def __init__(self, analysis: RingAnalysis) -> None:
+        self._names, self._events, queued = analysis.lookup.names, analysis.events, analysis.queued
+        self._intervals, self._call = analysis.intervals, analysis.call
         self._row_by_start = _by_position(self._intervals.start_position)
         self._row_by_end = _by_position(self._intervals.end_position)
         of_calls = queued.event[(queued.event >= 0) & (queued.collective < 0)]
@@ -183,8 +179,8 @@ class _HostPosition:
         """Yield the chosen calls that are open behind an event of the host, outermost first.
 
         Args:
-            event: its index among those of modules; -1 where it is lost.
-            event_ns: by event, when the device came by; negative where it was not read.
+            event: its index among those of modules; -1 if it is lost.
+            event_ns: by event, when the device passed it; negative if that was not read.
         """
         reached_ns = event_ns[event]
         for row, phase in reversed(list(self._around(self._innermost_after(event)))):
@@ -221,7 +217,7 @@ class _HostPosition:
 
 
 def _by_position(position: Int64Array) -> dict[int, int]:
-    """Return the interval that an event begins or ends, by the event; of several the outermost."""
+    """Return the interval that an event begins or ends, by the event: the outermost one."""
     at_event: BoolArray = (position >= 0) & (position & 1 == 1)
     rows = np.flatnonzero(at_event)[::-1]
     return dict(zip((position[rows] >> 1).tolist(), rows.tolist(), strict=True))

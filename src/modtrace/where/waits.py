@@ -1,4 +1,4 @@
-"""One ring → which collectives, sends and receives its process has called, and in which one it is stuck."""
+"""How far one process is with collectives, sends and receives, and in which one it is stuck."""
 
 from __future__ import annotations
 
@@ -6,17 +6,77 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ring import Kind, RingSnapshot
+from ..ring import Kind
 from ..ring.collective_text import CollectiveName, parse_collective
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group
-from ..timeline.decode import is_communication
-from .blocked import ANY_PEER, Blocked, GroupProgress, PeerProgress
+from ..timeline.decode import RingAnalysis, is_communication
 
-__all__ = ["RankProgress", "read_rank_progress"]
+__all__ = ["ANY_PEER", "Blocked", "GroupProgress", "PeerProgress", "RankProgress", "read_rank_progress"]
+
+ANY_PEER = -1
+"""The peer of a receive from any sender."""
+
+
+class Blocked(NamedTuple):
+    """A collective, a send or a receive that was called and is not complete.
+
+    Attributes:
+        operator: as `torch.distributed` calls it.
+        counter: which collective of its group it is; for a send or receive which one with its peer.
+        since_ns: when the wait for it began, or its call; monotonic nanoseconds.
+        tid: of the thread that called it, as the operating system has it; 0 if that is not known.
+        details: what else is known of it, as texts.
+    """
+
+    operator: str
+    counter: int
+    since_ns: int
+    tid: int = 0
+    details: tuple[str, ...] = ()
+
+
+class GroupProgress(NamedTuple):
+    """How far one process is with the collectives of one group.
+
+    Attributes:
+        group: the group.
+        last: the counter of the last one that was called; -1 if none was.
+        recent: the operators of the last ones, in order; empty texts if they are not known.
+        blocked: the first one that is not complete, as far as the engine can know; else None.
+    """
+
+    group: Group
+    last: int
+    recent: tuple[str, ...]
+    blocked: Blocked | None
+
+    def operator(self, counter: int) -> str:
+        """Return which operator has this counter; empty if that is not known."""
+        index = len(self.recent) - 1 - (self.last - counter)
+        return self.recent[index] if 0 <= index < len(self.recent) else ""
+
+
+class PeerProgress(NamedTuple):
+    """How far one process is with its sends to, or its receives from, one other.
+
+    Attributes:
+        group: the group that they are called on.
+        operator: "send" or "recv".
+        peer: the rank in the group at the other end, or `ANY_PEER`.
+        last: the counter of the last one that was called.
+        blocked: the first one that is not complete; else None.
+    """
+
+    group: Group
+    operator: str
+    peer: int
+    last: int
+    blocked: Blocked | None
+
 
 _MAX_OPERATORS = 256
-"""How many of the last collectives of a group are told by name."""
+"""How many of the last collectives of a group are kept by name."""
 _ANY_SOURCE = "recv_any_source"
 _MESSAGES = ("send", "recv", _ANY_SOURCE)
 """The operators that have a peer."""
@@ -28,8 +88,8 @@ class RankProgress(NamedTuple):
     Attributes:
         groups: with the collectives of each group that has any in the ring, or that the ring knows.
         peers: with the sends and receives of each pair.
-        first_ns: the oldest event that was read, monotonic nanoseconds; what was called before is not known. None
-            where the ring holds all of the recording.
+        first_ns: the oldest event that was read, monotonic nanoseconds; earlier calls are not known. None if the ring
+            holds all of the recording.
     """
 
     groups: tuple[GroupProgress, ...] = ()
@@ -37,16 +97,13 @@ class RankProgress(NamedTuple):
     first_ns: int | None = None
 
 
-def read_rank_progress(snapshot: RingSnapshot) -> RankProgress:
+def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
     """Return how far the process of a ring is."""
-    slots = snapshot.slots
+    slots, lookup = analysis.snapshot.slots, analysis.lookup
     first_ns = int(slots.events.time[0]) if slots.overwritten and len(slots.events) else None
-    events = slots.events.take(is_communication(slots.events))
-    texts = {record["id"]: record["text"] for record in snapshot.records if record["kind"] == "text"}
-    tids = {record["id"]: record["tid"] for record in snapshot.records if record["kind"] == "thread"}
-    groups = {record["name"]: Group.of_record(record) for record in snapshot.records if record["kind"] == "group"}
+    events, groups = slots.events.take(is_communication(slots.events)), lookup.groups
     names = {
-        number: parse_collective(texts.get(number, f"#{number}"))
+        number: parse_collective(lookup.texts[number])
         for number in np.unique(events.name).tolist()
         if number != NO_NAME
     }
@@ -63,7 +120,7 @@ def read_rank_progress(snapshot: RingSnapshot) -> RankProgress:
             if is_collective
             else of_peer.setdefault(name._replace(device=""), _Calls())
         )
-        calls.add(kind, Blocked(name.operator, value, time_ns, tids.get(thread, 0)), bool(name.device))
+        calls.add(kind, Blocked(name.operator, value, time_ns, lookup.threads[thread][1]), bool(name.device))
 
     def group(name: str) -> Group:
         return groups.get(name) or Group(name)
@@ -103,7 +160,7 @@ class _Calls:
             self.called[value] = self._in_call[call.tid] = call
         elif kind == Kind.COLLECTIVE_EXIT:
             entered = self._in_call.pop(call.tid, None)
-            # Nobody will tell when it is complete.
+            # No event will say when it is complete.
             if entered is not None and value & NOT_AWAITED_BIT:
                 self._done.add(entered.counter)
         elif kind == Kind.COLLECTIVE_DONE:
@@ -128,11 +185,11 @@ class _Calls:
         )
 
     def blocked(self) -> Blocked | None:
-        found = [*self._waiting.values(), *self._in_call.values()]
+        pending = [*self._waiting.values(), *self._in_call.values()]
         # Others of its kind were seen to complete, so this one has not.
-        found += [
+        pending += [
             call
             for counter, call in self.called.items()
             if counter not in self._done and counter not in self._waiting and call.operator in self._completing
         ]
-        return min(found, key=lambda call: call.counter, default=None)
+        return min(pending, key=lambda call: call.counter, default=None)

@@ -1,0 +1,300 @@
+"""Ranks that wait in a collective, a send or a receive, and those that keep them waiting, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..timeline import Group
+from .places import (
+    by_place,
+    common_place,
+    format_call,
+    format_durations,
+    format_peer_call,
+    global_rank,
+    in_place,
+    ranks_phrase,
+)
+from .rank_state import RankState
+from .waits import ANY_PEER, Blocked, GroupProgress, PeerProgress
+
+__all__ = ["Hang", "find_hangs", "order_hangs"]
+
+_MIN_WAIT_NS = 1_000_000_000
+"""A shorter wait is as usual: rings are not read at one moment."""
+_OTHER_END = {"send": "recv", "recv": "send"}
+
+
+class Hang(NamedTuple):
+    """A collective, a send or a receive that ranks wait in.
+
+    Attributes:
+        operator: as `torch.distributed` calls it.
+        group: the group that it is called on.
+        counter: which collective of the group it is, from 0; for a send or receive which one with its peer.
+        waiting: the ranks that wait in it, ascending.
+        not_called: the ranks that run and have not called it, or its other end.
+        dead: the ranks that died without calling it.
+        called_other: (rank, operator) of those that called another one in its place.
+        unknown: the ranks of the group that have no ring.
+        wait_ns: for how long they have waited, at most.
+        text: all that as a sentence.
+        details: what else is known of the call.
+        is_cause: whether it waits for a rank that does not wait in another hang.
+    """
+
+    operator: str
+    group: Group
+    counter: int
+    waiting: tuple[int, ...]
+    not_called: tuple[int, ...]
+    dead: tuple[int, ...]
+    called_other: tuple[tuple[int, str], ...]
+    unknown: tuple[int, ...]
+    wait_ns: int
+    text: str
+    details: tuple[str, ...] = ()
+    is_cause: bool = True
+
+    @property
+    def blamed(self) -> set[int]:
+        """The ranks that keep the others waiting."""
+        return {*self.not_called, *self.dead, *(rank for rank, _ in self.called_other)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values: the fields, with the group's name and the wait in seconds."""
+        return {
+            "text": self.text,
+            "operator": self.operator,
+            "group": self.group.name,
+            "counter": self.counter,
+            "waiting": list(self.waiting),
+            "not_called": list(self.not_called),
+            "dead": list(self.dead),
+            "called_other": [list(pair) for pair in self.called_other],
+            "unknown": list(self.unknown),
+            "wait_seconds": self.wait_ns / 1e9,
+            "is_cause": self.is_cause,
+        }
+
+
+def find_hangs(states: Iterable[RankState], *, by_flight_recorder: bool = False) -> list[Hang]:
+    """Return one hang for each group, and each pair, that ranks have waited in for a second or more.
+
+    Those that others follow from come first, and of these the longest.
+
+    Args:
+        states: of all ranks; those without a rank are left out.
+        by_flight_recorder: the counters are the flight recorder's.
+    """
+    ranks = _Ranks(states, by_flight_recorder)
+    return order_hangs([*_collective_hangs(ranks), *_peer_hangs(ranks)])
+
+
+def order_hangs(hangs: Sequence[Hang]) -> list[Hang]:
+    """Mark which hangs are causes, and which follow from these; and put causes first."""
+    stuck = {rank for hang in hangs for rank in hang.waiting}
+    marked = [hang._replace(is_cause=not hang.blamed or not hang.blamed <= stuck) for hang in hangs]
+    if not any(hang.is_cause for hang in marked):
+        marked = [hang._replace(is_cause=True) for hang in marked]  # ranks that wait for each other
+    return sorted(marked, key=lambda h: (not h.is_cause, not h.blamed.isdisjoint(stuck), -h.wait_ns, h.waiting))
+
+
+class _Ranks:
+    """The ranks of a job, and what each waits in.
+
+    Args:
+        states: of all ranks; those without a rank are left out.
+        by_flight_recorder: the counters are the flight recorder's.
+
+    Attributes:
+        by_rank: the states.
+        waits: what each rank that waits for a second or more waits in, in words.
+        all_dead: whether no rank runs, or may run.
+        source: what a rank's state was read from.
+    """
+
+    def __init__(self, states: Iterable[RankState], by_flight_recorder: bool) -> None:
+        self.by_rank = {state.rank: state for state in states if state.rank is not None}
+        self.by_flight_recorder = by_flight_recorder
+        self.source = "flight recorder's dump" if by_flight_recorder else "ring"
+        self.all_dead = all(state.state == "dead" for state in self.by_rank.values())
+        self.waits: dict[int, str] = {}
+        for rank, state in self.by_rank.items():
+            groups, peers = state.progress.groups, state.progress.peers
+            calls = [
+                *((g.blocked, format_call(g.blocked, g.group, by_flight_recorder)) for g in groups if g.blocked),
+                *((p.blocked, format_peer_call(p.blocked, p, by_flight_recorder)) for p in peers if p.blocked),
+            ]
+            long = [(call.since_ns, text) for call, text in calls if self.waits_long(rank, call)]
+            if long:
+                self.waits[rank] = min(long)[1]
+
+    def waits_long(self, rank: int, blocked: Blocked) -> bool:
+        """Return whether a rank that has not ended has waited in a call for a second or more.
+
+        If all ranks are dead, each counts with what it waited in when it died: they may have been killed for that.
+        """
+        state = self.by_rank[rank]
+        if self.all_dead:
+            return True
+        return state.state not in ("stopped", "dead") and state.now_ns - blocked.since_ns >= _MIN_WAIT_NS
+
+    def say_who_waits(self, blocked: Mapping[int, Blocked], what: str) -> str:
+        """Return the main clause: which ranks wait in a call, how long, and in which module."""
+        states = [self.by_rank[rank] for rank in blocked]
+        place = in_place(common_place(states, [call.tid for call in blocked.values()]))
+        if self.all_dead:
+            return f"{ranks_phrase(list(blocked))} died waiting in {what}{place}"
+        waited_s = [(state.now_ns - call.since_ns) / 1e9 for state, call in zip(states, blocked.values(), strict=True)]
+        verb = "waits" if len(blocked) == 1 else "wait"
+        return f"{ranks_phrase(list(blocked))} {verb} in {what} for {format_durations(waited_s)}{place}"
+
+    def remembers(self, rank: int, wait_ns: int) -> bool:
+        """Return whether the events that were read of a rank's ring go back for as long as others have waited."""
+        state = self.by_rank[rank]
+        return state.progress.first_ns is None or state.now_ns - state.progress.first_ns >= wait_ns
+
+
+class _Absent(NamedTuple):
+    """The ranks that have not called something that others wait for, and a clause for each kind of them."""
+
+    not_called: tuple[int, ...]
+    dead: tuple[int, ...]
+    unknown: tuple[int, ...]
+    clauses: list[str]
+
+
+def _find_absent(ranks: _Ranks, absent: Iterable[int], call: str, wait_ns: int) -> _Absent:
+    """Return where the ranks are that have not called `call` (`it`, `recv`), which others wait for since `wait_ns`."""
+    by_state: dict[str, list[int]] = {}
+    for rank in sorted(absent):
+        state = ranks.by_rank[rank].state if rank in ranks.by_rank else "absent"
+        by_state.setdefault(state if state in ("dead", "stopped", "absent") else "not called", []).append(rank)
+    dead, not_called = by_state.get("dead", []), by_state.get("not called", [])
+    clauses = []
+    if dead:
+        last = common_place([ranks.by_rank[rank] for rank in dead], [0] * len(dead))
+        clauses.append(f"{ranks_phrase(dead)} died before calling {call}" + in_place(last))
+    for together, where in by_place([ranks.by_rank[rank] for rank in not_called], ranks.waits):
+        has = "has" if len(together) == 1 else "have"
+        is_known = all(ranks.remembers(rank, wait_ns) for rank in together)
+        as_far = "" if is_known else ", as far as its ring goes back"
+        clauses.append(f"{ranks_phrase(together)} {has} not called {call}{as_far}: {where}")
+    if "stopped" in by_state:
+        clauses.append(f"the recording of {ranks_phrase(by_state['stopped'])} had been stopped")
+    unknown = by_state.get("absent", [])
+    if unknown:
+        clauses.append(f"of {ranks_phrase(unknown)} there is no {ranks.source}")
+    return _Absent(tuple(not_called), tuple(dead), tuple(unknown), clauses)
+
+
+def _collective_hangs(ranks: _Ranks) -> Iterator[Hang]:
+    """Yield one hang for each group that ranks have waited in for a second or more."""
+    for group, members in _groups(ranks):
+        waiting = {
+            rank: progress.blocked
+            for rank, progress in members.items()
+            if progress.blocked is not None and ranks.waits_long(rank, progress.blocked)
+        }
+        if waiting:
+            yield _collective_hang(group, members, waiting, ranks)
+
+
+def _groups(ranks: _Ranks) -> list[tuple[Group, dict[int, GroupProgress]]]:
+    """Return the groups with the progress of their ranks; torch gives one name to groups that share no rank."""
+    by_name: dict[str, list[tuple[Group, dict[int, GroupProgress]]]] = {}
+    pairs = [(rank, progress) for rank, state in ranks.by_rank.items() for progress in state.progress.groups]
+    # A ring that lost the record of a group does not know the group's ranks: it joins one of those that do.
+    for rank, progress in sorted(pairs, key=lambda pair: not pair[1].group.ranks):
+        group = progress.group
+        known = by_name.setdefault(group.name, [])
+        members = next((m for g, m in known if g.ranks == group.ranks or (not group.ranks and rank in g.ranks)), None)
+        if members is None:
+            known.append((group, members := {}))
+        members[rank] = progress
+    return [pair for pairs_of_name in by_name.values() for pair in pairs_of_name]
+
+
+def _collective_hang(
+    group: Group, members: Mapping[int, GroupProgress], waiting: Mapping[int, Blocked], ranks: _Ranks
+) -> Hang:
+    first = min(blocked.counter for blocked in waiting.values())
+    called = [blocked.operator for blocked in waiting.values() if blocked.counter == first]
+    # If two operators were called in one place, the one that more ranks called is meant.
+    operator = max(dict.fromkeys(sorted(called)), key=called.count)
+    inside = {r: b for r, b in sorted(waiting.items()) if b.counter == first and b.operator == operator}
+    wait_ns = max(ranks.by_rank[rank].now_ns - blocked.since_ns for rank, blocked in inside.items())
+    others: dict[str, list[int]] = {}
+    for rank, progress in sorted(members.items()):
+        if (other := progress.operator(first) or operator) != operator:
+            others.setdefault(other, []).append(rank)
+    has_called = {rank for rank, progress in members.items() if progress.last >= first}
+    absent = _find_absent(ranks, {*(group.ranks or members)} - has_called, "it", wait_ns)
+    one = next(iter(inside.values()))
+    clauses = [
+        ranks.say_who_waits(inside, format_call(one, group, ranks.by_flight_recorder)),
+        *(f"{ranks_phrase(instead)} called {other} #{first} instead" for other, instead in others.items()),
+        *absent.clauses,
+    ]
+    if len(clauses) == 1:
+        clauses.append("all ranks called it, so it does not complete")
+    return Hang(
+        operator=operator,
+        group=group,
+        counter=first,
+        waiting=tuple(inside),
+        not_called=absent.not_called,
+        dead=absent.dead,
+        called_other=tuple(sorted((rank, other) for other, instead in others.items() for rank in instead)),
+        unknown=absent.unknown,
+        wait_ns=wait_ns,
+        text="; ".join(clauses),
+        details=one.details,
+    )
+
+
+def _peer_hangs(ranks: _Ranks) -> Iterator[Hang]:
+    """Yield one hang for each send and each receive that a rank has waited in for a second or more."""
+    for rank, state in ranks.by_rank.items():
+        for progress in state.progress.peers:
+            if progress.blocked is not None and ranks.waits_long(rank, progress.blocked):
+                yield _peer_hang(rank, progress, progress.blocked, ranks)
+
+
+def _peer_hang(rank: int, progress: PeerProgress, blocked: Blocked, ranks: _Ranks) -> Hang:
+    wait_ns = ranks.by_rank[rank].now_ns - blocked.since_ns
+    peer, other_end = global_rank(progress.group, progress.peer), _OTHER_END[progress.operator]
+    has_called = peer in ranks.by_rank and _has_called(rank, progress, blocked.counter, ranks)
+    absent = _find_absent(ranks, () if peer is None or has_called else (peer,), other_end, wait_ns)
+    clauses = [
+        ranks.say_who_waits({rank: blocked}, format_peer_call(blocked, progress, ranks.by_flight_recorder)),
+        *([f"rank {peer} has called {other_end}, so it does not complete"] if has_called else absent.clauses),
+    ]
+    return Hang(
+        operator=progress.operator,
+        group=progress.group,
+        counter=blocked.counter,
+        waiting=(rank,),
+        not_called=absent.not_called,
+        dead=absent.dead,
+        called_other=(),
+        unknown=absent.unknown,
+        wait_ns=wait_ns,
+        text="; ".join(clauses),
+        details=blocked.details,
+    )
+
+
+def _has_called(rank: int, progress: PeerProgress, counter: int, ranks: _Ranks) -> bool:
+    """Return whether the other end of a send or receive was called, or may have been: by a receive from any rank."""
+    group = progress.group
+    own = group.ranks.index(rank) if rank in group.ranks else rank
+    peer = global_rank(group, progress.peer)
+    assert peer is not None
+    return any(
+        other.peer == ANY_PEER or (other.peer == own and other.last >= counter)
+        for other in ranks.by_rank[peer].progress.peers
+        if other.group.name == group.name and other.operator == _OTHER_END[progress.operator]
+    )

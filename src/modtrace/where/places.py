@@ -1,0 +1,274 @@
+"""Where ranks are, in words: their open modules, how long, and which ranks are in the same place.
+
+In a hang the rank that is elsewhere is the one to look at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ..timeline import AFTER_BACKWARD, Group, OpenCall, ThreadStack
+from .rank_state import RankState
+from .streams import StreamState
+from .waits import ANY_PEER, Blocked, PeerProgress
+
+__all__ = [
+    "RankGroup",
+    "by_place",
+    "common_place",
+    "format_call",
+    "format_durations",
+    "format_peer_call",
+    "format_ranges",
+    "format_stack",
+    "global_rank",
+    "group_ranks",
+    "headline",
+    "in_place",
+    "ranks_phrase",
+]
+
+
+def format_durations(seconds: Sequence[float]) -> str:
+    """Return seconds for people: the shortest and the longest."""
+    shortest, longest = _format_seconds(min(seconds)), _format_seconds(max(seconds))
+    return shortest if shortest == longest else f"{shortest} to {longest}"
+
+
+def _format_seconds(seconds: float) -> str:
+    if 0 < seconds < 0.00005:
+        return "<0.1 ms"
+    if seconds < 0.0095:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+
+
+_MAX_NAMED_MODULES = 4
+"""Modules that the headline names beside that with the most ranks."""
+_MAX_NAMED_FILES = 2
+"""Files without a rank that the label of a group names; a line must stay readable."""
+
+StackKey = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""For each thread with open calls its name and the (fqn, phase) of these, outermost first."""
+StreamKey = tuple[int, int, tuple[tuple[str, str], ...], bool, str]
+"""For each stream the index of its device among those of the process, its id, its (fqn, phase), and whether these are
+known."""
+
+
+class RankGroup(NamedTuple):
+    """Ranks with the same open modules.
+
+    Attributes:
+        ranks: in order of their ranks.
+        stacks: for each thread with open calls its name and the (fqn, phase) of these, outermost first.
+    """
+
+    ranks: tuple[RankState, ...]
+    stacks: StackKey
+
+    @property
+    def label(self) -> str:
+        """Its ranks (`ranks 0-2, 5`), or its files: the first ones."""
+        ranks = [state.rank for state in self.ranks if state.rank is not None]
+        labels = [state.label for state in self.ranks if state.rank is None]
+        if len(labels) > _MAX_NAMED_FILES + 1:
+            labels[_MAX_NAMED_FILES:] = [f"{len(labels) - _MAX_NAMED_FILES} more files"]
+        if ranks:
+            labels.insert(0, f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}")
+        return ", ".join(labels)
+
+    @property
+    def innermost(self) -> str:
+        """The fqn of the innermost open module of its first thread, or what it waits for; else of a stream, or ""."""
+        if not self.stacks:
+            on_device = [stream.calls[-1].fqn for stream in self.ranks[0].streams if stream.calls and stream.is_known]
+            return f"{on_device[0]} on the device" if on_device else ""
+        fqn, phase = self.stacks[0][1][-1]
+        return _format_wait(fqn) if phase == AFTER_BACKWARD else fqn
+
+
+def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
+    """Put together the ranks with the same state, step and open modules; smaller groups first."""
+    ranks_by_key: dict[tuple[str, int | None, StackKey, tuple[StreamKey, ...]], list[RankState]] = {}
+    for state in sorted(states, key=lambda state: (state.rank is None, state.rank or 0, state.path)):
+        stacks = tuple(
+            (thread.thread, tuple((call.fqn, call.phase) for call in thread.calls))
+            for thread in state.threads
+            if thread.calls
+        )
+        ranks_by_key.setdefault((state.state, state.step, stacks, _stream_keys(state.streams)), []).append(state)
+    groups = [RankGroup(tuple(ranks), stacks) for (_, _, stacks, _), ranks in ranks_by_key.items()]
+    return sorted(groups, key=lambda group: len(group.ranks))
+
+
+def _stream_keys(streams: Sequence[StreamState]) -> tuple[StreamKey, ...]:
+    """Return what distinguishes streams, also if the devices of ranks have different numbers."""
+    devices = sorted({stream.device for stream in streams})
+    return tuple(
+        (
+            devices.index(stream.device),
+            stream.stream,
+            tuple((call.fqn, call.phase) for call in stream.calls),
+            stream.is_known,
+            stream.collective,
+        )
+        for stream in streams
+    )
+
+
+def headline(groups: Sequence[RankGroup]) -> str:
+    """Return in one line which ranks are in which module (`rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn`)."""
+    ranks_in: dict[str, list[RankState]] = {}
+    for group in groups:
+        ranks_in.setdefault(group.innermost, []).extend(group.ranks)
+    merged = [(RankGroup(tuple(ranks), ()), module) for module, ranks in ranks_in.items()]
+    merged.sort(key=lambda pair: len(pair[0].ranks))
+    left = merged[_MAX_NAMED_MODULES:-1] if len(merged) > _MAX_NAMED_MODULES + 2 else []
+    if left:
+        del merged[_MAX_NAMED_MODULES:-1]
+    parts = []
+    for index, (group, module) in enumerate(merged):
+        count = len(group.ranks)
+        if left and index == len(merged) - 1:
+            elsewhere = sum(len(other.ranks) for other, _ in left)
+            parts += [f"{elsewhere} in {len(left)} more modules", f"{count} in {module or 'no module'}"]
+            break
+        label = group.label
+        if index == len(merged) - 1 and index > 0 and count > 1:
+            label = f"the other {count}"
+        verb = "" if index else (" is" if count == 1 else " are")
+        parts.append(f"{label}{verb} in {module or 'no module'}")
+    return ", ".join(parts)
+
+
+def format_stack(calls: Sequence[tuple[str, str]] | Sequence[OpenCall]) -> str:
+    """Return a stack in one line: each module below the one around it (`forward GPT › h.7 › mlp`)."""
+    parts = []
+    outer_fqn, outer_phase = "", ""
+    for fqn, phase, *_ in calls:
+        if phase == AFTER_BACKWARD:
+            parts.append(f" · {_format_wait(fqn)}")
+            continue
+        name = fqn.removeprefix(f"{outer_fqn}.") if outer_fqn else fqn
+        parts.append(f" · {phase} {fqn}" if phase != outer_phase else f" › {name}")
+        outer_fqn, outer_phase = str(fqn), str(phase)
+    return "".join(parts).removeprefix(" · ")
+
+
+def _format_wait(fqn: str) -> str:
+    return f"backward, waiting after the last node of {fqn}" if fqn else "backward, before the first node of a module"
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as ranges (`0-2, 5`)."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+_DEFAULT_GROUP = "0"
+_TOWARDS = {"send": "to", "recv": "from"}
+
+
+def ranks_phrase(ranks: Sequence[int]) -> str:
+    """Return ranks as a subject (`rank 3`, `ranks 0-2, 5`)."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}"
+
+
+def format_call(call: Blocked, group: Group, by_flight_recorder: bool = False) -> str:
+    """Return which collective it is (`all_reduce #812 of group mesh_tp`)."""
+    numbered_by = " (the flight recorder's number)" if by_flight_recorder else ""
+    return f"{call.operator} #{call.counter}{numbered_by}{_format_group(group)}"
+
+
+def format_peer_call(call: Blocked, progress: PeerProgress, by_flight_recorder: bool = False) -> str:
+    """Return which send or receive it is (`recv #5 from rank 1`)."""
+    peer = global_rank(progress.group, progress.peer)
+    # A flight recorder does not know how many came before.
+    number = "" if by_flight_recorder else f" #{call.counter}"
+    text = f"{progress.operator}{number}{_format_group(progress.group)}"
+    return f"{text} {_TOWARDS[progress.operator]} " + ("any rank" if peer is None else f"rank {peer}")
+
+
+def global_rank(group: Group, rank_in_group: int) -> int | None:
+    """Return the global rank of a peer; None for any rank."""
+    if rank_in_group == ANY_PEER:
+        return None
+    return group.ranks[rank_in_group] if rank_in_group < len(group.ranks) else rank_in_group
+
+
+def _format_group(group: Group) -> str:
+    return "" if group.name == _DEFAULT_GROUP else f" of group {group.description or group.name}"
+
+
+def in_place(place: str) -> str:
+    """Return a place as the end of a part of a sentence; empty for none."""
+    if not place:
+        return ""
+    return f", {place}" if place.startswith("most in ") else f", in {place}"
+
+
+def common_place(states: Sequence[RankState], tids: Sequence[int]) -> str:
+    """Return the modules that the threads are in if more than half agree; else an empty text.
+
+    A thread of id 0 is the first one that is in a module.
+    """
+    stacks = Counter(_stack_of(state, tid) for state, tid in zip(states, tids, strict=True))
+    stack, count = stacks.most_common(1)[0]
+    if not stack or count == len(states):
+        return stack
+    return f"most in {stack}" if 2 * count > len(states) else ""
+
+
+def _stack_of(state: RankState, tid: int) -> str:
+    thread = next((thread for thread in state.threads if thread.tid == tid), None) if tid else _main_thread(state)
+    return format_stack(thread.calls) if thread is not None else ""
+
+
+def by_place(states: Sequence[RankState], waits: Mapping[int, str]) -> list[tuple[list[int], str]]:
+    """Return ranks by place: with the module, for how long they are there, and for how long usually.
+
+    Args:
+        states: of the ranks.
+        waits: what ranks wait in elsewhere.
+    """
+    together: dict[tuple[str, str], list[RankState]] = {}
+    for state in states:
+        thread = _main_thread(state)
+        wait = waits.get(state.rank, "") if state.rank is not None else ""
+        together.setdefault((format_stack(thread.calls) if thread else "", wait), []).append(state)
+    return [
+        ([state.rank for state in members if state.rank is not None], _describe_place(stack, wait, members))
+        for (stack, wait), members in together.items()
+    ]
+
+
+def _describe_place(stack: str, wait: str, states: Sequence[RankState]) -> str:
+    if wait:
+        verb = "it waits" if len(states) == 1 else "they wait"
+        return f"{verb} in {wait}" + (f", in {stack}" if stack else "")
+    if not any(state.threads for state in states):
+        return "no ring tells where"
+    if not stack:
+        return f"in no module for {format_durations([(s.now_ns - s.last_ns) / 1e9 for s in states])}"
+    innermost = [(state, thread.calls[-1]) for state in states if (thread := _main_thread(state))]
+    text = f"in {stack} for {format_durations([(state.now_ns - call.since_ns) / 1e9 for state, call in innermost])}"
+    usual = [ns / 1e9 for state, call in innermost if (ns := state.usual_ns.get((call.fqn, call.phase))) is not None]
+    return text + (f" (usually {format_durations(usual)})" if usual else "")
+
+
+def _main_thread(state: RankState) -> ThreadStack | None:
+    """Return the first thread that is in a module."""
+    return next((thread for thread in state.threads if thread.calls), None)
