@@ -21,12 +21,9 @@ from modtrace.ring import Kind
 from modtrace.timeline import OpenCall
 from modtrace.timeline.summary import ModuleTimes
 from modtrace.top import RankRates, read_rank_rates
-from modtrace.top.job_rates import ModuleRate, merge_ranks, sort_modules
-from modtrace.top.live_screen import _Latest, _read_on, show_live
-from modtrace.top.rank_rates import steps_per_second
-from modtrace.top.screen import JobView, render
-from modtrace.top.shown import View
-from modtrace.top.terminal_keys import TerminalKeys
+from modtrace.top.live import TerminalKeys, _Latest, _read_on, show_live
+from modtrace.top.rates import ModuleRate, merge_ranks, sort_modules, steps_per_second
+from modtrace.top.screen import JobView, ScreenState, render
 from modtrace.where import RankState
 from tests.support.where_rings import Writer
 from tests.unit.test_hangs import NOW, called, calls, state
@@ -131,9 +128,9 @@ def test_modules_are_sorted_by_any_column() -> None:
 
 
 def test_keys_change_the_view() -> None:
-    view = View()
+    view = ScreenState()
 
-    def press(*keys: str) -> View:
+    def press(*keys: str) -> ScreenState:
         for key in keys:
             view.press(key, ranks=2, depth=3)
         return view
@@ -157,10 +154,10 @@ def test_keys_change_the_view() -> None:
     assert press("q").quits
 
 
-def lines(job: JobView, view: View | None = None, width: int = 80, height: int | None = 24) -> list[str]:
+def lines(job: JobView, view: ScreenState | None = None, width: int = 80, height: int | None = 24) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height or 100, markup=False, highlight=False)
-    console.print(render(job, view or View(), width, height))
+    console.print(render(job, view or ScreenState(), width, height))
     return out.getvalue().splitlines()
 
 
@@ -185,7 +182,7 @@ def test_the_screen_shows_what_modules_take() -> None:
 def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
     rows = [module(f"Net.blocks.{number}.attention.projection", 4, 1, 1) for number in range(50)]
     job = JobView([rank_rates(number, *rows) for number in range(3)], ["x.modtrace: " + "cannot " * 30] * 6, 2.5)
-    for view in (View(), View(by_rank=True), View(rank=1), View(first=1000)):
+    for view in (ScreenState(), ScreenState(by_rank=True), ScreenState(rank=1), ScreenState(first=1000)):
         shown = lines(job, view, width, height)
         assert len(shown) <= max(height, 12)
         assert max(map(len, shown)) <= width
@@ -194,7 +191,7 @@ def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
 def test_scrolling_shows_what_comes_next() -> None:
     rows = [module(f"Net.m{number:02}", 4, 1, 1 - number / 100) for number in range(50)]
     job = JobView([rank_rates(0, *rows)], (), 0.1)
-    view = View(first=30)
+    view = ScreenState(first=30)
     shown = lines(job, view)
     assert shown[3].startswith("Net.m30 ")
     assert shown[-1].startswith("31–50 of 50  q quit")
@@ -218,7 +215,8 @@ def test_a_hang_a_stall_and_the_dead_are_said() -> None:
 
 def test_a_line_per_rank_says_where_each_is() -> None:
     shown = lines(
-        JobView([rank_rates(0, at=state(0, stack=calls("Net", "Net.a"))), rank_rates(1)], (), 0), View(by_rank=True)
+        JobView([rank_rates(0, at=state(0, stack=calls("Net", "Net.a"))), rank_rates(1)], (), 0),
+        ScreenState(by_rank=True),
     )
     assert shown[2].split() == ["rank", "state", "step", "steps/s", "comm", "%", "in"]
     assert shown[3].split() == [*["rank", "0", "running", "3", "4.0", "10%", "forward", "Net", "›", "a", "25.0", "s"]]
@@ -262,7 +260,7 @@ def test_communication_of_threads_at_once_counts_once(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_stays_while_paused_also_where_a_reading_was_under_way() -> None:
-    view, latest, over = View(), _Latest(), threading.Event()
+    view, latest, over = ScreenState(), _Latest(), threading.Event()
 
     def read() -> JobView:
         view.paused = True

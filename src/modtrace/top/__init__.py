@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .rank_rates import RankRates, read_rank_rates
+from .rates import RankRates, read_rank_rates
 
 __all__ = ["RankRates", "read_rank_rates"]

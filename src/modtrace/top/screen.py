@@ -1,28 +1,94 @@
-"""What a job does, as lines of a terminal."""
+"""What a job does, as lines of a terminal, and what keys change in that."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from textwrap import wrap
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from .._tables import shortened
-from .._terminal import counted, padded, printable
+from .._terminal import counted, printable
 from ..where import RankGroup, find_hangs
-from ..where.durations import format_durations
-from ..where.rank_groups import format_stack
-from .job_rates import ModuleRate, merge_ranks, sort_modules
-from .rank_rates import RankRates
-from .shown import View
+from ..where.places import format_durations, format_stack
+from ..where.render import EndOfText
+from .rates import SORT_KEYS, ModuleRate, RankRates, merge_ranks, sort_modules
 
-__all__ = ["JobView", "render"]
+__all__ = ["KEYS_HELP", "JobView", "ScreenState", "render"]
+
+KEYS_HELP = "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"
+_PAGE = 10
+
+
+@dataclass(slots=True)
+class ScreenState:
+    """What the screen shows.
+
+    Attributes:
+        sort: one of `SORT_KEYS`.
+        max_depth: how many levels of modules; None: all.
+        by_rank: a line per rank, and not per module.
+        rank: which rank's modules, as an index into the ranks; None: those of all.
+        paused: whether the screen stays as it is.
+        first: the first line that is shown.
+        quits: whether the user wants to leave.
+        help: the last line, which says what there is to press.
+    """
+
+    sort: str = "self"
+    max_depth: int | None = None
+    by_rank: bool = False
+    rank: int | None = None
+    paused: bool = False
+    first: int = 0
+    quits: bool = False
+    help: str = KEYS_HELP
+
+    def press(self, key: str, ranks: int, depth: int) -> None:
+        """Do what a key means; others do nothing.
+
+        Args:
+            key: a character, or the name of a key (`up`, `page down`).
+            ranks: how many there are.
+            depth: how many levels of modules there are.
+        """
+        if key in ("q", "Q"):
+            self.quits = True
+        elif key in ("p", " "):
+            self.paused = not self.paused
+        elif key in ("s", "S"):
+            step = 1 if key == "s" else -1
+            self.sort = SORT_KEYS[(SORT_KEYS.index(self.sort) + step) % len(SORT_KEYS)]
+        elif key == "-":
+            self.max_depth = max(1, (depth if self.max_depth is None else min(self.max_depth, depth)) - 1)
+        elif key in ("+", "="):
+            self.max_depth = None if self.max_depth is None or self.max_depth + 1 >= depth else self.max_depth + 1
+        elif key == "m":
+            self.by_rank, self.first = not self.by_rank, 0
+        elif key in ("[", "]") and ranks:
+            self._next_rank(1 if key == "]" else -1, ranks)
+        else:
+            moved = {"up": -1, "down": 1, "page up": -_PAGE, "page down": _PAGE}.get(key, 0)
+            self.first = max(0, self.first + moved)
+
+    def _next_rank(self, step: int, ranks: int) -> None:
+        # All of them come before the first one.
+        index = (0 if self.rank is None else min(self.rank, ranks - 1) + 1) + step
+        index %= ranks + 1
+        self.rank, self.by_rank, self.first = (index - 1 if index else None), False, 0
+
 
 _UNLIMITED = 1 << 16
 _MIN_ROWS = 3
+_MIN_NAME_WIDTH = 12
 _NUMBER_WIDTH = 9
+_MAX_RANK_WIDTH = 24
+
+_Row = tuple[str, list[RenderableType]]
+"""The style and the cells of a row."""
 
 
 class JobView(NamedTuple):
@@ -44,41 +110,48 @@ class JobView(NamedTuple):
         return max((row.fqn.count(".") + 1 for rank in self.ranks for row in rank.rows), default=1)
 
 
-def render(job: JobView, view: View, width: int, height: int | None = None) -> RenderableType:
+def render(job: JobView, screen: ScreenState, width: int, height: int | None = None) -> RenderableType:
     """Return the screen: a line on the job, what is wrong with it, and a table.
 
     Args:
         job: what was read.
-        view: what to show of it.
+        screen: what to show of it.
         width: columns of the terminal.
         height: its lines; None: as many as there are, and no help on keys.
     """
-    chosen = job.ranks if view.rank is None else job.ranks[view.rank : view.rank + 1] or job.ranks[-1:]
-    lines: list[RenderableType] = [_line(_headline(job, chosen, view), "bold", width)]
+    chosen = job.ranks if screen.rank is None else job.ranks[screen.rank : screen.rank + 1] or job.ranks[-1:]
+    lines: list[RenderableType] = [_line(_headline(job, chosen, screen), "bold")]
     alarms = [*(printable(error) for error in job.errors), *_alarms(job.ranks)]
     room = max(1, (height or _UNLIMITED) // 3)
     for number, alarm in enumerate(alarms):
         wrapped = wrap(alarm, width) or [""]
         if len(wrapped) > room:
-            lines.append(
-                _line(f"… and {len(alarms) - number} more", "red", width) if number else _line(alarm, "bold red", width)
-            )
+            lines.append(_line(f"… and {len(alarms) - number} more", "red") if number else _line(alarm, "bold red"))
             break
         room -= len(wrapped)
-        lines += [_line(part, "bold red", width) for part in wrapped]
-    table = _rank_table(job.ranks, width) if view.by_rank else _module_table(chosen, view, width)
+        lines += [_line(part, "bold red") for part in wrapped]
+    table, rows = _rank_table(job.ranks) if screen.by_rank else _module_table(chosen, screen)
     if height is None:
-        return Group(*lines, Text(""), *table)
-    head, rows = table[0], table[1:]
-    room = max(_MIN_ROWS, height - len(lines) - 3)  # beside a blank line, the table's head and the keys
-    view.first = min(view.first, max(0, len(rows) - room))
-    shown = rows[view.first : view.first + room]
+        return Group(*lines, Text(""), _filled(table, rows))
+    room = max(_MIN_ROWS, height - len(lines) - 3)  # besides a blank line, the table's head and the keys
+    screen.first = min(screen.first, max(0, len(rows) - room))
+    shown = rows[screen.first : screen.first + room]
     blank = [Text("") for _ in range(room - len(shown))]
-    place = f"{view.first + 1}–{view.first + len(shown)} of {len(rows)}  " if len(rows) > room else ""
-    return Group(*lines, Text(""), head, *shown, *blank, _line(place + view.help, "dim", width))
+    place = f"{screen.first + 1}–{screen.first + len(shown)} of {len(rows)}  " if len(rows) > room else ""
+    return Group(*lines, Text(""), _filled(table, shown), *blank, _line(place + screen.help, "dim"))
 
 
-def _headline(job: JobView, chosen: Sequence[RankRates], view: View) -> str:
+def _filled(table: Table, rows: Sequence[_Row]) -> Table:
+    for style, cells in rows:
+        table.add_row(*cells, style=style)
+    return table
+
+
+def _make_table() -> Table:
+    return Table(box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold underline")
+
+
+def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) -> str:
     states = [rank.state for rank in chosen]
     parts = []
     if states:
@@ -100,7 +173,7 @@ def _headline(job: JobView, chosen: Sequence[RankRates], view: View) -> str:
             waiting = sum(rank.communication_ns / rank.window_ns for rank in measured) / len(measured)
             parts.append(f"communication {waiting:.0%}")
             parts.append(f"last {format_durations([max(rank.window_ns for rank in measured) / 1e9])}")
-    if view.paused:
+    if screen.paused:
         parts.insert(0, "PAUSED")
     if job.read_s > 1:
         parts.append(f"read in {job.read_s:.1f} s")
@@ -124,33 +197,37 @@ def _alarms(ranks: Sequence[RankRates]) -> list[str]:
     return alarms
 
 
-def _module_table(ranks: Sequence[RankRates], view: View, width: int) -> list[RenderableType]:
-    modules = sort_modules(merge_ranks(ranks, view.max_depth), view.sort)
+def _module_table(ranks: Sequence[RankRates], screen: ScreenState) -> tuple[Table, list[_Row]]:
+    modules = sort_modules(merge_ranks(ranks, screen.max_depth), screen.sort)
     several = any(module.busiest_rank is not None for module in modules)
     rates = sorted(rank.window_steps_per_s for rank in ranks if rank.window_steps_per_s)
     per_step = rates[len(rates) // 2] if rates else 0.0
     heads = ["self %", "total %", "fwd ms", "bwd ms", "calls/s", *(["most on"] if several else [])]
-    sorted_by = dict(zip(("self", "total", "forward", "backward", "calls"), heads, strict=False)).get(view.sort)
-    heads = [f"{head}↓" if head == sorted_by else head for head in heads]
-    widths = [max(len(head), _NUMBER_WIDTH) for head in heads]
-    name_width = max(12, width - sum(widths) - len(widths))
-    name = ("module↓" if view.sort == "name" else "module") + (" · ms per step" if per_step else " · ms per second")
-    if view.max_depth is not None:
-        name += f" · {counted(view.max_depth, 'level')}"
+    sorted_by = dict(zip(("self", "total", "forward", "backward", "calls"), heads, strict=False)).get(screen.sort)
+    name = ("module↓" if screen.sort == "name" else "module") + (" · ms per step" if per_step else " · ms per second")
+    if screen.max_depth is not None:
+        name += f" · {counted(screen.max_depth, 'level')}"
     open_modules = {
         call.fqn for rank in ranks if rank.is_quiet for thread in rank.state.threads for call in thread.calls[-1:]
     }
-    lines: list[RenderableType] = [_row(name, heads, name_width, widths, "bold underline")]
-    for module in modules:
-        cells = _module_cells(module, per_step, several)
-        style = "bold red" if module.fqn in open_modules else ""
-        lines.append(_row(printable(module.fqn), cells, name_width, widths, style))
-    return lines
+    table = _make_table()
+    table.add_column(name, ratio=1, no_wrap=True, min_width=_MIN_NAME_WIDTH)
+    for head in heads:
+        title = f"{head}↓" if head == sorted_by else head
+        table.add_column(title, justify="right", no_wrap=True, min_width=_NUMBER_WIDTH)
+    rows: list[_Row] = [
+        (
+            "bold red" if module.fqn in open_modules else "",
+            [EndOfText(printable(module.fqn)), *_module_cells(module, per_step, several)],
+        )
+        for module in modules
+    ]
+    return table, rows
 
 
-def _module_cells(module: ModuleRate, per_step: float, several: bool) -> list[str]:
+def _module_cells(module: ModuleRate, per_step: float, several: bool) -> list[RenderableType]:
     scale = 1e3 / per_step if per_step else 1e3
-    cells = [
+    cells: list[RenderableType] = [
         f"{100 * module.self_share:.1f}",
         f"{100 * module.total_share:.1f}",
         f"{scale * module.forward_share:,.2f}",
@@ -162,12 +239,13 @@ def _module_cells(module: ModuleRate, per_step: float, several: bool) -> list[st
     return cells
 
 
-def _rank_table(ranks: Sequence[RankRates], width: int) -> list[RenderableType]:
-    heads = ["state", "step", "steps/s", "comm %"]
-    widths = [8, 8, 8, 7]
-    label_width = max((len(rank.state.label) for rank in ranks), default=4)
-    label_width = min(max(label_width, 4), max(4, width // 4))
-    lines: list[RenderableType] = [_row("rank", [*heads, " in"], label_width, [*widths, 0], "bold underline")]
+def _rank_table(ranks: Sequence[RankRates]) -> tuple[Table, list[_Row]]:
+    table = _make_table()
+    table.add_column("rank", no_wrap=True, max_width=_MAX_RANK_WIDTH)
+    for head in ("state", "step", "steps/s", "comm %"):
+        table.add_column(head, justify="right", no_wrap=True, min_width=7)
+    table.add_column("in", ratio=1, no_wrap=True)
+    rows: list[_Row] = []
     for rank in ranks:
         state = rank.state
         thread = next((thread for thread in state.threads if thread.calls), None)
@@ -175,27 +253,21 @@ def _rank_table(ranks: Sequence[RankRates], width: int) -> list[RenderableType]:
         if thread is not None:
             since = format_durations([(state.now_ns - thread.calls[-1].since_ns) / 1e9])
             place = f"{format_stack(thread.calls)} {since}"
-        cells = [
+        cells: list[RenderableType] = [
+            EndOfText(printable(state.label)),
             state.state,
             "" if state.step is None else f"{state.step:,}",
             "" if rank.steps_per_s is None else _rate(rank.steps_per_s),
             f"{rank.communication_ns / rank.window_ns:.0%}" if rank.window_ns else "",
+            EndOfText(printable(place)),
         ]
-        place_width = max(8, width - label_width - sum(widths) - len(widths) - 2)
-        style = "bold red" if any(state.seems_hung(t) for t in state.threads) or state.state == "dead" else ""
-        shown = shortened(printable(place), place_width)
-        lines.append(_row(printable(state.label), [*cells, f" {shown}"], label_width, [*widths, 0], style))
-    return lines
+        is_bad = any(state.seems_hung(t) for t in state.threads) or state.state == "dead"
+        rows.append(("bold red" if is_bad else "", cells))
+    return table, rows
 
 
-def _row(name: str, cells: Sequence[str], name_width: int, widths: Sequence[int], style: str) -> Text:
-    text = padded(shortened(name, name_width), name_width)
-    numbers = " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-    return Text(f"{text} {numbers}", style=style, no_wrap=True, overflow="crop")
-
-
-def _line(text: str, style: str, width: int) -> Text:
-    return Text(text if len(text) <= width else f"{text[: width - 1]}…", style=style, no_wrap=True, overflow="crop")
+def _line(text: str, style: str) -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _rate(per_s: float) -> str:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..._system.files import RING_SUFFIXES, find_each
 from ..output import make_console
-from ..recordings import RING_SUFFIXES, find_each
 
 if TYPE_CHECKING:
+    from ..._system.processes import ParallelReader
     from ...top.screen import JobView
-    from ...where import ParallelReader
 
 __all__ = ["top_command"]
 
@@ -44,20 +44,19 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float) -> None:
     Keys: q quits, p pauses, s sorts by the next column, - and + fold, m shows a line per rank, [ and ] choose a rank,
     arrows scroll. Into a pipe, the state of now is printed once.
     """
-    from ...top.screen import render
-    from ...top.shown import View
-    from ...where import ParallelReader
+    from ..._system.processes import ParallelReader
+    from ...top.screen import ScreenState, render
 
     console = make_console()
     with ParallelReader() as reader:
         if console.is_terminal:
-            from ...top.live_screen import show_live
+            from ...top.live import show_live
 
             _yield_to_training()
             show_live(lambda: _read(reader, rings, seconds), console, refresh)
             return
         job = _read(reader, rings, seconds)
-    console.print(render(job, View(), _PIPE_WIDTH))
+    console.print(render(job, ScreenState(), _PIPE_WIDTH))
     if not job.ranks:
         raise click.exceptions.Exit(1)
 
