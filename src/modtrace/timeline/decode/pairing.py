@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._typing import AnyArray, BoolArray, Int32Array, Int64Array, SignedIntArray
+from ..._typing import AnyArray, BoolArray, Int64Array, SignedIntArray
 from ...ring.slot_format import (
     ABANDONED_BIT,
     CALL_ENTER_KINDS,
@@ -69,19 +69,9 @@ def _columns(count: int, **columns: AnyArray | int | bool) -> IntervalColumns:
 
 def pair_calls(events: Events) -> IntervalColumns:
     """Pair enters and exits by name and key."""
-    enters = np.flatnonzero(np.isin(events.kind, CALL_ENTER_KINDS))
-    exits = np.flatnonzero(np.isin(events.kind, CALL_EXIT_KINDS))
-    enter_id, exit_id = call_ids(events, enters), call_ids(events, exits)
-    by_id = np.argsort(enter_id, kind="stable")
-    position = np.searchsorted(enter_id[by_id], exit_id)
-    position = np.minimum(position, len(enters) - 1)
-    found = by_id[position] if len(enters) else np.zeros(len(exits), np.int64)
-    paired = (enter_id[found] == exit_id) if len(enters) else np.zeros(len(exits), np.bool_)
-    exit_of = np.full(len(enters), -1, np.int64)
-    exit_of[found[paired]] = exits[paired]
-    unpaired = exits[~paired]
-    first = np.concatenate([enters, np.full(len(unpaired), -1, np.int64)])
-    last = np.concatenate([exit_of, unpaired])
+    is_enter = np.isin(events.kind, CALL_ENTER_KINDS)
+    index = np.flatnonzero(is_enter | np.isin(events.kind, CALL_EXIT_KINDS))
+    first, last = _pair_by_key(index, is_enter[index], call_ids(events, index))
     known = np.where(first >= 0, first, last)
     recompute = np.isin(events.kind[known], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
     call_index = events.value[known] >> SEQUENCE_BITS & CALL_INDEX_MASK
@@ -113,45 +103,59 @@ def call_ids(events: Events, index: SignedIntArray) -> Int64Array:
 
 
 def pair_nodes(events: Events) -> IntervalColumns:
-    """Pair the native engine's node begins and ends by their nesting on each thread."""
+    """Pair the native engine's node begins and ends by thread, sequence number, forward thread and graph task."""
     index = np.flatnonzero((events.kind == Kind.NODE_BEGIN) | (events.kind == Kind.NODE_END))
-    index = index[np.argsort(events.thread[index], kind="stable")]
-    thread = events.thread[index].astype(np.int64)
-    is_begin = events.kind[index] == Kind.NODE_BEGIN
-    total = np.cumsum(np.where(is_begin, 1, -1))
-    depth = np.where(is_begin, total - 1, total)
-    order = np.lexsort((np.arange(len(index)), depth, thread))
-    same_level = (np.diff(thread[order], prepend=-1) == 0) & (np.diff(depth[order], prepend=-(1 << 60)) == 0)
-    before = np.roll(order, 1)
-    value, name = events.value[index], events.name[index]
-    is_paired_end = ~is_begin[order] & same_level & is_begin[before]
-    agree = (value[order] == value[before]) & (name[order] == name[before])
-    if np.any(is_paired_end & ~agree) or np.any(is_begin[order] & same_level & is_begin[before]):
-        first, last = _pair_by_stack(thread, is_begin, value, name)
-    else:
-        end_of = np.full(len(index), -1, np.int64)
-        end_of[before[is_paired_end]] = order[is_paired_end]
-        begins = np.flatnonzero(is_begin)
-        unpaired = order[~is_begin[order] & ~is_paired_end]
-        first = np.concatenate([begins, np.full(len(unpaired), -1, np.int64)])
-        last = np.concatenate([end_of[begins], unpaired])
+    name, value, thread = events.name[index], events.value[index], events.thread[index]
+    order = np.lexsort((name, value, thread))
+    differs = [np.diff(column[order], prepend=-1) != 0 for column in (name, value, thread)]
+    key = np.empty(len(index), np.int64)
+    key[order] = np.cumsum(np.logical_or.reduce(differs))
+    first, last = _pair_by_key(index, events.kind[index] == Kind.NODE_BEGIN, key)
     known = np.where(first >= 0, first, last)
-    first_event, last_event = index[first], index[last]
-    end = events.time[last_event].copy()
-    _extend_to_next(events, last_event, last >= 0, end)
+    end = events.time[last].copy()
+    _extend_to_next(events, last, last >= 0, end)
+    name = events.name[known].astype(np.int64)
     return _columns(
         len(known),
-        thread=thread[known],
-        start_position=np.where(first >= 0, 2 * first_event + 1, -1),
-        end_position=np.where(last >= 0, 2 * last_event + 1, -1),
-        start=events.time[first_event],
+        thread=events.thread[known].astype(np.int64),
+        start_position=np.where(first >= 0, 2 * first + 1, -1),
+        end_position=np.where(last >= 0, 2 * last + 1, -1),
+        start=events.time[first],
         end=end,
         is_node=True,
         name=NO_NAME,
         call_key=-1,
-        sequence=value[known],
-        forward_thread=name[known].astype(np.int64) >> FORWARD_THREAD_SHIFT,
-        backward_pass=name[known].astype(np.int64) & GRAPH_TASK_MASK,
+        sequence=events.value[known],
+        forward_thread=name >> FORWARD_THREAD_SHIFT,
+        backward_pass=name & GRAPH_TASK_MASK,
+    )
+
+
+def _pair_by_key(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the events that begin and end each thing; -1 if there is none. Those of one key are paired as they nest.
+
+    Args:
+        index: the events that begin or end something, ascending.
+        is_begin: which of them begin it.
+        key: what they begin or end. A key that lost an event disturbs no other.
+    """
+    order = np.argsort(key, kind="stable")
+    sign = np.where(is_begin[order], 1, -1)
+    total, is_first = np.cumsum(sign), np.diff(key[order], prepend=-1) != 0
+    before = (total - sign)[is_first][np.cumsum(is_first) - 1]
+    depth = total - before - is_begin[order]
+    if depth.any():
+        nested = np.lexsort((order, depth, key[order]))
+        order, depth = order[nested], depth[nested]
+    first, second = order[:-1], order[1:]
+    is_pair = is_begin[first] & ~is_begin[second] & (key[first] == key[second]) & (depth[:-1] == depth[1:])
+    end_of, is_paired = np.full(len(index), -1, np.int64), is_begin.copy()
+    end_of[first[is_pair]] = index[second[is_pair]]
+    is_paired[second[is_pair]] = True
+    unpaired = index[~is_paired].astype(np.int64)
+    return (
+        np.concatenate([index[is_begin].astype(np.int64), np.full(len(unpaired), -1, np.int64)]),
+        np.concatenate([end_of[is_begin], unpaired]),
     )
 
 
@@ -213,33 +217,6 @@ def _count_running(events: Events, group: Int64Array, gap_start: Int64Array, gap
     begun = np.searchsorted(begins, sort_key[gap_end], "left") - np.searchsorted(begins, first[gap_end], "left")
     ended = np.searchsorted(ends, sort_key[gap_start], "right") - np.searchsorted(ends, first[gap_start], "left")
     return np.asarray(begun - ended, np.int64)
-
-
-def _pair_by_stack(
-    thread: Int64Array, is_begin: BoolArray, value: Int64Array, name: Int32Array
-) -> tuple[Int64Array, Int64Array]:
-    """Pair node begins and ends where some are missing in between (torn slots)."""
-    pairs: list[tuple[int, int]] = []
-    stack: list[int] = []
-    current_thread = -1
-    for index in range(len(thread)):
-        if thread[index] != current_thread:
-            pairs.extend((begin, -1) for begin in stack)
-            stack, current_thread = [], int(thread[index])
-        if is_begin[index]:
-            stack.append(index)
-            continue
-        for level in range(len(stack) - 1, -1, -1):
-            if value[stack[level]] == value[index] and name[stack[level]] == name[index]:
-                # Those above it have lost their end; they cannot have outlived it.
-                pairs.extend((begin, index) for begin in stack[level:])
-                del stack[level:]
-                break
-        else:
-            pairs.append((-1, index))
-    pairs.extend((begin, -1) for begin in stack)
-    first, last = np.array(pairs, np.int64).reshape(-1, 2).T
-    return first, last
 
 
 def pair_segments(events: Events) -> IntervalColumns:
