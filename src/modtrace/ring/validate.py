@@ -92,21 +92,16 @@ def validate(
     slots = _drop_impossible_times(slots, valid_records)
     events = slots.events
     has_name = np.isin(events.kind, _CALL_KINDS) | (events.kind == Kind.CALL_BACKWARD) & (events.name != NO_NAME)
-    name, lost = _renumber_unknown(events.name, has_name, id_counts["name"])
-    valid_records += [
-        {"kind": "name", "id": new_id, "label": f"#{old_id}", "fqn": f"#{old_id}", "class": "?"}
-        for new_id, old_id in enumerate(lost, id_counts["name"])
-    ]
     has_text = np.isin(events.kind, _TEXT_KINDS)
     has_text &= ~np.isin(events.kind, COMMUNICATION_KINDS) | (events.name != NO_NAME)
+    name, thread = events.name, events.thread
+    name, lost = _renumber_unknown(name, has_name, id_counts["name"])
+    valid_records += [{"kind": "name", "id": i, "label": f"#{old}", "fqn": f"#{old}", "class": "?"} for i, old in lost]
     name, lost = _renumber_unknown(name, has_text, id_counts["text"])
+    valid_records += [{"kind": "text", "id": i, "text": f"#{old}"} for i, old in lost]
+    thread, lost = _renumber_unknown(thread, np.ones(len(events), np.bool_), id_counts["thread"])
     valid_records += [
-        {"kind": "text", "id": new_id, "text": f"#{old_id}"} for new_id, old_id in enumerate(lost, id_counts["text"])
-    ]
-    thread, lost = _renumber_unknown(events.thread, np.ones(len(events), np.bool_), id_counts["thread"])
-    valid_records += [
-        {"kind": "thread", "id": new_id, "name": f"thread #{old_id}", "tid": old_id, "torch_thread_id": -1}
-        for new_id, old_id in enumerate(lost, id_counts["thread"])
+        {"kind": "thread", "id": i, "name": f"thread #{old}", "tid": old, "torch_thread_id": -1} for i, old in lost
     ]
     events = Events(events.serial, events.time, events.kind, thread, name, events.value)
     return slots._replace(events=events), valid_records, _valid_metadata(metadata)
@@ -177,11 +172,11 @@ def _longest_nondecreasing(times: Sequence[int]) -> list[int]:
     return longest
 
 
-def _renumber_unknown(ids: Int32Array, used: BoolArray, known_count: int) -> tuple[Int32Array, list[int]]:
-    """Give the used ids that no record names new ones, which follow the known ones without gaps.
+def _renumber_unknown(ids: Int32Array, used: BoolArray, known_count: int) -> tuple[Int32Array, list[tuple[int, int]]]:
+    """Give the used ids that have no record new ones, which follow the known ones without gaps.
 
     Returns:
-        All ids, and the old ones of those that are new, in the new ones' order.
+        All ids, and (new id, old id) of those that are new.
     """
     unknown = used & (ids >= known_count)
     lost = np.unique(ids[unknown])
@@ -189,7 +184,7 @@ def _renumber_unknown(ids: Int32Array, used: BoolArray, known_count: int) -> tup
         return ids, []
     ids = ids.copy()
     ids[unknown] = known_count + np.searchsorted(lost, ids[unknown])
-    return ids, lost.tolist()
+    return ids, list(enumerate(lost.tolist(), known_count))
 
 
 def _valid_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
