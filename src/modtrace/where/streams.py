@@ -206,11 +206,9 @@ class _HostPosition:
         intervals = self._intervals
         while row >= 0:
             if intervals.is_node[row]:
-                inner = int(self._call[row])
-                while inner >= 0 and not intervals.is_node[inner]:
+                for inner in intervals.call_path(int(self._call[row])):
                     if int(intervals.name[inner]) in self._chosen:
                         yield inner, "backward"
-                    inner = int(intervals.parent[inner])
             elif int(intervals.name[row]) in self._chosen:
                 yield row, "recompute" if intervals.is_recompute[row] else "forward"
             row = int(intervals.parent[row])

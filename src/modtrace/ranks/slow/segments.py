@@ -8,7 +8,7 @@ import numpy as np
 
 from ..._typing import Int64Array
 from ...timeline import PHASES
-from ...timeline.decode.spans import find_parents
+from ...timeline.decode.intervals import find_parents
 from ..rank_tables import SpanTable
 from .own_time import OwnTime
 

@@ -15,6 +15,7 @@ from ..collectives import Collectives
 from ..contents import COMMUNICATION, Process, Track
 from .analysis import RingAnalysis
 from .device_points import collective_points
+from .pairing import find_key
 
 __all__ = ["assign_communication_tracks", "build_collectives", "is_communication"]
 
@@ -99,16 +100,11 @@ def _find_done(events: Events, done: AnyArray, begin: Int64Array, is_wait: BoolA
         counter = events.value[index] & (1 << _COUNTER_BITS) - 1
         return np.asarray(events.name[index].astype(np.int64) << _COUNTER_BITS | counter, np.int64)
 
-    done_ns = np.full(len(begin), -1, np.int64)
     if not len(done):
-        return done_ns
-    order = np.argsort(key(done), kind="stable")
-    done_key, wanted = key(done)[order], key(begin)
-    position = np.minimum(np.searchsorted(done_key, wanted), len(done) - 1)
-    fits = (done_key[position] == wanted) & ~is_wait
-    fits &= events.time[done[order[position]]] >= events.time[begin]
-    done_ns[fits] = events.time[done[order[position[fits]]]]
-    return done_ns
+        return np.full(len(begin), -1, np.int64)
+    position = find_key(key(done), key(begin))
+    time = events.time[done[position]]
+    return np.where((position >= 0) & ~is_wait & (time >= events.time[begin]), time, -1)
 
 
 def _find_done_on_device(analysis: RingAnalysis, begin: Int64Array, end: Int64Array, is_wait: BoolArray) -> Int64Array:

@@ -179,9 +179,5 @@ def _spans_of_backward(analysis: RingAnalysis, points: DevicePoints, start: Int6
 
 def _chosen_path(intervals: Intervals, original: Int64Array, call: int, chosen: Int64Array) -> list[int]:
     """Return the chosen ones of the calls around a node, outermost first: each as the forward that it ran again."""
-    path: list[int] = []
-    while call >= 0 and not intervals.is_node[call]:
-        if np.isin(intervals.name[call], chosen):
-            path.append(int(original[call]))
-        call = int(intervals.parent[call])
+    path = [int(original[around]) for around in intervals.call_path(call) if np.isin(intervals.name[around], chosen)]
     return path[::-1]

@@ -14,8 +14,8 @@ from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
-from .intervals import count_outside_runs
-from .spans import SpanRows, assign_tracks, build_span_rows, find_parents
+from .intervals import count_outside_runs, find_parents
+from .spans import SpanRows, assign_tracks, build_span_rows
 
 __all__ = ["build_timeline"]
 

@@ -7,6 +7,7 @@ events end in the same shape. A node belongs to the innermost call whose range o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array
 from ...ring.slot_format import FORWARD_THREAD_MASK, NO_NAME, RECOMPUTE_BIT, SEQUENCE_MASK, Events, Kind
-from .pairing import IntervalColumns, pair_calls, pair_nodes, pair_segments
+from .pairing import IntervalColumns, find_key, pair_calls, pair_nodes, pair_segments
 
 __all__ = [
     "Intervals",
@@ -23,6 +24,7 @@ __all__ = [
     "build_intervals",
     "count_outside_runs",
     "enclosing_call",
+    "find_parents",
 ]
 
 
@@ -71,6 +73,12 @@ class Intervals:
 
     def __len__(self) -> int:
         return len(self.thread)
+
+    def call_path(self, call: int) -> Iterator[int]:
+        """Yield a call and the calls around it, innermost first, up to the next node; nothing for -1."""
+        while call >= 0 and not self.is_node[call]:
+            yield call
+            call = int(self.parent[call])
 
     @property
     def is_recompute(self) -> BoolArray:
@@ -146,19 +154,23 @@ def _no_columns() -> dict[str, Any]:
 def _nest(columns: IntervalColumns) -> tuple[Int64Array, Int64Array]:
     """Return depth and parent of intervals in (thread, start) order; those that overlap are clipped first."""
     thread, start_position = columns["thread"], columns["start_position"]
-    count = len(thread)
     depth = _depths(thread, start_position, columns["end_position"])
     if depth is None:
         _clip(columns)
         depth = _depths(thread, start_position, columns["end_position"])
         assert depth is not None
-    # The interval around one at depth d is the last one that started at depth d - 1 before it on its thread.
+    return depth, find_parents(thread, depth)
+
+
+def find_parents(track: Int64Array, depth: Int64Array) -> Int64Array:
+    """Return the row around each row, in start order: the last one before it, one less deep, on its track; or -1."""
+    count = len(track)
+    stride = np.int64(depth.max(initial=0) + 2)
     rank = np.arange(count, dtype=np.int64)
-    stride = np.int64(depth.max() + 2)
-    sort_key = (thread * stride + depth) * count + rank
+    sort_key = (track * stride + depth) * count + rank
     order = np.argsort(sort_key, kind="stable")
-    outer = np.searchsorted(sort_key[order], (thread * stride + depth - 1) * count + rank) - 1
-    return depth, np.where(depth > 0, order[np.maximum(outer, 0)], -1)
+    outer = np.searchsorted(sort_key[order], (track * stride + depth - 1) * count + rank) - 1
+    return np.where(depth > 0, order[np.maximum(outer, 0)], -1) if count else rank
 
 
 def _depths(thread: Int64Array, start_position: Int64Array, end_position: Int64Array) -> Int64Array | None:
@@ -253,17 +265,11 @@ def _attribute_by_key(intervals: Intervals, call: Int64Array) -> None:
     """Fill in `call` for the nodes of the portable engine, which notes the call itself."""
     nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread < 0) & (intervals.name != NO_NAME))
     calls = np.flatnonzero(~intervals.is_node)
-    if not len(nodes) or not len(calls):
-        return
     # Pairs of (name, key) are compared as one number.
     shift = np.int64(1 << 32)
     call_id = intervals.name[calls] * shift + intervals.call_key[calls]
-    order = np.argsort(call_id, kind="stable")
-    wanted = intervals.name[nodes] * shift + intervals.call_key[nodes]
-    position = np.minimum(np.searchsorted(call_id[order], wanted), len(calls) - 1)
-    candidate = calls[order[position]]
-    match = call_id[order[position]] == wanted
-    call[nodes[match]] = candidate[match]
+    position = find_key(call_id, intervals.name[nodes] * shift + intervals.call_key[nodes])
+    call[nodes] = np.where(position >= 0, calls[position] if len(calls) else -1, -1)
 
 
 def _attribute_by_sequence(

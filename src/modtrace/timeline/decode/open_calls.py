@@ -111,12 +111,8 @@ def open_stacks(
             phase = "recompute" if intervals.is_recompute[index] else "forward"
             stack.append(_open_call(lookup.names[intervals.name[index]], phase, since_ns))
             continue
-        call_path = []
-        inner = int(call[index])
-        while inner >= 0 and not intervals.is_node[inner]:
-            call_path.append(_open_call(lookup.names[intervals.name[inner]], "backward", since_ns))
-            inner = int(intervals.parent[inner])
-        stack.extend(reversed(call_path))
+        path = [lookup.names[intervals.name[inner]] for inner in intervals.call_path(int(call[index]))]
+        stack.extend(_open_call(name, "backward", since_ns) for name in reversed(path))
     for thread, since_ns, nodes in _waits(intervals, open_intervals, in_passes):
         of_module = nodes[call[nodes] >= 0]
         name = lookup.names[intervals.name[call[of_module[-1]]]] if len(of_module) else Name("", "", "")

@@ -31,6 +31,7 @@ __all__ = [
     "IntervalColumns",
     "PassColumns",
     "call_ids",
+    "find_key",
     "is_of_modules",
     "pair_calls",
     "pair_nodes",
@@ -129,6 +130,15 @@ def pair_nodes(events: Events) -> IntervalColumns:
         forward_thread=name >> FORWARD_THREAD_SHIFT,
         backward_pass=name & GRAPH_TASK_MASK,
     )
+
+
+def find_key(keys: Int64Array, wanted: Int64Array) -> Int64Array:
+    """Return for each wanted key the position of the first equal one among `keys`; -1 if there is none."""
+    if not len(keys):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(keys, kind="stable")
+    position = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where(keys[position] == wanted, position, -1)
 
 
 def _pair_by_key(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -230,10 +240,8 @@ def pair_segments(events: Events) -> IntervalColumns:
     has_next[:-1] = (np.diff(pass_id) == 0) & (np.diff(thread) == 0)
     pass_end = np.flatnonzero(events.kind == Kind.BACKWARD_OVER)
     ended_pass = events.value[pass_end] & ~ABANDONED_BIT
-    by_pass = np.argsort(ended_pass, kind="stable")
-    pass_end, ended_pass = pass_end[by_pass], ended_pass[by_pass]
-    position = np.minimum(np.searchsorted(ended_pass, pass_id), max(len(pass_end) - 1, 0))
-    pass_ended = (ended_pass[position] == pass_id) if len(pass_end) else np.zeros(len(index), np.bool_)
+    position = find_key(ended_pass, pass_id)
+    pass_ended = position >= 0
     last_event = pass_end[position] if len(pass_end) else np.zeros(len(index), np.int64)
     next_event = np.roll(index, -1)
     end_position = np.where(has_next, 2 * next_event, np.where(pass_ended, 2 * last_event + 1, -1))

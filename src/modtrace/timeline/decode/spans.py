@@ -25,7 +25,6 @@ __all__ = [
     "build_span_rows",
     "call_path_lengths",
     "cut_backward_spans",
-    "find_parents",
 ]
 
 
@@ -235,17 +234,6 @@ def assign_tracks(
         thread, tid = threads[key // 2]
         tracks.append(Track(("forward", "backward")[key % 2], thread, tid, process))
     return tracks, track
-
-
-def find_parents(track: Int64Array, depth: Int64Array) -> Int64Array:
-    """Return the index of the span around each: the last one before it that lies one less deep on its track, or -1."""
-    count = len(track)
-    stride = np.int64(depth.max() + 2) if count else np.int64(1)
-    rank = np.arange(count, dtype=np.int64)
-    sort_key = (track * stride + depth) * count + rank
-    order = np.argsort(sort_key, kind="stable")
-    outer = np.searchsorted(sort_key[order], (track * stride + depth - 1) * count + rank) - 1
-    return np.where(depth > 0, order[np.maximum(outer, 0)], -1) if count else rank
 
 
 def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:
