@@ -27,10 +27,10 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .checking import CheckResult as CheckResult
     from .checking import Fault as Fault
     from .checking import check as check
-    from .compare import Budget as Budget
     from .compare import Change as Change
     from .compare import Diff as Diff
     from .compare import diff as diff
+    from .compare import save_baseline as save_baseline
     from .merging import MergeResult as MergeResult
     from .merging import merge as merge
     from .profiler import on_trace_ready as on_trace_ready
@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _NAMES = {
     ".checking": ("CheckResult", "Fault", "check"),
-    ".compare": ("Budget", "Change", "Diff", "diff"),
+    ".compare": ("Change", "Diff", "diff", "save_baseline"),
     ".merging": ("MergeResult", "merge"),
     ".profiler": ("on_trace_ready",),
     ".read": ("load",),

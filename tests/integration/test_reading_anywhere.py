@@ -56,9 +56,8 @@ COMMANDS = [
     "report trace.pftrace -o bug.zip",
     "diff run.modtrace trace.pftrace -o changes.html",
     "diff run.modtrace trace.pftrace -o changes.pftrace",
-    "budget save run.modtrace trace.pftrace -o budget.json",
-    "budget check budget.json run.modtrace",
-    "budget check budget.json run.modtrace trace.pftrace -o changes.md",
+    "diff --save-baseline baseline.json run.modtrace trace.pftrace",
+    "diff baseline.json run.modtrace -o changes.md",
     "ranks timeline ranks -o ranks.pftrace",
     "ranks timeline job -o job.pftrace --steps 1:3",
     "ranks slow job -o late.html",
@@ -69,7 +68,7 @@ COMMANDS = [
     "where run.modtrace --json",
     "top run.modtrace",
 ]
-HELP = [f"{name} -h" for name in ["ranks slow", "budget check", *group.list_commands(click.Context(group))]]
+HELP = [f"{name} -h" for name in ["ranks slow", *group.list_commands(click.Context(group))]]
 RUN_COMMANDS = """
 import json, os, shlex
 from click.testing import CliRunner
@@ -106,7 +105,7 @@ def elsewhere(platform: Platform) -> list[str]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a profiler's trace, a recording, its ring and a budget, and with a job of ranks and its dataset."""
+    """A folder with a profiler's trace, a recording, its ring, a baseline, and a job of ranks and its dataset."""
     folder = tmp_path_factory.mktemp("files")
     run_python("-c", MAKE_FILES, cwd=folder)
     one_rank = tmp_path_factory.mktemp("rank") / "one.modtrace"
@@ -116,7 +115,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "job").mkdir()
     culprit = Culprit(2, "Net.second", "backward", 2_000_000)
     MadeJob(read_template(one_rank), 4, 12, [culprit]).write(folder / "job")
-    for command in ("budget save run.modtrace -o budget.json", "ranks pack job -o dataset --processes 1"):
+    for command in ("diff --save-baseline baseline.json run.modtrace", "ranks pack job -o dataset --processes 1"):
         run_python("-m", "modtrace", *command.split(), cwd=folder)
     return folder
 

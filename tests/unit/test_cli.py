@@ -15,7 +15,6 @@ from modtrace.cli.group import group
 from tests.support.python_process import run_python
 
 COMMANDS = [
-    "budget",
     "build",
     "check",
     "convert",
@@ -52,7 +51,7 @@ def test_each_command_explains_itself(name: str) -> None:
     assert explained.startswith("  ")
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "budget check", "ranks pack", "ranks query", "ranks slow"])
+@pytest.mark.parametrize("name", [*COMMANDS, "ranks pack", "ranks query", "ranks slow"])
 def test_help_calls_a_number_by_what_it_is(name: str) -> None:
     explained = CliRunner().invoke(group, [*name.split(), "--help"]).output
 

@@ -95,7 +95,7 @@ def test_a_terminal_gets_names_shortened_from_the_left(width: int) -> None:
     ("typed", "said"),
     [
         ("sumary", "modtrace: There is no command 'sumary'. Did you mean summary?"),
-        ("xyz", "modtrace: There is no command 'xyz'. There are budget, build, check, "),
+        ("xyz", "modtrace: There is no command 'xyz'. There are build, check, "),
     ],
 )
 def test_a_mistyped_command_is_answered_with_a_similar_one(typed: str, said: str) -> None:

@@ -1,14 +1,20 @@
-"""What a comparison holds differences against: typical times, and how much recordings of one program differ."""
+"""What a comparison holds differences against: typical times, the machine's speed, and the noise of modules."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
 
-from modtrace.compare.spread import SINGLE_FREEDOM, measure_spread, student_quantile, trimmed_mean
-from modtrace.compare.typical import likeness, typical
+from modtrace.compare.run_times import typical
+from modtrace.compare.verdicts import (
+    SIZE_FREEDOM,
+    Estimate,
+    estimate,
+    machine_speeds,
+    noise_of,
+    student_quantile,
+    trimmed_mean,
+)
 
 
 def test_typical_is_the_mean_of_the_faster_half() -> None:
@@ -37,80 +43,100 @@ def test_variance_of_typical_is_that_of_many_repetitions(count: int) -> None:
     assert np.mean([one.variance for one in found]) == pytest.approx(means.var() / means.mean() ** 2, rel=0.15)
 
 
-def test_steps_that_resemble_their_neighbours_count_for_less() -> None:
-    random = np.random.default_rng(0)
-    steady = 1000 + random.normal(0, 10, 200).astype(np.int64)
-    drifting = steady + np.arange(200)
-
-    assert likeness([steady]) < 0.1
-    assert likeness([drifting]) > 0.8
-    assert likeness([np.full(9, 5)]) == 0
-    assert typical(steady, 0.5).variance == pytest.approx(3 * typical(steady).variance, rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("outside", "freedom", "t"),
     # Tables of Student's distribution.
-    [(0.05, 1, 12.706), (0.05, 2, 4.303), (0.01, 5, 4.032), (0.05, 10, 2.228), (0.001, 8, 5.041), (0.05, 1e9, 1.960)],
+    [(0.05, 2, 4.303), (0.01, 5, 4.032), (0.05, 10, 2.228), (0.001, 8, 5.041), (0.0001, 6, 9.082), (0.05, 1e9, 1.960)],
 )
 def test_student_quantile_is_that_of_tables(outside: float, freedom: float, t: float) -> None:
-    assert student_quantile(outside, freedom) == pytest.approx(t, abs=0.002)
+    assert student_quantile(outside, freedom) == pytest.approx(1.02 * t, rel=0.02)
 
 
-def draw(random: np.random.Generator, modules: int, runs: int, freedom: float, within: float = 0.01) -> np.ndarray:
-    """Logarithms of times whose variances are 4 times those within, and differ between modules."""
-    variance = 4 * within**2 * freedom / random.chisquare(freedom, modules)
-    return random.normal(0, 1, (modules, runs)) * np.sqrt(variance)[:, None]
+def test_a_recording_in_which_something_else_ran_is_left_out() -> None:
+    logs = np.array([0.1, 0.2, 0.3, np.nan, 0.2, 0.3, 0.2, 0.3, 5.0])
+
+    mean, squares, kept = trimmed_mean(logs)
+
+    assert mean == pytest.approx(0.25)
+    # 0.1 and 5 are moved to 0.2 and 0.3.
+    assert squares == pytest.approx(8 * 0.05**2)
+    assert kept == 6
+    assert trimmed_mean(logs[:8])[2] == 7
 
 
-def test_spread_finds_how_much_recordings_differ_and_how_unequally() -> None:
+def test_the_machine_is_what_most_of_the_time_changed_by() -> None:
+    # Ten modules of 10 µs became 5 % faster, two of 1 ms did not change: they hold 99 % of the time.
+    usual = np.log([1e6, 1e6, *[1e4] * 10])
+    logs = np.stack([usual, usual + np.array([0, 0, *[-0.05] * 10])], axis=1)
+
+    assert machine_speeds(logs).tolist() == [0, 0]
+    assert machine_speeds(logs[:5]).tolist() == [0, 0], "too few modules"
+    slower = np.stack([usual, usual + 0.2], axis=1)
+    assert machine_speeds(slower) == pytest.approx([-0.1, 0.1])
+
+
+def test_one_module_alone_is_not_the_machine() -> None:
+    usual = np.log([1e6, *[1e4] * 10])
+    logs = np.stack([usual, usual + np.array([0.4, *[0] * 10])], axis=1)
+
+    assert machine_speeds(logs) == pytest.approx([0, 0])
+
+
+def test_noise_belongs_to_modules_of_one_size() -> None:
     random = np.random.default_rng(2)
-    logs, within = draw(random, 2_000, 8, 6.0), np.full(2_000, 0.01**2)
+    sizes, deviation = np.repeat([np.log(1e4), np.log(1e6)], 40), np.repeat([0.1, 0.01], 40)
+    estimates = [estimate(*random.normal(0, one, (2, 6))) for one in deviation]
 
-    found = measure_spread(logs, within, 100, 4)
+    variance, freedom = noise_of(sizes, np.full(80, 1e-6), estimates)
 
-    # The median of freedom / χ² is 6 / 5.348.
-    assert found.factor == pytest.approx(2 * math.sqrt(6 / 5.348), rel=0.05)
-    assert found.freedom == pytest.approx(6 + 6, abs=1.5)
+    assert set(freedom) == {10 + SIZE_FREEDOM}
+    assert np.sqrt(variance[:40].mean()) == pytest.approx(0.1, rel=0.1)
+    assert np.sqrt(variance[40:].mean()) == pytest.approx(0.01, rel=0.1)
+
+
+def test_a_module_of_a_size_of_its_own_has_its_own_noise_alone() -> None:
+    alone = Estimate(0.0, 0.0, 8 * 0.01**2, 8, 0.4)
+    others = [Estimate(0.0, 0.0, 8 * 0.1**2, 8, 0.4)] * 9
+
+    variance, freedom = noise_of(np.log([1e6, *[1e4] * 9]), np.full(10, 1e-6), [alone, *others])
+
+    assert (variance[0], freedom[0]) == (pytest.approx(0.01**2), 8)
+    assert freedom[1] == 8 + SIZE_FREEDOM
+
+
+def test_noise_is_no_less_than_the_steps_say() -> None:
+    still = [Estimate(0.0, 0.0, 0.0, 8, 0.4)] * 9
+
+    assert noise_of(np.zeros(9), np.full(9, 0.0004), still)[0].tolist() == [0.0004] * 9
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5, 12])
 def test_equal_programs_are_told_apart_as_seldom_as_is_said(runs: int) -> None:
     random = np.random.default_rng(3)
     wrong = 0
-    for _ in range(300):
-        logs = draw(random, 60, 2 * runs, 8.0)
-        found = measure_spread(logs, np.full(60, 0.01**2), 100, runs)
-        wrong += bool((abs(found.difference) > student_quantile(0.05 / 60, found.freedom) * found.error).any())
+    for _ in range(200):
+        # The variances of modules differ as those of 8 degrees of freedom.
+        deviation = 0.02 * np.sqrt(8 / random.chisquare(8, 60))
+        estimates = [estimate(*(random.normal(0, one, (2, runs)))) for one in deviation]
+        variance, freedom = noise_of(random.uniform(9, 14, 60), np.full(60, 1e-6), estimates)
+        error = np.sqrt(variance * [one.recordings for one in estimates])
+        reach = [student_quantile(0.05 / 60, one) for one in freedom]
+        wrong += bool((np.abs([one.difference for one in estimates]) > reach * error).any())
 
-    assert wrong <= 300 * 0.07
-
-
-def test_a_recording_in_which_something_else_ran_is_left_out() -> None:
-    logs = np.array([[0.1, 0.2, 0.3, 0.2, 0.3, 0.2, 0.3, 5.0]])
-
-    found = trimmed_mean(logs)
-
-    assert found.mean[0] == pytest.approx(0.25)
-    # 0.1 and 5 are moved to 0.2 and 0.3.
-    assert found.squares[0] == pytest.approx(8 * 0.05**2)
-    assert found.kept == 6
-    assert trimmed_mean(logs[:, :7]).kept == 7
+    assert wrong <= 200 * 0.08
 
 
-def test_one_recording_a_side_is_held_against_what_all_modules_do() -> None:
+def test_one_recording_a_side_is_held_against_what_modules_of_its_size_do() -> None:
     random = np.random.default_rng(4)
-    logs = random.normal(0, 0.02, (101, 2))
+    estimates = [estimate(*random.normal(0, 0.02, (2, 1))) for _ in range(101)]
 
-    found = measure_spread(logs, np.full(101, 0.01**2), 26, 1)
+    variance, freedom = noise_of(np.linspace(9, 14, 101), np.full(101, 0.001**2), estimates)
 
-    assert found.factor == pytest.approx(2, abs=0.5)
-    assert 3 < found.freedom < SINGLE_FREEDOM
+    assert np.sqrt(np.median(variance)) == pytest.approx(0.02, rel=0.25)
+    assert set(freedom) == {SIZE_FREEDOM}
 
 
 def test_one_recording_a_side_in_which_everything_changed_is_not_all_noise() -> None:
-    logs = np.array([[0.0, 0.4 * (module % 2)] for module in range(20)])
+    estimates = [estimate(np.zeros(1), np.full(1, 0.4 * (module % 2))) for module in range(20)]
 
-    found = measure_spread(logs, np.full(20, 0.002**2), 26, 1)
-
-    assert found.spread.max() <= 0.05
+    assert np.sqrt(noise_of(np.zeros(20), np.full(20, 0.002**2), estimates)[0].max()) <= 0.05

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from modtrace.compare.renames import suggest_renames
-from modtrace.compare.run_times import ModuleRun, RunTimes
-from modtrace.compare.typical import Typical
+from modtrace.compare.compare import suggest_renames
+from modtrace.compare.run_times import ModuleRun, RunTimes, Typical
 
-TIME = Typical(1_000.0, 0.0001, 20)
+TIME = Typical(1_000.0, 0.0001)
 
 
 def run(classes: dict[str, str], calls: dict[str, int] | None = None) -> RunTimes:
@@ -17,7 +16,7 @@ def run(classes: dict[str, str], calls: dict[str, int] | None = None) -> RunTime
         for phase in ("forward", "backward")
         for count in ((calls or {}).get(fqn, 1),)
     }
-    return RunTimes(modules, classes, TIME, (), 20, 0, 20.0, {})
+    return RunTimes(modules, classes, TIME, 20, 0, {})
 
 
 BASE = {

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from .budget_file import Budget
-from .changes import Change
-from .compare import diff
+from .compare import diff, save_baseline
 from .diff_result import Diff, suffix_of
 from .side_by_side import Side
+from .verdicts import Change
 
-__all__ = ["Budget", "Change", "Diff", "Side", "diff", "suffix_of"]
+__all__ = ["Change", "Diff", "Side", "diff", "save_baseline", "suffix_of"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -11,15 +11,15 @@ from .._errors import ModtraceError
 from ..read import load
 from ..timeline import Timeline
 from .diff_result import Diff
-from .module_changes import compare_modules, compare_steps
-from .renames import suggest_renames
-from .run_times import RunTimes, measure_run, renamed_run
-from .samples import is_inside
+from .run_times import RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
+from .samples import is_inside, renamed_fqn
 from .side_by_side import Side, typical_side
+from .verdicts import compare_modules, compare_steps
 
-__all__ = ["Recorded", "compare_runs", "diff", "measure_side"]
+__all__ = ["Recorded", "compare_runs", "diff", "save_baseline", "suggest_renames"]
 
 Recorded: TypeAlias = "Timeline | str | os.PathLike[str]"
+_Shape: TypeAlias = "tuple[object, ...]"
 
 
 def diff(
@@ -30,14 +30,14 @@ def diff(
 ) -> Diff:
     """Compare what modules took before and after, per step and phase, by their self times.
 
-    Of each recording the typical time of a module is taken: the mean of the faster half of its steps. How much typical
-    times differ between recordings of one side is the noise that a difference is held against; where each side is one
-    recording, it is what all modules together tell. Verdicts are about what differs from what all modules changed
-    alike, as they do where the machine runs slower. First steps are left out while they are slower than what follows.
+    The typical time of a module in a recording is the mean of the faster half of its steps. A difference is held
+    against how much typical times differ between recordings of one side; with one recording a side, against how much
+    modules of its size differ. What the machine changed by is taken off first. First steps are left out while they are
+    slower than what follows.
 
     Args:
-        base: a timeline, any file that `load` takes, or several of one program: best 5 or more a side, recorded in
-            turns.
+        base: a timeline, any file that `load` takes, a baseline of `save_baseline`, or several of one program: best 5
+            or more a side, recorded in turns.
         new: the same, after the change.
         map: names of modules before and what they are called after: `{"GPT.blocks": "GPT.layers"}`; what they
             contain follows. `Diff.suggested` says which the structure suggests.
@@ -55,18 +55,37 @@ def diff(
     """
     before, after = measure_side(base), measure_side(new)
     found = compare_runs([run for run, _ in before], [run for run, _ in after], map or {})
-    # What a page shows of each side is the step that is nearest the typical one of all its recordings.
-    step = found.step
-    return replace(
-        found, _sides=(_nearest(before, step.base_ns)._replace(renamed=map or {}), _nearest(after, step.new_ns))
-    )
+    # The page shows of each side the step that is nearest the typical one of all its recordings.
+    shown = _nearest(before, found.step.base_ns), _nearest(after, found.step.new_ns)
+    if shown[0] is None or shown[1] is None:
+        return found
+    return replace(found, _sides=(shown[0]._replace(renamed=map or {}), shown[1]))
 
 
-def measure_side(side: Recorded | Sequence[Recorded]) -> list[tuple[RunTimes, Side]]:
+def save_baseline(recordings: Recorded | Sequence[Recorded], path: str | os.PathLike[str]) -> list[RunTimes]:
+    """Keep what modules take in a small JSON file, which `diff` reads as a side.
+
+    Args:
+        recordings: a timeline, any file that `load` takes, or several of one program: best 5 or more.
+        path: the file to write.
+
+    Returns:
+        What each recording says.
+
+    Raises:
+        ModtraceError: a recording has no whole steps, or a file cannot be read.
+        WriteError: the file cannot be written; an existing file is intact.
+    """
+    runs = [run for run, _ in measure_side(recordings)]
+    write_baseline(runs, path)
+    return runs
+
+
+def measure_side(side: Recorded | Sequence[Recorded]) -> list[tuple[RunTimes, Side | None]]:
     """Measure the recordings of a side, one after the other, so that one is in memory at a time.
 
     Returns:
-        Of each recording its times, and its typical step.
+        For each recording its times, and its typical step; None for those of a baseline.
 
     Raises:
         ModtraceError: there is none, one has no whole steps, or a file cannot be read.
@@ -74,21 +93,23 @@ def measure_side(side: Recorded | Sequence[Recorded]) -> list[tuple[RunTimes, Si
     recorded = [side] if isinstance(side, (Timeline, str, os.PathLike)) else list(side)
     if not recorded:
         raise ModtraceError("there is nothing to compare: give a recording for each side")
-    return [_measure(one) for one in recorded]
+    return [measured for one in recorded for measured in _measure(one)]
 
 
-def _measure(recording: Recorded) -> tuple[RunTimes, Side]:
+def _measure(recording: Recorded) -> list[tuple[RunTimes, Side | None]]:
     if isinstance(recording, Timeline):
-        return measure_run(recording), typical_side(recording)
+        return [(measure_run(recording), typical_side(recording))]
+    if is_baseline(recording):
+        return [(run, None) for run in read_baseline(recording)]
     timeline = load(recording)
     try:
-        return measure_run(timeline), typical_side(timeline)
+        return [(measure_run(timeline), typical_side(timeline))]
     except ModtraceError as error:
         raise ModtraceError(f"{os.fspath(recording)}: {error}") from error
 
 
-def _nearest(side: Sequence[tuple[RunTimes, Side]], step_ns: int) -> Side:
-    return min((shown for _, shown in side), key=lambda shown: abs(shown.duration_ns - step_ns))
+def _nearest(side: Sequence[tuple[RunTimes, Side | None]], step_ns: int) -> Side | None:
+    return min((shown for _, shown in side if shown), key=lambda shown: abs(shown.duration_ns - step_ns), default=None)
 
 
 def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed: Mapping[str, str]) -> Diff:
@@ -114,21 +135,19 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         base_steps=sum(run.steps for run in before),
         new_steps=sum(run.steps for run in after),
         warm_up=sum(run.warm_up for run in runs),
-        independent=(_independent(before), _independent(after)),
         common_ratio=modules.common_ratio,
         compared=modules.compared,
         runs=(len(before), len(after)),
         copies=(given[0] - len(before), given[1] - len(after)),
         on_both_sides=sum(run in after for run in before),
         spread=modules.spread,
-        drift=(_most_drift(before), _most_drift(after)),
         environment=_environments(before, after),
         suggested=suggest_renames(before[0], after[0]),
     )
 
 
 def _without_copies(side: Sequence[RunTimes]) -> list[RunTimes]:
-    """Return each recording once: a copy tells nothing of how much recordings differ."""
+    """Return each recording once: a copy says nothing about how much recordings differ."""
     return [run for index, run in enumerate(side) if run not in side[:index]]
 
 
@@ -140,14 +159,6 @@ def _renamed(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed: Map
     return [renamed_run(run, renamed) for run in before]
 
 
-def _independent(side: Sequence[RunTimes]) -> float:
-    return round(sum(run.independent for run in side), 1)
-
-
-def _most_drift(side: Sequence[RunTimes]) -> float | None:
-    return max((run.drift for run in side if run.drift is not None), key=abs, default=None)
-
-
 def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
     """Return what differs between the sides: of each key the texts before and after."""
     keys = dict.fromkeys(key for run in (*before, *after) for key in run.environment)
@@ -156,3 +167,80 @@ def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict
         for key in keys
     }
     return {key: (old, new) for key, (old, new) in texts.items() if old != new}
+
+
+class _Modules:
+    """The modules of a recording as a tree by their names.
+
+    Args:
+        run: the recording.
+        unmatched: which of them the other side does not have.
+    """
+
+    def __init__(self, run: RunTimes, unmatched: Collection[str]) -> None:
+        self._calls: dict[str, dict[str, int]] = {}
+        for (fqn, phase), module in run.modules.items():
+            self._calls.setdefault(fqn, {})[phase] = module.calls
+        self._classes = run.classes
+        self._children: dict[str, list[str]] = {}
+        for fqn in run.classes:
+            self._children.setdefault(self.parent(fqn), []).append(fqn)
+        self.outermost = [fqn for fqn in run.classes if fqn in unmatched and self.parent(fqn) not in unmatched]
+
+    def parent(self, fqn: str) -> str:
+        """Return the innermost module that contains one; empty for a root."""
+        while fqn:
+            fqn = fqn.rpartition(".")[0]
+            if fqn in self._classes:
+                return fqn
+        return ""
+
+    def shape(self, fqn: str) -> _Shape:
+        """Return class and calls per step of a module and of all in it, in the order in which they are called."""
+        # A model's class is its name: where that changed, what it contains must be the same.
+        module_class = self._classes[fqn] if "." in fqn else ""
+        children = self._children.get(fqn, [])
+        return (module_class, tuple(sorted(self._calls.get(fqn, {}).items())), *map(self.shape, children))
+
+
+def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
+    """Return names before and what they may be called after: same class, place, children and calls per step.
+
+    Where several modules of one shape vanished from one place, as many must have appeared there; they are paired in the
+    order in which they are called. Names that pairs have in common are listed once: `{"Net.h": "Net.layers"}`.
+
+    Args:
+        base: a recording before.
+        new: one after.
+    """
+    before = _Modules(base, base.classes.keys() - new.classes.keys())
+    after = _Modules(new, new.classes.keys() - base.classes.keys())
+    vanished, appeared = (_by_place(side) for side in (before, after))
+    pairs: dict[str, str] = {}
+    stayed = base.classes.keys() & new.classes.keys()
+    for place, old in vanished.items():
+        found = appeared.get(place, [])
+        if len(old) == len(found) and (place[1][0] or place[1][2:]):
+            pairs.update(_shortest(*pair, stayed) for pair in zip(old, found, strict=True))
+    return {old: to for old, to in pairs.items() if _matches(base, new, {old: to}) > len(stayed)}
+
+
+def _matches(base: RunTimes, new: RunTimes, renamed: Mapping[str, str]) -> int:
+    """Return how many modules have the same name on both sides once they are renamed."""
+    return len({renamed_fqn(fqn, renamed) for fqn in base.classes} & new.classes.keys())
+
+
+def _by_place(side: _Modules) -> Mapping[tuple[str, _Shape], list[str]]:
+    places: dict[tuple[str, _Shape], list[str]] = {}
+    for fqn in side.outermost:
+        places.setdefault((side.parent(fqn), side.shape(fqn)), []).append(fqn)
+    return places
+
+
+def _shortest(old: str, new: str, stayed: Collection[str]) -> tuple[str, str]:
+    """Return both without the parts at their ends in which they agree, as far as all inside has moved."""
+    while True:
+        (old_outer, _, old_end), (new_outer, _, new_end) = old.rpartition("."), new.rpartition(".")
+        if not (old_outer and new_outer) or old_end != new_end or any(is_inside(fqn, old_outer) for fqn in stayed):
+            return old, new
+        old, new = old_outer, new_outer

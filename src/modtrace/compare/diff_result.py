@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .._errors import WriteError
 from .._tables import CellKind, Table, to_csv, to_html, to_markdown, to_text
@@ -17,15 +18,17 @@ from .._terminal import counted, printable
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
-from .changes import Change
-from .module_changes import MIN_MODULES, MIN_STEPS
 from .side_by_side import Side, compared, side_by_side
+from .verdicts import MIN_MODULES, MIN_STEPS, Change
 
-__all__ = ["SUFFIXES", "Diff", "suffix_of"]
+__all__ = ["FLOOR", "SUFFIXES", "Diff", "suffix_of"]
 
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
 """The suffixes that `Diff.save` knows."""
 
+FLOOR = 0.005
+"""Part of the step: a module that is slower by less does not fail a comparison."""
+_RELATED = 0.1
 _NAMED = 3
 """How many of what some recordings lack are named."""
 
@@ -48,21 +51,18 @@ class Diff:
 
     Attributes:
         changes: one per module and phase: first what is called differently, then what is slower or faster, then the
-            rest; of each those that cost most at the top.
-        step: the step as a whole.
+            rest; the largest cost of each first.
+        step: the step as a whole, at the speeds that the machine had.
         base_steps: how many steps before were compared.
         new_steps: how many after.
         warm_up: how many steps at the beginnings were left out.
-        independent: as how many independent steps they count, before and after; fewer than there are where the machine
-            drifted.
-        common_ratio: by what factor all modules changed alike; differences and verdicts are about what is beside it.
-        compared: how many modules and phases were compared; of fewer than 6 nobody can tell what all changed alike.
+        common_ratio: by what factor the machine became slower, which `changes` are without; 1 if fewer than 6 modules
+            and phases are compared.
+        compared: how many modules and phases were compared.
         runs: how many recordings there were, before and after, each counted once.
         copies: how many more were given that are copies of these.
         on_both_sides: how many recordings before are among those after too.
-        spread: by what part the middle module differs from one recording to the next, beside what all do alike.
-        drift: by what part the last third of the steps was slower than the first, in the recording of each side in
-            which the machine drifted most; None where all have too few steps.
+        spread: by what part a module differs from one recording to the next, the median weighted by time.
         environment: what differs between the sides: of `torch`, `cpu` and the like the texts before and after.
         suggested: names before and what they may be called after, as the structure suggests; nothing is compared by it.
 
@@ -75,46 +75,87 @@ class Diff:
     base_steps: int
     new_steps: int
     warm_up: int
-    independent: tuple[float, float]
     common_ratio: float
     compared: int
     runs: tuple[int, int]
     copies: tuple[int, int]
     on_both_sides: int
     spread: float
-    drift: tuple[float | None, float | None]
     environment: Mapping[str, tuple[str, str]]
     suggested: Mapping[str, str]
     _sides: tuple[Side, Side] | None = field(default=None, repr=False, compare=False)
-    """A typical step before and one after, which pages and traces show; None where a side is a budget."""
+    """A typical step before and one after, which pages and traces show; None if a side is a baseline."""
     _selected: bool = field(default=False, repr=False, compare=False)
-    """True where only some modules are looked at; the step, which holds all others and the machine, is none of them."""
+    """True if only some modules are looked at; the step, which has all others in it, then does not count."""
 
     def only(self, pattern: str) -> Diff:
         """Keep the modules whose fully qualified name matches a pattern as of a shell; `*` also matches dots."""
         matches = re.compile(fnmatch.translate(pattern)).match
         return replace(self, changes=[change for change in self.changes if matches(change.fqn)], _selected=True)
 
-    def above(self, limit: float) -> list[Change]:
+    def above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
         """Return what is slower by more than a part of its time before (0.05: 5 %), with its whole interval.
 
         The step is among it, unless `matching` selected modules.
+
+        Args:
+            limit: the part.
+            floor: part of the step's time before: a module counts only if it is slower by at least that.
         """
+        least_ns = floor * self.step.base_ns
+        slower = [change for change in self.changes if change.difference_ns >= least_ns]
         return [
             change
-            for change in (*([] if self._selected else [self.step]), *self.changes)
+            for change in (*([] if self._selected else [self.step]), *slower)
             if change.verdict == "slower" and change.low_ns is not None and change.low_ns > limit * change.base_ns
         ]
 
     @property
+    def modules_in_common(self) -> tuple[int, int]:
+        """How many modules both sides have, and how many there are."""
+        base = {change.fqn for change in self.changes if change.base_recordings}
+        new = {change.fqn for change in self.changes if change.new_recordings}
+        return len(base & new), len(base | new)
+
+    @property
+    def unrelated(self) -> bool:
+        """Whether the sides have hardly a module in common: fewer than one in ten."""
+        common, modules = self.modules_in_common
+        return not self._selected and common < _RELATED * modules
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        common, modules = self.modules_in_common
+        if self.unrelated:
+            return f"these are different models: {common} of {counted(modules, 'module')} are on both sides"
+        parts: list[str] = []
+        for verdict in ("slower", "faster"):
+            rows = [change for change in self.changes if change.verdict == verdict]
+            count = len({change.fqn for change in rows})
+            if rows:
+                of = f" of {counted(modules, 'module')}" if not parts else ""
+                parts.append(f"{count:,}{of} {'is' if count == 1 else 'are'} {verdict}: {_worst(rows[0], count)}")
+        only = [change.verdict for change in self.changes]
+        parts = parts or [f"no module of {modules:,} is slower or faster beyond the noise"]
+        parts += [f"{only.count(verdict):,} {verdict}" for verdict in ("added", "removed") if verdict in only]
+        step = self.step
+        change = (
+            f"{abs(step.ratio):.1%} {step.verdict}" if step.verdict in {"slower", "faster"} else "as long as before"
+        )
+        parts.append(
+            "whether the step changed is not clear" if step.verdict == "cannot tell" else f"the step is {change}"
+        )
+        return "; ".join(parts)
+
+    @property
     def header(self) -> list[str]:
-        """What was compared, how the whole step changed, and how much noise there is."""
+        """The answer, what was compared, how the whole step changed, and how much noise there is."""
         step, runs = self.step, self.runs
-        before, after = self.independent
         return [
+            self.sentence,
             f"before: {self.base_steps:,} steps of {counted(runs[0], 'recording')}; after: {self.new_steps:,} of "
-            f"{counted(runs[1], 'recording')}; {self.warm_up:,} of warm-up left out; they count as {before:g} and "
-            f"{after:g} independent steps",
+            f"{counted(runs[1], 'recording')}; {self.warm_up:,} of warm-up left out",
             f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
             f"({step.ratio:+.1%}; {_interval(step)} ms): {step.verdict}",
             *self._reservations(),
@@ -123,29 +164,21 @@ class Diff:
         ]
 
     def _reservations(self) -> list[str]:
-        """What differences and verdicts are beside, as far as it was measured, and why there may be none."""
+        """What was taken off differences, how much noise there is, and why there may be no verdict."""
         notes = []
         if min(self.base_steps, self.new_steps) < MIN_STEPS:
             notes.append(f"fewer than {MIN_STEPS} steps on a side: too few for any verdict")
         if not self.compared:
             notes.append("no module is in enough recordings of both sides: no time can be compared")
         elif self.compared < MIN_MODULES:
-            notes.append("too few modules to tell the machine's speed: it is in all differences")
+            notes.append("too few modules to know the machine's speed: it is in all differences")
         else:
             notes.append(
-                f"the median module changed by {self.common_ratio - 1:+.1%}, which counts as the machine's own change: "
-                "differences and verdicts are about what is beside it"
+                f"the machine changed by {self.common_ratio - 1:+.1%}, by the median of the modules, weighted by time: "
+                "it is taken off the times of modules after"
             )
-        noise = [f"a module differs by {self.spread:.1%} between recordings"] if self.compared else []
-        drifts = [
-            f"{drift:+.1%} {when}"
-            for drift, when in zip(self.drift, ("before", "after"), strict=True)
-            if drift is not None
-        ]
-        if drifts:
-            noise.append(f"the step drifted within one by up to {' and '.join(drifts)}")
-        if noise:
-            notes.append(f"noise: {'; '.join(noise)}")
+        if self.compared:
+            notes.append(f"noise: a module differs by {self.spread:.1%} between recordings")
         if any(self.copies):
             notes.append(f"{counted(sum(self.copies), 'recording')} left out: a copy says nothing new")
         if self.on_both_sides:
@@ -185,9 +218,7 @@ class Diff:
         elif suffix == ".html":
             sides = self._shown(path)
             timeline = side_by_side(sides)
-            samples, step, *rest = self.header
-            # What changed as a whole comes first.
-            write_html(timeline, path, compared(timeline, sides, [step, samples, *rest], self.changes))
+            write_html(timeline, path, compared(timeline, sides, self.header, self.changes))
         else:
             render = {".csv": self.to_csv, ".json": self.to_json, ".md": self.to_markdown}[suffix]
             with atomic_writer(path) as file:
@@ -195,7 +226,7 @@ class Diff:
 
     def _shown(self, path: str | os.PathLike[str]) -> tuple[Side, Side]:
         if self._sides is None:
-            raise WriteError(f"{os.fspath(path)}: a budget holds no step to show; write .md, .csv or .json")
+            raise WriteError(f"{os.fspath(path)}: a baseline has no step to show; write .md, .csv or .json")
         return self._sides
 
     def to_text(self, limit: int | None = None) -> str:
@@ -214,8 +245,9 @@ class Diff:
         return to_csv(Change._fields, self.changes)
 
     def to_json(self) -> str:
-        """Return a JSON object: `changes`, `step` and the other attributes; times in ns."""
-        values = {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
+        """Return a JSON object: `sentence`, `changes`, `step` and the other attributes; times in ns."""
+        values: dict[str, Any] = {"sentence": self.sentence}
+        values |= {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
         values |= {"changes": [change._asdict() for change in self.changes], "step": self.step._asdict()}
         return json.dumps(values, indent=2) + "\n"
 
@@ -261,6 +293,12 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
         if name.lower().endswith(suffix):
             return suffix
     raise WriteError(f"{name}: the suffix must be one of {', '.join(SUFFIXES)}")
+
+
+def _worst(change: Change, count: int) -> str:
+    ratio = f" ({abs(change.ratio):.0%})" if math.isfinite(change.ratio) else ""
+    first = "" if count == 1 else "most of all "
+    return f"{first}{change.fqn} {change.phase}, {change.difference_ns / 1e6:+.3f} ms{ratio}"
 
 
 def _interval(change: Change) -> str:

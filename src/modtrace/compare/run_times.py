@@ -1,19 +1,43 @@
-"""RunTimes: what one recording says about each module, in a few numbers."""
+"""RunTimes: what one recording says about each module, in a few numbers; and baselines, which keep these as JSON.
+
+A baseline has one module of a recording per line, so that a change of the file can be read:
+
+    {"format": "modtrace baseline", "version": 1, "recordings": [
+    {"steps": 29, "warm_up": 1, "step": [time_ns, variance], "environment": {"torch": "2.13.0"}, "modules": [
+    ["GPT.h.0", "Block", {"forward": [time_ns, variance, steps, calls, fewest_calls, most_calls]}],
+    …
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._errors import ModtraceError
+from .._system.files import open_regular
 from .._typing import Int64Array
 from ..timeline import Timeline
-from .samples import Key, Samples, renamed_fqn, take_samples
-from .typical import Typical, likeness, typical
+from ..write.atomic_file import atomic_writer
+from .samples import SAMPLED_PHASES, Key, Samples, renamed_fqn, take_samples
 
-__all__ = ["ENVIRONMENT", "ModuleRun", "RunTimes", "measure_run", "measure_samples", "renamed_run"]
+__all__ = [
+    "ENVIRONMENT",
+    "ModuleRun",
+    "RunTimes",
+    "Typical",
+    "is_baseline",
+    "measure_run",
+    "measure_samples",
+    "read_baseline",
+    "renamed_run",
+    "typical",
+    "write_baseline",
+]
 
 ENVIRONMENT = (
     "modtrace",
@@ -30,8 +54,28 @@ ENVIRONMENT = (
     "libraries",
 )
 """Which of a recording's metadata can explain a difference."""
-_PARTS = 3
-"""In how many parts a recording is cut, to see whether the machine drifts."""
+_FIRST, _LAST = 0.05, 0.5
+"""Which part of the steps, in order of their times, the mean is of."""
+_CLOCK_VARIANCE = 1e-8
+"""No time is known better than to one part in 10,000."""
+_HEAD = b'{"format": "modtrace baseline"'
+_VERSION = 1
+_MAX_BYTES = 1 << 28
+
+
+class Typical(NamedTuple):
+    """The mean of the faster half of some times.
+
+    Other programs make single steps slower and none faster. That changes the faster half less than half as much as the
+    median; if nothing disturbs, both are equally precise.
+
+    Attributes:
+        time_ns: the mean.
+        variance: its relative variance: 0.0001 if it is known to 1 %.
+    """
+
+    time_ns: float
+    variance: float
 
 
 class ModuleRun(NamedTuple):
@@ -57,28 +101,19 @@ class RunTimes(NamedTuple):
 
     Attributes:
         modules: each module and phase.
-        classes: of each module its class, in the order in which they were first called.
+        classes: the class of each module, in the order of their first calls.
         step: what a whole step typically takes.
-        step_parts: float[3], the same of each third of the recording; empty where there are too few steps.
         steps: how many steps were measured.
         warm_up: how many were left out at the beginning.
-        independent: as how many independent steps they count.
         environment: what of its metadata can explain a difference, as texts.
     """
 
     modules: Mapping[Key, ModuleRun]
     classes: Mapping[str, str]
     step: Typical
-    step_parts: tuple[float, ...]
     steps: int
     warm_up: int
-    independent: float
     environment: Mapping[str, str]
-
-    @property
-    def drift(self) -> float | None:
-        """By what part the last third of the steps is slower than the first; None where there are too few steps."""
-        return self.step_parts[-1] / self.step_parts[0] - 1 if self.step_parts else None
 
 
 def measure_run(timeline: Timeline) -> RunTimes:
@@ -98,18 +133,41 @@ def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTime
         samples: at least one step of them.
         environment: see `RunTimes`.
     """
-    alike = likeness(samples.self_ns.values())
-    count = len(samples.duration_ns)
     return RunTimes(
-        modules={key: _measure(samples.self_ns[key], calls, alike) for key, calls in samples.calls.items()},
+        modules={key: _measure(samples.self_ns[key], calls) for key, calls in samples.calls.items()},
         classes=samples.classes,
-        step=typical(samples.duration_ns, alike),
-        step_parts=_part_times(samples.duration_ns),
-        steps=count,
+        step=typical(samples.duration_ns),
+        steps=len(samples.duration_ns),
         warm_up=samples.warm_up,
-        independent=count * (1 - alike) / (1 + alike),
         environment=environment,
     )
+
+
+def typical(times: Int64Array) -> Typical:
+    """Return the mean of the faster half, but for the fastest twentieth.
+
+    The variance is that of a trimmed mean (Tukey and McLaughlin): all times outside the kept ones are moved to the
+    nearest kept one.
+
+    Args:
+        times: int64[n], at least one.
+    """
+    count = len(times)
+    ordered = np.sort(np.maximum(times, 1)).astype(np.float64)
+    first = int(_FIRST * count)
+    last = max(math.ceil(_LAST * count), first + 1)
+    mean = float(ordered[first:last].mean())
+    moved = np.clip(ordered, ordered[first], ordered[last - 1])
+    variance = float(moved.var(ddof=1)) * count / (last - first) ** 2 if count > 1 else 0.0
+    return Typical(mean, variance / mean**2 + _CLOCK_VARIANCE)
+
+
+def _measure(self_ns: Int64Array, calls: Int64Array) -> ModuleRun:
+    in_steps = np.flatnonzero(calls)
+    called = calls[in_steps]
+    fewest = int(np.quantile(called, 0.05, method="lower"))
+    most = int(np.quantile(called, 0.95, method="higher"))
+    return ModuleRun(typical(self_ns[in_steps]), len(called), max(int(np.median(called)), 1), fewest, most)
 
 
 def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
@@ -131,16 +189,89 @@ def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
     )
 
 
-def _measure(self_ns: Int64Array, calls: Int64Array, alike: float) -> ModuleRun:
-    in_steps = np.flatnonzero(calls)
-    called = calls[in_steps]
-    time = typical(self_ns[in_steps], alike)
-    fewest = int(np.quantile(called, 0.05, method="lower"))
-    most = int(np.quantile(called, 0.95, method="higher"))
-    return ModuleRun(time, len(called), max(int(np.median(called)), 1), fewest, most)
+def write_baseline(runs: Sequence[RunTimes], path: str | os.PathLike[str]) -> None:
+    """Write measured recordings as JSON, a few kilobytes each; the same bytes for the same recordings.
+
+    Raises:
+        WriteError: the file cannot be written; an existing file is intact.
+    """
+    recordings = ",\n".join(map(_run_to_json, runs))
+    with atomic_writer(path) as file:
+        file.write(_HEAD + f', "version": {_VERSION}, "recordings": [\n{recordings}\n]}}\n'.encode())
 
 
-def _part_times(duration_ns: Int64Array) -> tuple[float, ...]:
-    if len(duration_ns) < 2 * _PARTS:
-        return ()
-    return tuple(typical(part).time_ns for part in np.array_split(duration_ns, _PARTS))
+def _run_to_json(run: RunTimes) -> str:
+    phases: dict[str, dict[str, list[float]]] = {fqn: {} for fqn in run.classes}
+    for (fqn, phase), module in run.modules.items():
+        phases[fqn][phase] = [*map(_digits, module.time), *module[1:]]
+    modules = ",\n".join(json.dumps([fqn, module_class, phases[fqn]]) for fqn, module_class in run.classes.items())
+    step = [*map(_digits, run.step)]
+    head = {"steps": run.steps, "warm_up": run.warm_up, "step": step, "environment": dict(run.environment)}
+    return f'{json.dumps(head)[:-1]}, "modules": [\n{modules}]}}'
+
+
+def _digits(number: float) -> float:
+    """Return a number with six digits: people read the file too."""
+    return float(f"{number:.6g}")
+
+
+def is_baseline(path: str | os.PathLike[str]) -> bool:
+    """Say whether a file begins as `write_baseline` begins one; False if it cannot be read."""
+    try:
+        with open_regular(os.fspath(path)) as file:
+            return file.read(len(_HEAD)) == _HEAD
+    except OSError:
+        return False
+
+
+def read_baseline(path: str | os.PathLike[str]) -> list[RunTimes]:
+    """Read what `write_baseline` wrote.
+
+    Raises:
+        ModtraceError: the file cannot be read, or is not a baseline that this version reads.
+    """
+    name = os.fspath(path)
+    try:
+        if os.path.getsize(name) > _MAX_BYTES:
+            raise ModtraceError(f"{name}: too large for a baseline; 'modtrace diff --save-baseline' writes one")
+        with open_regular(name) as file:
+            values = json.load(file)
+        if values["version"] != _VERSION:
+            raise ModtraceError(f"{name}: a baseline of version {values['version']!r}; this modtrace reads {_VERSION}")
+        runs = [_run_from(run) for run in values["recordings"]]
+    except OSError as error:
+        raise ModtraceError(f"{name}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModtraceError(
+            f"{name}: a damaged baseline ({error}); 'modtrace diff --save-baseline' writes one"
+        ) from error
+    if not runs:
+        raise ModtraceError(f"{name}: the baseline has no recording; 'modtrace diff --save-baseline' writes one")
+    return runs
+
+
+def _run_from(values: Mapping[str, Any]) -> RunTimes:
+    modules: dict[Key, ModuleRun] = {}
+    classes: dict[str, str] = {}
+    steps = _number("steps", values["steps"], 1)
+    for fqn, module_class, phases in values["modules"]:
+        classes[str(fqn)] = str(module_class)
+        for phase, (time_ns, variance, *counts) in phases.items():
+            if phase not in SAMPLED_PHASES:
+                raise ValueError(f"{fqn}: there is no phase {phase!r}")
+            called, calls, fewest, most = (int(_number(f"{fqn} {phase}", count, 1)) for count in counts)
+            time = _typical(f"{fqn} {phase}", time_ns, variance)
+            modules[str(fqn), phase] = ModuleRun(time, min(called, int(steps)), calls, fewest, most)
+    environment = {str(key): str(text) for key, text in values["environment"].items()}
+    step = _typical("step", *values["step"])
+    return RunTimes(modules, classes, step, int(steps), int(_number("warm_up", values["warm_up"], 0)), environment)
+
+
+def _typical(field: str, time_ns: object, variance: object) -> Typical:
+    return Typical(_number(field, time_ns, 1), _number(field, variance, 0, 1e6))
+
+
+def _number(field: str, value: object, least: float, most: float = 2.0**63) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ValueError(f"{field}: not a number from {least:g} to {most:g}")
+    return float(value)

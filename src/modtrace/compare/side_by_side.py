@@ -13,8 +13,8 @@ from ..timeline.columns import Columns, join_columns, sort_by_start
 from ..timeline.gpu_tracks import on_gpu
 from ..timeline.summary import find_typical_step
 from ..write.html import Comparison
-from .changes import Change
 from .samples import SAMPLED_PHASES, plain_fqn
+from .verdicts import Change
 
 __all__ = ["TITLES", "Side", "compared", "side_by_side", "typical_side"]
 

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
-from ..._system.files import find_recordings
-from ..comparison import fail_above_option, map_option, show_comparison
+from ..._terminal import counted
 from ..options import TableFormat, format_option, only_option
-from ..output import show_status
+from ..output import echo, make_console, show_status
+from ..._system.files import find_recordings
+from ..selection import no_such_module
+
+if TYPE_CHECKING:
+    from ...compare import Diff
 
 __all__ = ["diff_command"]
 
+LIMIT = 30
+
+
+def _part(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part < float("inf"):
+        raise click.BadParameter(f"{text!r} is no share, such as 5% or 0.05.")
+    if part >= 1 and not text.endswith("%"):
+        raise click.BadParameter(f"{text!r} would be {part:.0%}; write {text}% or {part / 100:g}.")
+    return part
+
+
+def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    names = [pair.partition("=") for pair in pairs]
+    for old, sign, new in names:
+        if not (old and sign and new):
+            raise click.BadParameter(f"{old + sign + new!r} is not OLD=NEW.")
+    return {old: new for old, _, new in names}
+
 
 @click.command("diff", short_help="Say which modules became slower or faster.")
-@click.argument("base", type=click.Path())
-@click.argument("new", type=click.Path())
+@click.argument("sides", type=click.Path(), nargs=-1, required=True, metavar="BASE NEW")
 @format_option
 @click.option(
     "-o",
@@ -24,28 +55,104 @@ __all__ = ["diff_command"]
     "for Perfetto; .md, .csv and .json are tables.",
 )
 @only_option
-@map_option
-@fail_above_option
+@click.option(
+    "--map",
+    "name_map",
+    metavar="OLD=NEW",
+    multiple=True,
+    callback=_name_map,
+    help="A module before and what it is called after; what it contains follows. Repeatable.",
+)
+@click.option(
+    "--fail-above",
+    metavar="SHARE",
+    callback=_part,
+    help="Exit with 1 if the step or a module is slower by more, with its whole interval: 5% or 0.05. With --only, "
+    "modules alone count.",
+)
+@click.option(
+    "--fail-floor",
+    metavar="SHARE",
+    callback=_part,
+    default="0.5%",
+    show_default=True,
+    help="--fail-above passes over a module that is slower by less than this share of the step.",
+)
+@click.option(
+    "--save-baseline",
+    "baseline",
+    type=click.Path(),
+    metavar="FILE",
+    help="Compare nothing, and keep what RECORDING… say in FILE, a small JSON file that can be BASE or NEW.",
+)
 def diff_command(
-    base: str,
-    new: str,
+    sides: tuple[str, ...],
     output_format: TableFormat,
     output: str | None,
     only: str | None,
     name_map: dict[str, str],
     fail_above: float | None,
+    fail_floor: float,
+    baseline: str | None,
 ) -> None:
     """Compare NEW with BASE by the self times of modules in each step.
 
-    Each is a file that modtrace reads, a folder of them, or a quoted pattern ('base-*.pftrace'). Several recordings a
-    side, taken in turns, tell how much recordings of one program differ: five or more are sure of changes that one does
-    not tell. All verdicts hold together with 95 %.
+    Each is a file that modtrace reads, a baseline, a folder of recordings, or a quoted pattern ('base-*.pftrace').
+    Record several a side, in turns: they show how much recordings of one program differ. Five or more a side find
+    changes that one does not. The verdicts of all modules hold together with 99 %.
     """
+    if baseline is not None:
+        _save_baseline(sides, baseline)
+        return
+    if len(sides) != 2:
+        raise click.UsageError("Give two sides, BASE and NEW; quote a pattern of files.")
     from ...compare import diff, suffix_of
 
     if output is not None:
         suffix_of(output)
-    before, after = find_recordings([base]), find_recordings([new])
-    with show_status(f"comparing {base} and {new}"):
-        found = diff(before, after, map=name_map)
-    show_comparison(found, f"{base} and {new}", output_format, output, only, fail_above)
+    before, after = (find_recordings([side]) for side in sides)
+    with show_status(f"comparing {' and '.join(sides)}"):
+        whole = diff(before, after, map=name_map)
+    found = whole
+    if only is not None:
+        found = whole.only(only)
+        if not found.changes:
+            raise no_such_module(" and ".join(sides), only, whole.changes[0].fqn if whole.changes else "")
+    _show(found, output_format)
+    if output is not None:
+        found.save(output)
+        echo(f"the comparison is in {output}", err=True)
+    if fail_above is not None and _fails(found, fail_above, fail_floor):
+        sys.exit(1)
+
+
+def _save_baseline(recordings: tuple[str, ...], path: str) -> None:
+    from ...compare import save_baseline
+
+    files = find_recordings(recordings)
+    with show_status(f"measuring {counted(len(files), 'recording')}"):
+        runs = save_baseline(files, path)
+    modules = counted(len({fqn for run in runs for fqn in run.classes}), "module")
+    steps = counted(sum(run.steps for run in runs), "step")
+    echo(f"{path}: {modules}, {steps} of {counted(len(runs), 'recording')}")
+    echo(f"Next: modtrace diff {path} NEW.pftrace --fail-above 5%")
+
+
+def _show(found: Diff, output_format: TableFormat) -> None:
+    if output_format == "table":
+        make_console().print(found.to_text(LIMIT), soft_wrap=True)
+    else:
+        render = {"markdown": found.to_markdown, "csv": found.to_csv, "json": found.to_json}[output_format]
+        click.echo(render(), nl=False)
+
+
+def _fails(found: Diff, limit: float, floor: float) -> bool:
+    """Say on stderr what is too slow, and return whether anything is."""
+    if found.unrelated:
+        echo(f"modtrace: {found.sentence}; nothing can be said", err=True)
+    above = found.above(limit, floor=floor)
+    for change in above:
+        what = f"{change.fqn} {change.phase}" if change.fqn else "the step"
+        by = f"{change.ratio:.1%}" if math.isfinite(change.ratio) else f"{change.difference_ns / 1e6:.3f} ms"
+        echo(f"modtrace: {what} is slower by {by}, more than {limit:.1%}", err=True)
+    return bool(above) or found.unrelated

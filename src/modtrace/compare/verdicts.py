@@ -1,0 +1,448 @@
+"""Verdicts: the times of all recordings → what each module and phase changed by, and how sure that is.
+
+README.md states the model. All times here are logarithms, so that a machine that runs slower adds the same to each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import BoolArray, Float64Array
+from .run_times import RunTimes
+from .samples import SAMPLED_PHASES, Key
+
+__all__ = [
+    "CLOCK_NS",
+    "MIN_MODULES",
+    "MIN_STEPS",
+    "VERDICTS",
+    "Change",
+    "ModuleChanges",
+    "compare_calls",
+    "compare_modules",
+    "compare_steps",
+    "machine_speeds",
+    "noise_of",
+    "student_quantile",
+    "trimmed_mean",
+]
+
+VERDICTS = ("slower", "faster", "same", "cannot tell", "added", "removed")
+CLOCK_NS = 1_000
+"""Shorter times per step are below the clock's resolution: they have no verdict and no ratio."""
+MODULES_OUTSIDE, STEP_OUTSIDE = 0.01, 0.01
+"""How often any of all modules, and the step, may be called changed in comparisons of a program with itself."""
+SHARES_OUTSIDE = 0.005
+"""How often a share of steps may be called changed if a program calls modules by chance."""
+MIN_CHANGE = 0.02
+"""Part of the time before: recordings of one program differ by that much."""
+MIN_STEPS = 6
+"""How many steps a side needs for a verdict."""
+MIN_MODULES = 6
+"""With fewer modules and phases, a change of the machine looks like one of the modules."""
+LARGEST_WEIGHT = 1 / 3
+"""How much one module may count for the machine's speed, against all others together."""
+SIZE_RATIO, NEIGHBOURS = 4.0, 16
+"""Modules are of one size if their times differ by at most this factor; the nearest so many count."""
+SIZE_FREEDOM = 6.0
+"""As how many recordings the noise of modules of its size counts beside a module's own: on three architectures and a
+busy machine, modules differed in their noise as variances of 5 to 12 degrees of freedom do."""
+SINGLE_SPREAD, SINGLE_STEP_SPREAD = 0.05, 0.1
+"""With one recording a side: what modules differ by at most and whole steps do, unless the steps vary by more."""
+_MEDIAN_OF_SQUARE = 0.455
+"""Of the square of a normal number with variance 1."""
+_CUT = 0.125
+"""Which part of eight or more recordings is left out at each end."""
+_MOST = 40.0
+"""Logarithms are cut here, so that each interval is a number."""
+
+
+class Change(NamedTuple):
+    """One module in one phase, before and after; times are nanoseconds of self time per step in which it was called.
+
+    If it is called in another part of the steps than before, they are per step.
+
+    Times are typical ones: the mean of the faster half of the steps, which other programs change least.
+
+    Attributes:
+        fqn: the module's fully qualified name; empty for the step as a whole, whose times are durations.
+        phase: "forward", "backward" or "recompute", on the CPU; "GPU forward" and so on for what its kernels took;
+            "step" for the step as a whole.
+        base_ns: what it took before.
+        new_ns: what it takes after, at the speed that the machine had before; of the step: what it took.
+        difference_ns: `new_ns` less `base_ns`.
+        low_ns: lower end of the confidence interval of the difference; those of all modules hold together with 99 %.
+            None if there is no estimate: a side has the module in no recording or in too few, or it takes less than
+            1 µs.
+        high_ns: its upper end.
+        base_calls: spans per step in which there are any before, the median; if these are another part of the steps
+            than after, the mean over all steps (0.1: called in every tenth).
+        new_calls: the same after.
+        calls_changed: True if the steps before and after have different numbers of spans, but for one in twenty, or
+            another part of them has any.
+        verdict: one of `VERDICTS`.
+        base_recordings: how many recordings before have it; those without it do not count for its time.
+        new_recordings: how many after.
+    """
+
+    fqn: str
+    phase: str
+    base_ns: int
+    new_ns: int
+    difference_ns: int
+    low_ns: int | None
+    high_ns: int | None
+    base_calls: float
+    new_calls: float
+    calls_changed: bool
+    verdict: str
+    base_recordings: int
+    new_recordings: int
+
+    @property
+    def ratio(self) -> float:
+        """The difference as a part of what it was before; infinite if that was less than 1 µs, the clock's limit."""
+        if self.base_ns >= CLOCK_NS:
+            return self.difference_ns / self.base_ns
+        return float("inf" if self.new_ns >= CLOCK_NS else 0)
+
+
+class ModuleChanges(NamedTuple):
+    """What the modules changed by.
+
+    Attributes:
+        changes: one per module and phase; first what is called differently, then what changed, largest cost first.
+        compared: how many of them have an interval.
+        common_ratio: by what factor the machine became slower; 1 if too few modules are compared.
+        spread: by what part a module differs from one recording to the next, the median weighted by time; 0 if none is
+            compared.
+    """
+
+    changes: list[Change]
+    compared: int
+    common_ratio: float
+    spread: float
+
+
+class Estimate(NamedTuple):
+    """A difference of logarithms, and what recordings of one side differ by.
+
+    Attributes:
+        base: the mean before.
+        difference: the mean after less that before.
+        squares: the sum of squared deviations of the recordings from the mean of their side.
+        freedom: the degrees of freedom of `squares`; 0 for one recording a side.
+        recordings: 1 / recordings before + 1 / recordings after.
+    """
+
+    base: float
+    difference: float
+    squares: float
+    freedom: int
+    recordings: float
+
+
+def estimate(before: Float64Array, after: Float64Array) -> Estimate:
+    """Estimate the difference of two sides; NaN is a recording that lacks the module."""
+    (base, base_squares, base_kept), (new, new_squares, new_kept) = map(trimmed_mean, (before, after))
+    freedom = base_kept + new_kept - 2
+    return Estimate(base, new - base, base_squares + new_squares, freedom, 1 / base_kept + 1 / new_kept)
+
+
+def trimmed_mean(logs: Float64Array) -> tuple[float, float, int]:
+    """Return the mean of recordings, of eight or more without an eighth at each end (Yuen 1974).
+
+    Something else may have run all the time of an extreme recording.
+
+    Returns:
+        The mean; the sum of squared deviations with the extreme recordings moved to the nearest kept; how many these
+        are.
+    """
+    ordered = np.sort(logs[~np.isnan(logs)])
+    cut = int(_CUT * len(ordered))
+    kept = ordered[cut : len(ordered) - cut]
+    moved = np.clip(ordered, kept[0], kept[-1])
+    return float(kept.mean()), float(((moved - moved.mean()) ** 2).sum()), len(kept)
+
+
+def student_quantile(outside: float, freedom: float) -> float:
+    """Return t so that Student's distribution has a part `outside` beyond -t and t (Wallace 1959).
+
+    It is up to 4 % too large, the more the fewer degrees of freedom there are.
+    """
+    normal = NormalDist().inv_cdf(1 - outside / 2) * (8 * freedom + 3) / (8 * freedom + 1)
+    return math.sqrt(freedom * math.expm1(min(normal**2 / freedom, 2 * _MOST)))
+
+
+def machine_speeds(logs: Float64Array) -> Float64Array:
+    """Return by how much each recording is slower than usual: the median over modules, weighted by their times.
+
+    Args:
+        logs: float64[modules, recordings]; NaN if a recording lacks the module.
+    """
+    if len(logs) < MIN_MODULES:
+        return np.zeros(logs.shape[1])
+    usual = np.nanmedian(logs, axis=1)
+    weight = np.exp(usual - usual.max())
+    weight = np.minimum(weight, LARGEST_WEIGHT * (weight.sum() - weight))
+    return np.array([_weighted_median(run - usual, weight) for run in logs.T])
+
+
+def _weighted_median(values: Float64Array, weight: Float64Array) -> float:
+    known = np.flatnonzero(~np.isnan(values))
+    order = known[np.argsort(values[known], kind="stable")]
+    above = np.cumsum(weight[order])
+    return float(values[order[np.searchsorted(above, above[-1] / 2)]])
+
+
+def noise_of(
+    size: Float64Array, within: Float64Array, estimates: Sequence[Estimate]
+) -> tuple[Float64Array, Float64Array]:
+    """Return the variance of each module between recordings, and its degrees of freedom.
+
+    It is what the module's own recordings say, drawn towards the median of modules of its size. With one recording a
+    side it is what modules of its size differ by.
+
+    Args:
+        size: float64[modules], logarithms of times.
+        within: float64[modules], the relative variance as the steps of a recording say it; there is no less.
+        estimates: of each module.
+    """
+    freedom = np.array([one.freedom for one in estimates], np.float64)
+    squares = np.array([one.squares if one.freedom else one.difference**2 / 2 for one in estimates])
+    own = squares / np.maximum(freedom, 1)
+    # The median of a variance with few degrees of freedom is below its mean.
+    scaled = own / np.where(freedom > 0, (1 - 2 / (9 * np.maximum(freedom, 1))) ** 3, _MEDIAN_OF_SQUARE)
+    order = np.argsort(size, kind="stable")
+    variance, total = own.copy(), freedom.copy()
+    for place, module in enumerate(order.tolist()):
+        first = max(place - NEIGHBOURS // 2, 0)
+        near = np.delete(order[first : place + NEIGHBOURS // 2 + 1], place - first)
+        if freedom[module]:
+            near = near[np.abs(size[near] - size[module]) <= math.log(SIZE_RATIO)]
+        usual = float(np.median(scaled[near])) if len(near) else 0.0
+        if freedom[module]:
+            count = min(SIZE_FREEDOM, len(near))
+            total[module] += count
+            variance[module] = (count * usual + squares[module]) / total[module]
+        else:
+            total[module] = SIZE_FREEDOM
+            most = max(SINGLE_SPREAD**2, 25 * within[module])
+            variance[module] = min(usual, most) if len(near) else most
+    return np.maximum(variance, within), total
+
+
+def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> ModuleChanges:
+    """Compare modules; one that few recordings lack is compared over those that have it."""
+    runs, split = [*before, *after], len(before)
+    keys = list(dict.fromkeys(key for run in runs for key in run.modules))
+    logs, variances = np.full((2, len(keys), len(runs)), np.nan)
+    for row, key in enumerate(keys):
+        for column, run in enumerate(runs):
+            if key in run.modules:
+                logs[row, column], variances[row, column] = (
+                    math.log(run.modules[key].time.time_ns),
+                    run.modules[key].time.variance,
+                )
+    has = ~np.isnan(logs)
+    chosen = np.flatnonzero(
+        _in_enough(has[:, :split])
+        & _in_enough(has[:, split:])
+        & (np.where(has, logs, -np.inf).max(axis=1, initial=-np.inf) >= math.log(CLOCK_NS))
+    )
+    speeds = machine_speeds(logs[chosen])
+    common = estimate(speeds[:split], speeds[split:]).difference
+    estimates = [estimate(row[:split], row[split:]) for row in logs[chosen] - speeds]
+    size = np.array([one.base + one.difference / 2 for one in estimates])
+    within = np.nanmean(variances[chosen], axis=1) if len(chosen) else np.zeros(0)
+    variance, freedom = noise_of(size, within, estimates)
+    calls = [compare_calls(before, after, key, len(keys)) for key in keys]
+    found: dict[int, Change] = {}
+    for place, row in enumerate(chosen.tolist()):
+        reach = student_quantile(MODULES_OUTSIDE / len(chosen), float(freedom[place]))
+        error = math.sqrt(variance[place] * estimates[place].recordings)
+        measured = estimate(logs[row, :split], logs[row, split:])
+        found[row] = _compared(before, after, keys[row], calls[row], measured, common, reach * error)
+    changes = [
+        found[row] if row in found else _uncompared(before, after, key, calls[row], common)
+        for row, key in enumerate(keys)
+    ]
+    spread = math.sqrt(_weighted_median(variance, np.exp(size - size.max()))) if len(chosen) else 0.0
+    return ModuleChanges(sorted(changes, key=_by_cost), len(chosen), math.exp(common), spread)
+
+
+def _in_enough(has: BoolArray) -> BoolArray:
+    """Return which modules are in at least two recordings of a side, or in all but one."""
+    enough: BoolArray = has.sum(axis=1) >= max(1, min(2, has.shape[1] - 1))
+    return enough
+
+
+def _compared(
+    before: Sequence[RunTimes],
+    after: Sequence[RunTimes],
+    key: Key,
+    calls: Calls,
+    measured: Estimate,
+    common: float,
+    reach: float,
+) -> Change:
+    """Return the change of a module; `common` is what the machine changed by, `reach` half the interval."""
+    # If it is called in more or fewer steps, what it takes per step is over all of them.
+    more = measured.difference + math.log(calls.new_share / calls.base_share)
+    reach = math.hypot(reach, calls.share_reach)
+    steps = min(
+        sum(run.steps if calls.share_changed else run.modules[key].steps for run in side if key in run.modules)
+        for side in (before, after)
+    )
+    base_ns = math.exp(measured.base) * calls.base_share
+    return _change(key, base_ns, (more - common, more, reach), calls, _recordings(before, after, key), steps)
+
+
+def _recordings(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key) -> tuple[int, int]:
+    return sum(key in run.modules for run in before), sum(key in run.modules for run in after)
+
+
+def _change(
+    key: Key, base_ns: float, logs: tuple[float, float, float], calls: Calls, recordings: tuple[int, int], steps: int
+) -> Change:
+    """Return a change; `logs` are the difference without the machine's, that with it, and half the interval."""
+    difference, raw, reach = logs
+    base, new = round(base_ns), round(base_ns * math.exp(min(difference, _MOST)))
+    low, high = (round(base_ns * math.expm1(min(end, _MOST))) for end in (difference - reach, difference + reach))
+    verdict = _verdict(base_ns, base_ns * math.expm1(min(raw, _MOST)), (low, new - base, high))
+    verdict = verdict if steps >= MIN_STEPS else "cannot tell"
+    return Change(*key, base, new, new - base, low, high, calls.base, calls.new, calls.changed, verdict, *recordings)
+
+
+def _uncompared(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, calls: Calls, common: float) -> Change:
+    """Return the change of what too few recordings have, or what takes no time."""
+    times = [[run.modules[key].time.time_ns for run in side if key in run.modules] for side in (before, after)]
+    base, new = (round(float(np.mean(side))) if side else 0 for side in times)
+    new = round(new / math.exp(common))
+    verdict = "cannot tell" if all(times) else "removed" if times[0] else "added"
+    recordings = _recordings(before, after, key)
+    return Change(*key, base, new, new - base, None, None, calls.base, calls.new, calls.changed, verdict, *recordings)
+
+
+def compare_steps(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Change:
+    """Return how the step as a whole changed, machine and all.
+
+    Several recordings a side show how much the machine's speed differs between them. One a side does not.
+    """
+    measured = estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after)))
+    variance = measured.squares / measured.freedom if measured.freedom else SINGLE_STEP_SPREAD**2
+    variance = max(variance, float(np.mean([run.step.variance for run in (*before, *after)])))
+    reach = student_quantile(STEP_OUTSIDE, measured.freedom or SIZE_FREEDOM)
+    logs = (measured.difference, measured.difference, reach * math.sqrt(variance * measured.recordings))
+    steps = min(sum(run.steps for run in side) for side in (before, after))
+    recordings = len(before), len(after)
+    return _change(("", "step"), math.exp(measured.base), logs, Calls(0, 0, False), recordings, steps)
+
+
+def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int]) -> str:
+    """Say what the interval of the difference allows; this rule alone decides what is slower.
+
+    A module that takes what it took did not change, although all others did.
+
+    Args:
+        base_ns: what it took before.
+        raw_ns: the difference with what the machine changed by.
+        interval: the difference without it: low end, estimate, high end; ns.
+    """
+    limit = MIN_CHANGE * base_ns
+    low, difference, high = interval
+    if low > 0 and difference > limit and abs(raw_ns) > limit:
+        return "slower"
+    if high < 0 and difference < -limit and abs(raw_ns) > limit:
+        return "faster"
+    return "same" if -limit <= low and high <= limit else "cannot tell"
+
+
+def _by_cost(change: Change) -> tuple[bool, bool, int, str, int]:
+    """What is called differently comes first: that is certain, and often the reason of the rest."""
+    settled = change.verdict in {"same", "cannot tell"}
+    order = SAMPLED_PHASES.index(change.phase)
+    return not change.calls_changed, settled, -abs(change.difference_ns), change.fqn, order
+
+
+class Calls(NamedTuple):
+    """How often a module is called before and after.
+
+    Attributes:
+        base: spans per step before, the median of the steps in which there is any; if the share of these steps
+            changed, the mean over all steps.
+        new: the same after.
+        changed: True if that is another number, or a side has none.
+        base_share: in which part of the steps it is called; 1 if that did not change beyond chance.
+        new_share: the same after.
+        share_reach: by how much chance may have changed the logarithm of `new_share / base_share`.
+    """
+
+    base: float
+    new: float
+    changed: bool
+    base_share: float = 1.0
+    new_share: float = 1.0
+    share_reach: float = 0.0
+
+    @property
+    def share_changed(self) -> bool:
+        """Whether it is called in another part of the steps."""
+        return self.base_share != self.new_share
+
+
+def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, keys: int) -> Calls:
+    """Compare how often a module is called.
+
+    Args:
+        before: at least one recording.
+        after: at least one.
+        key: the module and phase.
+        keys: of how many modules and phases this is one.
+    """
+    base, new = ([run.modules[key] for run in side if key in run.modules] for side in (before, after))
+    base_calls, new_calls = (
+        round(float(np.median([run.calls for run in side]))) if side else 0 for side in (base, new)
+    )
+    if not (base and new):
+        return Calls(base_calls, new_calls, True)
+    shares = _changed_shares(before, after, key, keys)
+    if shares is not None:
+        base_share, new_share, reach = shares
+        return Calls(
+            round(base_calls * base_share, 2), round(new_calls * new_share, 2), True, base_share, new_share, reach
+        )
+    more = min(run.fewest_calls for run in new) > max(run.most_calls for run in base)
+    fewer = max(run.most_calls for run in new) < min(run.fewest_calls for run in base)
+    return Calls(base_calls, new_calls, more or fewer)
+
+
+def _changed_shares(
+    before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, keys: int
+) -> tuple[float, float, float] | None:
+    """Return in which part of the steps a module is called before and after, and `share_reach`.
+
+    None unless all recordings of one side have less of it than all of the other, by more than chance does: each step
+    may have the module or not, by itself.
+    """
+    counts = [
+        np.array([[run.modules[key].steps if key in run.modules else 0, run.steps] for run in side], np.float64)
+        for side in (before, after)
+    ]
+    base, new = (np.minimum(side[:, 0] / side[:, 1], 1) for side in counts)
+    if not (base.max() < new.min() or new.max() < base.min()):
+        return None
+    called, steps = np.array([side.sum(axis=0) for side in counts]).T
+    base_share, new_share = np.minimum(called / steps, 1).tolist()
+    pooled = min(float(called.sum() / steps.sum()), 1.0)
+    rarity = float((1 / steps).sum())
+    errors = NormalDist().inv_cdf(1 - SHARES_OUTSIDE / keys / 2)
+    # A step more or less on either side is half a step off on average.
+    if abs(new_share - base_share) - rarity / 2 <= errors * math.sqrt(pooled * (1 - pooled) * rarity):
+        return None
+    return base_share, new_share, errors * math.sqrt(float(((1 - np.array([base_share, new_share])) / called).sum()))
