@@ -5,7 +5,7 @@ Recordings of 30 steps of three small models, each process recording the model a
 sides took turns, and which of two neighbours is before and which after is drawn. Comparisons of one change share
 recordings.
 
-Then recordings that are made up, of 80 modules and phases, with noise of four kinds; and what a comparison costs.
+Then recordings that are made up, of 80 modules and phases, with noise of five kinds; and what a comparison costs.
 """
 
 from __future__ import annotations
@@ -181,6 +181,11 @@ def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> 
         logs += random_.normal(0, 0.1) + random_.normal(0, 0.15) * (np.arange(steps) > random_.integers(steps))
     elif kind == "heavy tails":
         logs += (random_.random((modules, steps)) < 0.15) * np.minimum(random_.pareto(1.5, (modules, steps)), 10)
+    elif kind == "by size":
+        # Small modules differ by up to 10 % more between recordings, and change together.
+        small = np.clip(1e6 / typical_ns, 1, 50)[:, None]
+        logs += random_.normal(0, 1, (modules, 1)) * 0.014 * np.sqrt(small - 1)
+        logs += random_.normal(0, 0.03) * (typical_ns < 5e4)[:, None]
     times = np.maximum(np.exp(logs) * typical_ns[:, None], 1).astype(np.int64)
     keys = [(f"Net.{number // 2}", ("forward", "backward")[number % 2]) for number in range(modules)]
     calls = np.ones(steps, np.int64)
@@ -191,11 +196,13 @@ def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> 
 def of_made_up(comparisons: int) -> None:
     random_ = np.random.default_rng(0)
     print("\n| noise | a side | A/A: anything changed | 10 % slower: first | else |\n| --- | --- | --- | --- | --- |")
-    for kind in ("quiet", "AR(1)", "jumps", "heavy tails"):
+    for kind in ("quiet", "AR(1)", "jumps", "heavy tails", "by size"):
         for per_side in PER_SIDE:
             some, first, other = [], [], []
             for _ in range(comparisons):
                 typical_ns = np.exp(random_.uniform(np.log(2e4), np.log(2e6), 80))
+                if kind == "by size":
+                    typical_ns[7] = 1e6
                 slower = typical_ns * np.where(np.arange(80) == 7, 1.1, 1.0)
                 base, same, new = (
                     [made_up(kind, random_, times) for _ in range(per_side)]
