@@ -22,12 +22,11 @@ from typing import Any
 from tests.support.made_job import Culprit, MadeJob, Template, read_template
 from tests.support.ranks_job import MICRO_BATCHES, SPENT
 
-from modtrace.ranks import find_rank_files
-from modtrace.ranks.dataset.dataset_tables import DatasetTables
-from modtrace.ranks.dataset.pack import pack
-from modtrace.ranks.dataset.query import query
-from modtrace.ranks.find_slow import slow_of_folder
-from modtrace.ranks.slow.slow_report import to_json
+from modtrace.ranks import find_rank_recordings
+from modtrace.ranks.dataset_tables import DatasetTables
+from modtrace.ranks.pack import pack
+from modtrace.ranks.query import query
+from modtrace.ranks.slow import find_slow_ranks
 
 MS = 1_000_000
 KINDS = ("ddp", "fsdp", "tp")
@@ -137,8 +136,8 @@ def slow_of(folder: Path, job: MadeJob, dataset: Path | None = None) -> dict[str
     job.write(rings)
     if dataset is not None:
         shutil.rmtree(dataset, ignore_errors=True)
-        pack(find_rank_files(rings), dataset, processes=1)
-    return to_json(slow_of_folder(rings))
+        pack(find_rank_recordings(rings), dataset, processes=1)
+    return find_slow_ranks(rings).to_json()
 
 
 def measure_scale(folder: Path, ranks: int, steps: int, layers: int, kind: str) -> None:
@@ -210,7 +209,7 @@ def measure_live(folder: Path, steps: int, ranks: int) -> None:
             wanted = milliseconds * MS * (MICRO_BATCHES if kind in PIPELINES else 1)
             spent = json.loads((own / SPENT).read_text())
             large = [step for step in told if wanted >= 3 * max(step["noise_ns"], step["bound_ns"])]
-            pack(find_rank_files(own), own / "dataset", processes=1)
+            pack(find_rank_recordings(own), own / "dataset", processes=1)
             by_duration, by_self = (
                 usual_right(own / "dataset", f"{what}_ns", [culprit]) for what in ("duration", "self")
             )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.ranks import find_rank_files
-from modtrace.ranks.find_slow import slow_of_dataset
+from modtrace.ranks import find_rank_recordings
+from modtrace.ranks.slow import find_slow_ranks
 from tests.support.event_script import EventScript
 from tests.support.made_job import Culprit, MadeJob, read_template
 from tests.unit.test_ranks_slow import MS, write_steps
@@ -16,8 +16,8 @@ from tests.unit.test_ranks_slow import MS, write_steps
 ray = pytest.importorskip("ray")
 pytest.importorskip("duckdb")
 
-from modtrace.ranks.dataset.pack import pack  # noqa: E402 (it needs pyarrow)
-from modtrace.ranks.dataset.query import query_each_bucket  # noqa: E402
+from modtrace.ranks.pack import pack  # noqa: E402 (it needs pyarrow)
+from modtrace.ranks.query import query_each_bucket  # noqa: E402
 
 
 @pytest.fixture
@@ -37,11 +37,11 @@ def test_ray_says_what_processes_say(tmp_path: Path) -> None:
     rings, dataset = tmp_path / "rings", tmp_path / "dataset"
     rings.mkdir()
     MadeJob(read_template(tmp_path / "one.modtrace"), 4, 24, [Culprit(2, "Net.first", "forward", 2 * MS)]).write(rings)
-    pack(find_rank_files(rings), dataset, processes=1)
+    pack(find_rank_recordings(rings), dataset, processes=1)
 
-    found = slow_of_dataset(dataset, engine="ray")
+    found = find_slow_ranks(dataset, runner="ray")
 
-    assert found.steps == slow_of_dataset(dataset).steps
+    assert found.steps == find_slow_ranks(dataset).steps
     assert [(one.rank, one.is_slow) for one in found.late] == [(2, True)]
     counted = "select step, count(*) as n from spans group by step order by step"
-    assert query_each_bucket(dataset, counted, engine="ray") == query_each_bucket(dataset, counted)
+    assert query_each_bucket(dataset, counted, runner="ray") == query_each_bucket(dataset, counted)

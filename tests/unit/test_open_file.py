@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from modtrace._system.files import open_regular
 from modtrace.cli.group import group
-from modtrace.ranks import find_rank_files
+from modtrace.ranks import find_rank_recordings
 from tests.support.event_script import EventScript
 
 pytestmark = pytest.mark.timeout(20)  # a pipe that is opened to be read waits for a writer
@@ -62,7 +62,7 @@ def test_a_folder_of_ranks_with_a_pipe_in_it_is_read(tmp_path: Path) -> None:
     EventScript(64, tmp_path / "run-0.modtrace", {"rank": 0}).close()
     os.mkfifo(tmp_path / "run-1.modtrace")
 
-    assert [file.path.name for file in find_rank_files(tmp_path)] == ["run-0.modtrace"]
+    assert [file.path.name for file in find_rank_recordings(tmp_path)] == ["run-0.modtrace"]
 
 
 @pytest.fixture

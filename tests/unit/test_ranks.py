@@ -15,7 +15,7 @@ import modtrace
 from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
 from modtrace.clocks import Measurement, Reading, measurement_record
-from modtrace.ranks import JobTime, all_ranks_timeline, find_rank_files, load_rank, parse_rank_list
+from modtrace.ranks import JobTime, all_ranks_timeline, find_rank_recordings, load_rank, parse_rank_list
 from modtrace.ranks.collective_offsets import readings_of_ranges
 from modtrace.ring import Kind
 from tests.support.event_script import EventScript
@@ -70,7 +70,7 @@ def write_ring(
 
 def placed(folder: Path) -> Iterator[tuple[int, int, int, str]]:
     """For each rank how far its spans are from the truth at most, in the time of rank 0, the bound, and how."""
-    files = find_rank_files(folder)
+    files = find_rank_recordings(folder)
     job = JobTime(files)
     ranks = [load_rank(file, job[file.rank]) for file in files]
     truth = np.array([BEGIN + step * SECOND // 20 for step in range(20)])
@@ -104,7 +104,7 @@ def test_the_bound_of_a_long_run_is_that_between_any_two_readings(tmp_path: Path
             script.note(measurement_record(Measurement("b", "a", reading)))
         script.close()
 
-    job = JobTime(find_rank_files(tmp_path))
+    job = JobTime(find_rank_recordings(tmp_path))
 
     # 500 of each reading, 1 ppm of the half minute to the next one, and 1 for rounding.
     assert job[1].bound_ns(np.array([BEGIN, BEGIN + minutes * minute])) == 500 + 30_000 + 1
@@ -122,11 +122,11 @@ def test_a_clock_that_nothing_measured_is_placed_by_collectives_within_the_bound
     # All spans begin at one true moment on all ranks; the ranks leave a collective within 30 µs of each other, 1.08 ms
     # after the first of them called it, and the readings stand for 0.75 of the second, behind which the bound grows.
     starts = {
-        file.rank: load_rank(file, JobTime(find_rank_files(tmp_path))[file.rank]).timeline.columns.start
-        for file in find_rank_files(tmp_path)
+        file.rank: load_rank(file, JobTime(find_rank_recordings(tmp_path))[file.rank]).timeline.columns.start
+        for file in find_rank_recordings(tmp_path)
     }
     # Ranks that were placed each for itself are not compared as if they read one clock.
-    assert len({JobTime(find_rank_files(tmp_path))[rank].clock for rank in (0, 1, 2)}) == 3
+    assert len({JobTime(find_rank_recordings(tmp_path))[rank].clock for rank in (0, 1, 2)}) == 3
     for rank in (0, 2):
         assert int(np.abs(starts[rank] - starts[1]).max()) <= 40_000
         assert 1_000_000 <= found[rank][1] <= 1_400_000
@@ -151,7 +151,7 @@ def test_without_clocks_and_collectives_the_wall_clock_places_and_its_bound_says
     for rank in (0, 1):
         write_ring(tmp_path, rank, clock=HOSTS[rank], collectives=0)
 
-    job = JobTime(find_rank_files(tmp_path))
+    job = JobTime(find_rank_recordings(tmp_path))
 
     assert job.methods == {"same clock": [0], "wall clock": [1]}
     assert job[1].bound_ns(np.array([BEGIN])) == 100_000_000
@@ -165,7 +165,7 @@ def test_saved_traces_are_placed_by_collectives(tmp_path: Path) -> None:
         write_ring(rings, rank, clock=None)
         modtrace.load(rings / f"{rank}.modtrace").save(traces / f"{rank}.{'json' if rank % 2 else 'pftrace'}")
 
-    files = find_rank_files(traces)
+    files = find_rank_recordings(traces)
 
     assert [(file.rank, file.path.name) for file in files] == [
         *((0, "0.pftrace"), (1, "1.json"), (2, "2.pftrace"), (3, "3.json"))
@@ -176,17 +176,17 @@ def test_saved_traces_are_placed_by_collectives(tmp_path: Path) -> None:
 def test_ranks_come_from_the_metadata_else_from_the_name_and_two_of_one_rank_are_refused(tmp_path: Path) -> None:
     for name, rank in (("host1-rank7.modtrace", None), ("9.modtrace", 3)):
         EventScript(16, tmp_path / name, {} if rank is None else {"rank": rank}).close()
-    assert [file.rank for file in find_rank_files(tmp_path)] == [3, 7]
+    assert [file.rank for file in find_rank_recordings(tmp_path)] == [3, 7]
 
     EventScript(16, tmp_path / "other.modtrace", {"rank": 7}).close()
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(ModtraceError, match=r"host1-rank7\.modtrace and .*other\.modtrace are both of rank 7"):
-        find_rank_files(tmp_path)
+        find_rank_recordings(tmp_path)
     with pytest.raises(ModtraceError, match="holds no recording"):
-        find_rank_files(empty)
+        find_rank_recordings(empty)
     with pytest.raises(ModtraceError, match="it is no folder"):
-        find_rank_files(tmp_path / "9.modtrace")
+        find_rank_recordings(tmp_path / "9.modtrace")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_groups_of_one_name_and_other_ranks_stay_apart(tmp_path: Path) -> None:
         script.collective(now, Kind.COLLECTIVE_ENTER, text, 0)
         script.collective(now + 10, Kind.COLLECTIVE_EXIT, text, 8)
         script.close()
-    files = find_rank_files(tmp_path)
+    files = find_rank_recordings(tmp_path)
     job = JobTime(files)
 
     whole = all_ranks_timeline([load_rank(file, job[file.rank]) for file in files], job)
@@ -274,13 +274,13 @@ def test_what_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("rank 4")
 
     told: list[ModtraceError] = []
-    assert [file.rank for file in find_rank_files(tmp_path, told.append)] == [0, 1]
+    assert [file.rank for file in find_rank_recordings(tmp_path, told.append)] == [0, 1]
     assert [str(error).partition(":")[0] for error in told] == [
         f"{tmp_path}/2.modtrace",
         f"{tmp_path}/3.modtrace",
     ]
     with pytest.raises(ModtraceError, match=r"2\.modtrace: not a ring file"):
-        find_rank_files(tmp_path)
+        find_rank_recordings(tmp_path)
     done = CliRunner().invoke(commands, ["ranks", "timeline", str(tmp_path), "-o", str(tmp_path / "all.pftrace")])
     assert done.exit_code == 0
     assert f"modtrace: left out: {tmp_path}/2.modtrace: not a ring file" in done.output

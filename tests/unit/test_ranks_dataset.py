@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
-from modtrace.ranks import JobTime, find_rank_files, load_rank
-from modtrace.ranks.find_slow import slow_of_dataset, slow_of_folder
+from modtrace.ranks import JobTime, find_rank_recordings, load_rank
+from modtrace.ranks.slow import find_slow_ranks
 from modtrace.ring import Kind
 from tests.support.event_script import EventScript
 from tests.support.made_job import Culprit, MadeJob, read_template
@@ -23,7 +23,7 @@ from tests.unit.test_ranks_slow import ALL_REDUCE, MS, write_steps
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
 
-from modtrace.ranks.dataset.dataset_tables import DatasetTables  # noqa: E402 (it needs pyarrow)
+from modtrace.ranks.dataset_tables import DatasetTables  # noqa: E402 (it needs pyarrow)
 
 STEPS = 25
 
@@ -56,7 +56,7 @@ def pack(run: Path, *options: object) -> Path:
 def test_what_is_packed_is_what_was_recorded_in_the_jobs_time(run: Path) -> None:
     dataset = pack(run)
 
-    files = find_rank_files(run)
+    files = find_rank_recordings(run)
     job = JobTime(files)
     timeline = load_rank(files[9], job[9]).timeline
     table = pq.read_table(dataset / "spans", filters=[("rank", "=", 9)]).sort_by(
@@ -117,7 +117,7 @@ def test_a_folder_that_was_moved_is_packed_again_and_not_twice(run: Path) -> Non
 
 
 def test_two_processes_pack_the_same(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modtrace.ranks.dataset.pack._MAX_RANKS_PER_PART", 5)
+    monkeypatch.setattr("modtrace.ranks.pack._MAX_RANKS_PER_PART", 5)
     dataset = run.parent / "two"
 
     invoke("pack", run, "-o", dataset, "--processes", 2)
@@ -135,11 +135,11 @@ def test_two_processes_pack_the_same(run: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_dataset_says_the_same_of_who_is_late_as_the_recordings(run: Path) -> None:
-    found, expected = slow_of_dataset(pack(run, "--steps-per-bucket", STEPS)), slow_of_folder(run)
+    found, expected = find_slow_ranks(pack(run, "--steps-per-bucket", STEPS)), find_slow_ranks(run)
 
     assert found.steps == expected.steps
     assert found.late == expected.late
-    in_buckets = slow_of_dataset(pack(run, "--steps-per-bucket", 10))
+    in_buckets = find_slow_ranks(pack(run, "--steps-per-bucket", 10))
     assert [(step.step, step.rank, step.modules[0].fqn) for step in in_buckets.steps[1:]] == [
         (step, 3, "Net.second") for step in range(1, STEPS)
     ]
@@ -182,7 +182,7 @@ def test_buckets_of_steps_without_collectives_are_asked_too(tmp_path: Path) -> N
 
     sums = ["--each-bucket", "--then", "select sum(n) as n from results", "--format", "csv"]
     assert invoke("query", dataset, "select count(*) as n from spans", *sums) == "n\n60\n"
-    assert [step.step for step in slow_of_dataset(dataset).steps] == [*range(5), *range(25, 30)]
+    assert [step.step for step in find_slow_ranks(dataset).steps] == [*range(5), *range(25, 30)]
 
 
 def test_sums_are_numbers_and_columns_of_one_name_stay_apart(run: Path) -> None:
@@ -271,12 +271,14 @@ def test_a_folder_of_another_program_is_left_alone(run: Path, tmp_path: Path) ->
 def test_errors_say_what_to_do(run: Path, tmp_path: Path) -> None:
     dataset = pack(run)
     with pytest.raises(ModtraceError, match="make one with `modtrace ranks pack`"):
-        slow_of_dataset(tmp_path)
-    with pytest.raises(ModtraceError, match="there is no engine 'spark'"):
-        slow_of_dataset(dataset, engine="spark")
+        DatasetTables(tmp_path)
+    with pytest.raises(ModtraceError, match="--runner needs a DATASET; make one with modtrace ranks pack"):
+        find_slow_ranks(run, runner="ray")
+    with pytest.raises(ModtraceError, match="there is no runner 'spark'"):
+        find_slow_ranks(dataset, runner="spark")
     assert "the SQL cannot be run" in invoke("query", dataset, "select nothing from nowhere", exit_code=1)
-    assert "need --each-bucket" in invoke("query", dataset, "select 1", "--engine", "ray", exit_code=2)
+    assert "need --each-bucket" in invoke("query", dataset, "select 1", "--runner", "ray", exit_code=2)
     assert "holds something else than a dataset of this version" in invoke("pack", run, "-o", run, exit_code=1)
     (dataset / "dataset.json").write_text('{"format": 99}')
     with pytest.raises(ModtraceError, match="its format is 99"):
-        slow_of_dataset(dataset)
+        find_slow_ranks(dataset)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from modtrace.ranks.rank_tables import CollectiveTable, SpanTable, StepTable, join_spans, take
-from modtrace.ranks.slow import Bounds, find_late, join_parts
+from modtrace.ranks.rank_tables import Bounds, CollectiveTable, SpanTable, StepTable, join_spans, take
+from modtrace.ranks.slow import find_late, join_parts
 from modtrace.timeline import PHASES, Name
 from tests.support.simulated_ranks import BEGIN, Job, Op, run, table_of
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.ranks.slow.own_time import OwnTime
-from modtrace.ranks.slow.rank_events import RankEvents, rank_events
-from modtrace.ranks.slow.replay.replay import Replay
+from modtrace.ranks.slow.replay import RankEvents, Replay, rank_events
 from tests.support.simulated_ranks import Job, Op, run, table_of
 
 

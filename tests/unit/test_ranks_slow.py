@@ -12,14 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from modtrace.cli.group import group as commands
-from modtrace.ranks.find_slow import slow_of_folder, worst_ranks
-from modtrace.ranks.inferred_waits import inferred_waits
-from modtrace.ranks.rank_tables import StepTable, step_table
-from modtrace.ranks.slow import SlowRun, lateness_matrix
+from modtrace.ranks.groups import median_of_others
+from modtrace.ranks.rank_tables import StepTable, step_end_table
+from modtrace.ranks.slow import SlowRun, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations
-from modtrace.ranks.slow.lateness_page import png
-from modtrace.ranks.slow.often_late import NO_RANK, at_least, often_late
-from modtrace.ranks.slow.runs import median_of_others
+from modtrace.ranks.slow.slow_run import NO_RANK, at_least, often_late, png
+from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import SEQUENCE_BITS
 from modtrace.timeline import Columns, Mark, Timeline, build_timeline
@@ -83,7 +81,7 @@ def template(request: pytest.FixtureRequest, tmp_path: Path) -> Template:
 def find(folder: Path, job: MadeJob) -> SlowRun:
     folder.mkdir()
     job.write(folder)
-    return slow_of_folder(folder)
+    return find_slow_ranks(folder)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
@@ -163,10 +161,10 @@ def test_lateness_is_exact_to_the_nanosecond(tmp_path: Path) -> None:
             script.step(begin + 20, step)
         script.close()
 
-    run = slow_of_folder(tmp_path)
+    run = find_slow_ranks(tmp_path)
 
     assert [step.lateness_ns for step in run.steps] == [1_007] * 3
-    assert lateness_matrix(run)[0].tolist() == [[-511] * 3, [-496] * 3, [1_007] * 3]
+    assert run.lateness[0].tolist() == [[-511] * 3, [-496] * 3, [1_007] * 3]
 
 
 def test_the_duration_of_a_step_is_the_median_of_all_ranks() -> None:
@@ -182,7 +180,7 @@ def test_a_mark_that_names_no_step_is_of_none() -> None:
     texts = ("step 7", "step 999999999", "step 99999999999", "epoch 3")
     timeline = Timeline(Columns.empty(), marks=[Mark(time, "step", text) for time, text in enumerate(texts)])
 
-    assert step_table(timeline, 5).step.tolist() == [7, 999_999_999, -1, -1]
+    assert step_end_table(timeline, 5).step.tolist() == [7, 999_999_999, -1, -1]
 
 
 @pytest.mark.parametrize(

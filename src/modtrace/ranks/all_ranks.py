@@ -16,8 +16,7 @@ from ..timeline.collectives import DTYPES
 from ..timeline.columns import Columns, join_columns, sort_by_start
 from ..timeline.rewrite import move_times, replace_processes
 from .job_time import JobTime, RankTime
-from .rank_folder import RankFile
-from .rank_timeline import load_own_time
+from .rank_folder import RankRecording, load_own_time
 
 __all__ = ["RankTimeline", "all_ranks_timeline", "load_rank"]
 
@@ -41,7 +40,7 @@ class RankTimeline(NamedTuple):
 
 
 def load_rank(
-    file: RankFile, time: RankTime, choose: Callable[[Timeline], Timeline] = lambda timeline: timeline
+    file: RankRecording, time: RankTime, choose: Callable[[Timeline], Timeline] = lambda timeline: timeline
 ) -> RankTimeline:
     """Read a rank's recording and move it to the time of the job.
 

@@ -14,8 +14,7 @@ from ..clocks import ClockTree, Offset, clock_in, measurements_in
 from ..ring import Record, read_ring_records
 from ..timeline.decode import Clock
 from .collective_offsets import offsets_by_collectives
-from .rank_folder import RankFile
-from .rank_timeline import load_own_time
+from .rank_folder import RankRecording, load_own_time
 
 __all__ = ["WALL_CLOCK_BOUND_NS", "JobTime", "Method", "RankTime"]
 
@@ -75,7 +74,7 @@ class JobTime:
         ModtraceError: a file cannot be read.
     """
 
-    def __init__(self, files: Sequence[RankFile]) -> None:
+    def __init__(self, files: Sequence[RankRecording]) -> None:
         records = {file.rank: _clock_records(file) for file in files if file.is_ring}
         self._clocks = {file.rank: _clock(file, records.get(file.rank, [])) for file in files}
         tree = ClockTree(measurement for found in records.values() for measurement in measurements_in(found))
@@ -117,19 +116,19 @@ class JobTime:
             found.setdefault(self._times[rank].method, []).append(rank)
         return found
 
-    def _place_by_collectives(self, files: Sequence[RankFile]) -> None:
+    def _place_by_collectives(self, files: Sequence[RankRecording]) -> None:
         collectives = {file.rank: load_own_time(file).collectives for file in files}
         placed = {rank: time.to_job for rank, time in self._times.items()}
         for rank, offsets in offsets_by_collectives(collectives, placed):
             self._times[rank] = RankTime(rank, _own_clock(rank), "collectives", offsets.at, offsets.largest_bound)
 
 
-def _clock_records(file: RankFile) -> list[Record]:
+def _clock_records(file: RankRecording) -> list[Record]:
     """Return what a ring says of its clock, and not its names, which are many."""
     return [record for record in read_ring_records(file.path) if record["kind"] in _CLOCK_KINDS]
 
 
-def _clock(file: RankFile, records: Sequence[Record]) -> str:
+def _clock(file: RankRecording, records: Sequence[Record]) -> str:
     """Return the id of a rank's clock; one of its own where the recording does not say it."""
     return clock_in(records) or _own_clock(file.rank)
 

@@ -11,9 +11,12 @@ from typing import NamedTuple
 from .._errors import ModtraceError, TraceError
 from .._system.files import open_regular
 from ..read import FileKind, file_kind_by_head, load
-from ..ring import MAGIC, read_ring_rank
+from ..ring import MAGIC, read_ring, read_ring_rank
+from ..timeline import Timeline, build_timeline
 
-__all__ = ["RankFile", "find_rank_files", "parse_rank_list"]
+__all__ = ["DATASET_MARKER", "RankRecording", "find_rank_recordings", "is_dataset", "load_own_time", "parse_rank_list"]
+
+DATASET_MARKER = "dataset.json"
 
 _RING_SUFFIX = ".modtrace"
 _TRACE_SUFFIXES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
@@ -21,7 +24,7 @@ _OTHER_JSON = (".speedscope.json",)
 _RECORDINGS = (FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.PROFILE, FileKind.MERGED_PERFETTO)
 
 
-class RankFile(NamedTuple):
+class RankRecording(NamedTuple):
     """The recording of one rank.
 
     Attributes:
@@ -35,9 +38,9 @@ class RankFile(NamedTuple):
     is_ring: bool
 
 
-def find_rank_files(
+def find_rank_recordings(
     folder: str | os.PathLike[str], leave_out: Callable[[ModtraceError], None] | None = None
-) -> list[RankFile]:
+) -> list[RankRecording]:
     """Return the recordings in a folder, by rank: its ring files where there are any, else its traces.
 
     A rank's number is what the recording says, else the last number in the name of the file.
@@ -61,12 +64,17 @@ def find_rank_files(
     found = found or [file for path in paths if (file := _read(path, _trace, leave_out))]
     if not found:
         raise ModtraceError(f"{root}: it holds no recording; record with ring='{root}/%r.modtrace'")
-    by_rank: dict[int, RankFile] = {}
+    by_rank: dict[int, RankRecording] = {}
     for file in found:
         other = by_rank.setdefault(file.rank, file)
         if other is not file:
             raise ModtraceError(f"{other.path} and {file.path} are both of rank {file.rank}; leave one in the folder")
     return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def is_dataset(folder: str | os.PathLike[str]) -> bool:
+    """Say whether a folder looks like a dataset of `modtrace ranks pack`."""
+    return (Path(folder) / DATASET_MARKER).is_file()
 
 
 def parse_rank_list(text: str) -> tuple[list[int], int]:
@@ -96,8 +104,8 @@ def parse_rank_list(text: str) -> tuple[list[int], int]:
 
 
 def _read(
-    path: Path, read: Callable[[Path], RankFile | None], leave_out: Callable[[ModtraceError], None] | None
-) -> RankFile | None:
+    path: Path, read: Callable[[Path], RankRecording | None], leave_out: Callable[[ModtraceError], None] | None
+) -> RankRecording | None:
     try:
         return read(path)
     except ModtraceError as error:
@@ -107,9 +115,9 @@ def _read(
         return None
 
 
-def _ring(path: Path) -> RankFile:
+def _ring(path: Path) -> RankRecording:
     rank = read_ring_rank(path)
-    return RankFile(_rank_in_name(path) if rank is None else rank, path, is_ring=True)
+    return RankRecording(_rank_in_name(path) if rank is None else rank, path, is_ring=True)
 
 
 def _is_ring(path: Path) -> bool:
@@ -120,7 +128,7 @@ def _is_ring(path: Path) -> bool:
         return False
 
 
-def _trace(path: Path) -> RankFile | None:
+def _trace(path: Path) -> RankRecording | None:
     """Return what a file is the trace of; None where it is no trace, or not of one rank."""
     name = path.name.lower()
     if not name.endswith(_TRACE_SUFFIXES) or name.endswith(_OTHER_JSON):
@@ -131,7 +139,7 @@ def _trace(path: Path) -> RankFile | None:
     if len(known) > 1:
         return None  # a trace of all ranks, as `ranks timeline` writes it
     rank = known.pop() if known else None
-    return RankFile(_rank_in_name(path) if rank is None else rank, path, is_ring=False)
+    return RankRecording(_rank_in_name(path) if rank is None else rank, path, is_ring=False)
 
 
 def _rank_in_name(path: Path) -> int:
@@ -139,3 +147,19 @@ def _rank_in_name(path: Path) -> int:
     if not numbers:
         raise TraceError(path, "neither it nor its name tells its rank; put the rank's number in the name")
     return int(numbers[-1])
+
+
+_OWN_ANCHOR = {"kind": "anchor", "monotonic": 0, "wall": 0}
+
+
+def load_own_time(file: RankRecording) -> Timeline:
+    """Read a rank's recording in its own time: monotonic nanoseconds of a ring, Unix nanoseconds of a trace.
+
+    Raises:
+        ModtraceError: it cannot be read.
+    """
+    if not file.is_ring:
+        return load(file.path)
+    snapshot = read_ring(file.path)
+    records = [record for record in snapshot.records if record["kind"] != "anchor"]
+    return build_timeline(snapshot._replace(records=[*records, _OWN_ANCHOR]))

@@ -14,26 +14,30 @@ from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
 from ..ring.collective_text import format_ranks, parse_ranks
 from ..timeline import Name, Timeline
 from ..timeline.summary import self_times
-from .distinct import number_distinct
-from .inferred_waits import inferred_waits
-from .sync_points import group_keys
+from .all_ranks import load_rank
+from .groups import group_lengths, group_starts, number_distinct
+from .job_time import JobTime
+from .rank_folder import RankRecording
+from .sync_points import group_keys, inferred_waits
 
 __all__ = [
     "CALL",
     "INFERRED_WAIT",
     "ROW_KINDS",
     "WAIT",
+    "Bounds",
     "CollectiveTable",
+    "FolderTables",
     "SpanTable",
     "StepTable",
     "collective_table",
-    "group_ranks",
     "group_text",
     "join_collectives",
     "join_spans",
     "join_steps",
+    "ranks_in_group",
     "span_table",
-    "step_table",
+    "step_end_table",
     "take",
 ]
 
@@ -224,7 +228,7 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
     )
 
 
-def step_table(timeline: Timeline, rank: int) -> StepTable:
+def step_end_table(timeline: Timeline, rank: int) -> StepTable:
     """Return when a rank's steps ended."""
     marks = [mark for mark in timeline.marks if mark.kind == "step"]
     step = np.array([_step_number(mark.text) for mark in marks], np.int32)
@@ -242,10 +246,95 @@ def group_text(name: str, ranks: Sequence[int]) -> str:
     return f"{name} [{format_ranks(ranks)}]" if ranks else name
 
 
-def group_ranks(text: str) -> list[int]:
+def ranks_in_group(text: str) -> list[int]:
     """Return the ranks of a group from what `group_text` made of it; none where it does not say them."""
     _, bracket, ranks = text.rpartition(" [")
     try:
         return parse_ranks(ranks.removesuffix("]")) if bracket else []
     except ValueError:  # the end of a name, which can be anything
         return []
+
+
+class Bounds:
+    """How far the times of ranks are off at most.
+
+    Args:
+        ranks: ascending.
+        bound_ns: of each rank.
+        clocks: of each rank: those with one clock are compared without error.
+    """
+
+    def __init__(self, ranks: Sequence[int], bound_ns: Sequence[int], clocks: Sequence[str]) -> None:
+        self._ranks = np.array(ranks, np.int64)
+        self._bound = np.array(bound_ns, np.int64)
+        self._clock = np.unique(np.array(clocks, object), return_inverse=True)[1] if len(clocks) else self._ranks
+
+    def largest(self, rank: int, others: Int64Array) -> int:
+        """Return how far the difference of a rank's times and those of any of the others is off at most, ns."""
+        own, index = np.searchsorted(self._ranks, rank), np.searchsorted(self._ranks, others)
+        apart = self._clock[index] != self._clock[own]
+        return int(np.max((self._bound[index] + self._bound[own])[apart], initial=0))
+
+    def of_groups(self, rank: Int64Array, group: Int64Array) -> Int64Array:
+        """Return for times of ranks how far each is off at most against the others of its group, ns.
+
+        Args:
+            rank: of each time.
+            group: which group each is of, ascending.
+        """
+        if not len(rank):
+            return rank
+        index = np.searchsorted(self._ranks, rank)
+        bound, clock = self._bound[index], self._clock[index]
+        begins = group_starts(group)
+        apart = np.minimum.reduceat(clock, begins) != np.maximum.reduceat(clock, begins)
+        most = np.where(apart, np.maximum.reduceat(bound, begins), -1)
+        most = np.repeat(most, group_lengths(begins, len(rank)))
+        return np.where(most >= 0, bound + most, 0)
+
+
+class FolderTables:
+    """Reads all recordings of a folder.
+
+    Args:
+        files: the recordings.
+        job: where they lie in the job's time.
+
+    Raises:
+        ModtraceError: one cannot be read.
+    """
+
+    def __init__(self, files: Sequence[RankRecording], job: JobTime) -> None:
+        loaded = [load_rank(file, job[file.rank]) for file in files]
+        self._bounds = Bounds(
+            [one.rank for one in loaded], [one.bound_ns for one in loaded], [job[one.rank].clock for one in loaded]
+        )
+        self._spans = {one.rank: span_table(one.timeline, one.rank) for one in loaded}
+        self._collectives = join_collectives([collective_table(one.timeline, one.rank) for one in loaded])
+        self._steps = join_steps([step_end_table(one.timeline, one.rank) for one in loaded])
+
+    @property
+    def step_count(self) -> int:
+        """One more than the last step that has a collective."""
+        return int(self._collectives.step.max(initial=-1)) + 1
+
+    def bounds(self) -> Bounds:
+        """Return how far the times of each rank are off."""
+        return self._bounds
+
+    def collectives(self, first: int, last: int) -> CollectiveTable:
+        """Return the collectives of the steps from `first` to before `last`, of all ranks."""
+        table = self._collectives
+        return take(table, (table.step >= first) & (table.step < last))
+
+    def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
+        """Return the spans of some ranks in the steps from `first` to before `last`."""
+        parts = []
+        for rank in ranks:
+            table = self._spans[rank]
+            parts.append(take(table, (table.step >= first) & (table.step < last)))
+        return join_spans(parts)
+
+    def steps(self, first: int, last: int) -> StepTable:
+        """Return when the steps from `first` to before `last` ended."""
+        return take(self._steps, (self._steps.step >= first) & (self._steps.step < last))

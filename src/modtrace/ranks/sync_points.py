@@ -8,10 +8,19 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from ..timeline import Collectives, Group
-from .distinct import number_distinct
+from ..timeline import Collectives, Group, Timeline
+from .groups import number_distinct
 
-__all__ = ["SYNCHRONIZING", "GroupKey", "SyncPoints", "group_keys", "is_synchronizing", "sync_points"]
+__all__ = [
+    "SYNCHRONIZING",
+    "GroupKey",
+    "InferredWaits",
+    "SyncPoints",
+    "group_keys",
+    "inferred_waits",
+    "is_synchronizing",
+    "sync_points",
+]
 
 SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
 """How the names of operators begin that end on no rank before all have called them."""
@@ -93,3 +102,72 @@ def _first_wait_end(
 
 def _key(group: Int64Array, counter: Int64Array) -> Int64Array:
     return group << 40 | counter
+
+
+class InferredWaits(NamedTuple):
+    """Waits of one rank; arrays of equal length.
+
+    Attributes:
+        start: int64, ns.
+        end: int64, ns.
+        step: int64, the step that they are in.
+    """
+
+    start: Int64Array
+    end: Int64Array
+    step: Int64Array
+
+
+def inferred_waits(timeline: Timeline) -> InferredWaits:
+    """Return the waits of a rank that no row of `Timeline.collectives` tells."""
+    collectives = timeline.collectives
+    points = sync_points(collectives)
+    unseen = (collectives.done[points.row] >= 0) & (collectives.done[points.row] > collectives.end[points.row])
+    unseen &= ~collectives.on_device[points.row]
+    waits = collectives.is_wait & (collectives.counter >= 0)
+    seen = np.stack([collectives.name[waits].astype(np.int64), collectives.counter[waits]])
+    called = np.stack([collectives.name[points.row].astype(np.int64), collectives.counter[points.row]])
+    unseen &= ~_in(called, seen)
+    row, done = points.row[unseen], points.released[unseen]
+    if not len(row):
+        return InferredWaits(*(np.empty(0, np.int64) for _ in range(3)))
+    begin, end = _sections(timeline)
+    section = np.searchsorted(begin, collectives.start[row], side="right") - 1
+    inside = (section >= 0) & (collectives.start[row] < end[section])
+    row, done, section = row[inside], done[inside], section[inside]
+    until = np.zeros(len(begin), np.int64)
+    np.maximum.at(until, section, np.minimum(done, end[section]))
+    last_row = np.full(len(begin), -1, np.int64)
+    np.maximum.at(last_row, section, row)
+    used = np.flatnonzero(last_row >= 0)
+    # What ran last before: the call itself, or a span behind it.
+    since = np.maximum(collectives.end[last_row[used]], _last_activity(timeline, until[used]))
+    waited = since < until[used]
+    return InferredWaits(since[waited], until[used][waited], collectives.step[last_row[used]][waited])
+
+
+def _in(wanted: Int64Array, known: Int64Array) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Tell which pairs of (name, counter) are among the known ones."""
+    return np.isin(wanted[0] << 40 | wanted[1], known[0] << 40 | known[1])
+
+
+def _sections(timeline: Timeline) -> tuple[Int64Array, Int64Array]:
+    """Return begins and ends of backward passes; where there are none, of steps."""
+    passes = sorted((one.start_ns, one.end_ns) for one in timeline.backward_passes)
+    if passes:
+        begin, end = np.array(passes, np.int64).T
+        return begin, end
+    marks = sorted(mark.time_ns for mark in timeline.marks if mark.kind == "step")
+    edges = [np.iinfo(np.int64).min, *marks, np.iinfo(np.int64).max]
+    return np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64)
+
+
+def _last_activity(timeline: Timeline, until: Int64Array) -> Int64Array:
+    """Return for some moments when the last span had ended before; the moment itself where one is open then."""
+    columns = timeline.columns
+    outermost = columns.depth == 0
+    start, end = columns.start[outermost], np.maximum.accumulate(columns.end[outermost])
+    index = np.searchsorted(start, until) - 1
+    if not len(start):
+        return np.full(len(until), np.iinfo(np.int64).min)
+    return np.where(index >= 0, np.minimum(end[np.maximum(index, 0)], until), np.iinfo(np.int64).min)

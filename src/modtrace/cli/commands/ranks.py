@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import json
+import math
 import os
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import click
 
+from ..._errors import ModtraceError
 from ..._terminal import counted
 from ..options import TableFormat, format_option, steps_option
-from ..output import echo, show_status
-from ..rank_datasets import engine_option, find_readable, pack_command, query_command, require_extra
+from ..output import echo, show_count, show_status
 
 if TYPE_CHECKING:
-    from ...ranks import JobTime, RankFile
+    import pyarrow as pa
+
+    from ..._tables import CellKind
+    from ...ranks import JobTime, RankRecording
     from ...ranks.slow import SlowRun
 
 __all__ = ["ranks_command"]
+
+_runner_option = click.option(
+    "--runner",
+    default="local",
+    show_default=True,
+    metavar="RUNNER",
+    help="Where buckets are looked at: local (processes), ray (the cluster of this machine) or ray://HOST:PORT.",
+)
 
 
 @click.group("ranks", short_help="All ranks of a job on one timeline.")
@@ -27,10 +43,6 @@ def ranks_command() -> None:
     DIR holds a recording of each rank, as record(ring="run/%r.modtrace") or modtrace run --ring run/%r.modtrace make
     them; DATASET is what `modtrace ranks pack` makes of it.
     """
-
-
-ranks_command.add_command(pack_command)
-ranks_command.add_command(query_command)
 
 
 def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[list[int], int] | None:
@@ -43,6 +55,32 @@ def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | Non
         return parse_rank_list(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is no list of ranks such as 0-7,worst:4.") from None
+
+
+def _require_extra(*modules: str) -> None:
+    """Check that what the extra `ranks` installs is there.
+
+    Raises:
+        ModtraceError: it is not; says what to run.
+    """
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ModtraceError(f"this needs {' and '.join(missing)}; run: pip install 'modtrace[ranks]'")
+
+
+def _find_readable(folder: str) -> list[RankRecording]:
+    """Return the recordings of ranks in a folder, and say which files are left out, and why.
+
+    Raises:
+        ModtraceError: there is none, or two are of one rank.
+    """
+    from ...ranks import find_rank_recordings
+
+    return find_rank_recordings(folder, _left_out)
+
+
+def _left_out(error: ModtraceError) -> None:
+    echo(f"modtrace: left out: {error}", err=True)
 
 
 @ranks_command.command("timeline", short_help="Write one trace of all ranks.")
@@ -69,7 +107,7 @@ def timeline(
 
     check_writable(output)
     with show_status(f"reading {folder}"):
-        files = find_readable(folder)
+        files = _find_readable(folder)
         job = JobTime(files)
         chosen = files if ranks is None else _choose(files, job, *ranks)
         if not chosen:
@@ -80,7 +118,7 @@ def timeline(
         ]
         whole = all_ranks_timeline(read, job)
     whole.save(output)
-    for line in describe_time(job):
+    for line in _describe_time(job):
         echo(line, err=True)
     worst = max(read, key=lambda one: one.bound_ns)
     bound = (
@@ -90,12 +128,12 @@ def timeline(
     echo(f"{ranks_read}, {spans} are in {output}{bound}", err=True)
 
 
-def _choose(files: list[RankFile], job: JobTime, ranks: list[int], worst: int) -> list[RankFile]:
+def _choose(files: list[RankRecording], job: JobTime, ranks: list[int], worst: int) -> list[RankRecording]:
     wanted = set(ranks)
     if worst:
-        from ...ranks.find_slow import slow_of_files, worst_ranks
+        from ...ranks.slow import slow_of_recordings, worst_ranks
 
-        wanted.update(worst_ranks(slow_of_files(files, job), worst))
+        wanted.update(worst_ranks(slow_of_recordings(files, job), worst))
     return [file for file in files if file.rank in wanted]
 
 
@@ -104,8 +142,8 @@ def _choose(files: list[RankFile], job: JobTime, ranks: list[int], worst: int) -
 @format_option
 @click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows of each table.")
-@engine_option
-def slow(source: str, output_format: TableFormat, output: str | None, limit: int, engine: str) -> None:
+@_runner_option
+def slow(source: str, output_format: TableFormat, output: str | None, limit: int, runner: str) -> None:
     """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.
 
     A rank is late where it calls a collective behind all others, after more time of its own (without its waits) than
@@ -115,51 +153,140 @@ def slow(source: str, output_format: TableFormat, output: str | None, limit: int
     """
     if output is not None and not output.lower().endswith(".html"):
         raise click.UsageError(f"The page is .html, and {output} is not.")
-    run = _find_slow(source, engine)
-    if output is not None:
-        from ...ranks.slow.lateness_page import write_lateness_page
+    from ...ranks import is_dataset
+    from ...ranks.slow import find_slow_ranks, write_lateness_page
 
+    if is_dataset(source):
+        _require_extra("pyarrow")
+    with show_status(f"reading {source}"):
+        run = find_slow_ranks(source, runner=runner, leave_out=_left_out)
+    if output is not None:
         write_lateness_page(run, output, os.path.basename(os.path.abspath(source)))
     _print_slow(run, output_format, limit)
 
 
-def _find_slow(source: str, engine: str) -> SlowRun:
-    from ...ranks import JobTime
-    from ...ranks.dataset.dataset_folder import is_dataset
-    from ...ranks.find_slow import slow_of_dataset, slow_of_files
-
-    if not is_dataset(source):
-        if engine != "local":
-            raise click.UsageError("--engine needs a DATASET; make one with modtrace ranks pack.")
-        with show_status(f"reading {source}"):
-            files = find_readable(source)
-            return slow_of_files(files, JobTime(files))
-    require_extra("pyarrow")
-    with show_status(f"reading {source}"):
-        return slow_of_dataset(source, engine=engine)
-
-
 def _print_slow(run: SlowRun, output_format: TableFormat, limit: int) -> None:
     from ..._tables import to_csv, to_markdown, to_text
-    from ...ranks.slow.slow_report import headline, module_table, rank_table, step_finding_table, to_json
 
     if output_format == "json":
-        click.echo(json.dumps(to_json(run)))
+        click.echo(json.dumps(run.to_json()))
         return
     if output_format == "csv":
-        table = step_finding_table(run)
+        table = run.step_table()
         click.echo(to_csv(table.headings, table.rows), nl=False)
         return
-    for line in headline(run):
+    for line in run.sentences:
         echo(line)
-    for table in (rank_table(run, limit), module_table(run, limit), step_finding_table(run, limit)):
+    for table in (run.rank_table(limit), run.module_table(limit), run.step_table(limit)):
         if table.rows:
             echo("")
             for line in to_markdown(table) if output_format == "markdown" else to_text(table):
                 echo(line)
 
 
-def describe_time(job: JobTime) -> list[str]:
+@ranks_command.command("pack", short_help="Write all ranks as Parquet files.")
+@click.argument("folder", type=click.Path(), metavar="DIR")
+@click.option("-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder, new or begun.")
+@click.option(
+    "--steps-per-bucket",
+    type=click.IntRange(1),
+    metavar="N",
+    default=10,
+    show_default=True,
+    help="Steps that lie together.",
+)
+@click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
+def pack(folder: str, output: str, steps_per_bucket: int, processes: int | None) -> None:
+    """Write the spans, collectives and steps of the ranks in DIR as a dataset of Parquet files.
+
+    Run it again where it was cut off, or where ranks were added: what is packed already stays. Each file holds some
+    ranks, and in it a row group some steps, so that a question about steps reads only these.
+    """
+    _require_extra("pyarrow")
+    from ...ranks.pack import pack as write_dataset
+
+    with show_status(f"looking at {folder}"):
+        files = _find_readable(folder)
+    with show_count("packing ranks", len(files)) as progress:
+        done = write_dataset(files, output, steps_per_bucket=steps_per_bucket, processes=processes, progress=progress)
+    there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
+    each = f", {done.nbytes / done.spans:.1f} bytes each" if done.spans else ""
+    echo(f"{counted(done.ranks, 'rank')}{there} and {counted(done.spans, 'span')}{each} are in {output}", err=True)
+
+
+@ranks_command.command("query", short_help="Ask a dataset by SQL.")
+@click.argument("dataset", type=click.Path())
+@click.argument("sql")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["table", "markdown", "csv", "json"]),
+    default="table",
+    show_default=True,
+)
+@click.option("--each-bucket", is_flag=True, help="Run SQL for each bucket of steps apart, in parallel.")
+@click.option("--then", metavar="SQL", help="With --each-bucket: SQL over all their results, as the table results.")
+@_runner_option
+def query(dataset: str, sql: str, output_format: TableFormat, each_bucket: bool, then: str | None, runner: str) -> None:
+    """Ask DATASET, which `modtrace ranks pack` wrote, by SQL (DuckDB's).
+
+    There are the tables spans (rank, step, track, phase, fqn, module_class, call, start_ns, duration_ns, self_ns,
+    depth), collectives (rank, step, operator, group, peer, kind, counter, start_ns, end_ns, done_ns, bytes), steps
+    (rank, step, end_ns) and ranks (rank, bound_ns, method, clock, spans). Times are Unix nanoseconds of the job's
+    clock; those of two ranks are off by at most the sum of their bound_ns, where their clocks differ.
+    """
+    _require_extra("pyarrow", "duckdb")
+    if (then is not None or runner != "local") and not each_bucket:
+        raise click.UsageError("--then and --runner need --each-bucket.")
+    from ...ranks.query import query as ask
+    from ...ranks.query import query_each_bucket
+
+    with show_status(f"asking {dataset}"):
+        found = query_each_bucket(dataset, sql, then, runner=runner) if each_bucket else ask(dataset, sql)
+    _print(found, output_format)
+
+
+def _print(found: pa.Table, output_format: TableFormat) -> None:
+    from ..._tables import Table, to_csv, to_markdown, to_text
+
+    names = _distinct(found.column_names)
+    rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    if output_format == "json":
+        objects = [{name: _json_value(value) for name, value in zip(names, row, strict=True)} for row in rows]
+        click.echo(json.dumps(objects, default=str))
+        return
+    cells = [["" if value is None else str(value) for value in row] for row in rows]
+    if output_format == "csv":
+        click.echo(to_csv(names, cells), nl=False)
+        return
+    import pyarrow.types as types
+
+    kinds: list[CellKind] = [
+        "number" if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) else "name"
+        for kind in found.schema.types
+    ]
+    table = Table(names, cells, kinds, [0] * len(names))
+    for line in to_markdown(table) if output_format == "markdown" else to_text(table):
+        echo(line)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return the names of columns; of those with one name, as a join can have, all but the first are numbered."""
+    taken: dict[str, None] = {}
+    for name in names:
+        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+        taken[next(candidate for candidate in candidates if candidate not in taken)] = None
+    return list(taken)
+
+
+def _json_value(value: object) -> object:
+    """Return a value as JSON has it: a sum, which DuckDB makes a decimal, as a number, and NaN as null."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _describe_time(job: JobTime) -> list[str]:
     """Say how the ranks were placed in the time of the job; nothing where all read one clock."""
     ways = {
         "pings": "by pings between their hosts",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from .findings import LateRank, PartOfRun, RankTables, SlowRun, find_late, join_parts, lateness_matrix
-from .late_steps import Bounds
-from .step_finding import OUTSIDE, ModuleExcess, StepFinding
+from .findings import RankTables, find_late, find_slow_ranks, slow_of_recordings, worst_ranks
+from .late_steps import OUTSIDE, ModuleExcess, StepFinding
+from .slow_run import LateRank, PartOfRun, SlowRun, join_parts, write_lateness_page
 
 __all__ = [
     "OUTSIDE",
-    "Bounds",
     "LateRank",
     "ModuleExcess",
     "PartOfRun",
@@ -16,6 +15,9 @@ __all__ = [
     "SlowRun",
     "StepFinding",
     "find_late",
+    "find_slow_ranks",
     "join_parts",
-    "lateness_matrix",
+    "slow_of_recordings",
+    "worst_ranks",
+    "write_lateness_page",
 ]

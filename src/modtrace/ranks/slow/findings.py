@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from ..._errors import ModtraceError
 from ..._typing import Float32Array, Int64Array
-from ..rank_tables import CollectiveTable, SpanTable, StepTable, take
-from .arrivals import Arrivals, arrivals
+from ..groups import group_starts, median_of_groups
+from ..job_time import JobTime
+from ..rank_folder import RankRecording, find_rank_recordings, is_dataset
+from ..rank_tables import Bounds, CollectiveTable, FolderTables, SpanTable, StepTable, take
 from .late_senders import late_senders
-from .late_steps import Bounds, LateStep, late_steps
-from .module_excess import module_excess, peers_of
-from .often_late import NO_RANK, often_late
+from .late_steps import (
+    Arrivals,
+    LateStep,
+    ModuleExcess,
+    StepFinding,
+    Verdict,
+    arrivals,
+    late_steps,
+    module_excess,
+    peers_of,
+)
 from .own_time import OwnTime
-from .rank_events import rank_events
-from .replay.replay import Replay
-from .replay.what_if import without_excess
-from .runs import median_of_runs, run_starts
-from .step_finding import ModuleExcess, StepFinding, Verdict
+from .replay import Replay, rank_events, without_excess
+from .slow_run import PartOfRun, SlowRun, join_parts
 
-__all__ = [
-    "LateRank",
-    "PartOfRun",
-    "RankTables",
-    "SlowRun",
-    "find_late",
-    "join_parts",
-    "lateness_matrix",
-    "step_durations",
-]
+__all__ = ["RankTables", "find_late", "find_slow_ranks", "slow_of_recordings", "step_durations", "worst_ranks"]
 
 _MODULES_PER_STEP = 3
 _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
@@ -52,69 +51,6 @@ class RankTables(Protocol):
 
     def steps(self, first: int, last: int) -> StepTable:
         """Return when the steps from `first` to before `last` ended."""
-
-
-class PartOfRun(NamedTuple):
-    """What some steps say.
-
-    Attributes:
-        steps: each of them.
-        ranks: the ranks that were there, ascending.
-        lateness: float32[ranks, steps], the most that each rank was behind the median of the others, ns; NaN where it
-            has no collective.
-        saved: of each rank that was late in one of them, by how much shorter they would have been without its excess.
-        saved_ns: the same without that of all these.
-    """
-
-    steps: list[StepFinding]
-    ranks: Int64Array
-    lateness: Float32Array
-    saved: Mapping[int, int]
-    saved_ns: int
-
-
-class LateRank(NamedTuple):
-    """A rank, over the whole run.
-
-    Attributes:
-        rank: its number.
-        steps: in how many steps it was the late one.
-        cost_ns: what that cost, all together.
-        saved_ns: by how much shorter the run would be had it been like the median.
-        is_slow: whether that is more often than chance has it; else it was late now and then.
-        modules: where it was late: fully qualified name, phase, in how many steps, and ns; the worst first.
-    """
-
-    rank: int
-    steps: int
-    cost_ns: int
-    saved_ns: int
-    is_slow: bool
-    modules: tuple[tuple[str, str, int, int], ...]
-
-
-@dataclass(frozen=True)
-class SlowRun:
-    """Who was late in a run.
-
-    Attributes:
-        steps: what each step says, in order.
-        ranks: how many ranks there are.
-        late: the ranks that were late, by what they cost.
-        duration_ns: of all steps together, as far as known.
-        parts: what the picture shows.
-    """
-
-    steps: Sequence[StepFinding]
-    ranks: int
-    late: Sequence[LateRank]
-    duration_ns: int
-    parts: Sequence[PartOfRun]
-
-    @property
-    def saved_ns(self) -> int:
-        """By how much shorter the run would be had nobody been late."""
-        return sum(part.saved_ns for part in self.parts)
 
 
 def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
@@ -153,7 +89,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     together = sum(each.values())
     if len(without) > 1:
         together = sum(replay.saved_by_step(np.sum(list(without.values()), axis=0)).values())
-    ranks = events.rank[run_starts(events.rank)]
+    ranks = events.rank[group_starts(events.rank)]
     return PartOfRun(steps, ranks, _lateness(found, steps, ranks), each, together)
 
 
@@ -202,49 +138,6 @@ def _modules_of(
     return modules
 
 
-def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
-    """Return what the parts of a run say together."""
-    in_order = sorted((part for part in parts if part.steps), key=lambda part: part.steps[0].step)
-    steps = [step for part in in_order for step in part.steps]
-    ranks = len(np.unique(np.concatenate([part.ranks for part in in_order]))) if in_order else 0
-    by_rank: dict[int, list[StepFinding]] = {}
-    for step in steps:
-        if step.verdict == "late":
-            by_rank.setdefault(step.rank, []).append(step)
-    slow = often_late([step.rank if step.verdict == "late" else NO_RANK for step in steps], ranks)
-    saved = {rank: sum(part.saved.get(rank, 0) for part in in_order) for rank in by_rank}
-    late = [_late_rank(rank, own, saved[rank], is_slow=rank in slow) for rank, own in by_rank.items()]
-    late.sort(key=lambda one: (-one.cost_ns, one.rank))
-    return SlowRun(steps, ranks, late, sum(step.duration_ns for step in steps), in_order)
-
-
-def lateness_matrix(run: SlowRun) -> tuple[Float32Array, list[int], list[int]]:
-    """Return by how much each rank was behind the median of the others, at most, in each step.
-
-    Returns:
-        float32[ranks, steps], ns, NaN where it is not known; the ranks; the steps.
-    """
-    ranks = np.unique(np.concatenate([part.ranks for part in run.parts])) if run.parts else np.empty(0, np.int64)
-    steps = [step.step for part in run.parts for step in part.steps]
-    matrix = np.full((len(ranks), len(steps)), np.nan, np.float32)
-    column = 0
-    for part in run.parts:
-        width = part.lateness.shape[1]
-        matrix[np.searchsorted(ranks, part.ranks), column : column + width] = part.lateness
-        column += width
-    return matrix, ranks.tolist(), steps
-
-
-def _late_rank(rank: int, own: Sequence[StepFinding], saved_ns: int, *, is_slow: bool) -> LateRank:
-    modules: dict[tuple[str, str], list[int]] = {}
-    for step in own:
-        if step.modules:
-            worst = step.modules[0]
-            modules.setdefault((worst.fqn, worst.phase), []).append(min(worst.excess_ns, step.cost_ns))
-    rows = sorted(((*key, len(found), sum(found)) for key, found in modules.items()), key=lambda row: -row[3])
-    return LateRank(rank, len(own), sum(step.cost_ns for step in own), saved_ns, is_slow, tuple(rows))
-
-
 def step_durations(table: StepTable) -> dict[int, int]:
     """Return the median duration of each step over the ranks."""
     order = np.lexsort((table.step, table.rank))
@@ -252,6 +145,67 @@ def step_durations(table: StepTable) -> dict[int, int]:
     follows = (np.diff(rank) == 0) & (np.diff(step) == 1)
     step, duration = step[1:][follows], np.diff(end)[follows]
     order = np.lexsort((duration, step))
-    begins = run_starts(step[order])
-    medians = median_of_runs(duration[order], begins)
+    begins = group_starts(step[order])
+    medians = median_of_groups(duration[order], begins)
     return {number: int(median) for number, median in zip(step[order][begins].tolist(), medians.tolist(), strict=True)}
+
+
+def find_slow_ranks(
+    source: str | os.PathLike[str], *, runner: str = "local", leave_out: Callable[[ModtraceError], None] | None = None
+) -> SlowRun:
+    """Say who is late in a folder of recordings, all of which are read into memory, or in a dataset, bucket by bucket.
+
+    Args:
+        source: a folder with a recording of each rank, or a dataset of `modtrace ranks pack`.
+        runner: what looks at the buckets of a dataset: `local`, `ray` or `ray://HOST:PORT`.
+        leave_out: is called with what is wrong with a recording that is not taken; None: that is raised.
+
+    Raises:
+        ModtraceError: there are no recordings, one cannot be read, a folder has no buckets for a runner, or no two
+            ranks waited for each other.
+    """
+    if not is_dataset(source):
+        if runner != "local":
+            raise ModtraceError("--runner needs a DATASET; make one with modtrace ranks pack")
+        files = find_rank_recordings(source, leave_out)
+        return slow_of_recordings(files, JobTime(files))
+    from ..dataset_tables import DatasetTables
+    from ..query import map_buckets
+
+    buckets = DatasetTables(source).buckets("collectives")
+    parts = map_buckets(_slow_bucket, os.fspath(source), buckets, runner=runner)
+    return _checked(join_parts(part for _, part in parts), source)
+
+
+def slow_of_recordings(files: Sequence[RankRecording], job: JobTime) -> SlowRun:
+    """Say who is late in recordings, all of which are read into memory.
+
+    Raises:
+        ModtraceError: one cannot be read, or no two ranks waited for each other.
+    """
+    tables = FolderTables(files, job)
+    return _checked(join_parts([find_late(tables, 0, tables.step_count)]), files[0].path.parent)
+
+
+def worst_ranks(run: SlowRun, count: int) -> list[int]:
+    """Return the ranks that cost most, and behind them those that were late most, by the mean over the steps."""
+    found = [one.rank for one in run.late]
+    matrix, ranks, _ = run.lateness
+    mean = {rank: float(np.nanmean(row)) for rank, row in zip(ranks, matrix, strict=True)}
+    found += sorted(mean.keys() - set(found), key=lambda rank: -mean[rank])
+    return found[:count]
+
+
+def _slow_bucket(dataset: str, first: int, last: int) -> PartOfRun:
+    from ..dataset_tables import DatasetTables
+
+    return find_late(DatasetTables(dataset), first, last)
+
+
+def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:
+    if not run.steps:
+        raise ModtraceError(
+            f"{os.fspath(path)}: no two ranks called one collective or sent each other something; the portable engine "
+            "does not see what DDP and FSDP call, the native one does (modtrace build)"
+        )
+    return run

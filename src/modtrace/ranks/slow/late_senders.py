@@ -1,28 +1,129 @@
-"""Who is late in a pipeline: which rank came late to its messages, because its modules took more than their like.
-
-Ranks of a pipeline do not do the same, and each waits for others in any case. So a rank's modules are compared with the
-slowest of their like on other ranks, and late is who would have saved something without that, by a replay.
-"""
+"""Self times of modules per rank and step against the slowest of their like elsewhere: for ranks of a pipeline."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..._typing import BoolArray, Int64Array
+from ..._typing import BoolArray, Float64Array, Int64Array
 from ...timeline import PHASES
-from ..rank_tables import CALL, WAIT, CollectiveTable, SpanTable
-from .late_steps import COUNTED_NOISES, MIN_NOISES, Bounds, noise_limit
-from .like_modules import ModuleTimes, module_times
-from .own_time import OwnTime
-from .rank_events import RankEvents, message_ends, shared_keys
-from .replay.replay import Replay
-from .replay.what_if import shorten
-from .segments import segments_of
-from .step_finding import ModuleExcess, StepFinding, Verdict
+from ..groups import group_lengths, group_starts, median_of_groups, slowest_of_others
+from ..rank_tables import CALL, WAIT, Bounds, CollectiveTable, SpanTable, take
+from .late_steps import (
+    COUNTED_NOISES,
+    MAD_TO_SIGMA,
+    MIN_NOISES,
+    ModuleExcess,
+    StepFinding,
+    Verdict,
+    noise_limit,
+)
+from .own_time import OwnTime, segments_of
+from .replay import RankEvents, Replay, message_ends, shared_keys, shorten
 
-__all__ = ["LateSender", "late_senders"]
+__all__ = ["LateSender", "LikeModuleTimes", "late_senders", "like_module_times"]
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+class LikeModuleTimes(NamedTuple):
+    """What modules took in each step; arrays of equal length.
+
+    Attributes:
+        fqns: what `fqn` points into.
+        rank: int64.
+        step: int64.
+        fqn: int64.
+        phase: int64, index into `timeline.PHASES`.
+        own: int64, self time, ns.
+        excess: int64, by how much that is more than the slowest of its like took on other ranks, ns; 0 where there is
+            none. Alike are modules of one class whose names differ by numbers (`layers.3.up` and `layers.7.up`).
+        noise: float64, how much the self times of its like vary from step to step, as a deviation, ns.
+    """
+
+    fqns: list[str]
+    rank: Int64Array
+    step: Int64Array
+    fqn: Int64Array
+    phase: Int64Array
+    own: Int64Array
+    excess: Int64Array
+    noise: Float64Array
+
+
+def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModuleTimes:
+    """Return what the modules of some ranks took.
+
+    Args:
+        parts: their spans, each rank's in one of the tables.
+        own_time: the ranks' own time.
+    """
+    fqns: dict[str, int] = {}
+    likes: dict[tuple[str, str], int] = {}
+    rows = [np.empty((6, 0), np.int64)]
+    for spans in parts:
+        fqn = np.array([fqns.setdefault(name.fqn, len(fqns)) for name in spans.names] or [0])
+        names = [(_NUMBER.sub("*", name.fqn), name.module_class) for name in spans.names]
+        like = np.array([likes.setdefault(name, len(likes)) for name in names] or [0])
+        by_rank = np.argsort(spans.rank, kind="stable")
+        ranks, begins = np.unique(spans.rank[by_rank], return_index=True)
+        for rank, chosen in zip(ranks.tolist(), np.split(by_rank, begins[1:]) if len(ranks) else [], strict=True):
+            rows.append(_rank_rows(take(spans, chosen), own_time, rank, fqn, like))
+    rank, step, name, phase, kind, own = np.concatenate(rows, axis=1)
+    excess = _excess(rank, step, kind * len(PHASES) + phase, own)
+    noise = _noise(rank, name * len(PHASES) + phase, kind * len(PHASES) + phase, own)
+    return LikeModuleTimes(list(fqns), rank, step, name, phase, own, excess, noise)
+
+
+def _rank_rows(spans: SpanTable, own_time: OwnTime, rank: int, fqn: Int64Array, like: Int64Array) -> Int64Array:
+    of_rank = own_time.of_rank(rank)
+    segments = segments_of(spans, of_rank, rank)
+    own = of_rank.until(segments.end) - of_rank.until(segments.begin)
+    name, phase = np.divmod(segments.key, len(PHASES))
+    step = spans.step[segments.owner].astype(np.int64)
+    key, index = np.unique(np.stack([step, fqn[name], phase, like[name]]), axis=1, return_inverse=True)
+    total = np.bincount(index.ravel(), own, key.shape[1]).astype(np.int64)
+    step, number, phase, kind = key
+    return np.stack([np.full(len(total), rank), step, number, phase, kind, total])
+
+
+def _excess(rank: Int64Array, step: Int64Array, kind: Int64Array, own: Int64Array) -> Int64Array:
+    order = np.lexsort((own, rank, step, kind))
+    begins = group_starts(kind[order], step[order], rank[order])
+    sizes = group_lengths(begins, len(order))
+    # The slowest of each rank: the last of each run.
+    slowest = order[begins + sizes - 1]
+    by_size = np.lexsort((own[slowest], step[slowest], kind[slowest]))
+    ordered = slowest[by_size]
+    groups = group_starts(kind[ordered], step[ordered])
+    count = group_lengths(groups, len(ordered))
+    compared = np.repeat(count, count) > 1
+    usual = np.full(len(slowest), -1)
+    if np.any(compared):
+        values = own[ordered[compared]]
+        again = group_starts(kind[ordered[compared]], step[ordered[compared]])
+        usual[by_size[compared]] = slowest_of_others(values, again)
+    of_row = np.empty(len(own), np.int64)
+    of_row[order] = np.repeat(usual, sizes)
+    return np.where(of_row >= 0, own - of_row, 0)
+
+
+def _noise(rank: Int64Array, module: Int64Array, kind: Int64Array, own: Int64Array) -> Float64Array:
+    """Return the deviations of the modules of a kind from what each takes at the median of its steps."""
+    order = np.lexsort((own, module, rank))
+    begins = group_starts(module[order], rank[order])
+    rest = np.empty(len(own))
+    usual = np.repeat(median_of_groups(own[order], begins), group_lengths(begins, len(order)))
+    rest[order] = np.abs(own[order] - usual)
+    order = np.lexsort((rest, kind))
+    begins = group_starts(kind[order])
+    noise = np.empty(len(own))
+    noise[order] = np.repeat(median_of_groups(rest[order], begins), group_lengths(begins, len(order)))
+    return MAD_TO_SIGMA * noise
+
 
 _CHUNK = 256
 """Ranks whose spans are read at a time."""
@@ -76,7 +177,7 @@ def late_senders(
         return []
     ranks = sorted({rank for rank, _ in late})
     chunks = (tables.spans(ranks[begin : begin + _CHUNK], first, last) for begin in range(0, len(ranks), _CHUNK))
-    times = module_times(chunks, own_time)
+    times = like_module_times(chunks, own_time)
     counted = times.excess > np.maximum(COUNTED_NOISES * times.noise, 0)
     typical = _typical_total(times, counted)
     totals: dict[tuple[int, int], tuple[int, int]] = {}
@@ -102,7 +203,7 @@ def _late_sender(
     candidates: list[_Candidate],
     totals: dict[tuple[int, int], tuple[int, int]],
     late: dict[tuple[int, int], tuple[int, int]],
-    times: ModuleTimes,
+    times: LikeModuleTimes,
     counted: BoolArray,
     bounds: Bounds,
     events: RankEvents,
@@ -134,7 +235,7 @@ def _late_sender(
     return LateSender(finding._replace(modules=modules if verdict == "late" else ()), worst.shorter)
 
 
-def _typical_total(times: ModuleTimes, counted: BoolArray) -> float:
+def _typical_total(times: LikeModuleTimes, counted: BoolArray) -> float:
     """Return what all modules of a rank together take more in a step as a rule, of the median rank, ns.
 
     Of many modules some always take long; that is what ranks vary by.
@@ -146,7 +247,7 @@ def _typical_total(times: ModuleTimes, counted: BoolArray) -> float:
     return float(of_ranks[(len(of_ranks) - 1) // 2])
 
 
-def _by_rank_and_step(times: ModuleTimes, counted: BoolArray) -> dict[tuple[int, int], Int64Array]:
+def _by_rank_and_step(times: LikeModuleTimes, counted: BoolArray) -> dict[tuple[int, int], Int64Array]:
     rows = np.flatnonzero(counted)
     order = rows[np.lexsort((times.step[rows], times.rank[rows]))]
     keys, begins = np.unique(np.stack([times.rank[order], times.step[order]]), axis=1, return_index=True)
@@ -155,7 +256,7 @@ def _by_rank_and_step(times: ModuleTimes, counted: BoolArray) -> dict[tuple[int,
 
 
 def _shorter(
-    events: RankEvents, times: ModuleTimes, rows: Int64Array, spans: SpanTable, own_time: OwnTime
+    events: RankEvents, times: LikeModuleTimes, rows: Int64Array, spans: SpanTable, own_time: OwnTime
 ) -> Int64Array:
     """Return by how much the own time before each event is shorter without the excess of some modules of a rank."""
     rank = int(times.rank[rows[0]])

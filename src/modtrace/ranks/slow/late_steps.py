@@ -1,19 +1,177 @@
-"""Arrivals → per step the rank that made it late, by how much, and whether that can be told."""
+"""What one step says of who was late, and of the modules in which it was."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..._typing import Float64Array, Int64Array
-from .arrivals import Arrivals
-from .runs import median_of_runs, run_lengths, run_starts
-from .step_finding import StepFinding, Verdict
+from ..._typing import BoolArray, Float64Array, Int64Array
+from ...timeline import PHASES
+from ..groups import group_lengths, group_starts, median_of_groups, median_of_others
+from ..rank_tables import CALL, Bounds, CollectiveTable, SpanTable, take
+from ..sync_points import is_synchronizing
+from .own_time import OwnTime, segments_of
 
-__all__ = ["COUNTED_NOISES", "MAD_TO_SIGMA", "MIN_NOISES", "Bounds", "LateStep", "late_steps", "noise_limit"]
+__all__ = [
+    "COUNTED_NOISES",
+    "MAD_TO_SIGMA",
+    "MIN_NOISES",
+    "OUTSIDE",
+    "Arrivals",
+    "LateStep",
+    "ModuleExcess",
+    "StepFinding",
+    "Verdict",
+    "arrivals",
+    "late_steps",
+    "module_excess",
+    "noise_limit",
+    "peers_of",
+]
+
+OUTSIDE = ""
+"""The name of what ran in no module: the optimizer, the loss, loading a batch."""
+
+Verdict = Literal["late", "even", "cannot tell"]
+
+
+class ModuleExcess(NamedTuple):
+    """A module that took a rank more time than others.
+
+    Attributes:
+        fqn: its fully qualified name, or `OUTSIDE`.
+        phase: one of `timeline.PHASES`; empty outside modules.
+        excess_ns: its self time in the late arrivals of a step, less the median of the other ranks', ns.
+        own_ns: that self time.
+    """
+
+    fqn: str
+    phase: str
+    excess_ns: int
+    own_ns: int
+
+
+class StepFinding(NamedTuple):
+    """One step; times are ns.
+
+    Attributes:
+        step: its number.
+        verdict: "late", one rank kept the others waiting; "even", none did by more than they all vary; "cannot tell",
+            one did by less than how far the times of two ranks are off.
+        rank: that rank.
+        cost_ns: by how much it was more late than the median rank: increments of its lateness, without its waits.
+        saved_ns: by how much earlier the others would have gone on had it been like the median.
+        lateness_ns: the most that it was behind the median of the others in this step.
+        bound_ns: how far that is off at most.
+        noise_ns: what `cost_ns` must exceed to be told from how much all vary.
+        modules: where it took more than the others, the worst first; only where the verdict is "late".
+        duration_ns: of the step, the median of all ranks; 0 where it is not known.
+    """
+
+    step: int
+    verdict: Verdict
+    rank: int
+    cost_ns: int
+    saved_ns: int
+    lateness_ns: int
+    bound_ns: int
+    noise_ns: int
+    modules: tuple[ModuleExcess, ...] = ()
+    duration_ns: int = 0
+
+
+class Arrivals(NamedTuple):
+    """Calls of synchronizing collectives by at least two ranks, by collective and then by time; one entry per call.
+
+    Attributes:
+        collective: int64, which collective it is, from 0, by group and counter.
+        rank: int64.
+        step: int64, the same for all calls of one collective.
+        position: int64, which call of its rank in its step it is, from 0, the same for all calls of one collective.
+        time: int64, when it was called, Unix ns.
+        place: int64, the same on the axis of `OwnTime`.
+        place_before: int64, of the same rank's call before; -1 where there is none.
+        own: int64, own time between the two, ns; -1 where there is none before.
+        excess: int64, by how much `own` is more than the median of the other ranks', ns; 0 where it is not known.
+        lateness: int64, by how much the call was later than the median of the other ranks' calls, ns.
+        is_last: bool, whether it is the last call of its collective.
+        size: int64, how many ranks called it.
+    """
+
+    collective: Int64Array
+    rank: Int64Array
+    step: Int64Array
+    position: Int64Array
+    time: Int64Array
+    place: Int64Array
+    place_before: Int64Array
+    own: Int64Array
+    excess: Int64Array
+    lateness: Int64Array
+    is_last: BoolArray
+    size: Int64Array
+
+
+def arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
+    """Return the arrivals of all ranks.
+
+    Args:
+        table: the collectives of all ranks.
+        own_time: their own time.
+    """
+    synchronizes = np.array([is_synchronizing(operator) for operator in table.operators], np.bool_)
+    rows = np.flatnonzero((table.kind == CALL) & (table.counter >= 0) & synchronizes[table.operator])
+    place = own_time.place(table.rank[rows].astype(np.int64), table.start[rows])
+    order = np.argsort(place, kind="stable")
+    rows, place = rows[order], place[order]
+    rank, step = table.rank[rows].astype(np.int64), table.step[rows].astype(np.int64)
+    before, own = np.full(len(rows), -1), np.full(len(rows), -1)
+    before[1:], own[1:] = place[:-1], np.diff(own_time.until(place))
+    first_of_rank = group_starts(rank)
+    before[first_of_rank] = own[first_of_rank] = -1
+    position = _position(rank, step)
+    key = table.group[rows].astype(np.int64) << 40 | table.counter[rows]
+    _, collective, count = np.unique(key, return_inverse=True, return_counts=True)
+    both = count[collective] > 1
+    rows, rank, step, position, place, before, own, collective = (
+        values[both] for values in (rows, rank, step, position, place, before, own, collective)
+    )
+    time = table.start[rows]
+    order = np.lexsort((time, collective))
+    rank, step, position, place, before, own, collective, time = (
+        values[order] for values in (rank, step, position, place, before, own, collective, time)
+    )
+    begins = group_starts(collective)
+    size = group_lengths(begins, len(collective))
+    of_row = np.repeat(np.arange(len(begins)), size)
+    last = begins + size - 1
+    is_last = np.zeros(len(time), np.bool_)
+    is_last[last] = True
+    step, position = (np.minimum.reduceat(values, begins)[of_row] for values in (step, position))
+    excess = _excess(own, begins, of_row)
+    # From the first call of all on: a double does not hold Unix nanoseconds.
+    since = time - time.min(initial=np.iinfo(np.int64).max)
+    lateness = np.rint(since - median_of_others(since, begins)).astype(np.int64)
+    return Arrivals(of_row, rank, step, position, time, place, before, own, excess, lateness, is_last, size[of_row])
+
+
+def _excess(own: Int64Array, begins: Int64Array, of_row: Int64Array) -> Int64Array:
+    order = np.lexsort((own, of_row))
+    excess = np.zeros(len(own), np.int64)
+    excess[order] = np.rint(own[order] - median_of_others(own[order], begins)).astype(np.int64)
+    # Where one rank's call before is not there, nothing says what it did.
+    known = np.minimum.reduceat(own, begins) >= 0
+    return np.where(known[of_row], excess, 0)
+
+
+def _position(rank: Int64Array, step: Int64Array) -> Int64Array:
+    """Return which row of its rank and step each is, for rows in order of rank and time."""
+    begins = group_starts(rank, step)
+    return np.arange(len(rank)) - np.repeat(begins, group_lengths(begins, len(rank)))
+
 
 MIN_NOISES = 6.0
 """A step is told to be late from this many times the spread on."""
@@ -22,39 +180,6 @@ COUNTED_NOISES = 3.0
 _MIN_STEPS = 4
 """Steps from which on what a rank always takes more can be told from what varies."""
 MAD_TO_SIGMA = 1.4826
-
-
-class Bounds:
-    """How far the times of ranks are off at most.
-
-    Args:
-        ranks: ascending.
-        bound_ns: of each rank.
-        clocks: of each rank: those with one clock are compared without error.
-    """
-
-    def __init__(self, ranks: Sequence[int], bound_ns: Sequence[int], clocks: Sequence[str]) -> None:
-        self._ranks = np.array(ranks, np.int64)
-        self._bound = np.array(bound_ns, np.int64)
-        self._clock = np.unique(np.array(clocks, object), return_inverse=True)[1] if len(clocks) else self._ranks
-
-    def largest(self, rank: int, others: Int64Array) -> int:
-        """Return how far the difference of a rank's times and those of any of the others is off at most, ns."""
-        own, index = np.searchsorted(self._ranks, rank), np.searchsorted(self._ranks, others)
-        apart = self._clock[index] != self._clock[own]
-        return int(np.max((self._bound[index] + self._bound[own])[apart], initial=0))
-
-    def of_arrivals(self, found: Arrivals) -> Int64Array:
-        """Return for each arrival how far it is off at most against the others at its collective, ns."""
-        if not len(found.rank):
-            return found.rank
-        index = np.searchsorted(self._ranks, found.rank)
-        bound, clock = self._bound[index], self._clock[index]
-        begins = run_starts(found.collective)
-        apart = np.minimum.reduceat(clock, begins) != np.maximum.reduceat(clock, begins)
-        largest = np.maximum.reduceat(bound, begins)
-        apart, largest = (np.repeat(values, found.size[begins]) for values in (apart, largest))
-        return np.where(apart, bound + largest, 0)
 
 
 class LateStep(NamedTuple):
@@ -80,7 +205,7 @@ def late_steps(found: Arrivals, bounds: Bounds) -> list[LateStep]:
     """
     noise = _noise(found)
     # Only the last one keeps others waiting, and by no more than it is late at most.
-    latest = found.lateness + bounds.of_arrivals(found)
+    latest = found.lateness + bounds.of_groups(found.rank, found.collective)
     cost = np.where(found.is_last, np.clip(found.excess, 0, np.maximum(latest, 0)), 0)
     # What varies anyway is nobody's, and would add up over many collectives.
     cost = np.where(cost > COUNTED_NOISES * noise, cost, 0)
@@ -125,28 +250,28 @@ def _noise(found: Arrivals) -> Float64Array:
     place = found.position
     excess_varies = _from_usual(found, found.excess)
     order = np.lexsort((excess_varies, place))
-    begins = run_starts(place[order])
-    of_place = median_of_runs(excess_varies[order], begins)
+    begins = group_starts(place[order])
+    of_place = median_of_groups(excess_varies[order], begins)
     own_varies = _from_usual(found, found.own)
     by_rank = np.lexsort((own_varies, found.rank, place))
-    ranks = run_starts(place[by_rank], found.rank[by_rank])
-    of_rank, place_of_rank = median_of_runs(own_varies[by_rank], ranks), place[by_rank][ranks]
+    ranks = group_starts(place[by_rank], found.rank[by_rank])
+    of_rank, place_of_rank = median_of_groups(own_varies[by_rank], ranks), place[by_rank][ranks]
     in_order = np.lexsort((of_rank, place_of_rank))
-    first = run_starts(place_of_rank[in_order])
-    middle = first + (run_lengths(first, len(in_order)) - 1) // 2
+    first = group_starts(place_of_rank[in_order])
+    middle = first + (group_lengths(first, len(in_order)) - 1) // 2
     spread = np.minimum(of_place, math.sqrt(2) * of_rank[in_order][middle])
     noise = np.empty(len(place))
-    noise[order] = MAD_TO_SIGMA * np.repeat(spread, run_lengths(begins, len(order)))
+    noise[order] = MAD_TO_SIGMA * np.repeat(spread, group_lengths(begins, len(order)))
     return noise
 
 
 def _from_usual(found: Arrivals, values: Int64Array) -> Float64Array:
     """Return how far each value is from what its rank has at its place of the step as a rule."""
     order = np.lexsort((values, found.rank, found.position))
-    begins = run_starts(found.position[order], found.rank[order])
-    steps = run_lengths(begins, len(order))
+    begins = group_starts(found.position[order], found.rank[order])
+    steps = group_lengths(begins, len(order))
     # Of few steps nothing tells what is always so: then ranks are compared alone.
-    always = np.where(steps < _MIN_STEPS, 0, median_of_runs(values[order], begins))
+    always = np.where(steps < _MIN_STEPS, 0, median_of_groups(values[order], begins))
     rest = np.empty(len(values))
     rest[order] = np.abs(values[order] - np.repeat(always, steps))
     return rest
@@ -156,3 +281,84 @@ def noise_limit(noise: Float64Array, count: int) -> float:
     """Return what the sum of some excesses must exceed, where the largest of `count` is looked at."""
     factor = max(MIN_NOISES, 1 + math.sqrt(2 * math.log(max(count, 2))))
     return factor * float(np.sqrt(np.sum(noise**2)))
+
+
+_MAX_PEERS = 32
+"""Ranks that one is compared with: more do not change the median."""
+
+
+class _Windows(NamedTuple):
+    """From one arrival of a rank to the next one, on the axis of `OwnTime`."""
+
+    begin: Int64Array
+    end: Int64Array
+
+
+def peers_of(found: Arrivals, late: LateStep) -> list[int]:
+    """Return the ranks that a late one is compared with: of those that came to the same collectives, evenly chosen."""
+    ranks = np.unique(found.rank[_rows_of(found, late)])
+    ranks = ranks[ranks != late.finding.rank]
+    if len(ranks) > _MAX_PEERS:
+        # Those beside it first: they lie in the same part of a dataset.
+        at = int(np.searchsorted(ranks, late.finding.rank))
+        first = min(max(at - _MAX_PEERS // 2, 0), len(ranks) - _MAX_PEERS)
+        ranks = ranks[first : first + _MAX_PEERS]
+    return [int(rank) for rank in ranks]
+
+
+def module_excess(
+    found: Arrivals, late: LateStep, peers: Sequence[int], spans: SpanTable, own_time: OwnTime
+) -> list[ModuleExcess]:
+    """Return the modules in which the late rank of a step took more than others, the worst first.
+
+    Args:
+        found: all arrivals.
+        late: the step.
+        peers: the ranks to compare with.
+        spans: at least those of the late rank and of `peers` from the step before to this one.
+        own_time: the ranks' own time.
+    """
+    keys = [(name.fqn, phase) for name in spans.names for phase in range(len(PHASES))]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    number_of = np.array([numbers[key] for key in keys] or [0], np.int64)
+    outside = len(numbers)
+    times = np.zeros((1 + len(peers), outside + 1))
+    rows = _rows_of(found, late)
+    for row, rank in enumerate([late.finding.rank, *peers]):
+        windows, own = _windows(found, rows[found.rank[rows] == rank])
+        part = take(spans, spans.rank == rank)
+        of_rank = own_time.of_rank(rank)
+        segments = segments_of(part, of_rank, rank)
+        for begin, end in zip(windows.begin.tolist(), windows.end.tolist(), strict=True):
+            inside = np.clip(segments.end, begin, end), np.clip(segments.begin, begin, end)
+            length = of_rank.until(inside[0]) - of_rank.until(inside[1])
+            times[row] += np.bincount(number_of[segments.key], length, outside + 1)
+        times[row, outside] = max(own - times[row, :outside].sum(), 0)
+    usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
+    more = times[0] - usual
+    names = [*numbers, (OUTSIDE, -1)]
+    order = np.argsort(-more, kind="stable")
+    return [
+        ModuleExcess(
+            names[number][0],
+            PHASES[names[number][1]] if names[number][1] >= 0 else "",
+            round(more[number]),
+            round(times[0, number]),
+        )
+        for number in order.tolist()
+        if more[number] > 0
+    ]
+
+
+def _rows_of(found: Arrivals, late: LateStep) -> Int64Array:
+    """Return the arrivals of all ranks at the collectives that a late rank came to last."""
+    wanted = np.unique(found.collective[late.arrivals])
+    begins, ends = np.searchsorted(found.collective, wanted), np.searchsorted(found.collective, wanted + 1)
+    parts = [np.arange(begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _windows(found: Arrivals, rows: Int64Array) -> tuple[_Windows, int]:
+    """Return what lies before a rank's arrivals, and its own time in it."""
+    rows = rows[found.place_before[rows] >= 0]
+    return _Windows(found.place_before[rows], found.place[rows]), int(found.own[rows].sum())

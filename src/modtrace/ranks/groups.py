@@ -1,15 +1,33 @@
-"""Runs of equal keys in columns that are ordered by them, and medians in each."""
+"""Groups of equal values in columns: their numbers, begins and medians."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
 import numpy as np
 
-from ..._typing import Float64Array, Int64Array
+from .._typing import Float64Array, Int32Array, Int64Array
 
-__all__ = ["median_of_others", "median_of_runs", "run_lengths", "run_starts", "slowest_of_others"]
+__all__ = [
+    "group_lengths",
+    "group_starts",
+    "median_of_groups",
+    "median_of_others",
+    "number_distinct",
+    "slowest_of_others",
+]
+
+T = TypeVar("T", bound=Hashable)
 
 
-def run_starts(*keys: Int64Array) -> Int64Array:
+def number_distinct(values: Sequence[T]) -> tuple[list[T], Int32Array]:
+    """Return the different values in the order in which they appear, and int32[n]: which of these each value is."""
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return list(numbers), np.array([numbers[value] for value in values], np.int32)
+
+
+def group_starts(*keys: Int64Array) -> Int64Array:
     """Return where the runs begin whose entries have all keys alike."""
     changes = np.ones(len(keys[0]), np.bool_)
     changes[1:] = False
@@ -18,14 +36,14 @@ def run_starts(*keys: Int64Array) -> Int64Array:
     return np.flatnonzero(changes)
 
 
-def run_lengths(begins: Int64Array, count: int) -> Int64Array:
+def group_lengths(begins: Int64Array, count: int) -> Int64Array:
     """Return how long the runs of `count` entries are."""
     return np.diff(np.append(begins, count))
 
 
-def median_of_runs(values: Float64Array | Int64Array, begins: Int64Array) -> Float64Array:
+def median_of_groups(values: Float64Array | Int64Array, begins: Int64Array) -> Float64Array:
     """Return the median of each run; values are ascending within each, and below 2**53."""
-    size = run_lengths(begins, len(values))
+    size = group_lengths(begins, len(values))
     low, high = values[begins + (size - 1) // 2], values[begins + size // 2]
     median: Float64Array = low + (high - low) / 2
     return median
@@ -38,7 +56,7 @@ def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
         values: int64[n], ascending within each run, below 2**53 so that a double holds them: not Unix nanoseconds.
         begins: where the runs begin, each of two values at least.
     """
-    count = np.repeat(run_lengths(begins, len(values)), run_lengths(begins, len(values))) - 1
+    count = np.repeat(group_lengths(begins, len(values)), group_lengths(begins, len(values))) - 1
     low, high = _other(values, begins, (count - 1) // 2), _other(values, begins, count // 2)
     middle: Float64Array = low + (high - low) / 2
     return middle
@@ -51,13 +69,13 @@ def slowest_of_others(values: Int64Array, begins: Int64Array) -> Int64Array:
         values: int64[n], ascending within each run.
         begins: where the runs begin, each of two values at least.
     """
-    size = run_lengths(begins, len(values))
+    size = group_lengths(begins, len(values))
     return _other(values, begins, -(-7 * (np.repeat(size, size) - 1) // 8) - 1)
 
 
 def _other(values: Int64Array, begins: Int64Array, index: Int64Array) -> Int64Array:
     """Return for each value the one at `index` among the others in its run."""
-    size = run_lengths(begins, len(values))
+    size = group_lengths(begins, len(values))
     begin = np.repeat(begins, size)
     own = np.arange(len(values)) - begin
     found: Int64Array = values[begin + index + (index >= own)]

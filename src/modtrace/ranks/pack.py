@@ -15,31 +15,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..._errors import ModtraceError, WriteError
-from ..._system.processes import map_in_processes, processor_count
-from ..._typing import IndexArray, Int32Array
-from ..all_ranks import load_rank
-from ..job_time import JobTime, RankTime
-from ..rank_folder import RankFile
-from ..rank_tables import (
-    collective_table,
-    join_collectives,
-    join_spans,
-    join_steps,
-    span_table,
-    step_table,
-    take,
-)
-from .arrow_tables import arrow_collectives, arrow_spans, arrow_steps, parquet_options
-from .dataset_folder import (
+from .._errors import ModtraceError, WriteError
+from .._system.processes import map_in_processes, processor_count
+from .._typing import IndexArray, Int32Array
+from .all_ranks import load_rank
+from .dataset_tables import (
     TABLES,
     DatasetHead,
     RankEntry,
+    arrow_collectives,
+    arrow_spans,
+    arrow_steps,
+    parquet_options,
     read_head,
     read_parts,
     write_head,
     write_part,
 )
+from .job_time import JobTime, RankTime
+from .rank_folder import RankRecording
+from .rank_tables import collective_table, join_collectives, join_spans, join_steps, span_table, step_end_table, take
 
 __all__ = ["PackResult", "pack"]
 
@@ -67,14 +62,14 @@ class PackResult(NamedTuple):
 class _Part(NamedTuple):
     """Ranks that one process packs at a time."""
 
-    files: list[RankFile]
+    files: list[RankRecording]
     times: list[RankTime]
     dataset: Path
     steps_per_bucket: int
 
 
 def pack(
-    files: Sequence[RankFile],
+    files: Sequence[RankRecording],
     dataset: str | os.PathLike[str],
     *,
     steps_per_bucket: int = 10,
@@ -152,13 +147,13 @@ def _known_ranks(root: Path, sources: Mapping[int, list[object]]) -> set[int]:
     return known
 
 
-def _fingerprint(file: RankFile) -> list[object]:
+def _fingerprint(file: RankRecording) -> list[object]:
     status = os.stat(file.path)
     return [os.path.abspath(file.path), status.st_size, status.st_mtime_ns]
 
 
-def _group_by_size(files: Sequence[RankFile]) -> list[list[RankFile]]:
-    groups: list[list[RankFile]] = []
+def _group_by_size(files: Sequence[RankRecording]) -> list[list[RankRecording]]:
+    groups: list[list[RankRecording]] = []
     size = 0
     for file in files:
         own = file.path.stat().st_size
@@ -179,7 +174,7 @@ def _pack_part(part: _Part) -> int:
         one = load_rank(file, time)
         spans.append(span_table(one.timeline, one.rank))
         collectives.append(collective_table(one.timeline, one.rank))
-        steps.append(step_table(one.timeline, one.rank))
+        steps.append(step_end_table(one.timeline, one.rank))
         entries.append(
             {
                 "rank": one.rank,

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ..._typing import BoolArray, Int64Array
-from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, group_ranks
+from ..._typing import BoolArray, Float64Array, IndexArray, Int64Array
+from ..groups import group_starts
+from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
 from ..sync_points import is_synchronizing
+from .late_steps import Arrivals
 from .own_time import OwnTime
-from .runs import run_starts
 
-__all__ = ["MESSAGES", "RankEvents", "message_ends", "rank_events", "shared_keys"]
+__all__ = [
+    "MESSAGES",
+    "RankEvents",
+    "Replay",
+    "message_ends",
+    "rank_events",
+    "shared_keys",
+    "shorten",
+    "without_excess",
+]
 
 MESSAGES = ("send", "recv")
 """The operators of messages whose other end is known."""
@@ -76,7 +87,7 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
     is_call = found.is_call[order]
     rank, key = table.rank[row].astype(np.int64), keys[row]
     own, passed = np.diff(own_time.until(place), prepend=0), np.diff(time, prepend=0)
-    first = run_starts(rank)
+    first = group_starts(rank)
     own[first] = passed[first] = 0
     waited = passed - own
     last = np.full(int(keys.max(initial=-1)) + 1, np.iinfo(np.int64).min // 2)
@@ -106,9 +117,9 @@ def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
     other = np.full(len(kind), -1, np.int64)
     messages = np.flatnonzero((kind >= 0) & (table.peer >= 0) & (table.counter >= 0))
     messages = messages[np.argsort(table.group[messages], kind="stable")]
-    begins = run_starts(table.group[messages].astype(np.int64)) if len(messages) else messages
+    begins = group_starts(table.group[messages].astype(np.int64)) if len(messages) else messages
     for rows in np.split(messages, begins[1:]) if len(messages) else ():
-        members = np.array(group_ranks(table.groups[table.group[rows[0]]]), np.int64)
+        members = np.array(ranks_in_group(table.groups[table.group[rows[0]]]), np.int64)
         peer = table.peer[rows]
         known = peer < len(members)
         other[rows[known]] = members[peer[known]]
@@ -174,3 +185,132 @@ def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolAr
     rest = _rows(table.end, table.done, inferred[of_unknown], called=False)
     found = _Rows(calls, time, time, np.zeros(len(calls), np.bool_))
     return _Rows(*(np.concatenate(columns) for columns in zip(found, rest, strict=True)))
+
+
+_LEAST = np.iinfo(np.int64).min // 2
+
+
+class Replay:
+    """Replays what ranks did, each from its first event on.
+
+    Args:
+        events: what they did.
+
+    Attributes:
+        events: the same.
+    """
+
+    def __init__(self, events: RankEvents) -> None:
+        self.events = events
+        is_first = np.zeros(len(events.time), np.bool_)
+        is_first[group_starts(events.rank)] = True
+        is_head = events.binds | is_first
+        # Sections in which a rank runs without leaving a wait, by their first events.
+        self._head = np.flatnonzero(is_head)
+        self._section = np.cumsum(is_head) - 1
+        self._first = np.flatnonzero(is_first[self._head])
+        self._follows = np.append(~is_first[self._head[1:]], False)
+        self._call = np.flatnonzero(events.is_call)
+        self._call_begin = np.searchsorted(self._section[self._call], np.arange(len(self._head) + 1))
+        self._calls = np.bincount(events.key[self._call])
+        self._pace = events.own + np.where(events.binds, 0, events.waited)
+        step = events.step - events.step.min(initial=np.iinfo(np.int64).max)
+        self._order = np.argsort(step, kind="stable")
+        self._step_begin = group_starts(step[self._order])
+
+    def times(self, shorter: Int64Array) -> Int64Array:
+        """Return when each event would have been, Unix ns.
+
+        Args:
+            shorter: by how much the own time before each event would have been shorter, ns.
+        """
+        events, head = self.events, self._head
+        since = np.cumsum(self._pace - shorter)
+        missing, last = self._calls.copy(), np.full(len(self._calls), _LEAST)
+        begin = events.time[head]
+        running, waiting = self._first, np.empty(0, np.int64)
+        while len(running) or len(waiting):
+            called = self._call[_ranges(self._call_begin[running], self._call_begin[running + 1])]
+            section = self._section[called]
+            np.maximum.at(last, events.key[called], begin[section] + since[called] - since[head[section]])
+            np.subtract.at(missing, events.key[called], 1)
+            waiting = np.concatenate([waiting, running[self._follows[running]] + 1])
+            ready = missing[events.key[head[waiting]]] <= 0
+            if len(waiting) and not np.any(ready):
+                # Clocks that are off can tell of a wait that its own rank's later call ended.
+                ready[np.argmin(events.time[head[waiting]])] = True
+            running, waiting = waiting[ready], waiting[~ready]
+            wait = head[running]
+            arrived = begin[running - 1] + since[wait] - since[head[running - 1]]
+            begin[running] = np.maximum(arrived, last[events.key[wait]] + events.transfer[wait]) + events.over[wait]
+        times: Int64Array = (begin - since[head])[self._section] + since
+        return times
+
+    def saved_by_step(self, shorter: Int64Array) -> dict[int, int]:
+        """Return by how much shorter each step would have been, ns: from the last event of one to that of the next."""
+        if not len(self._order):
+            return {}
+        ends, replayed = (
+            np.maximum.reduceat(times[self._order], self._step_begin)
+            for times in (self.events.time, self.times(shorter))
+        )
+        steps = self.events.step[self._order[self._step_begin]]
+        return dict(zip(steps.tolist(), np.diff(ends - replayed, prepend=0).tolist(), strict=True))
+
+
+def _ranges(begins: IndexArray, ends: IndexArray) -> IndexArray:
+    """Return the numbers from each begin to before its end, one range behind the other."""
+    sizes = ends - begins
+    within: IndexArray = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.repeat(begins, sizes) + within
+
+
+def without_excess(events: RankEvents, found: Arrivals, rows: Sequence[int]) -> Int64Array:
+    """Return by how much shorter the own time before each event is without the excess of some arrivals, ns.
+
+    What a rank took more between two of its calls is taken from where it took more than the others: from its waits in
+    between on, or before them.
+
+    Args:
+        events: what the ranks did.
+        found: all arrivals.
+        rows: those arrivals, as indices of `found`.
+    """
+    shorter = np.zeros(len(events.time), np.int64)
+    for row in rows:
+        first, last = np.searchsorted(events.place, [found.place_before[row], found.place[row]], side="right")
+        inside = slice(int(first), int(last))
+        more = np.maximum(events.own[inside] - _usual(events, found, row, int(last - first)), 0)
+        shorten(shorter, events, inside, more, int(found.excess[row]))
+    return shorter
+
+
+def shorten(shorter: Int64Array, events: RankEvents, where: slice, weights: Float64Array, duration_ns: int) -> None:
+    """Take some of the own time before each of some events, in proportion to the weights, and no more than there is.
+
+    Args:
+        shorter: by how much each is shorter already; it is changed.
+        events: what the ranks did.
+        where: which events, of one rank.
+        weights: of each of them, none below 0.
+        duration_ns: how much.
+    """
+    total = float(weights.sum())
+    if total > 0:
+        part = np.rint(weights * (duration_ns / total)).astype(np.int64)
+        shorter[where] = np.minimum(shorter[where] + part, events.own[where])
+
+
+def _usual(events: RankEvents, found: Arrivals, row: int, count: int) -> Float64Array:
+    """Return the median own time of the other ranks before each of the events that lead to an arrival."""
+    begin, end = np.searchsorted(found.collective, found.collective[row] + np.arange(2))
+    others = np.arange(begin, end)
+    others = others[others != row]
+    firsts = np.searchsorted(events.place, found.place_before[others], side="right")
+    lasts = np.searchsorted(events.place, found.place[others], side="right")
+    # A rank with other events in between did something else.
+    firsts = firsts[(lasts - firsts == count) & (found.place_before[others] >= 0)]
+    if not len(firsts):
+        return np.zeros(count)
+    usual: Float64Array = np.median(events.own[firsts[:, None] + np.arange(count)], axis=0)
+    return usual

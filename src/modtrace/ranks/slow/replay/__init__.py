@@ -1,1 +1,0 @@
-"""What a step would have taken, had a late rank been like the others."""

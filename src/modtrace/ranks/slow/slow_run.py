@@ -1,0 +1,416 @@
+"""What came out: who was late in each step and over the run, as sentences, tables, JSON, and a page with a picture."""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+import os
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._tables import Table, to_html
+from ..._terminal import counted
+from ..._typing import Float32Array, Int64Array, UInt8Array
+from ...ring.collective_text import format_ranks
+from ...write.atomic_file import atomic_writer
+from .late_steps import OUTSIDE, StepFinding
+
+__all__ = [
+    "NO_RANK",
+    "LateRank",
+    "PartOfRun",
+    "SlowRun",
+    "at_least",
+    "join_parts",
+    "often_late",
+    "png",
+    "write_lateness_page",
+]
+
+_OUTSIDE_TEXT = "(outside modules)"
+_NAMED_RANKS = 3
+NO_RANK = -1
+"""The rank of a step in which none was late."""
+_SIGNIFICANT = 1e-3
+_LATE_BY_CHANCE = 0.02
+"""In what part of the steps a rank is taken to be late by chance where most never are; less where there are many."""
+_MAX_ROWS, _MAX_COLUMNS = 1500, 2000
+_TABLE_ROWS = 100
+_LEAST_NS = 1e3
+_UNKNOWN = (224, 224, 224)
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem; padding: 0 1rem; color: #1a1a1a;
+  background: #fff }
+img { width: 100%; min-height: 12rem; max-height: 80vh; image-rendering: pixelated; border: 1px solid #bbb }
+figure { margin: 1rem 0 } figcaption { color: #555 }
+table { border-collapse: collapse; margin: 0 0 1.5rem } td, th { padding: .1rem .7rem; border-bottom: 1px solid #ddd }
+.scale { display: inline-block; width: 10rem; height: .8rem; vertical-align: middle;
+  background: linear-gradient(to right, #fff, #fdd49e, #ef6548, #7f0000); border: 1px solid #bbb }
+"""
+_COLOURS = np.array([(255, 255, 255), (253, 212, 158), (239, 101, 72), (127, 0, 0)], np.float64)
+
+
+class PartOfRun(NamedTuple):
+    """What some steps say.
+
+    Attributes:
+        steps: each of them.
+        ranks: the ranks that were there, ascending.
+        lateness: float32[ranks, steps], the most that each rank was behind the median of the others, ns; NaN where it
+            has no collective.
+        saved: of each rank that was late in one of them, by how much shorter they would have been without its excess.
+        saved_ns: the same without that of all these.
+    """
+
+    steps: list[StepFinding]
+    ranks: Int64Array
+    lateness: Float32Array
+    saved: Mapping[int, int]
+    saved_ns: int
+
+
+class LateRank(NamedTuple):
+    """A rank, over the whole run.
+
+    Attributes:
+        rank: its number.
+        steps: in how many steps it was the late one.
+        cost_ns: what that cost, all together.
+        saved_ns: by how much shorter the run would be had it been like the median.
+        is_slow: whether that is more often than chance has it; else it was late now and then.
+        modules: where it was late: fully qualified name, phase, in how many steps, and ns; the worst first.
+    """
+
+    rank: int
+    steps: int
+    cost_ns: int
+    saved_ns: int
+    is_slow: bool
+    modules: tuple[tuple[str, str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class SlowRun:
+    """Who was late in a run.
+
+    Attributes:
+        steps: what each step says, in order.
+        ranks: how many ranks there are.
+        late: the ranks that were late, by what they cost.
+        duration_ns: of all steps together, as far as known.
+        parts: what the picture shows.
+    """
+
+    steps: Sequence[StepFinding]
+    ranks: int
+    late: Sequence[LateRank]
+    duration_ns: int
+    parts: Sequence[PartOfRun]
+
+    @property
+    def saved_ns(self) -> int:
+        """By how much shorter the run would be had nobody been late."""
+        return sum(part.saved_ns for part in self.parts)
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer in some lines."""
+        told = [step for step in self.steps if step.verdict == "late"]
+        unsure = sum(step.verdict == "cannot tell" for step in self.steps)
+        bound = max((step.bound_ns for step in self.steps), default=0)
+        clocks = (
+            f"times of two ranks are off by at most {bound / 1e3:,.1f} µs"
+            if bound
+            else "ranks that wait for each other read one clock"
+        )
+        lines = [f"{counted(self.ranks, 'rank')}, {counted(len(self.steps), 'step')}; {clocks}"]
+        slow = [one for one in self.late if one.is_slow]
+        lines += [self._rank_sentence(one) for one in slow[:_NAMED_RANKS]]
+        if len(slow) > _NAMED_RANKS:
+            lines.append(f"so were ranks {format_ranks([one.rank for one in slow[_NAMED_RANKS:]])}")
+        if not slow:
+            lines.append("no rank is slower than the others again and again")
+        once = len(told) - sum(one.steps for one in slow)
+        if once:
+            lines.append(f"in {counted(once, 'step')} one rank or another was late now and then")
+        if unsure:
+            steps = counted(unsure, "step")
+            lines.append(f"in {steps} it is not clear who was late: by less than the times of ranks are off")
+        return lines
+
+    def _rank_sentence(self, one: LateRank) -> str:
+        each = one.cost_ns / max(one.steps, 1) / 1e6
+        where = ", ".join(_module_text(fqn, phase) for fqn, phase, *_ in one.modules[:1])
+        share = f" ({100 * one.saved_ns / self.duration_ns:.1f} %)" if self.duration_ns else ""
+        return (
+            f"rank {one.rank} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each:,.3f} ms on "
+            f"average{f', mostly in {where}' if where else ''}; without this delay the run would be "
+            f"{one.saved_ns / 1e6:,.3f} ms shorter{share}"
+        )
+
+    @property
+    def lateness(self) -> tuple[Float32Array, list[int], list[int]]:
+        """By how much each rank was behind the median of the others, at most, in each step.
+
+        float32[ranks, steps], ns, NaN if it is not known; the ranks; the steps.
+        """
+        ranks = np.unique(np.concatenate([part.ranks for part in self.parts])) if self.parts else np.empty(0, np.int64)
+        steps = [step.step for part in self.parts for step in part.steps]
+        matrix = np.full((len(ranks), len(steps)), np.nan, np.float32)
+        column = 0
+        for part in self.parts:
+            width = part.lateness.shape[1]
+            matrix[np.searchsorted(ranks, part.ranks), column : column + width] = part.lateness
+            column += width
+        return matrix, ranks.tolist(), steps
+
+    def rank_table(self, limit: int | None = None) -> Table:
+        """Return the late ranks by what they cost."""
+        rows = [
+            [
+                str(one.rank),
+                str(one.steps),
+                f"{one.cost_ns / 1e6:,.3f}",
+                f"{one.saved_ns / 1e6:,.3f}",
+                "slow" if one.is_slow else "now and then",
+                _module_text(*one.modules[0][:2]) if one.modules else "",
+            ]
+            for one in self.late[:limit]
+        ]
+        headings = ["rank", "late in steps", "cost ms", "saved ms", "verdict", "mostly in"]
+        return Table(headings, rows, ["number", "number", "number", "number", "text", "name"], [0] * 6)
+
+    def module_table(self, limit: int | None = None) -> Table:
+        """Return the modules in which ranks were late, by what that cost."""
+        totals: dict[tuple[str, str], list[int]] = {}
+        ranks: dict[tuple[str, str], list[int]] = {}
+        for one in self.late:
+            for fqn, phase, steps, cost in one.modules:
+                total = totals.setdefault((fqn, phase), [0, 0])
+                total[0] += steps
+                total[1] += cost
+                ranks.setdefault((fqn, phase), []).append(one.rank)
+        in_order = sorted(totals.items(), key=lambda item: -item[1][1])[:limit]
+        rows = [
+            [fqn or _OUTSIDE_TEXT, phase, str(steps), f"{cost / 1e6:,.3f}", format_ranks(ranks[fqn, phase])]
+            for (fqn, phase), (steps, cost) in in_order
+        ]
+        kinds: list[Any] = ["name", "text", "number", "number", "text"]
+        return Table(["module", "phase", "late in steps", "cost ms", "ranks"], rows, kinds, [0] * 5)
+
+    def step_table(self, limit: int | None = None) -> Table:
+        """Return the steps, those that lost most first."""
+        in_order = sorted(self.steps, key=lambda step: (step.verdict != "late", -step.cost_ns, step.step))
+        rows = [_step_row(step) for step in in_order[:limit]]
+        headings = ["step", "verdict", "rank", "module", "phase", "cost ms", "late by ms", "± µs", "step ms"]
+        kinds: list[Any] = ["number", "text", "number", "name", "text", "number", "number", "number", "number"]
+        return Table(headings, rows, kinds, [0] * len(headings))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all as JSON values; times are ns."""
+        return {
+            "sentences": self.sentences,
+            "ranks": self.ranks,
+            "duration_ns": self.duration_ns,
+            "saved_ns": self.saved_ns,
+            "late_ranks": [
+                {
+                    **one._asdict(),
+                    "modules": [
+                        {"fqn": fqn, "phase": phase, "steps": steps, "cost_ns": cost}
+                        for fqn, phase, steps, cost in one.modules
+                    ],
+                }
+                for one in self.late
+            ],
+            "steps": [
+                {**step._asdict(), "modules": [module._asdict() for module in step.modules]} for step in self.steps
+            ],
+        }
+
+
+def _module_text(fqn: str, phase: str) -> str:
+    return f"{fqn} {phase}" if fqn != OUTSIDE else _OUTSIDE_TEXT
+
+
+def _step_row(step: StepFinding) -> list[str]:
+    worst = step.modules[0] if step.modules else None
+    told = step.verdict != "even"
+    return [
+        str(step.step),
+        step.verdict,
+        str(step.rank) if told else "",
+        "" if worst is None else worst.fqn or _OUTSIDE_TEXT,
+        "" if worst is None else worst.phase,
+        f"{step.cost_ns / 1e6:,.3f}" if told else "",
+        f"{step.lateness_ns / 1e6:,.3f}" if told else "",
+        f"{step.bound_ns / 1e3:,.1f}",
+        f"{step.duration_ns / 1e6:,.3f}" if step.duration_ns else "",
+    ]
+
+
+def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
+    """Return what the parts of a run say together."""
+    in_order = sorted((part for part in parts if part.steps), key=lambda part: part.steps[0].step)
+    steps = [step for part in in_order for step in part.steps]
+    ranks = len(np.unique(np.concatenate([part.ranks for part in in_order]))) if in_order else 0
+    by_rank: dict[int, list[StepFinding]] = {}
+    for step in steps:
+        if step.verdict == "late":
+            by_rank.setdefault(step.rank, []).append(step)
+    slow = often_late([step.rank if step.verdict == "late" else NO_RANK for step in steps], ranks)
+    saved = {rank: sum(part.saved.get(rank, 0) for part in in_order) for rank in by_rank}
+    late = [_late_rank(rank, own, saved[rank], is_slow=rank in slow) for rank, own in by_rank.items()]
+    late.sort(key=lambda one: (-one.cost_ns, one.rank))
+    return SlowRun(steps, ranks, late, sum(step.duration_ns for step in steps), in_order)
+
+
+def _late_rank(rank: int, own: Sequence[StepFinding], saved_ns: int, *, is_slow: bool) -> LateRank:
+    modules: dict[tuple[str, str], list[int]] = {}
+    for step in own:
+        if step.modules:
+            worst = step.modules[0]
+            modules.setdefault((worst.fqn, worst.phase), []).append(min(worst.excess_ns, step.cost_ns))
+    rows = sorted(((*key, len(found), sum(found)) for key, found in modules.items()), key=lambda row: -row[3])
+    return LateRank(rank, len(own), sum(step.cost_ns for step in own), saved_ns, is_slow, tuple(rows))
+
+
+def often_late(late: Sequence[int], ranks: int) -> set[int]:
+    """Return the ranks that are late more often than chance has it.
+
+    Chance has a rank late as often as the median rank is. What makes ranks late by chance lasts for a while, as when
+    something else has their processors, so steps in a row are not as many chances: they count as parts of the runs that
+    the ranks have which are late by chance.
+
+    Args:
+        late: of each step, in order, which rank was late, or `NO_RANK`.
+        ranks: how many ranks there are.
+    """
+    counts = Counter(rank for rank in late if rank != NO_RANK)
+    usual = sorted([*counts.values(), *[0] * (ranks - len(counts))])[(ranks - 1) // 2] if ranks else 0
+
+    def often(among: set[int], length: float) -> set[int]:
+        return {rank for rank in among if ranks * _chance(counts[rank], usual, len(late), ranks, length) < _SIGNIFICANT}
+
+    found = often(set(counts), 1.0)
+    runs = [len(list(steps)) for rank, steps in groupby(late) if rank != NO_RANK and rank not in found]
+    return often(found, sum(runs) / len(runs)) if runs else found
+
+
+def _chance(count: int, usual: int, steps: int, ranks: int, length: float) -> float:
+    """Return how probable it is that a rank is late `count` times by chance, of runs of `length` steps."""
+    own, others = int(count / length), int(usual * (ranks - 1) / length)
+    # How often the others were late is a count too: of few ranks it does not tell the rate well.
+    as_others = at_least(own, own + others, 1 / ranks)
+    return max(as_others, at_least(own, int(steps / length), min(_LATE_BY_CHANCE, 1 / ranks)))
+
+
+def at_least(count: int, of: int, probability: float) -> float:
+    """Return how probable it is that something happens `count` times of `of` or more often."""
+    if count <= 0 or probability >= 1:
+        return 1.0
+    logs = [
+        math.lgamma(of + 1) - math.lgamma(n + 1) - math.lgamma(of - n + 1)
+        + n * math.log(probability) + (of - n) * math.log1p(-probability)
+        for n in range(count, of + 1)
+    ]  # fmt: skip
+    return math.fsum(math.exp(value) for value in logs)
+
+
+def write_lateness_page(run: SlowRun, path: str | os.PathLike[str], title: str) -> None:
+    """Write the page.
+
+    Args:
+        run: who was late.
+        path: replaced as a whole.
+        title: what the page is called.
+
+    Raises:
+        WriteError: the file cannot be written; an existing file there is intact.
+    """
+    with atomic_writer(path) as file:
+        file.write(_page(run, title).encode())
+
+
+def png(pixels: UInt8Array) -> bytes:
+    """Return a PNG of uint8[height, width, 3]."""
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)
+    rows[:, 1:] = pixels.reshape(height, -1)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows.tobytes(), 6)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def _page(run: SlowRun, title: str) -> str:
+    lines = [
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; style-src '
+        "'unsafe-inline'\">",
+        f"<title>{html.escape(title)}: who is late</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}: who is late</h1>",
+        *(f"<p>{html.escape(line)}</p>" for line in run.sentences),
+        *_picture(run),
+    ]
+    for heading, table in (
+        ("Ranks", run.rank_table(_TABLE_ROWS)),
+        ("Modules", run.module_table(_TABLE_ROWS)),
+        ("Steps", run.step_table(_TABLE_ROWS)),
+    ):
+        lines += [f"<h2>{heading}</h2>", *_table(table)]
+    return "\n".join([*lines, "</body></html>\n"])
+
+
+def _table(table: Table) -> list[str]:
+    return to_html(table) if table.rows else ["<p>none</p>"]
+
+
+def _picture(run: SlowRun) -> list[str]:
+    matrix, ranks, steps = run.lateness
+    if not matrix.size:
+        return ["<p>There is no collective that several ranks called.</p>"]
+    shown = _pooled(matrix)
+    most = max(float(np.nanmax(shown, initial=0.0)), 2 * _LEAST_NS)
+    data = base64.b64encode(png(_coloured(shown, most))).decode()
+    caption = (
+        f"Each row is a rank ({ranks[0]} at the top, {ranks[-1]} at the bottom), each column a step ({steps[0]} to "
+        f"{steps[-1]}). Colour: how far a rank was behind the median of the others, from "
+        f'{_LEAST_NS / 1e3:g} µs <span class="scale"></span> to {most / 1e6:,.3f} ms, logarithmic; grey: not known.'
+    )
+    alt = "ranks by steps, coloured by lateness"
+    image = f'<img alt="{alt}" src="data:image/png;base64,{data}">'
+    return [f"<figure>{image}<figcaption>{caption}</figcaption></figure>"]
+
+
+def _pooled(matrix: Any) -> Any:
+    """Return the matrix with the worst of neighbouring cells, where it is larger than a picture."""
+    for axis, limit in ((0, _MAX_ROWS), (1, _MAX_COLUMNS)):
+        size = matrix.shape[axis]
+        if size > limit:
+            starts = np.unique(np.arange(limit) * size // limit)
+            matrix = np.fmax.reduceat(matrix, starts, axis=axis)
+    return matrix
+
+
+def _coloured(matrix: Any, most: float) -> UInt8Array:
+    known = np.isfinite(matrix)
+    level = np.log(np.clip(np.where(known, matrix, 0), _LEAST_NS, most) / _LEAST_NS) / np.log(most / _LEAST_NS)
+    place = level * (len(_COLOURS) - 1)
+    low = np.minimum(place.astype(np.int64), len(_COLOURS) - 2)
+    part = (place - low)[..., None]
+    pixels = _COLOURS[low] * (1 - part) + _COLOURS[low + 1] * part
+    pixels[~known] = _UNKNOWN
+    coloured: UInt8Array = np.rint(pixels).astype(np.uint8)
+    return coloured
