@@ -68,7 +68,9 @@ export function colorOf(moduleClass: string): Color {
 /** What the spans of a comparison are painted in: what changed stands out. */
 export const VERDICT_COLORS: Readonly<Record<Verdict, Color>> = {
   slower: { fill: "#c2410c", ink: "#ffffff" },
+  longer: { fill: "#c2410c", ink: "#ffffff" },
   faster: { fill: "#1f6fd6", ink: "#ffffff" },
+  shorter: { fill: "#1f6fd6", ink: "#ffffff" },
   same: { fill: "#a9b4bf", ink: "#000000" },
   "cannot tell": { fill: "#d3d9df", ink: "#000000" },
   added: { fill: "#d9a514", ink: "#000000" },

@@ -97,9 +97,9 @@ test("compareSteps says per module and phase what differs in self time", () => {
       verdict,
     ]),
   ).toEqual([
-    ["net forward", 60, 110, "1 → 1", "slower"],
+    ["net forward", 60, 110, "1 → 1", "longer"],
     ["net.a backward", 0, 40, "0 → 1", "added"],
-    ["net GPU forward", 20, 50, "1 → 1", "slower"],
+    ["net GPU forward", 20, 50, "1 → 1", "longer"],
     ["net.b forward", 20, 0, "1 → 0", "removed"],
     ["net.c forward", 0, 10, "0 → 1", "added"],
     ["net.a forward", 20, 20, "1 → 1", "same"],

@@ -85,7 +85,7 @@ function verdictOf(before: number, after: number, calls: readonly [number, numbe
   if (!calls[1]) return "removed";
   const difference = after - before;
   if (Math.abs(difference) <= Math.max(MIN_CHANGE * before, MIN_STEP_SHARE * stepNs)) return "same";
-  return difference > 0 ? "slower" : "faster";
+  return difference > 0 ? "longer" : "shorter";
 }
 
 /** Self times per module and phase, on threads and on GPUs apart. A whole backward pass is no module: its spans are -1. */

@@ -1,8 +1,11 @@
 /** Two sides on one time axis: what each module took on either, and the verdict on the difference. */
 import type { IntegerArray } from "./trace";
 
-/** "added" is only on the second side, "removed" only on the first. */
-export const VERDICTS = ["slower", "faster", "same", "cannot tell", "added", "removed"] as const;
+/**
+ * "added" is only on the second side, "removed" only on the first. Only `modtrace diff` calls a module slower or faster: it
+ * knows the noise. Of two steps, this page says that a module took longer or shorter.
+ */
+export const VERDICTS = ["slower", "longer", "faster", "shorter", "same", "cannot tell", "added", "removed"] as const;
 export type Verdict = (typeof VERDICTS)[number];
 
 /** One module in one phase on both sides; times are ns of self time. */
@@ -11,9 +14,9 @@ export interface Change {
   readonly phase: string;
   readonly before: number;
   readonly after: number;
-  /** What it takes more; of a comparison of many steps, beside what all modules changed alike. */
+  /** What it takes more; with the machine's own change taken off if the sides are recordings. */
   readonly difference: number;
-  /** The confidence interval of the difference; null where one step alone stands for each side, or for want of recordings. */
+  /** The confidence interval of the difference; null if each side is one step, or too few recordings have the module. */
   readonly interval: readonly [low: number, high: number] | null;
   readonly callsBefore: number;
   readonly callsAfter: number;

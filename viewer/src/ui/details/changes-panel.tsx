@@ -138,7 +138,7 @@ export function ChangesPanel({ store }: { store: Store }) {
             <ColumnHead column="ratio" title="%" order={order} isNumber />
             {hasInterval && (
               <th scope="col" class="number interval">
-                95 % interval ms
+                99 % interval ms
               </th>
             )}
             {hasOtherCalls && <ColumnHead column="calls" title="Calls" order={order} isNumber />}
