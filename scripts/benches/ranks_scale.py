@@ -156,7 +156,7 @@ def measure_scale(folder: Path, ranks: int, steps: int, layers: int, kind: str) 
     took = time.perf_counter() - begin
     print(f"{ranks:,} ranks × {steps} steps of {kind}: rings of {size / 1e9:.2f} GB in {took:.0f} s", flush=True)
     _, seconds, memory = command("pack", rings, "-o", dataset)
-    spans = sum(one["spans"] for one in DatasetTables(dataset).ranks)
+    spans = sum(one.spans for one in DatasetTables(dataset).ranks)
     nbytes = sum(path.stat().st_size for path in (dataset / "spans").iterdir())
     other = sum(path.stat().st_size for path in (dataset / "collectives").iterdir())
     print(

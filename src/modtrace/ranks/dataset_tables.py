@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -66,10 +66,16 @@ class DatasetHead(NamedTuple):
     reference: str
 
 
-class RankEntry(TypedDict):
-    """What a dataset says of one rank: its number, and of what its times are, see `RankTimeline`.
+class RankEntry(NamedTuple):
+    """What a dataset says of one rank.
 
-    `source` is the file it came from: path, size and time of change.
+    Attributes:
+        rank: its number.
+        bound_ns: how far its times are off at most, see `RankTimeline`.
+        method: how it was found where it is, see `RankTime`.
+        clock: the id of its clock.
+        spans: how many it has.
+        source: the file it came from: path, size and time of change.
     """
 
     rank: int
@@ -125,7 +131,7 @@ def read_parts(folder: Path) -> dict[str, list[RankEntry]]:
             raise ModtraceError(f"{path}: cannot be read: {error}; delete it and pack again") from error
         if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
             raise ModtraceError(f"{path}: it does not say which ranks it is of; delete it and pack again")
-        parts[path.stem] = entries
+        parts[path.stem] = [RankEntry(**{key: entry[key] for key in _ENTRY_TYPES}) for entry in entries]
     return parts
 
 
@@ -135,7 +141,7 @@ def write_part(folder: Path, name: str, entries: Sequence[RankEntry]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    _write_json(folder / "parts" / f"{name}.json", entries)
+    _write_json(folder / "parts" / f"{name}.json", [entry._asdict() for entry in entries])
 
 
 def _is_entry(entry: object) -> bool:
@@ -290,7 +296,7 @@ class DatasetTables:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         head, parts = read_head(self.path), read_parts(self.path)
-        self.ranks = sorted((entry for entries in parts.values() for entry in entries), key=lambda entry: entry["rank"])
+        self.ranks = sorted((entry for entries in parts.values() for entry in entries), key=lambda entry: entry.rank)
         if not self.ranks:
             raise ModtraceError(f"{self.path}: it holds no rank yet; run `modtrace ranks pack` again")
         self._steps_per_bucket = head.steps_per_bucket
@@ -319,9 +325,9 @@ class DatasetTables:
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
         return Bounds(
-            [one["rank"] for one in self.ranks],
-            [one["bound_ns"] for one in self.ranks],
-            [one["clock"] for one in self.ranks],
+            [one.rank for one in self.ranks],
+            [one.bound_ns for one in self.ranks],
+            [one.clock for one in self.ranks],
         )
 
     def collectives(self, first: int, last: int) -> CollectiveTable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from .._errors import ModtraceError, WriteError
 from .._system.processes import map_in_processes, processor_count
-from .._typing import IndexArray, Int32Array
+from .._typing import Int32Array
 from .all_ranks import load_rank
 from .dataset_tables import (
     TABLES,
@@ -34,13 +34,21 @@ from .dataset_tables import (
 )
 from .job_time import JobTime, RankTime
 from .rank_folder import RankRecording
-from .rank_tables import collective_table, join_collectives, join_spans, join_steps, span_table, step_end_table, take
+from .rank_tables import collective_table, join_tables, span_table, step_end_table, take
 
 __all__ = ["PackResult", "pack"]
 
 _PART_BYTES = 128 << 20
 """Bytes of rings in a part; reading one takes several times as much memory."""
 _MAX_RANKS_PER_PART = 512
+
+
+_MAKERS: dict[str, tuple[Callable[..., Any], Callable[..., pa.Table]]] = {
+    "spans": (span_table, arrow_spans),
+    "collectives": (collective_table, arrow_collectives),
+    "steps": (step_end_table, arrow_steps),
+}
+"""What makes each of `TABLES` from a timeline, and an Arrow table from that."""
 
 
 class PackResult(NamedTuple):
@@ -104,7 +112,7 @@ def pack(
         nbytes = sum(path.stat().st_size for path in (root / "spans").glob("*.parquet"))
     except OSError as error:
         raise _cannot(root, error) from error
-    return PackResult(len(entries), len(left), sum(entry["spans"] for entry in entries), nbytes)
+    return PackResult(len(entries), len(left), sum(entry.spans for entry in entries), nbytes)
 
 
 def _begin(root: Path, head: DatasetHead) -> None:
@@ -138,8 +146,8 @@ def _known_ranks(root: Path, sources: Mapping[int, list[object]]) -> set[int]:
     """Return the ranks of whole parts; parts in which a rank's file is another one now are taken out."""
     known: set[int] = set()
     for name, entries in read_parts(root).items():
-        if all(sources.get(entry["rank"], entry["source"]) == entry["source"] for entry in entries):
-            known.update(entry["rank"] for entry in entries)
+        if all(sources.get(entry.rank, entry.source) == entry.source for entry in entries):
+            known.update(entry.rank for entry in entries)
             continue
         (root / "parts" / f"{name}.json").unlink()
         for table in TABLES:
@@ -168,48 +176,31 @@ def _group_by_size(files: Sequence[RankRecording]) -> list[list[RankRecording]]:
 def _pack_part(part: _Part) -> int:
     """Write one part; runs in a process of its own. What was cut off in the middle is written again by the next run."""
     entries: list[RankEntry] = []
-    spans, collectives, steps = [], [], []
+    parts: dict[str, list[Any]] = {name: [] for name in TABLES}
     for file, time in zip(part.files, part.times, strict=True):
         source = _fingerprint(file)
         one = load_rank(file, time)
-        spans.append(span_table(one.timeline, one.rank))
-        collectives.append(collective_table(one.timeline, one.rank))
-        steps.append(step_end_table(one.timeline, one.rank))
-        entries.append(
-            {
-                "rank": one.rank,
-                "bound_ns": one.bound_ns,
-                "method": one.method,
-                "clock": time.clock,
-                "spans": len(spans[-1].rank),
-                "source": source,
-            }
-        )
-    name = f"{part.files[0].rank:06}-{part.files[-1].rank:06}"
-    all_spans, all_collectives, all_steps = join_spans(spans), join_collectives(collectives), join_steps(steps)
-    del spans, collectives, steps
-    # Of recordings in which nothing is, one bucket without rows: so that there is a schema.
-    buckets = _buckets([all_spans.step, all_collectives.step, all_steps.step], part.steps_per_bucket) or [(0, 0)]
-    of_buckets = {
-        "spans": [arrow_spans(take(all_spans, _between(all_spans.step, *bucket))) for bucket in buckets],
-        "collectives": [
-            arrow_collectives(take(all_collectives, _between(all_collectives.step, *bucket))) for bucket in buckets
-        ],
-        "steps": [arrow_steps(take(all_steps, _between(all_steps.step, *bucket))) for bucket in buckets],
-    }
-    for table, row_groups in of_buckets.items():
-        _write_parquet(part.dataset / table / f"{name}.parquet", row_groups)
-    write_part(part.dataset, name, entries)
+        for name, (make, _) in _MAKERS.items():
+            parts[name].append(make(one.timeline, one.rank))
+        spans = len(parts["spans"][-1].rank)
+        entries.append(RankEntry(one.rank, one.bound_ns, one.method, time.clock, spans, source))
+    file_name = f"{part.files[0].rank:06}-{part.files[-1].rank:06}"
+    whole: dict[str, Any] = {name: join_tables(parts.pop(name)) for name in TABLES}
+    # If nothing is in the recordings, one bucket without rows, so that there is a schema.
+    buckets = _buckets([table.step for table in whole.values()], part.steps_per_bucket) or [(0, 0)]
+    for name, table in whole.items():
+        row_groups = [
+            _MAKERS[name][1](take(table, np.flatnonzero((table.step >= first) & (table.step < last))))
+            for first, last in buckets
+        ]
+        _write_parquet(part.dataset / name / f"{file_name}.parquet", row_groups)
+    write_part(part.dataset, file_name, entries)
     return len(entries)
 
 
 def _buckets(steps: Sequence[Int32Array], length: int) -> list[tuple[int, int]]:
     numbers = np.unique(np.concatenate(steps) // length).tolist()
     return [(number * length, (number + 1) * length) for number in numbers]
-
-
-def _between(step: Int32Array, low: int, high: int) -> IndexArray:
-    return np.flatnonzero((step >= low) & (step < high))
 
 
 def _write_parquet(path: Path, row_groups: Sequence[pa.Table]) -> None:

@@ -133,8 +133,8 @@ def _connect(tables: DatasetTables, steps: tuple[int, int] | None) -> Any:
         # The lines after the first are our SQL.
         text = str(error).partition("\n")[0]
         raise ModtraceError(f"{tables.path}: cannot be read: {text}; delete it and pack again") from error
-    ranks = pa.Table.from_pylist([{**entry, "source": None} for entry in tables.ranks]).drop_columns(["source"])
-    connection.register("ranks", ranks)
+    ranks = pa.Table.from_pylist([entry._asdict() | {"source": None} for entry in tables.ranks])
+    connection.register("ranks", ranks.drop_columns(["source"]))
     return connection
 
 

@@ -6,7 +6,7 @@ Times are Unix nanoseconds of the job's clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,13 +28,12 @@ __all__ = [
     "Bounds",
     "CollectiveTable",
     "FolderTables",
+    "RankTables",
     "SpanTable",
     "StepTable",
     "collective_table",
     "group_text",
-    "join_collectives",
-    "join_spans",
-    "join_steps",
+    "join_tables",
     "ranks_in_group",
     "span_table",
     "step_end_table",
@@ -128,6 +127,8 @@ class StepTable(NamedTuple):
 
 
 Table = TypeVar("Table", SpanTable, CollectiveTable, StepTable)
+_NUMBERED = {"names": "name", "operators": "operator", "groups": "group"}
+"""Fields with what others point into."""
 
 
 def take(table: Table, index: AnyArray) -> Table:
@@ -137,36 +138,20 @@ def take(table: Table, index: AnyArray) -> Table:
     return taken
 
 
-def join_steps(parts: Sequence[StepTable]) -> StepTable:
-    """Return the steps of several tables as one."""
-    return StepTable._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
-
-
-def join_spans(parts: Sequence[SpanTable]) -> SpanTable:
-    """Return the spans of several tables as one."""
-    names: dict[Name, int] = {}
-    joined = []
-    for part in parts:
-        number = np.array([names.setdefault(name, len(names)) for name in part.names] or [0], np.int32)
-        joined.append(part._replace(name=number[part.name]))
-    return SpanTable._make([list(names), *_concatenated(joined, 1)])
-
-
-def join_collectives(parts: Sequence[CollectiveTable]) -> CollectiveTable:
-    """Return the collectives of several tables as one."""
-    operators: dict[str, int] = {}
-    groups: dict[str, int] = {}
-    joined = []
-    for part in parts:
-        operator = np.array([operators.setdefault(text, len(operators)) for text in part.operators], np.int32)
-        group = np.array([groups.setdefault(text, len(groups)) for text in part.groups], np.int32)
-        joined.append(part._replace(operator=operator[part.operator], group=group[part.group]))
-    return CollectiveTable._make([list(operators), list(groups), *_concatenated(joined, 2)])
-
-
-def _concatenated(parts: Sequence[SpanTable] | Sequence[CollectiveTable], first: int) -> list[AnyArray]:
-    columns: list[tuple[Any, ...]] = list(zip(*(part[first:] for part in parts), strict=True))
-    return [np.concatenate(column) for column in columns]
+def join_tables(parts: Sequence[Table]) -> Table:
+    """Return the rows of several tables as one; `parts` is not empty."""
+    columns: dict[str, Any] = {field: [getattr(part, field) for part in parts] for field in parts[0]._fields}
+    for texts, index in _NUMBERED.items():
+        if texts in columns:
+            numbers: dict[Any, int] = {}
+            place = [[numbers.setdefault(text, len(numbers)) for text in part] or [0] for part in columns[texts]]
+            columns[index] = [np.array(of, np.int32)[own] for of, own in zip(place, columns[index], strict=True)]
+            columns[texts] = list(numbers)
+    arrays: dict[str, Any] = {
+        field: found if field in _NUMBERED else np.concatenate(found) for field, found in columns.items()
+    }
+    joined: Table = type(parts[0])(**arrays)
+    return joined
 
 
 def span_table(timeline: Timeline, rank: int) -> SpanTable:
@@ -293,6 +278,22 @@ class Bounds:
         return np.where(most >= 0, bound + most, 0)
 
 
+class RankTables(Protocol):
+    """Where tables come from: a folder of recordings, or a dataset."""
+
+    def bounds(self) -> Bounds:
+        """Return how far the times of each rank are off."""
+
+    def collectives(self, first: int, last: int) -> CollectiveTable:
+        """Return the collectives of the steps from `first` to before `last`, of all ranks."""
+
+    def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
+        """Return the spans of some ranks in the steps from `first` to before `last`."""
+
+    def steps(self, first: int, last: int) -> StepTable:
+        """Return when the steps from `first` to before `last` ended."""
+
+
 class FolderTables:
     """Reads all recordings of a folder.
 
@@ -310,8 +311,8 @@ class FolderTables:
             [one.rank for one in loaded], [one.bound_ns for one in loaded], [job[one.rank].clock for one in loaded]
         )
         self._spans = {one.rank: span_table(one.timeline, one.rank) for one in loaded}
-        self._collectives = join_collectives([collective_table(one.timeline, one.rank) for one in loaded])
-        self._steps = join_steps([step_end_table(one.timeline, one.rank) for one in loaded])
+        self._collectives = join_tables([collective_table(one.timeline, one.rank) for one in loaded])
+        self._steps = join_tables([step_end_table(one.timeline, one.rank) for one in loaded])
 
     @property
     def step_count(self) -> int:
@@ -333,7 +334,7 @@ class FolderTables:
         for rank in ranks:
             table = self._spans[rank]
             parts.append(take(table, (table.step >= first) & (table.step < last)))
-        return join_spans(parts)
+        return join_tables(parts)
 
     def steps(self, first: int, last: int) -> StepTable:
         """Return when the steps from `first` to before `last` ended."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..._system.files import find_recordings
 from ..._terminal import counted
 from ..options import TableFormat, format_option, only_option
 from ..output import echo, make_console, show_status
-from ..._system.files import find_recordings
 from ..selection import no_such_module
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .findings import RankTables, find_late, find_slow_ranks, slow_of_recordings, worst_ranks
+from .findings import find_late, find_slow_ranks, slow_of_recordings, worst_ranks
 from .late_steps import OUTSIDE, ModuleExcess, StepFinding
 from .slow_run import LateRank, PartOfRun, SlowRun, join_parts, write_lateness_page
 
@@ -11,7 +11,6 @@ __all__ = [
     "LateRank",
     "ModuleExcess",
     "PartOfRun",
-    "RankTables",
     "SlowRun",
     "StepFinding",
     "find_late",

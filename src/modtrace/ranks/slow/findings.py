@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ..._typing import Float32Array, Int64Array
 from ..groups import group_starts, median_of_groups
 from ..job_time import JobTime
 from ..rank_folder import RankRecording, find_rank_recordings, is_dataset
-from ..rank_tables import Bounds, CollectiveTable, FolderTables, SpanTable, StepTable, take
+from ..rank_tables import FolderTables, RankTables, StepTable, take
 from .late_senders import late_senders
 from .late_steps import (
     Arrivals,
@@ -30,27 +29,11 @@ from .own_time import OwnTime
 from .replay import Replay, rank_events, without_excess
 from .slow_run import PartOfRun, SlowRun, join_parts
 
-__all__ = ["RankTables", "find_late", "find_slow_ranks", "slow_of_recordings", "step_durations", "worst_ranks"]
+__all__ = ["find_late", "find_slow_ranks", "slow_of_recordings", "step_durations", "worst_ranks"]
 
 _MODULES_PER_STEP = 3
 _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
 """What says more comes last."""
-
-
-class RankTables(Protocol):
-    """Where tables come from: a folder of recordings, or a dataset."""
-
-    def bounds(self) -> Bounds:
-        """Return how far the times of each rank are off."""
-
-    def collectives(self, first: int, last: int) -> CollectiveTable:
-        """Return the collectives of the steps from `first` to before `last`, of all ranks."""
-
-    def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
-        """Return the spans of some ranks in the steps from `first` to before `last`."""
-
-    def steps(self, first: int, last: int) -> StepTable:
-        """Return when the steps from `first` to before `last` ended."""
 
 
 def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:

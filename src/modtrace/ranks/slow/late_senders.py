@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from ..._typing import BoolArray, Float64Array, Int64Array
 from ...timeline import PHASES
 from ..groups import group_lengths, group_starts, median_of_groups, slowest_of_others
-from ..rank_tables import CALL, WAIT, Bounds, CollectiveTable, SpanTable, take
+from ..rank_tables import CALL, WAIT, Bounds, CollectiveTable, RankTables, SpanTable, take
 from .late_steps import (
     COUNTED_NOISES,
     MAD_TO_SIGMA,
@@ -133,12 +133,6 @@ _MODULES_PER_STEP = 3
 _NEVER = np.iinfo(np.int64).min
 
 
-class _Spans(Protocol):
-    def spans(self, ranks: list[int], first: int, last: int) -> SpanTable: ...
-
-    def bounds(self) -> Bounds: ...
-
-
 class LateSender(NamedTuple):
     """A step with messages, and what made it late.
 
@@ -159,7 +153,7 @@ class _Candidate(NamedTuple):
 
 
 def late_senders(
-    table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: _Spans, first: int, last: int
+    table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, first: int, last: int
 ) -> list[LateSender]:
     """Return what each step says in which ranks sent each other messages, in order.
 
