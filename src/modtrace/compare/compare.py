@@ -197,7 +197,7 @@ class _Modules:
 
     def shape(self, fqn: str) -> _Shape:
         """Return class and calls per step of a module and of all in it, in the order in which they are called."""
-        # A model's class is its name: where that changed, what it contains must be the same.
+        # A model's class is its name: if that changed, what it contains must be the same.
         module_class = self._classes[fqn] if "." in fqn else ""
         children = self._children.get(fqn, [])
         return (module_class, tuple(sorted(self._calls.get(fqn, {}).items())), *map(self.shape, children))
@@ -206,7 +206,7 @@ class _Modules:
 def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
     """Return names before and what they may be called after: same class, place, children and calls per step.
 
-    Where several modules of one shape vanished from one place, as many must have appeared there; they are paired in the
+    If several modules of one shape vanished from one place, as many must have appeared there; they are paired in the
     order in which they are called. Names that pairs have in common are listed once: `{"Net.h": "Net.layers"}`.
 
     Args:

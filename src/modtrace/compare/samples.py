@@ -28,7 +28,7 @@ _PARALLEL_CLASSES = {"DistributedDataParallel", "DataParallel"}
 class Samples(NamedTuple):
     """Times per step, of the whole steps behind the warm-up; a module that was not called in a step took 0.
 
-    Of a file of several ranks they are means over the ranks that called the module, whose steps are numbered alike.
+    For a file of several ranks they are means over the ranks that called the module; their steps have equal numbers.
 
     Attributes:
         self_ns: of each module and phase int64[steps], self times on the CPU, and on the streams of GPUs.

@@ -1,8 +1,8 @@
 """Offsets between ranks without pings: by collectives, which no rank can leave before the last one has come.
 
-Where rank A calls a collective at a and leaves it at A', and rank B does at b and B', then B' is not before a and A'
+If rank A calls a collective at a and leaves it at A', and rank B does at b and B', then B' is not before a and A'
 not before b, on any clock that shows both. So each collective is a range that holds the true offset, as a ping is one;
-where in the range it lies is told by the ends, which come at about the same time.
+the ends, which come at about the same time, say where in the range it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .sync_points import GroupKey, SyncPoints, sync_points
 __all__ = ["OffsetsByCollectives", "offsets_by_collectives", "readings_of_ranges"]
 
 _PER_READING = 64
-"""Collectives that one reading takes, where there are so many."""
+"""Collectives that one reading takes, if there are so many."""
 _MAX_READINGS = 64
 _MIN_RATE_ERROR = 1e-6
 """How far the rate of two clocks changes within a reading at least."""
@@ -121,7 +121,7 @@ def _rate(
     middle: Float64Array,
     about: Float64Array,
 ) -> tuple[float, float]:
-    """Return how fast an offset grows, and how far that is off at most where it grows evenly.
+    """Return how fast an offset grows, and how far that is off at most if it grows evenly.
 
     Args:
         parts: the ranges of each reading.
@@ -137,7 +137,7 @@ def _rate(
         return 0.0, MAX_RATE
     rough = float(np.median((about[second] - about[first])[apart] / (middle[second] - middle[first])[apart]))
     rough = float(np.clip(rough, -MAX_RATE, MAX_RATE))
-    # In each part the ranges that tell most.
+    # In each part the ranges that say most.
     lowest = np.array([part[np.argmin(high[part] - rough * time[part])] for part in parts])
     highest = np.array([part[np.argmax(low[part] - rough * time[part])] for part in parts])
     most, least = _least_slope(time, low, high, highest, lowest), -_least_slope(time, -high, -low, lowest, highest)

@@ -58,7 +58,7 @@ class DatasetHead(NamedTuple):
     """What a dataset says as a whole.
 
     Attributes:
-        steps_per_bucket: how many steps lie together.
+        steps_per_bucket: how many steps are stored together.
         reference: which time it is, see `JobTime`.
     """
 

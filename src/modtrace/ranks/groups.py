@@ -28,7 +28,7 @@ def number_distinct(values: Sequence[T]) -> tuple[list[T], Int32Array]:
 
 
 def group_starts(*keys: Int64Array) -> Int64Array:
-    """Return where the runs begin whose entries have all keys alike."""
+    """Return where the groups begin: neighbours whose keys are all equal."""
     changes = np.ones(len(keys[0]), np.bool_)
     changes[1:] = False
     for key in keys:
@@ -37,12 +37,12 @@ def group_starts(*keys: Int64Array) -> Int64Array:
 
 
 def group_lengths(begins: Int64Array, count: int) -> Int64Array:
-    """Return how long the runs of `count` entries are."""
+    """Return how many of the `count` entries each group has."""
     return np.diff(np.append(begins, count))
 
 
 def median_of_groups(values: Float64Array | Int64Array, begins: Int64Array) -> Float64Array:
-    """Return the median of each run; values are ascending within each, and below 2**53."""
+    """Return the median of each group; values are ascending within each, and below 2**53."""
     size = group_lengths(begins, len(values))
     low, high = values[begins + (size - 1) // 2], values[begins + size // 2]
     median: Float64Array = low + (high - low) / 2
@@ -50,11 +50,11 @@ def median_of_groups(values: Float64Array | Int64Array, begins: Int64Array) -> F
 
 
 def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
-    """Return for each value the median of the others in its run.
+    """Return for each value the median of the others in its group.
 
     Args:
-        values: int64[n], ascending within each run, below 2**53 so that a double holds them: not Unix nanoseconds.
-        begins: where the runs begin, each of two values at least.
+        values: int64[n], ascending within each group, below 2**53 so that a double holds them: not Unix nanoseconds.
+        begins: where the groups begin, each of two values at least.
     """
     count = np.repeat(group_lengths(begins, len(values)), group_lengths(begins, len(values))) - 1
     low, high = _other(values, begins, (count - 1) // 2), _other(values, begins, count // 2)
@@ -63,18 +63,18 @@ def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
 
 
 def slowest_of_others(values: Int64Array, begins: Int64Array) -> Int64Array:
-    """Return for each value the largest of the others in its run; of many others, of all but the largest eighth.
+    """Return for each value the largest of the others in its group, but for the largest eighth of many.
 
     Args:
-        values: int64[n], ascending within each run.
-        begins: where the runs begin, each of two values at least.
+        values: int64[n], ascending within each group.
+        begins: where the groups begin, each of two values at least.
     """
     size = group_lengths(begins, len(values))
     return _other(values, begins, -(-7 * (np.repeat(size, size) - 1) // 8) - 1)
 
 
 def _other(values: Int64Array, begins: Int64Array, index: Int64Array) -> Int64Array:
-    """Return for each value the one at `index` among the others in its run."""
+    """Return for each value the one at `index` among the others in its group."""
     size = group_lengths(begins, len(values))
     begin = np.repeat(begins, size)
     own = np.arange(len(values)) - begin

@@ -89,7 +89,7 @@ def pack(
     Args:
         files: the recordings.
         dataset: a folder, new or of an earlier run.
-        steps_per_bucket: how many steps lie together.
+        steps_per_bucket: how many steps are stored together.
         processes: how many pack at a time; None: one per processor.
         progress: called with the number of ranks that were packed since the last call.
 

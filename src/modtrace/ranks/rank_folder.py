@@ -41,16 +41,16 @@ class RankRecording(NamedTuple):
 def find_rank_recordings(
     folder: str | os.PathLike[str], leave_out: Callable[[ModtraceError], None] | None = None
 ) -> list[RankRecording]:
-    """Return the recordings in a folder, by rank: its ring files where there are any, else its traces.
+    """Return the recordings in a folder, by rank: its ring files if there are any, else its traces.
 
     A rank's number is what the recording says, else the last number in the name of the file.
 
     Args:
         folder: the folder.
-        leave_out: is told what is wrong with a recording that is not taken; None: that is raised.
+        leave_out: is called with what is wrong with a recording that is not taken; None: that is raised.
 
     Raises:
-        ModtraceError: there is none, two are of one rank, or one does not tell its rank or cannot be read.
+        ModtraceError: there is none, two are of one rank, or one does not say its rank or cannot be read.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -129,7 +129,7 @@ def _is_ring(path: Path) -> bool:
 
 
 def _trace(path: Path) -> RankRecording | None:
-    """Return what a file is the trace of; None where it is no trace, or not of one rank."""
+    """Return the rank's recording in a file; None if it is not a trace of one rank."""
     name = path.name.lower()
     if not name.endswith(_TRACE_SUFFIXES) or name.endswith(_OTHER_JSON):
         return None
@@ -145,7 +145,7 @@ def _trace(path: Path) -> RankRecording | None:
 def _rank_in_name(path: Path) -> int:
     numbers = re.findall(r"\d+", path.name.split(".")[0]) or re.findall(r"\d+", path.name)
     if not numbers:
-        raise TraceError(path, "neither it nor its name tells its rank; put the rank's number in the name")
+        raise TraceError(path, "neither it nor its name says its rank; put the rank's number in the name")
     return int(numbers[-1])
 
 

@@ -93,7 +93,7 @@ class CollectiveTable(NamedTuple):
         counter: int64, which collective of its group it is, or -1.
         start: int64, Unix ns.
         end: int64, Unix ns.
-        done: int64, Unix ns; -1 where it is not known.
+        done: int64, Unix ns; -1 if it is not known.
         nbytes: int64.
     """
 
@@ -176,7 +176,7 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
 
 
 def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
-    """Return the collectives of a rank's timeline, and the waits that nothing saw but what ran around them tells."""
+    """Return the collectives of a rank's timeline, and the waits that are inferred from what ran around them."""
     table = timeline.collectives
     inferred = inferred_waits(timeline)
     texts = {name: group_text(*key) for name, key in group_keys(table.groups).items()}
@@ -221,18 +221,18 @@ def step_end_table(timeline: Timeline, rank: int) -> StepTable:
 
 
 def _step_number(text: str) -> int:
-    """Return the step that a mark ends; -1 where it does not say it, as one of a file can say anything."""
+    """Return the step that a mark ends; -1 if it does not say it: a mark of a file can say anything."""
     number = text.removeprefix("step ")
     return int(number) if number.isdecimal() and len(number) <= _MAX_STEP_DIGITS else -1
 
 
 def group_text(name: str, ranks: Sequence[int]) -> str:
-    """Return what tells a group from all others of the job (`0 [0-3]`)."""
+    """Return a text that no other group of the job has (`0 [0-3]`)."""
     return f"{name} [{format_ranks(ranks)}]" if ranks else name
 
 
 def ranks_in_group(text: str) -> list[int]:
-    """Return the ranks of a group from what `group_text` made of it; none where it does not say them."""
+    """Return the ranks of a group from what `group_text` made of it; none if it does not say them."""
     _, bracket, ranks = text.rpartition(" [")
     try:
         return parse_ranks(ranks.removesuffix("]")) if bracket else []
@@ -279,7 +279,7 @@ class Bounds:
 
 
 class RankTables(Protocol):
-    """Where tables come from: a folder of recordings, or a dataset."""
+    """The source of tables: a folder of recordings, or a dataset."""
 
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
@@ -299,7 +299,7 @@ class FolderTables:
 
     Args:
         files: the recordings.
-        job: where they lie in the job's time.
+        job: where they are in the job's time.
 
     Raises:
         ModtraceError: one cannot be read.

@@ -38,7 +38,7 @@ class SyncPoints(NamedTuple):
         group: int64.
         counter: int64, which collective of its group it is.
         start: int64, when it was called, nanoseconds.
-        released: int64, when it was complete or, where nothing says that, when a thread had waited for it; -1 where
+        released: int64, when it was complete or, if that is not known, when a thread had waited for it; -1 if
             neither is known, as of what a device runs.
     """
 
@@ -56,7 +56,7 @@ def is_synchronizing(operator: str) -> bool:
 
 
 def group_keys(groups: Sequence[Group]) -> dict[str, GroupKey]:
-    """Return what tells the groups of a rank from those of others, by name."""
+    """Return the key of each group of a rank, by name: it differs between groups of one name."""
     return {group.name: (group.name, group.ranks) for group in groups}
 
 
@@ -86,7 +86,7 @@ def sync_points(collectives: Collectives) -> SyncPoints:
 def _first_wait_end(
     collectives: Collectives, group_of_name: Int64Array, waits: Int64Array, group: Int64Array, counter: Int64Array
 ) -> Int64Array:
-    """Return for each call the first end of a wait for it; -1 where there is none."""
+    """Return for each call the first end of a wait for it; -1 if there is none."""
     found = np.full(len(group), -1, np.int64)
     if not len(waits):
         return found
@@ -119,7 +119,7 @@ class InferredWaits(NamedTuple):
 
 
 def inferred_waits(timeline: Timeline) -> InferredWaits:
-    """Return the waits of a rank that no row of `Timeline.collectives` tells."""
+    """Return the waits of a rank that have no row in `Timeline.collectives`."""
     collectives = timeline.collectives
     points = sync_points(collectives)
     unseen = (collectives.done[points.row] >= 0) & (collectives.done[points.row] > collectives.end[points.row])
@@ -152,7 +152,7 @@ def _in(wanted: Int64Array, known: Int64Array) -> np.ndarray[tuple[int, ...], np
 
 
 def _sections(timeline: Timeline) -> tuple[Int64Array, Int64Array]:
-    """Return begins and ends of backward passes; where there are none, of steps."""
+    """Return begins and ends of backward passes, or of steps if there are no passes."""
     passes = sorted((one.start_ns, one.end_ns) for one in timeline.backward_passes)
     if passes:
         begin, end = np.array(passes, np.int64).T
@@ -163,7 +163,7 @@ def _sections(timeline: Timeline) -> tuple[Int64Array, Int64Array]:
 
 
 def _last_activity(timeline: Timeline, until: Int64Array) -> Int64Array:
-    """Return for some moments when the last span had ended before; the moment itself where one is open then."""
+    """Return for some moments when the last span before had ended; the moment itself if a span is open then."""
     columns = timeline.columns
     outermost = columns.depth == 0
     start, end = columns.start[outermost], np.maximum.accumulate(columns.end[outermost])

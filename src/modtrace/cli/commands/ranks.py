@@ -32,7 +32,7 @@ _runner_option = click.option(
     default="local",
     show_default=True,
     metavar="RUNNER",
-    help="Where buckets are looked at: local (processes), ray (the cluster of this machine) or ray://HOST:PORT.",
+    help="What looks at the buckets: local (processes), ray (the cluster of this machine) or ray://HOST:PORT.",
 )
 
 
@@ -146,9 +146,9 @@ def _choose(files: list[RankRecording], job: JobTime, ranks: list[int], worst: i
 def slow(source: str, output_format: TableFormat, output: str | None, limit: int, runner: str) -> None:
     """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.
 
-    A rank is late where it calls a collective behind all others, after more time of its own (without its waits) than
+    A rank is late if it calls a collective after all others, after more time of its own (without its waits) than
     they took since the collective before. The module is the one that took more self time than on the other ranks in
-    between. "even": no rank stands out of what all vary by. "cannot tell": one does, but by less than their times are
+    between. "even": no rank is later than all vary by. "cannot tell": one is, but by less than their times are
     off.
     """
     if output is not None and not output.lower().endswith(".html"):
@@ -193,13 +193,13 @@ def _print_slow(run: SlowRun, output_format: TableFormat, limit: int) -> None:
     metavar="N",
     default=10,
     show_default=True,
-    help="Steps that lie together.",
+    help="Steps that are stored together.",
 )
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
 def pack(folder: str, output: str, steps_per_bucket: int, processes: int | None) -> None:
     """Write the spans, collectives and steps of the ranks in DIR as a dataset of Parquet files.
 
-    Run it again where it was cut off, or where ranks were added: what is packed already stays. Each file holds some
+    Run it again if it was cut off, or if ranks were added: what is packed already stays. Each file holds some
     ranks, and in it a row group some steps, so that a question about steps reads only these.
     """
     _require_extra("pyarrow")
@@ -233,7 +233,7 @@ def query(dataset: str, sql: str, output_format: TableFormat, each_bucket: bool,
     There are the tables spans (rank, step, track, phase, fqn, module_class, call, start_ns, duration_ns, self_ns,
     depth), collectives (rank, step, operator, group, peer, kind, counter, start_ns, end_ns, done_ns, bytes), steps
     (rank, step, end_ns) and ranks (rank, bound_ns, method, clock, spans). Times are Unix nanoseconds of the job's
-    clock; those of two ranks are off by at most the sum of their bound_ns, where their clocks differ.
+    clock; those of two ranks are off by at most the sum of their bound_ns if their clocks differ.
     """
     _require_extra("pyarrow", "duckdb")
     if (then is not None or runner != "local") and not each_bucket:
@@ -287,7 +287,7 @@ def _json_value(value: object) -> object:
 
 
 def _describe_time(job: JobTime) -> list[str]:
-    """Say how the ranks were placed in the time of the job; nothing where all read one clock."""
+    """Say how the ranks were placed in the time of the job; nothing if all read one clock."""
     ways = {
         "pings": "by pings between their hosts",
         "collectives": "without pings, by the ends of collectives",

@@ -39,7 +39,7 @@ class LikeModuleTimes(NamedTuple):
         fqn: int64.
         phase: int64, index into `timeline.PHASES`.
         own: int64, self time, ns.
-        excess: int64, by how much that is more than the slowest of its like took on other ranks, ns; 0 where there is
+        excess: int64, by how much that is more than the slowest of its like took on other ranks, ns; 0 if there is
             none. Alike are modules of one class whose names differ by numbers (`layers.3.up` and `layers.7.up`).
         noise: float64, how much the self times of its like vary from step to step, as a deviation, ns.
     """
@@ -232,7 +232,7 @@ def _late_sender(
 def _typical_total(times: LikeModuleTimes, counted: BoolArray) -> float:
     """Return what all modules of a rank together take more in a step as a rule, of the median rank, ns.
 
-    Of many modules some always take long; that is what ranks vary by.
+    Some of many modules always take long; ranks vary by that.
     """
     ranks, rank = np.unique(times.rank, return_inverse=True)
     steps, step = np.unique(times.step, return_inverse=True)

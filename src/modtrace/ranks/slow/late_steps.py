@@ -66,9 +66,9 @@ class StepFinding(NamedTuple):
         saved_ns: by how much earlier the others would have gone on had it been like the median.
         lateness_ns: the most that it was behind the median of the others in this step.
         bound_ns: how far that is off at most.
-        noise_ns: what `cost_ns` must exceed to be told from how much all vary.
-        modules: where it took more than the others, the worst first; only where the verdict is "late".
-        duration_ns: of the step, the median of all ranks; 0 where it is not known.
+        noise_ns: what `cost_ns` must exceed to be more than all vary by.
+        modules: where it took more than the others, the worst first; only if the verdict is "late".
+        duration_ns: of the step, the median of all ranks; 0 if it is not known.
     """
 
     step: int
@@ -93,9 +93,9 @@ class Arrivals(NamedTuple):
         position: int64, which call of its rank in its step it is, from 0, the same for all calls of one collective.
         time: int64, when it was called, Unix ns.
         place: int64, the same on the axis of `OwnTime`.
-        place_before: int64, of the same rank's call before; -1 where there is none.
-        own: int64, own time between the two, ns; -1 where there is none before.
-        excess: int64, by how much `own` is more than the median of the other ranks', ns; 0 where it is not known.
+        place_before: int64, of the same rank's call before; -1 if there is none.
+        own: int64, own time between the two, ns; -1 if there is none before.
+        excess: int64, by how much `own` is more than the median of the other ranks', ns; 0 if it is not known.
         lateness: int64, by how much the call was later than the median of the other ranks' calls, ns.
         is_last: bool, whether it is the last call of its collective.
         size: int64, how many ranks called it.
@@ -162,7 +162,7 @@ def _excess(own: Int64Array, begins: Int64Array, of_row: Int64Array) -> Int64Arr
     order = np.lexsort((own, of_row))
     excess = np.zeros(len(own), np.int64)
     excess[order] = np.rint(own[order] - median_of_others(own[order], begins)).astype(np.int64)
-    # Where one rank's call before is not there, nothing says what it did.
+    # If one rank has no call before, nothing says what it did.
     known = np.minimum.reduceat(own, begins) >= 0
     return np.where(known[of_row], excess, 0)
 
@@ -174,11 +174,11 @@ def _position(rank: Int64Array, step: Int64Array) -> Int64Array:
 
 
 MIN_NOISES = 6.0
-"""A step is told to be late from this many times the spread on."""
+"""A step is late from this many times the spread on."""
 COUNTED_NOISES = 3.0
 """An excess counts from this many times the spread on."""
 _MIN_STEPS = 4
-"""Steps from which on what a rank always takes more can be told from what varies."""
+"""From so many steps on, what a rank always takes more can be separated from what varies."""
 MAD_TO_SIGMA = 1.4826
 
 
@@ -207,7 +207,7 @@ def late_steps(found: Arrivals, bounds: Bounds) -> list[LateStep]:
     # Only the last one keeps others waiting, and by no more than it is late at most.
     latest = found.lateness + bounds.of_groups(found.rank, found.collective)
     cost = np.where(found.is_last, np.clip(found.excess, 0, np.maximum(latest, 0)), 0)
-    # What varies anyway is nobody's, and would add up over many collectives.
+    # What varies anyway belongs to no rank, and would add up over many collectives.
     cost = np.where(cost > COUNTED_NOISES * noise, cost, 0)
     order = np.argsort(found.step, kind="stable")
     steps, first = np.unique(found.step[order], return_index=True)
@@ -244,8 +244,8 @@ def _late_step(found: Arrivals, rows: Int64Array, cost: Int64Array, noise: Float
 def _noise(found: Arrivals) -> Float64Array:
     """Return for each arrival how much excesses at its place in the step vary from step to step, as a deviation, ns.
 
-    A rank that is slower in each step does not vary: what it always has more is taken out first. Of two ranks one that
-    varies makes the excess of both vary. So no more counts than what the own time of the median rank lets expect.
+    A rank that is slower in each step does not vary: what it always has more is taken out first. If one of two
+    ranks varies, the excess of both does. So no more counts than what the own time of the median rank lets expect.
     """
     place = found.position
     excess_varies = _from_usual(found, found.excess)
@@ -270,7 +270,7 @@ def _from_usual(found: Arrivals, values: Int64Array) -> Float64Array:
     order = np.lexsort((values, found.rank, found.position))
     begins = group_starts(found.position[order], found.rank[order])
     steps = group_lengths(begins, len(order))
-    # Of few steps nothing tells what is always so: then ranks are compared alone.
+    # Few steps do not show what is always so: then ranks are compared alone.
     always = np.where(steps < _MIN_STEPS, 0, median_of_groups(values[order], begins))
     rest = np.empty(len(values))
     rest[order] = np.abs(values[order] - np.repeat(always, steps))
@@ -278,7 +278,7 @@ def _from_usual(found: Arrivals, values: Int64Array) -> Float64Array:
 
 
 def noise_limit(noise: Float64Array, count: int) -> float:
-    """Return what the sum of some excesses must exceed, where the largest of `count` is looked at."""
+    """Return what the sum of some excesses must exceed if the largest of `count` is looked at."""
     factor = max(MIN_NOISES, 1 + math.sqrt(2 * math.log(max(count, 2))))
     return factor * float(np.sqrt(np.sum(noise**2)))
 
@@ -299,7 +299,7 @@ def peers_of(found: Arrivals, late: LateStep) -> list[int]:
     ranks = np.unique(found.rank[_rows_of(found, late)])
     ranks = ranks[ranks != late.finding.rank]
     if len(ranks) > _MAX_PEERS:
-        # Those beside it first: they lie in the same part of a dataset.
+        # Those beside it first: they are in the same part of a dataset.
         at = int(np.searchsorted(ranks, late.finding.rank))
         first = min(max(at - _MAX_PEERS // 2, 0), len(ranks) - _MAX_PEERS)
         ranks = ranks[first : first + _MAX_PEERS]
@@ -359,6 +359,6 @@ def _rows_of(found: Arrivals, late: LateStep) -> Int64Array:
 
 
 def _windows(found: Arrivals, rows: Int64Array) -> tuple[_Windows, int]:
-    """Return what lies before a rank's arrivals, and its own time in it."""
+    """Return the windows before a rank's arrivals, and its own time in them."""
     rows = rows[found.place_before[rows] >= 0]
     return _Windows(found.place_before[rows], found.place[rows]), int(found.own[rows].sum())

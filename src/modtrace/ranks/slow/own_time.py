@@ -1,4 +1,4 @@
-"""The own time of ranks: their clock, which stands still while they wait."""
+"""The own time of ranks, which stops while they wait; and which module's it was."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OwnTime:
     def __init__(self, table: CollectiveTable) -> None:
         self.ranks = np.unique(table.rank).astype(np.int64)
         first, last = (int(table.start.min()), int(table.end.max())) if len(table.start) else (0, 0)
-        # What lies before the first moment, as the begin of a span, is on the axis too.
+        # Moments before the first one, as the begin of a span, are on the axis too.
         self._length = 4 * (last - first + 1)
         self._zero = first - (last - first + 1)
         blocks = (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end)
@@ -37,7 +37,7 @@ class OwnTime:
         self._waits = union_of(start, self.place(table.rank[blocks], table.end[blocks]))
 
     def place(self, rank: Int64Array, time: Int64Array) -> Int64Array:
-        """Return where times of ranks lie on the axis; the order is by rank, then by time."""
+        """Return where times of ranks are on the axis; the order is by rank, then by time."""
         ranks = self.ranks
         has_gaps = len(ranks) and ranks[-1] - ranks[0] >= len(ranks)
         index = np.searchsorted(ranks, rank) if has_gaps else rank - ranks[:1]

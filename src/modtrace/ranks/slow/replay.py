@@ -40,7 +40,7 @@ class RankEvents(NamedTuple):
         step: int64.
         place: int64, on the axis of `OwnTime`.
         time: int64, Unix ns.
-        key: int64, which collective or message it is of, from 0; -1 where that is not known.
+        key: int64, which collective or message it is of, from 0; -1 if that is not known.
         is_call: bool, whether it is a call; else the end of a wait.
         own: int64, the rank's own time since its event before, ns; 0 for its first.
         waited: int64, its waiting since then.
@@ -100,7 +100,7 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
     binds &= (since_last >= 0) | ~is_message
     binds &= since_last < np.iinfo(np.int64).max // 4
     transfer = np.where(done >= 0, np.minimum(done, time) - last[key], since_last)
-    # Where a wait began behind the last call, it says less than others of how long the transfer took.
+    # A wait that began after the last call says less than others about how long the transfer took.
     least = np.full(len(last), np.iinfo(np.int64).max)
     np.minimum.at(least, key[binds], transfer[binds])
     came_late = binds & (done < 0) & (waited < since_last)
@@ -128,7 +128,7 @@ def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
 
 
 def shared_keys(table: CollectiveTable) -> Int64Array:
-    """Return for each row a number of its collective or message; -1 where it is of none that ranks share."""
+    """Return for each row a number of its collective or message; -1 if ranks share none."""
     sender, receiver = message_ends(table)
     synchronizes = np.array([is_synchronizing(operator) for operator in table.operators], np.bool_)[table.operator]
     is_message = sender >= 0
@@ -237,7 +237,7 @@ class Replay:
             waiting = np.concatenate([waiting, running[self._follows[running]] + 1])
             ready = missing[events.key[head[waiting]]] <= 0
             if len(waiting) and not np.any(ready):
-                # Clocks that are off can tell of a wait that its own rank's later call ended.
+                # If clocks are off, a wait can seem to end by a later call of its own rank.
                 ready[np.argmin(events.time[head[waiting]])] = True
             running, waiting = waiting[ready], waiting[~ready]
             wait = head[running]
@@ -268,7 +268,7 @@ def _ranges(begins: IndexArray, ends: IndexArray) -> IndexArray:
 def without_excess(events: RankEvents, found: Arrivals, rows: Sequence[int]) -> Int64Array:
     """Return by how much shorter the own time before each event is without the excess of some arrivals, ns.
 
-    What a rank took more between two of its calls is taken from where it took more than the others: from its waits in
+    What a rank took more between two of its calls is taken off where it took more than the others: from its waits in
     between on, or before them.
 
     Args:

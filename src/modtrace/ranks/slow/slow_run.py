@@ -41,7 +41,7 @@ NO_RANK = -1
 """The rank of a step in which none was late."""
 _SIGNIFICANT = 1e-3
 _LATE_BY_CHANCE = 0.02
-"""In what part of the steps a rank is taken to be late by chance where most never are; less where there are many."""
+"""In what part of the steps a rank may be late by chance if most never are; less if there are many ranks."""
 _MAX_ROWS, _MAX_COLUMNS = 1500, 2000
 _TABLE_ROWS = 100
 _LEAST_NS = 1e3
@@ -64,7 +64,7 @@ class PartOfRun(NamedTuple):
     Attributes:
         steps: each of them.
         ranks: the ranks that were there, ascending.
-        lateness: float32[ranks, steps], the most that each rank was behind the median of the others, ns; NaN where it
+        lateness: float32[ranks, steps], the most that each rank was behind the median of the others, ns; NaN if it
             has no collective.
         saved: of each rank that was late in one of them, by how much shorter they would have been without its excess.
         saved_ns: the same without that of all these.
@@ -117,7 +117,7 @@ class SlowRun:
 
     @property
     def saved_ns(self) -> int:
-        """By how much shorter the run would be had nobody been late."""
+        """By how much shorter the run would be if no rank had been late."""
         return sum(part.saved_ns for part in self.parts)
 
     @property
@@ -308,7 +308,7 @@ def often_late(late: Sequence[int], ranks: int) -> set[int]:
 def _chance(count: int, usual: int, steps: int, ranks: int, length: float) -> float:
     """Return how probable it is that a rank is late `count` times by chance, of runs of `length` steps."""
     own, others = int(count / length), int(usual * (ranks - 1) / length)
-    # How often the others were late is a count too: of few ranks it does not tell the rate well.
+    # How often the others were late is a count too: few ranks do not show the rate well.
     as_others = at_least(own, own + others, 1 / ranks)
     return max(as_others, at_least(own, int(steps / length), min(_LATE_BY_CHANCE, 1 / ranks)))
 
@@ -395,7 +395,7 @@ def _picture(run: SlowRun) -> list[str]:
 
 
 def _pooled(matrix: Any) -> Any:
-    """Return the matrix with the worst of neighbouring cells, where it is larger than a picture."""
+    """Return the matrix with the worst of neighbouring cells if it is larger than a picture."""
     for axis, limit in ((0, _MAX_ROWS), (1, _MAX_COLUMNS)):
         size = matrix.shape[axis]
         if size > limit:
