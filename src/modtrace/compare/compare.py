@@ -12,7 +12,7 @@ from ..read import load
 from ..timeline import Timeline
 from .diff_result import Diff
 from .run_times import RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
-from .samples import is_inside, renamed_fqn
+from .samples import is_within, renamed_fqn
 from .side_by_side import Side, typical_side
 from .verdicts import compare_modules, compare_steps
 
@@ -154,7 +154,7 @@ def _without_copies(side: Sequence[RunTimes]) -> list[RunTimes]:
 def _renamed(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed: Mapping[str, str]) -> list[RunTimes]:
     for old, new in renamed.items():
         for side, name, when in ((before, old, "before"), (after, new, "after")):
-            if not any(is_inside(fqn, name) for run in side for fqn in run.classes):
+            if not any(is_within(fqn, name) for run in side for fqn in run.classes):
                 raise ModtraceError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
     return [renamed_run(run, renamed) for run in before]
 
@@ -241,6 +241,6 @@ def _shortest(old: str, new: str, stayed: Collection[str]) -> tuple[str, str]:
     """Return both without the parts at their ends in which they agree, as far as all inside has moved."""
     while True:
         (old_outer, _, old_end), (new_outer, _, new_end) = old.rpartition("."), new.rpartition(".")
-        if not (old_outer and new_outer) or old_end != new_end or any(is_inside(fqn, old_outer) for fqn in stayed):
+        if not (old_outer and new_outer) or old_end != new_end or any(is_within(fqn, old_outer) for fqn in stayed):
             return old, new
         old, new = old_outer, new_outer

@@ -13,7 +13,7 @@ from ..timeline import PHASES, Timeline
 from ..timeline.gpu_tracks import on_gpu, without_gpu
 from ..timeline.summary import measure_steps, self_times, warm_up_steps
 
-__all__ = ["Key", "Samples", "is_inside", "plain_fqn", "renamed_fqn", "take_samples"]
+__all__ = ["Key", "Samples", "is_within", "plain_fqn", "renamed_fqn", "take_samples"]
 
 Key = tuple[str, str]
 """Fully qualified name and phase; the phase is one of `SAMPLED_PHASES`."""
@@ -127,11 +127,11 @@ def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:
 def renamed_fqn(fqn: str, renamed: Mapping[str, str]) -> str:
     """Return what a module is called, where `renamed` says so of it or of a module that contains it."""
     for old, new in renamed.items():
-        if is_inside(fqn, old):
+        if is_within(fqn, old):
             return new + fqn[len(old) :]
     return fqn
 
 
-def is_inside(fqn: str, outer: str) -> bool:
+def is_within(fqn: str, outer: str) -> bool:
     """Return whether a module has this name, or one that begins with it and a dot."""
     return fqn == outer or fqn.startswith(f"{outer}.")

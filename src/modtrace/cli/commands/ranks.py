@@ -196,19 +196,19 @@ def _print_slow(run: SlowRun, output_format: TableFormat, limit: int) -> None:
     help="Steps that are stored together.",
 )
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
-def pack(folder: str, output: str, steps_per_bucket: int, processes: int | None) -> None:
+def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int | None) -> None:
     """Write the spans, collectives and steps of the ranks in DIR as a dataset of Parquet files.
 
     Run it again if it was cut off, or if ranks were added: what is packed already stays. Each file holds some
     ranks, and in it a row group some steps, so that a question about steps reads only these.
     """
     _require_extra("pyarrow")
-    from ...ranks.pack import pack as write_dataset
+    from ...ranks.pack import pack
 
     with show_status(f"looking at {folder}"):
         files = _find_readable(folder)
     with show_count("packing ranks", len(files)) as progress:
-        done = write_dataset(files, output, steps_per_bucket=steps_per_bucket, processes=processes, progress=progress)
+        done = pack(files, output, steps_per_bucket=steps_per_bucket, processes=processes, progress=progress)
     there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
     each = f", {done.nbytes / done.spans:.1f} bytes each" if done.spans else ""
     echo(f"{counted(done.ranks, 'rank')}{there} and {counted(done.spans, 'span')}{each} are in {output}", err=True)
@@ -227,7 +227,9 @@ def pack(folder: str, output: str, steps_per_bucket: int, processes: int | None)
 @click.option("--each-bucket", is_flag=True, help="Run SQL for each bucket of steps apart, in parallel.")
 @click.option("--then", metavar="SQL", help="With --each-bucket: SQL over all their results, as the table results.")
 @_runner_option
-def query(dataset: str, sql: str, output_format: TableFormat, each_bucket: bool, then: str | None, runner: str) -> None:
+def query_dataset(
+    dataset: str, sql: str, output_format: TableFormat, each_bucket: bool, then: str | None, runner: str
+) -> None:
     """Ask DATASET, which `modtrace ranks pack` wrote, by SQL (DuckDB's).
 
     There are the tables spans (rank, step, track, phase, fqn, module_class, call, start_ns, duration_ns, self_ns,
@@ -238,11 +240,10 @@ def query(dataset: str, sql: str, output_format: TableFormat, each_bucket: bool,
     _require_extra("pyarrow", "duckdb")
     if (then is not None or runner != "local") and not each_bucket:
         raise click.UsageError("--then and --runner need --each-bucket.")
-    from ...ranks.query import query as ask
-    from ...ranks.query import query_each_bucket
+    from ...ranks.query import query, query_each_bucket
 
     with show_status(f"asking {dataset}"):
-        found = query_each_bucket(dataset, sql, then, runner=runner) if each_bucket else ask(dataset, sql)
+        found = query_each_bucket(dataset, sql, then, runner=runner) if each_bucket else query(dataset, sql)
     _print(found, output_format)
 
 
