@@ -47,8 +47,8 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .timeline import StepTimes as StepTimes
     from .timeline import Summary as Summary
     from .timeline import Timeline as Timeline
-    from .track.live.trackers import ModTracker as ModTracker
-    from .track.live.trackers import ModuleTracker as ModuleTracker
+    from .trackers.trackers import ModTracker as ModTracker
+    from .trackers.trackers import ModuleTracker as ModuleTracker
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _NAMES = {
@@ -60,7 +60,7 @@ _NAMES = {
     ".recording": ("Recording", "record"),
     ".reporting": ("Report", "report"),
     ".timeline": ("BackwardPass", "Collective", "Mark", "ModuleTimes", "Span", "StepTimes", "Summary", "Timeline"),
-    ".track.live.trackers": ("ModTracker", "ModuleTracker"),
+    ".trackers.trackers": ("ModTracker", "ModuleTracker"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

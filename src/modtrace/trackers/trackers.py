@@ -1,4 +1,4 @@
-"""The methods of torch's `ModTracker` that its subclasses call, override and register as hooks."""
+"""Drop-in trackers: which modules run now."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 
-from ..._weak_map import WeakMap
-from ..naming.module_inspection import class_name, named_modules
-from ..tensors import tensors_in
+from .._weak_map import WeakMap
+from ..track.naming.module_inspection import class_name, named_modules
+from ..track.tensors import tensors_in
+from .follower import Follower
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
+    from typing_extensions import Self
 
-    from .follower import Follower
-
-__all__ = ["TorchHooks"]
+__all__ = ["ModTracker", "ModuleTracker"]
 
 ModuleRef = Callable[[], nn.Module | None]
 
 
-class TorchHooks:
+class _TorchHooks:
     """What `CommDebugMode` needs of its base class, which it never enters.
 
     It registers `_fw_pre_hook` and `_fw_post_hook` as global hooks of modules, and enters and leaves names by what
@@ -125,3 +125,114 @@ class TorchHooks:
         self._graph_tasks.discard(graph_task_id)
         for w_mod, name in reversed(self._backward[:]):
             self._get_pop_fn(w_mod, name, True)()
+
+
+class _Tracker:
+    def __init__(self, follow_graphs_after_exit: bool) -> None:
+        self._follower = Follower(follow_graphs_after_exit)
+        self._entered = 0
+
+    def __enter__(self) -> Self:
+        self._entered += 1
+        if self._entered == 1:
+            self._follower.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        # Torch's own users call it without arguments.
+        self._entered -= 1
+        if self._entered == 0:
+            self._follower.stop()
+
+    @property
+    def parents(self) -> set[str]:
+        """The fully qualified names of the modules that run on this thread now, forward or backward, and "Global".
+
+        A new set each time it is read.
+        """
+        names = self._follower.active_names()
+        names.add("Global")
+        return names
+
+    @property
+    def is_bw(self) -> bool:
+        """Whether this thread runs a backward pass now."""
+        return torch._C._current_graph_task_id() != -1
+
+
+class ModuleTracker(_Tracker):
+    """Tells which modules run now; stands in for `torch.utils.module_tracker.ModuleTracker`.
+
+    Names start at each outermost called module's class (`GPT.transformer.h.0`). All of it holds for the thread
+    that asks. It may be entered again while it is entered; the last exit ends it.
+
+    Example:
+        >>> with modtrace.ModuleTracker() as tracker:
+        ...     model(x).sum().backward()  # anything called in here may read tracker.parents and tracker.is_bw
+    """
+
+    def __init__(self) -> None:
+        super().__init__(follow_graphs_after_exit=False)
+
+
+class ModTracker(_Tracker, _TorchHooks):
+    """Tells which modules run now, and calls hooks; stands in for `torch.distributed._tools.mod_tracker.ModTracker`.
+
+    As `ModuleTracker`; a graph made inside the block is followed as long as it lives.
+    """
+
+    def __init__(self) -> None:
+        _Tracker.__init__(self, follow_graphs_after_exit=True)
+        _TorchHooks.__init__(self)
+
+    def __exit__(self, *exception: object) -> None:
+        self._remove_handles()
+        if self._entered:  # a subclass can have entered without us
+            super().__exit__(*exception)
+
+    @property
+    def parents(self) -> set[str]:
+        """As of `ModuleTracker`, and what a subclass entered by torch's hooks."""
+        return super().parents.union(self.hooked_names)
+
+    def get_known_fqn(self, mod: nn.Module) -> str | None:
+        """Return the fully qualified name of `mod`, None where it is not known.
+
+        Known is what was called, and what lies below an outermost called module. A module that runs under two names
+        has the one of its innermost open call.
+        """
+        return self._follower.name_of(mod)
+
+    def register_user_hooks(
+        self,
+        pre_fw_hook: Callable[..., Any] | None = None,
+        post_fw_hook: Callable[..., Any] | None = None,
+        pre_bw_hook: Callable[..., Any] | None = None,
+        post_bw_hook: Callable[..., Any] | None = None,
+    ) -> None:
+        """Register hooks that are called around forward and backward of each call; they must not change anything.
+
+        `parents` holds the module's name while a hook runs. A module that is not alive in backward is passed as None.
+
+        Args:
+            pre_fw_hook: called with (module, positional inputs) at the begin of a forward.
+            post_fw_hook: called with (module, positional inputs, output) at its end; output is None where it raised.
+            pre_bw_hook: called with (module, (gradient,)) when the module's backward begins.
+            post_bw_hook: called with (module, (gradients of its inputs,)) when all of these are known, at the latest
+                when its backward ends; then gradients that are not known are None, and where none is, it is ().
+
+        Raises:
+            AssertionError: a hook of that kind is registered already; `clear_user_hooks` removes all.
+        """
+        hooks = {"pre_fw": pre_fw_hook, "post_fw": post_fw_hook, "pre_bw": pre_bw_hook, "post_bw": post_bw_hook}
+        for kind, hook in hooks.items():
+            if hook is not None and getattr(self._follower, kind) is not None:
+                raise AssertionError(f"a {kind}_hook is registered already; call clear_user_hooks() first")
+        for kind, hook in hooks.items():
+            if hook is not None:
+                setattr(self._follower, kind, hook)
+
+    def clear_user_hooks(self) -> None:
+        """Remove the hooks that `register_user_hooks` registered."""
+        follower = self._follower
+        follower.pre_fw = follower.post_fw = follower.pre_bw = follower.post_bw = None

@@ -1,1 +1,0 @@
-"""The drop-in trackers: which modules run now."""
