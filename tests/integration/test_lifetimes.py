@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.track.engine import EngineName
-from modtrace.track.method_call import MethodCall
+from modtrace.track.naming.module_kinds import MethodCall
 from tests.support.models import ARCHITECTURES
 from tests.support.small_modules import made_in_place_of
 

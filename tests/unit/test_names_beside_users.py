@@ -15,7 +15,7 @@ from torch import nn
 import modtrace
 from modtrace.ring import NameTable, Record
 from modtrace.track.naming import module_paths
-from modtrace.track.naming.module_inspection import named_modules
+from modtrace.track.naming.module_kinds import named_modules
 from tests.unit.test_names import Block, Names, Net
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ..track.method_call import MethodCall
+from ..track.naming.module_kinds import MethodCall
 from .training_recorder import RecordingCallback
 
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:

@@ -21,7 +21,7 @@ from .._weak_map import WeakMap
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
 from ..track.call_patch import Layer, Patch
-from ..track.naming.module_inspection import named_modules
+from ..track.naming.module_kinds import named_modules
 from ..track.naming.module_names import ModuleNames, OpenCall
 from ..track.portable.backward_hooks import SegmentHooks
 from ..track.portable.graph_tasks import NO_GRAPH_TASK, current_graph_task

@@ -1,17 +1,24 @@
-"""Which module has which fully qualified name: of two that are alive at once, the second gets another one.
+"""Which module has which fully qualified name: if two are alive at once, the second gets another one.
 
 A name is free again once its module is dead, for one of the same class: modules that are made anew in each step share
 one. What stands for another module shares the name of that one: replicas of `nn.DataParallel`, and what was scripted.
+The attribute by which the calling code knows a module can make the difference.
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch import nn
 
 from ..._exclusive import Exclusive
 from .module_paths import ModuleRef
 
-__all__ = ["DistinctNames"]
+__all__ = ["DistinctNames", "attribute_of_caller", "calling_object"]
 
 _MAX_NUMBER = 64
 """What is made in each step and dies only when the garbage collector runs must not get ever new names."""
@@ -67,3 +74,53 @@ class DistinctNames:
     def _may_have(self, name: str, module: ModuleRef) -> bool:
         owner = self._owners.get(name, module)
         return owner is module or (owner() is None and owner.module_class == module.module_class)
+
+
+_READS_LOCALS = frozenset({"dir", "eval", "exec", "locals", "vars"})
+_PASSED_OVER = {"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"}
+
+
+def calling_object() -> Any:
+    """Return the first argument (`self`) of the function that calls the module, over torch's and our own; else None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_of_torch_or_ours(frame):
+        frame = frame.f_back
+    while frame is not None:
+        found = _first_argument(frame)
+        if found is not None or frame.f_code.co_name not in _PASSED_OVER:
+            return found
+        frame = frame.f_back
+    return None
+
+
+def attribute_of_caller(module: nn.Module) -> str | None:
+    """Return the attribute by which the object whose method calls `module` knows it; None where there is none."""
+    try:
+        attributes = object.__getattribute__(calling_object(), "__dict__")
+    except AttributeError:
+        return None
+    if type(attributes) is not dict:
+        return None
+    held = (name for name, value in list(attributes.items()) if value is module and type(name) is str)
+    return next(filter(str.isidentifier, held), None)
+
+
+def _is_of_torch_or_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    return type(name) is str and name.partition(".")[0] in ("torch", "modtrace")
+
+
+def _first_argument(frame: FrameType) -> object:
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED or not _READS_LOCALS.isdisjoint(code.co_names):
+        # The code of a module or a class, or one that can see that its variables were read.
+        return None
+    name = "self" if "self" in code.co_freevars else code.co_varnames[0] if code.co_argcount else "."
+    if name.startswith("."):  # what a comprehension goes through
+        return None
+    variables = frame.f_locals
+    value = variables.get(name)
+    # Before 3.13 the frame keeps a dictionary that was made for this, and so all that its variables hold now.
+    if type(variables) is dict and sys.getrefcount(variables) <= 3:
+        variables.clear()
+    return value

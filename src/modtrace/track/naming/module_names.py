@@ -19,14 +19,22 @@ from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
 from ..compiled_modules import CompiledModuleNames, inner_names
 from ..compiled_regions import CompiledRegion, is_inside_region
-from ..method_call import MethodCall
-from .calling_code import attribute_of_caller, calling_object
-from .distinct_names import DistinctNames
-from .module_inspection import class_name, name_of_class
-from .module_paths import Backoff, ModulePaths, ModuleRef
-from .other_threads import OutermostModules
-from .torch_graphs import is_compiled, is_optimized, is_torch_graph, without_compile
-from .wrappers import is_inside, is_scripted, original_class_name, unwrapped, wrapping_of
+from .distinct_names import DistinctNames, attribute_of_caller, calling_object
+from .module_kinds import (
+    MethodCall,
+    class_name,
+    is_compiled,
+    is_inside,
+    is_optimized,
+    is_scripted,
+    is_torch_graph,
+    name_of_class,
+    original_class_name,
+    unwrapped,
+    without_compile,
+    wrapping_of,
+)
+from .module_paths import Backoff, ModulePaths, ModuleRef, OutermostModules
 
 __all__ = ["ModuleNames", "OpenCall"]
 
