@@ -11,8 +11,7 @@ import hypothesis
 import pytest
 
 from modtrace.track.engine import EngineName
-from modtrace.track.native.cached_build import build
-from modtrace.track.native.compile import missing_compiler
+from modtrace.track.native.build import build, missing_compiler
 from tests.support import trace_processor as processor
 from tests.support.kineto import GPU_TRACES
 from tests.support.test_scale import EFFORT, scaled

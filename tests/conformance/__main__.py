@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from typing import get_args
 
-from modtrace.track.native.cached_build import build
+from modtrace.track.native.build import build
 
 from .families import all_cases
 from .subjects import SUBJECTS, Verdict, answer

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 import modtrace
+from modtrace.track.native.build import UNITS, WORK_PREFIX
 from modtrace.track.native.cache_folder import LIBRARY_NAME
-from modtrace.track.native.compile import UNITS, WORK_PREFIX
 from modtrace.track.native.library import find_library, native_folder
 from tests.support.python_process import python_environment, run_python
 from tests.support.quick_compiler import write_compiler
@@ -139,7 +139,7 @@ def test_without_a_compiler_nothing_is_tried(home: Home) -> None:
 def test_ranks_build_it_together_once(home: Home) -> None:
     script = """
 import os, sys
-from modtrace.track.native.cached_build import build_if_missing
+from modtrace.track.native.build import build_if_missing
 from modtrace.track.native.library import is_built
 children = []
 for _ in range(3):
@@ -165,7 +165,7 @@ def test_of_builds_at_once_one_compiles_and_what_a_killed_one_left_goes(home: Ho
     (left / "calls.o").write_text("a part")
     script = """
 import os
-from modtrace.track.native.cached_build import build
+from modtrace.track.native.build import build
 children = []
 for _ in range(3):
     child = os.fork()

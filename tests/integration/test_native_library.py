@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modtrace.track.native.compile import missing_compiler
+from modtrace.track.native.build import missing_compiler
 from modtrace.track.native.library import find_library, native_path
 from tests.support.python_process import python_environment, run_python
 from tests.support.test_scale import PROMISED

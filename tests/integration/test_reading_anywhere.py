@@ -12,7 +12,7 @@ import pytest
 
 import modtrace
 from modtrace.cli.group import group
-from modtrace.track.native.compile import missing_compiler
+from modtrace.track.native.build import missing_compiler
 from tests.support.absent_names import Platform
 from tests.support.event_script import EventScript
 from tests.support.made_job import Culprit, MadeJob, read_template

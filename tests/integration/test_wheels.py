@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 import modtrace
-from modtrace.track.native.compile import UNITS
+from modtrace.track.native.build import UNITS
 from modtrace.track.native.library import find_library, native_folder
 from tests.support.quick_compiler import write_compiler
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import modtrace
 from modtrace.timeline import launching_spans
-from modtrace.track.collectives.names import OPERATORS
+from modtrace.track.collectives import OPERATORS
 from tests.support.own_output import keep_own_output
 
 Step = Callable[[], object]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from modtrace.track.native.compile import _compiler, _flags_of_torch, _torch_folder
+from modtrace.track.native.build import _compiler, _flags_of_torch, _torch_folder
 
 __all__ = ["FakeStreams", "TimedEvent", "compile_fake_streams", "compile_for_torch"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from modtrace import ModTracker, ModuleTracker
-from modtrace.track.portable.pass_depth import backward_nesting_depth
+from modtrace.track.portable.passes import backward_nesting_depth
 
 
 class RunsAnother(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import modtrace
-from modtrace.track.steps import optimizer_steps
+from modtrace.track import optimizer_steps
 from tests.support.python_process import run_python
 
 

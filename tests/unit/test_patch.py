@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import nn
 
-from modtrace.track.call_patch import Layer, Patch
+from modtrace.track.call_patch import Patch, WrappedFunction
 
 ORIGINAL = nn.Module.__call__
 Call = Callable[..., Any]
@@ -25,9 +25,9 @@ class Echo(nn.Module):
 def make_patch() -> Patch:
     """A patch whose observer is a name, which a call notes."""
 
-    def make(layer: Layer) -> Call:
+    def make(patched: WrappedFunction) -> Call:
         def call(module: nn.Module, path: list[str]) -> Any:
-            return layer.wrapped(module, path if layer.observer is None else [*path, layer.observer])
+            return patched.wrapped(module, path if patched.observer is None else [*path, patched.observer])
 
         return call
 
@@ -181,7 +181,7 @@ def test_wrappers_around_what_is_gone_are_forgotten() -> None:
         one.uninstall()
         foreign.off()
 
-    assert sum(layer.patch is one for layer in one._targets[0]._layers.values()) == 0
+    assert sum(patched.patch is one for patched in one._targets[0]._by_wrapper.values()) == 0
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import modtrace
-from modtrace.track.steps.optimizer_steps import OptimizerSteps
+from modtrace.track.optimizer_steps import OptimizerSteps
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def build_engine(wanted: EngineName) -> None:
     """Build the native engine where it is wanted, was not built yet, and can be; torch is imported for that."""
-    from ..track.native.cached_build import build_if_missing
+    from ..track.native.build import build_if_missing
 
     build_if_missing(wanted, lambda line: echo(f"modtrace: {line}", err=True))
 

@@ -12,9 +12,9 @@ from .._handler_errors import raised_by_handler
 from ..record_options import EngineName
 from ..ring import STACKS_SIGNAL, Kind, NameTable, Ring
 from ..track.compiled_regions import CompiledRegions
-from ..track.device_choice import DeviceChoice
 from ..track.engine import choose_engine, make_engine
 from ..track.job_clocks import JobClocks
+from ..track.native.device_times import DeviceChoice
 from ..track.recording_metadata import recording_metadata
 from ..track.sampling import Sampler
 from .stacks_on_signal import write_stacks_on

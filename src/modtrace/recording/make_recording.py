@@ -11,7 +11,7 @@ from torch import nn
 from .._errors import RecordingError
 from .._requirements import check_can_record
 from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_engine
-from ..track.device_choice import DEFAULT_DEPTH, DeviceChoice
+from ..track.native.device_times import DEFAULT_DEPTH, DeviceChoice
 from ..track.sampling import Sampler
 from .capture import Capture
 from .cycles import Schedule

@@ -14,7 +14,7 @@ from .._errors import ModtraceError, RecordingError
 from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import RingAnalysis, ThreadStack, Timeline, build_timeline
-from ..track.steps.optimizer_steps import OptimizerSteps
+from ..track.optimizer_steps import OptimizerSteps
 from .block_exit import block_exit
 from .capture import Capture
 from .current import change_alone, is_running, running, start_alone, stop_alone

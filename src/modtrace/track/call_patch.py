@@ -1,9 +1,8 @@
 """Stackable wrappers for torch functions: installed and uninstalled in any order, beside wrappers of others.
 
-What a wrapper wraps never changes, so however wrappers are put back and around each other, none ends up around itself.
-A wrapper that others have wrapped since cannot be taken out; it stays there and only passes calls on. Whether it would
-still be reached cannot be known, since what others' functions call cannot be seen. So `install` makes a new one around
-whatever is there, and one wrapper of a patch is active at a time.
+A wrapper always wraps the same function, so none ever ends up around itself, in whatever order they are put back. A
+wrapper that other code has wrapped since stays and only passes calls on. Nothing shows whether that code still calls
+it. So `install` makes a new one around whatever is there, and one wrapper of a patch is active at a time.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from torch import nn
 
 from .._exclusive import Exclusive
 
-__all__ = ["MODULE_CALL", "RUN_BACKWARD", "Layer", "Patch", "PatchTarget"]
+__all__ = ["MODULE_CALL", "RUN_BACKWARD", "Patch", "PatchTarget", "WrappedFunction"]
 
 _TORCH_CALL = getattr(nn.Module, "_wrapped_call_impl", None)
 
 _exclusive = Exclusive()
 
 
-class Layer:
-    """A wrapper of a patch around one function.
+class WrappedFunction:
+    """A function that a patch has wrapped.
 
     Attributes:
         wrapper: the wrapper. While `observer` is None it only calls `wrapped`.
@@ -72,7 +71,7 @@ class PatchTarget:
         self.is_restored = is_restored
         self._original = self.function
         # By id of the wrapper. Those that are not reached any more go with the next `uninstall`.
-        self._layers: dict[int, Layer] = {}
+        self._by_wrapper: dict[int, WrappedFunction] = {}
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -84,51 +83,51 @@ class PatchTarget:
     def function(self, function: Callable[..., Any]) -> None:
         setattr(self._owner, self._name, function)
 
-    def layers(self, patch: Patch) -> list[Layer]:
-        """Return the layers of `patch`."""
-        return [layer for layer in list(self._layers.values()) if layer.patch is patch]
+    def wrapped_functions(self, patch: Patch) -> list[WrappedFunction]:
+        """Return the wrapped functions of `patch`."""
+        return [patched for patched in list(self._by_wrapper.values()) if patched.patch is patch]
 
-    def reached(self, patch: Patch) -> Layer | None:
-        """Return the layer of `patch` that calls certainly reach: below nothing but other wrappers of ours."""
-        layer = self._layers.get(id(self.function))
-        while layer is not None and layer.patch is not patch:
-            layer = self._layers.get(id(layer.wrapped))
-        return layer
+    def reached(self, patch: Patch) -> WrappedFunction | None:
+        """Return the wrapper of `patch` that calls certainly reach: only other wrappers of ours are around it."""
+        patched = self._by_wrapper.get(id(self.function))
+        while patched is not None and patched.patch is not patch:
+            patched = self._by_wrapper.get(id(patched.wrapped))
+        return patched
 
-    def add(self, patch: Patch) -> Layer:
-        """Put an inactive layer of `patch` around what is there; around the same, the same as before."""
+    def add(self, patch: Patch) -> WrappedFunction:
+        """Put an inactive wrapper of `patch` around what is there; around the same, the same as before."""
         wrapped = self.function
-        for layer in self.layers(patch):
-            if layer.wrapped is wrapped:
+        for patched in self.wrapped_functions(patch):
+            if patched.wrapped is wrapped:
                 break
         else:
-            layer = patch.make_layer(wrapped)
-            _name_as(layer.wrapper, self._original)
+            patched = patch.wrap(wrapped)
+            _name_as(patched.wrapper, self._original)
             # Known before it can be called, so that it is found wherever an interrupt comes.
-            self._layers[id(layer.wrapper)] = layer
-        self.function = layer.wrapper
-        return layer
+            self._by_wrapper[id(patched.wrapper)] = patched
+        self.function = patched.wrapper
+        return patched
 
     def remove_inactive(self) -> None:
-        """Take off the inactive layers that nothing of others is around."""
+        """Take off the inactive wrappers, but for those that other code has wrapped."""
         function = self.function
         below = function
-        while (layer := self._layers.get(id(below))) is not None and layer.observer is None:
-            below = layer.wrapped
+        while (patched := self._by_wrapper.get(id(below))) is not None and patched.observer is None:
+            below = patched.wrapped
         if below is not function:
             self.function = below
-            while (layer := self._layers.get(id(function))) is not None and layer.observer is None:
-                function = layer.wrapped
-                if not self._is_permanent(layer):
-                    del self._layers[id(layer.wrapper)]
+            while (patched := self._by_wrapper.get(id(function))) is not None and patched.observer is None:
+                function = patched.wrapped
+                if not self._is_permanent(patched):
+                    del self._by_wrapper[id(patched.wrapper)]
 
-    def _is_permanent(self, layer: Layer) -> bool:
+    def _is_permanent(self, patched: WrappedFunction) -> bool:
         """Whether it is kept for the next time: torch.compile guards on the identity of what it traced."""
-        inner: Layer | None = layer
+        inner: WrappedFunction | None = patched
         while inner is not None:
             if inner.wraps_torch or inner.wrapped is self._original:
                 return True
-            inner = self._layers.get(id(inner.wrapped))
+            inner = self._by_wrapper.get(id(inner.wrapped))
         return False
 
 
@@ -144,12 +143,12 @@ class Patch:
     """A kind of wrapper, and where it is put.
 
     Args:
-        make: given a layer, returns its wrapper, which looks at `layer.observer` and calls `layer.wrapped`.
+        make: given a wrapped function, returns its wrapper, which looks at `patched.observer` and calls `patched.wrapped`.
         targets: what it wraps.
     """
 
     def __init__(
-        self, make: Callable[[Layer], Callable[..., Any]], targets: tuple[PatchTarget, ...] = MODULE_CALL
+        self, make: Callable[[WrappedFunction], Callable[..., Any]], targets: tuple[PatchTarget, ...] = MODULE_CALL
     ) -> None:
         self._make = make
         self._targets = targets
@@ -168,25 +167,25 @@ class Patch:
     def _install(self, observer: object) -> None:
         for target in self._targets:
             reached = target.reached(self) or target.add(self)
-            for layer in target.layers(self):
-                if layer is not reached:
-                    self.set_observer(layer, None)
+            for patched in target.wrapped_functions(self):
+                if patched is not reached:
+                    self.set_observer(patched, None)
             self.set_observer(reached, observer)
 
     def _uninstall(self) -> None:
         for target in self._targets:
-            for layer in target.layers(self):
-                self.set_observer(layer, None)
+            for patched in target.wrapped_functions(self):
+                self.set_observer(patched, None)
         for target in self._targets:
             if target.is_restored:
                 target.remove_inactive()
 
-    def make_layer(self, wrapped: Callable[..., Any]) -> Layer:
-        """Return a new layer around `wrapped`, inactive."""
-        layer = Layer(self, wrapped)
-        layer.wrapper = self._make(layer)
-        return layer
+    def wrap(self, wrapped: Callable[..., Any]) -> WrappedFunction:
+        """Return a new, inactive wrapper around `wrapped`."""
+        patched = WrappedFunction(self, wrapped)
+        patched.wrapper = self._make(patched)
+        return patched
 
-    def set_observer(self, layer: Layer, observer: object) -> None:
-        """Make a layer active, or inactive with None."""
-        layer.observer = observer
+    def set_observer(self, patched: WrappedFunction, observer: object) -> None:
+        """Make a wrapper active, or inactive with None."""
+        patched.observer = observer

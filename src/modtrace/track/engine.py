@@ -11,8 +11,8 @@ from torch import nn
 from ..record_options import EngineName
 from ..ring import Ring
 from .compiled_regions import CompiledBackward
-from .device_choice import DeviceChoice, say_no_device_times
 from .event_sink import EventSink, OnError
+from .native.device_times import DeviceChoice, say_no_device_times
 from .native.engine import NativeEngine
 from .native.library import why_unavailable
 from .portable.engine import PortableEngine

@@ -1,13 +1,21 @@
-"""What parts of an engine are given: where events go, and whom to tell of an error."""
+"""What both engines share: where events go, the names of threads, and sync marks.
+
+A sync mark is a moment that both the ring and a running torch.profiler record; by these the two are aligned later.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
-from ..ring import Kind
+import torch
+from torch._C._profiler import _RecordFunctionFast
 
-__all__ = ["EventSink", "OnError"]
+from ..ring import Kind, NameTable
+
+__all__ = ["EventSink", "OnError", "SyncMarks", "describe_thread"]
 
 OnError = Callable[[BaseException], None]
 """Called with what went wrong inside modtrace; the recording stops, the user's call goes on."""
@@ -24,3 +32,56 @@ class EventSink(Protocol):
             name: id of a name or of a text, by kind; `NO_NAME` for none.
             value: by kind, see `Kind`.
         """
+
+
+def describe_thread() -> tuple[str, int]:
+    """Return this thread's name and its id (tid) of the operating system.
+
+    A thread that Python did not start (autograd's workers) has the name that the kernel knows.
+    """
+    tid = threading.get_native_id()
+    thread = threading.current_thread()
+    if isinstance(thread, threading._DummyThread):
+        try:
+            with open(f"/proc/self/task/{tid}/comm", encoding="utf-8", errors="replace") as comm:
+                return comm.read().strip(), tid
+        except OSError:
+            return f"thread {tid}", tid
+    return thread.name, tid
+
+
+_MIN_INTERVAL_NS, _MAX_INTERVAL_NS = 2_000_000, 100_000_000
+_PREFIX = "modtrace.sync#"
+_BURST = 3
+
+
+class SyncMarks:
+    """Writes some marks when called while a profiler runs: often at first, then less and less.
+
+    Args:
+        events: takes the marks.
+        names: takes their texts.
+    """
+
+    def __init__(self, events: EventSink, names: NameTable) -> None:
+        self._events = events
+        self._names = names
+        self._count = 0
+        self._next_ns = 0
+        self._interval_ns = _MIN_INTERVAL_NS
+
+    def __call__(self) -> None:
+        """Write marks where they are due."""
+        now = time.monotonic_ns()
+        if now < self._next_ns or not torch._C._autograd._profiler_enabled():
+            return
+        self._interval_ns = min(self._interval_ns * 5 // 4, _MAX_INTERVAL_NS)
+        self._next_ns = now + self._interval_ns
+        # The first slice of a burst is long, with cold caches; the last ones are short and tell the offset sharply.
+        for _ in range(_BURST):
+            text = f"{_PREFIX}{self._count}"
+            self._count += 1
+            text_id = self._names.text(text)
+            slice_ = _RecordFunctionFast(text)
+            with slice_:
+                self._events.write_event(Kind.MARK, text_id, 0)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from .._exclusive import Exclusive
-from .call_patch import Layer, Patch
+from .call_patch import Patch, WrappedFunction
 from .skip_dynamo import skip_frame
 
 __all__ = ["call_at_first_module_call"]
@@ -34,16 +34,16 @@ def call_at_first_module_call(function: Callable[[], None]) -> None:
     _PATCH.install(lambda: _exclusive.run(call_if_first))
 
 
-def _make_wrapper(layer: Layer) -> Callable[..., Any]:
+def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
         __tracebackhide__ = __traceback_hide__ = True
-        call_first = layer.observer
+        call_first = patched.observer
         if is_dynamo_compiling() or call_first is None:
-            return layer.wrapped(self, *args, **kwargs)
-        is_outermost = vars(nn.Module)["__call__"] is layer.wrapper
+            return patched.wrapped(self, *args, **kwargs)
+        is_outermost = vars(nn.Module)["__call__"] is patched.wrapper
         call_first()
         # What others put around this wrapper has begun already, and is not called twice.
-        return (nn.Module.__call__ if is_outermost else layer.wrapped)(self, *args, **kwargs)
+        return (nn.Module.__call__ if is_outermost else patched.wrapped)(self, *args, **kwargs)
 
     return skip_frame(__call__)
 

@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .._errors import RecordingError
 from ..ring import Kind, NameTable
-from .call_patch import Layer, Patch
+from .call_patch import Patch, WrappedFunction
 from .event_sink import EventSink, OnError
 from .skip_dynamo import skip_all, skip_frame
 from .tensors import tensors_in, unseen_by_modes
@@ -103,13 +103,13 @@ def _memory_counters() -> list[tuple[str, int]]:
     return counters
 
 
-def _make_wrapper(layer: Layer) -> Callable[..., Any]:
+def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
         __tracebackhide__ = __traceback_hide__ = True
-        sampler = layer.observer
+        sampler = patched.observer
         if not is_dynamo_compiling() and sampler is not None:
             sampler.sample(args, kwargs)
-        return layer.wrapped(self, *args, **kwargs)
+        return patched.wrapped(self, *args, **kwargs)
 
     return skip_frame(__call__)
 

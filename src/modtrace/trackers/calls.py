@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._weak_map import WeakMap
 from ..ring.slot_format import NO_NAME
-from ..track.portable.backward_hooks import FrameBase, FrameStack, make_hook_tensor, node_of
+from ..track.portable.segment_hooks import FrameBase, FrameStack, make_hook_tensor, node_of
 from ..track.tensors import tensors_in
 
 __all__ = ["Call", "GradientEdge", "InputHooks", "LiveFrame", "LiveGraphTask", "LiveThread"]

@@ -20,12 +20,11 @@ from torch.compiler import is_dynamo_compiling
 from .._weak_map import WeakMap
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
-from ..track.call_patch import Layer, Patch
+from ..track.call_patch import Patch, WrappedFunction
 from ..track.naming.module_kinds import named_modules
 from ..track.naming.module_names import ModuleNames, OpenCall
-from ..track.portable.backward_hooks import SegmentHooks
-from ..track.portable.graph_tasks import NO_GRAPH_TASK, current_graph_task
-from ..track.portable.pass_depth import backward_nesting_depth
+from ..track.portable.passes import NO_GRAPH_TASK, backward_nesting_depth, current_graph_task
+from ..track.portable.segment_hooks import SegmentHooks
 from .calls import Call, InputHooks, LiveFrame, LiveGraphTask, LiveThread
 
 __all__ = ["Follower"]
@@ -332,28 +331,32 @@ class Follower(_BackwardFollower):
         self._names_by_module.pop(module_id, None)
 
 
-def _make_wrapper(layer: Layer) -> Callable[..., Any]:
+def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
         __tracebackhide__ = __traceback_hide__ = True
         if is_dynamo_compiling():
-            return layer.wrapped(self, *args, **kwargs)
-        return _follow(layer.observer or (), layer, self, args, kwargs)
+            return patched.wrapped(self, *args, **kwargs)
+        return _follow(patched.observer or (), patched, self, args, kwargs)
 
     return __call__
 
 
 def _follow(
-    followers: tuple[Follower, ...], layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    followers: tuple[Follower, ...],
+    patched: WrappedFunction,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     __tracebackhide__ = __traceback_hide__ = True
     if not followers:
-        return layer.wrapped(module, *args, **kwargs)
+        return patched.wrapped(module, *args, **kwargs)
     frame = output = None
     # Both begin before the call is entered: a line between would be one more place for an interrupt.
     try:
         try:
             frame = followers[0].enter(module, args, kwargs)
-            output = _follow(followers[1:], layer, module, args, kwargs)
+            output = _follow(followers[1:], patched, module, args, kwargs)
             return output
         finally:
             if frame is not None:

@@ -20,7 +20,7 @@ def build_command(force: bool) -> None:
     """
     check_can_record()
     with show_status("importing torch"):
-        from ...track.native.cached_build import build
+        from ...track.native.build import build
         from ...track.native.library import is_built
     will_build = force or not is_built()
     with show_status("compiling the native engine"):

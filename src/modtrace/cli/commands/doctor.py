@@ -59,7 +59,7 @@ def _engine() -> Iterator[tuple[str, str]]:
 
     if installed("torch") is not None:
         try:
-            from ...track.native.compile import missing_compiler
+            from ...track.native.build import missing_compiler
             from ...track.native.library import find_library, why_unavailable
 
             try:

@@ -17,8 +17,7 @@ from torch.fx import GraphModule
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
-from ..compiled_modules import CompiledModuleNames, inner_names
-from ..compiled_regions import CompiledRegion, is_inside_region
+from ..compiled_regions import CompiledModuleNames, CompiledRegion, inner_names, is_inside_region
 from .distinct_names import DistinctNames, attribute_of_caller, calling_object
 from .module_kinds import (
     MethodCall,

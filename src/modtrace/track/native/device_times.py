@@ -1,23 +1,67 @@
-"""Device times for the native engine: which calls get events, and graphs that torch captures and replays."""
+"""Device times: which calls get events of the device, and the graphs that torch captures and replays."""
 
 from __future__ import annotations
 
+import fnmatch
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
-from ..call_patch import Layer, Patch, PatchTarget
-from ..device_choice import DeviceChoice, say_device_unused, say_no_device_times
+from ..call_patch import Patch, PatchTarget, WrappedFunction
 from ..naming.module_names import ModuleNames, OpenCall
 from ..skip_dynamo import skip_all
 
-__all__ = ["REPLAY_CLASS", "NativeDeviceTimes"]
+__all__ = [
+    "DEFAULT_DEPTH",
+    "REPLAY_CLASS",
+    "DeviceChoice",
+    "NativeDeviceTimes",
+    "say_device_unused",
+    "say_no_device_times",
+]
+
+DEFAULT_DEPTH = 2
+
+_log = logging.getLogger("modtrace")
+
+
+class DeviceChoice(NamedTuple):
+    """Which calls of modules get events of the device; a call has to fit both.
+
+    Attributes:
+        depth: those with fewer calls around them than this; None: any.
+        modules: those whose fully qualified name matches this pattern, as of a shell; None: any.
+    """
+
+    depth: int | None = DEFAULT_DEPTH
+    modules: str | None = None
+
+    def fits(self, fqn: str, depth: int) -> bool:
+        """Return whether a call is chosen: of a module of this name, with so many calls around it."""
+        return (self.depth is None or depth < self.depth) and (
+            self.modules is None or fnmatch.fnmatchcase(fqn, self.modules)
+        )
+
+
+def say_no_device_times(reason: str) -> None:
+    """Log why a recording has no device times; it goes on without them."""
+    _log.warning("device_times: %s; the recording goes on without", reason)
+
+
+def say_device_unused(device_type: str) -> None:
+    """Log that a recording has ended without device times, as the process had not used the device."""
+    _log.warning(
+        "device_times: there are none, as no module was called from outside of all others after torch initialized %s",
+        device_type,
+    )
+
 
 REPLAY_CLASS = "CUDAGraph"
 """The class, and the last part of the name, of what stands for the replay of a graph among the modules."""
@@ -137,29 +181,29 @@ _REPLAY = _Replay()
 
 @cache
 def _patches(native: ModuleType) -> tuple[Patch, ...]:
-    def wrap_replay(layer: Layer) -> Callable[..., Any]:
+    def wrap_replay(patched: WrappedFunction) -> Callable[..., Any]:
         def replay(self: Any) -> Any:
-            return layer.wrapped(self) if layer.observer is None else _REPLAY(layer.wrapped, self)
+            return patched.wrapped(self) if patched.observer is None else _REPLAY(patched.wrapped, self)
 
         return skip_all(replay)
 
-    def wrap_capture_begin(layer: Layer) -> Callable[..., Any]:
+    def wrap_capture_begin(patched: WrappedFunction) -> Callable[..., Any]:
         def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if layer.observer is None:
-                return layer.wrapped(self, *args, **kwargs)
+            if patched.observer is None:
+                return patched.wrapped(self, *args, **kwargs)
             native.begin_capture()
             try:
-                return layer.wrapped(self, *args, **kwargs)
+                return patched.wrapped(self, *args, **kwargs)
             except BaseException:
                 native.end_capture()
                 raise
 
         return skip_all(capture_begin)
 
-    def wrap_capture_end(layer: Layer) -> Callable[..., Any]:
+    def wrap_capture_end(patched: WrappedFunction) -> Callable[..., Any]:
         def capture_end(self: Any) -> Any:
             try:
-                return layer.wrapped(self)
+                return patched.wrapped(self)
             finally:
                 native.end_capture()
 

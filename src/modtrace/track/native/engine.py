@@ -12,15 +12,12 @@ from torch import nn
 
 from ...ring import Kind, Ring
 from ...ring.slot_format import BACKWARD_PASS_BITS, CALL_KEY_BITS, KIND_SHIFT, NO_NAME
-from ..call_patch import RUN_BACKWARD, Layer, Patch
+from ..call_patch import RUN_BACKWARD, Patch, WrappedFunction
 from ..checkpoint_reruns import CheckpointReruns
-from ..collectives.native import NativeCollectives
-from ..device_choice import DeviceChoice
-from ..event_sink import OnError
+from ..collectives import NativeCollectives
+from ..event_sink import OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames
-from ..sync_marks import SyncMarks
-from ..threads import describe_thread
-from .device_times import NativeDeviceTimes
+from .device_times import DeviceChoice, NativeDeviceTimes
 from .library import load
 
 __all__ = ["NativeEngine"]
@@ -144,27 +141,27 @@ class _CallPatch(Patch):
         super().__init__(self._make_wrapper)
         self._native = native
 
-    def _make_wrapper(self, layer: Layer) -> Callable[..., Any]:
+    def _make_wrapper(self, patched: WrappedFunction) -> Callable[..., Any]:
         # A copy of torch's own, with the same code object: torch.compile and torch.profiler (with_stack) know a
         # module's call by that, and the latter remembers for good the first that it saw. A call of the copy runs
         # natively.
         wrapper = FunctionType(_CALL.__code__, _CALL.__globals__, _CALL.__name__, _CALL.__defaults__, _CALL.__closure__)
-        self._native.wrap_call(wrapper, layer.wrapped)
+        self._native.wrap_call(wrapper, patched.wrapped)
         return wrapper
 
-    def set_observer(self, layer: Layer, observer: object) -> None:
-        self._native.set_call_wrapper(None if observer is None else layer.wrapper)
-        super().set_observer(layer, observer)
+    def set_observer(self, patched: WrappedFunction, observer: object) -> None:
+        self._native.set_call_wrapper(None if observer is None else patched.wrapper)
+        super().set_observer(patched, observer)
 
 
 class _BackwardPatch(Patch):
     def __init__(self, native: ModuleType) -> None:
-        super().__init__(lambda layer: native.wrap_backward(layer.wrapped), RUN_BACKWARD)
+        super().__init__(lambda patched: native.wrap_backward(patched.wrapped), RUN_BACKWARD)
         self._native = native
 
-    def set_observer(self, layer: Layer, observer: object) -> None:
-        self._native.set_backward_active(layer.wrapper, observer is not None)
-        super().set_observer(layer, observer)
+    def set_observer(self, patched: WrappedFunction, observer: object) -> None:
+        self._native.set_backward_active(patched.wrapper, observer is not None)
+        super().set_observer(patched, observer)
 
 
 @cache

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _FOLDER = Path(__file__).parent
-_SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "compile.py"]
+_SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py"]
 """What a library depends on: the code, and how it is compiled."""
 HINT = "The portable engine needs no build: engine='python', or 'auto'."
 # A library is followed by this and the SHA-256 of all before. The loader of the system does not look there, and may

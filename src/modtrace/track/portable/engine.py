@@ -32,18 +32,14 @@ from ...ring.slot_format import (
     THREAD_SHIFT,
     WORDS_PER_SLOT,
 )
-from ..call_patch import Layer, Patch
+from ..call_patch import Patch, WrappedFunction
 from ..checkpoint_reruns import CheckpointReruns
-from ..collectives.portable import PortableCollectives
-from ..event_sink import OnError
+from ..collectives import PortableCollectives
+from ..event_sink import OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames, OpenCall
 from ..skip_dynamo import is_backward_compiled, skip_all, skip_frame
-from ..sync_marks import SyncMarks
-from ..threads import describe_thread
-from .backward_hooks import SegmentHooks
-from .graph_tasks import NO_GRAPH_TASK, GraphTasks, current_graph_task
-from .pass_calls import PASS_PATCH, gives_gradients
-from .thread_state import CallFrame, ThreadState
+from .passes import NO_GRAPH_TASK, PASS_PATCH, CallFrame, GraphTasks, ThreadState, current_graph_task, gives_gradients
+from .segment_hooks import SegmentHooks
 
 __all__ = ["PortableEngine"]
 
@@ -334,22 +330,22 @@ class PortableEngine(SegmentHooks):
         return counters
 
 
-def _make_wrapper(layer: Layer) -> Callable[..., Any]:
+def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
         __tracebackhide__ = __traceback_hide__ = True  # pytest and IPython, and Sentry and Werkzeug, leave it out
-        engine = layer.observer
+        engine = patched.observer
         if is_dynamo_compiling() or engine is None:
-            return layer.wrapped(self, *args, **kwargs)
+            return patched.wrapped(self, *args, **kwargs)
         frame = output = None
         # Both begin before the call is entered: a line between would be one more place for an interrupt.
         try:
             try:
                 frame = engine.enter(self, args, kwargs)
                 # torch.profiler (with_stack) knows a module's call by the frame that this leaves out.
-                if layer.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
+                if patched.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
                     output = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 else:
-                    output = layer.wrapped(self, *args, **kwargs)
+                    output = patched.wrapped(self, *args, **kwargs)
                 return output
             finally:
                 if frame is not None:

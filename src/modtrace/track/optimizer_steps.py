@@ -15,11 +15,11 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from ..._exclusive import Exclusive
-from ..._weak_map import WeakMap
-from ..compiled_regions import CompiledRegions
-from ..tensors import unseen_by_modes
+from .._exclusive import Exclusive
+from .._weak_map import WeakMap
+from .compiled_regions import CompiledRegions
 from .optimizer_hook import OptimizerRef, add_step_hook, is_compiled, remove_step_hook, step_frames
+from .tensors import unseen_by_modes
 
 __all__ = ["OptimizerSteps"]
 

@@ -1,0 +1,315 @@
+"""Collectives of torch.distributed: their names and groups, and what sees them, for either engine.
+
+The native engine taps the operators of c10d. The portable one patches what Python calls of a process group. Both patch
+`Work.wait`. What a recording cannot see is logged once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from functools import cache, wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from .._weak_map import WeakMap
+from ..ring import Kind, NameTable
+from ..ring.collective_text import collective_text, format_ranks
+from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
+from .call_patch import Patch, PatchTarget, WrappedFunction
+from .event_sink import EventSink, OnError
+
+__all__ = [
+    "OPERATORS",
+    "CollectiveNames",
+    "NativeCollectives",
+    "PortableCollectives",
+    "say_unavailable",
+]
+
+OPERATORS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "barrier": "barrier",
+    "monitored_barrier": "monitored_barrier",
+    "send": "send",
+    "recv": "recv",
+    "recv_any_source": "recv_any_source",
+}
+"""The operators of c10d, without their last underscore, by what `torch.distributed` calls them."""
+
+
+class CollectiveNames:
+    """Names collectives for a ring, and notes each group once.
+
+    Args:
+        names: the ring's name table.
+    """
+
+    def __init__(self, names: NameTable) -> None:
+        self._names = names
+        self._noted: set[str] = set()
+
+    def __call__(self, operator: tuple[str, str, int, str]) -> int:
+        """Return the id of the text of an operator of c10d on a group.
+
+        Args:
+            operator: its name, the group's name, for a send or receive the rank in the group at the other end, -1 where
+                there is none, and the type of the device that runs it, empty for the CPU.
+        """
+        name, group_name, peer, device = operator
+        if group_name not in self._noted:
+            self._noted.add(group_name)
+            ranks, description = _describe_group(group_name)
+            self._names.group(group_name, format_ranks(ranks), description)
+        name = name.removesuffix("_")
+        return self._names.text(collective_text(OPERATORS.get(name, name), group_name, peer, device))
+
+
+def _describe_group(group_name: str) -> tuple[list[int], str]:
+    """Return the global ranks of a group, none where torch does not know them, and what torch says it is for."""
+    world: Any = torch.distributed.distributed_c10d._world
+    for group, ranks in list(world.pg_group_ranks.items()):
+        # Where this process is no member, torch has a number in place of the group.
+        if getattr(group, "group_name", None) == group_name:
+            return sorted(ranks), str(getattr(group, "group_desc", ""))
+    return [], ""
+
+
+_log = logging.getLogger("modtrace")
+
+
+@cache
+def say_inference_mode_unseen() -> None:
+    """Log that collectives in inference mode are not recorded; once in a process."""
+    _log.warning(
+        "this torch keeps collectives in torch.inference_mode from being recorded, but for the waits for them; "
+        "under torch.no_grad all are"
+    )
+
+
+@cache
+def say_portable_limits() -> None:
+    """Log what the portable engine does not see; once in a process."""
+    _log.warning(
+        "the portable engine records the collectives that Python calls: not those of DistributedDataParallel's reducer "
+        "and of functional collectives, and not when one completes; the native engine does (`modtrace build`)"
+    )
+
+
+@cache
+def say_unavailable(reason: str) -> None:
+    """Log that no collective is recorded; once in a process.
+
+    Args:
+        reason: why not.
+    """
+    _log.warning("collectives are not recorded: %s", reason)
+
+
+class NativeCollectives:
+    """Notes the collectives of the session that the native engine runs.
+
+    Args:
+        native: the engine's extension module.
+        names: the ring's name table.
+    """
+
+    def __init__(self, native: ModuleType, names: NameTable) -> None:
+        self._native = native
+        self._names = names
+
+    def start(self) -> None:
+        """Begin, once the session runs; a torch without torch.distributed has nothing to note."""
+        if not torch.distributed.is_available():
+            return
+        try:
+            seen = self._native.start_collectives(CollectiveNames(self._names), say_inference_mode_unseen)
+        except RuntimeError as error:
+            say_unavailable(f"torch {torch.__version__} does not take the tap ({error})")
+            return
+        if seen:
+            _patch(self._native).install(self)
+
+    def stop(self) -> None:
+        """End, and restore `Work.wait`; the tap stays and only passes calls on."""
+        if torch.distributed.is_available():
+            self._native.stop_collectives()
+            _patch(self._native).uninstall()
+
+
+class _WaitPatch(Patch):
+    def __init__(self, native: ModuleType) -> None:
+        work: Any = torch._C._distributed_c10d.Work
+        super().__init__(lambda patched: native.wrap_wait(patched.wrapped), (PatchTarget(work, "wait"),))
+        self._native = native
+
+    def set_observer(self, patched: WrappedFunction, observer: object) -> None:
+        self._native.set_wait_active(patched.wrapper, observer is not None)
+        super().set_observer(patched, observer)
+
+
+@cache
+def _patch(native: ModuleType) -> Patch:
+    return _WaitPatch(native)
+
+
+_METHODS = {
+    **{operator: operator for operator in OPERATORS if operator != "recv_any_source"},
+    "recv_anysource": "recv_any_source",
+    # What later versions of torch call some of them.
+    "all_gather_single": "_allgather_base",
+    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+    "all_to_all_single": "alltoall_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+}
+"""The methods of a process group, by the operator of c10d that each calls."""
+_PEER_OPERATORS = ("send", "recv")
+
+
+class PortableCollectives:
+    """Notes the collectives that Python calls, and the waits for them.
+
+    Args:
+        events: takes the events.
+        names: the ring's name table.
+        on_error: called with what went wrong inside.
+    """
+
+    def __init__(self, events: EventSink, names: NameTable, on_error: OnError) -> None:
+        self._events = events
+        self._name = CollectiveNames(names)
+        self._on_error = on_error
+        self._name_ids: dict[tuple[str, str, int, str], int] = {}
+        self._counters: dict[tuple[str, int], Callable[[], int]] = {}
+        self._works: WeakMap[Any, tuple[int, int]] = WeakMap()
+
+    def start(self) -> None:
+        """Begin; a torch without torch.distributed has nothing to note."""
+        if torch.distributed.is_available():
+            for patch in _patches():
+                patch.install(self)
+
+    def stop(self) -> None:
+        """End, and restore what was wrapped."""
+        if torch.distributed.is_available():
+            for patch in _patches():
+                patch.uninstall()
+
+    def enter(self, operator: str, group: Any, args: tuple[Any, ...]) -> tuple[int, int] | None:
+        """Write that `operator` of c10d is called; return the id of its name and its counter.
+
+        None where an error came in between.
+        """
+        try:
+            say_portable_limits()
+            peer = args[1] if operator in _PEER_OPERATORS and len(args) > 1 and type(args[1]) is int else -1
+            key = (operator, str(group.group_name), peer, _device_type(args))
+            name_id = self._name_ids.get(key)
+            if name_id is None:
+                name_id = self._name_ids[key] = self._name(key)
+            # What goes to or comes from one rank is in order with that rank only.
+            count_key = (key[1], name_id if operator in (*_PEER_OPERATORS, "recv_any_source") else -1)
+            counter = self._counters.setdefault(count_key, itertools.count().__next__)()
+            self._events.write_event(Kind.COLLECTIVE_ENTER, name_id, counter)
+        except Exception as error:
+            self._on_error(error)
+            return None
+        return name_id, counter
+
+    def exit(self, entered: tuple[int, int], operator: str, args: tuple[Any, ...], work: Any) -> None:
+        """Write that it returned `work`, or None where it raised."""
+        try:
+            message = 0 if "barrier" in operator else max(map(_tensor_bytes, args[:2]), default=0)
+            not_awaited = NOT_AWAITED_BIT if work is None and _device_type(args) else 0
+            self._events.write_event(Kind.COLLECTIVE_EXIT, entered[0], message | not_awaited)
+            if work is not None:
+                self._works[work] = entered
+        except Exception as error:
+            self._on_error(error)
+
+    def wait(self, kind: Kind, work: Any) -> None:
+        """Write that a thread begins or ends to wait for `work`."""
+        try:
+            name_id, counter = self._works.get(work) or (NO_NAME, -1)
+            self._events.write_event(kind, name_id, counter)
+        except Exception as error:
+            self._on_error(error)
+
+
+def _device_type(value: object) -> str:
+    """Return the type of the first tensor's device; an empty text for the CPU, and where there is none."""
+    if isinstance(value, Tensor):
+        return "" if value.is_cpu else value.device.type
+    return next(filter(None, map(_device_type, value)), "") if isinstance(value, (list, tuple)) else ""
+
+
+def _tensor_bytes(value: object) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_tensor_bytes, value)) if isinstance(value, (list, tuple)) else 0
+
+
+def _make_collective(operator: str) -> Callable[[WrappedFunction], Callable[..., Any]]:
+    def make(patched: WrappedFunction) -> Callable[..., Any]:
+        @wraps(patched.wrapped)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            collectives = patched.observer
+            if is_dynamo_compiling() or collectives is None:
+                return patched.wrapped(self, *args, **kwargs)
+            entered = collectives.enter(operator, self, args)
+            work = None
+            try:
+                work = patched.wrapped(self, *args, **kwargs)
+                return work
+            finally:
+                if entered is not None:
+                    collectives.exit(entered, operator, args, work)
+
+        return call
+
+    return make
+
+
+def _make_wait(patched: WrappedFunction) -> Callable[..., Any]:
+    @wraps(patched.wrapped)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        collectives = patched.observer
+        if is_dynamo_compiling() or collectives is None:
+            return patched.wrapped(self, *args, **kwargs)
+        collectives.wait(Kind.WAIT_ENTER, self)
+        try:
+            return patched.wrapped(self, *args, **kwargs)
+        finally:
+            collectives.wait(Kind.WAIT_EXIT, self)
+
+    return wait
+
+
+@cache
+def _patches() -> tuple[Patch, ...]:
+    c10d: Any = torch._C._distributed_c10d
+    patches = [Patch(_make_wait, (PatchTarget(c10d.Work, "wait"),))]
+    for method, operator in _METHODS.items():
+        if hasattr(c10d.ProcessGroup, method):
+            patches.append(Patch(_make_collective(operator), (PatchTarget(c10d.ProcessGroup, method),)))
+    return tuple(patches)

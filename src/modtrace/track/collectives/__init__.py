@@ -1,1 +1,0 @@
-"""Collectives of torch.distributed: their names and groups, and what sees them, for either engine."""

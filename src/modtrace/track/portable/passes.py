@@ -1,0 +1,288 @@
+"""Backward passes for the portable engine: what a thread does, whose nodes run now, and where each pass ends.
+
+torch reports no end of a pass that raised. The Python stack shows whether a new pass runs inside of the one before it
+or follows one that failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.compiler import is_dynamo_compiling
+
+from ...ring import Kind, WriteSlot
+from ...ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, CALL_KEY_MASK, KIND_SHIFT, NO_NAME
+from ..call_patch import RUN_BACKWARD, Patch, WrappedFunction
+from ..event_sink import OnError
+from ..skip_dynamo import skip_all, skip_frame
+from ..tensors import unseen_by_modes
+from .segment_hooks import FrameBase, FrameStack, Segments, make_hook_tensor
+
+__all__ = [
+    "NO_CALL_ID",
+    "NO_GRAPH_TASK",
+    "PASS_PATCH",
+    "CallFrame",
+    "GraphTask",
+    "GraphTasks",
+    "ThreadState",
+    "backward_nesting_depth",
+    "current_graph_task",
+    "gives_gradients",
+]
+
+current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+NO_GRAPH_TASK = -1
+"""What `current_graph_task` returns outside of backward."""
+
+_RUN_BACKWARD_CODE = torch.autograd.graph._engine_run_backward.__code__
+NO_CALL_ID = NO_NAME << CALL_KEY_BITS
+"""The call id of what is around all calls."""
+_MAX_OUTSIDE_SEGMENTS = 1024
+
+
+class CallFrame(FrameBase):
+    """An open call. The frames of a thread are used again, since making one costs as much as writing an event.
+
+    Attributes:
+        thread: the thread it runs on.
+        module: None for the frame around all calls, and for one that is not in use.
+        name: id of its name.
+        call_id: name and call key together.
+        graph_task: the graph task that runs where it was entered; -1 outside of backward.
+        exit_meta: kind, thread and name of its exit, as a slot's first word has them.
+        index_bits: its call index, where a slot's value has it.
+    """
+
+    __slots__ = ("exit_meta", "graph_task", "index_bits", "module", "name", "thread")
+
+    call_id: int
+
+    def __init__(self, thread: ThreadState, depth: int) -> None:
+        super().__init__(depth)
+        self.thread = thread
+        self.module: nn.Module | None = None
+        self.name = NO_NAME
+        self.call_id = NO_CALL_ID
+        self.graph_task = -1
+        self.exit_meta = self.index_bits = 0
+
+
+@dataclass(slots=True)
+class GraphTask:
+    """A graph task that a thread runs.
+
+    Attributes:
+        id: its id, as torch has it.
+        call_id: the call whose nodes run; -1 before the first.
+        nesting_depth: `backward_nesting_depth` where it runs.
+    """
+
+    id: int
+    nesting_depth: int
+    call_id: int = -1
+
+
+class ThreadState(FrameStack[CallFrame]):
+    """What one thread is doing.
+
+    Attributes:
+        bits: its id, where a slot's first word has it.
+        outside_segments: segments of nodes that were made outside of all calls and that no pass ran yet; the last ones.
+        graph_tasks: those it runs, outermost first.
+        last_call_id: the outermost call that made nodes last; `NO_CALL_ID` before the first.
+        noted_sequence: the sequence number at the last call that was noted for `CheckpointReruns`; -1 before the first.
+        hook_tensor: an empty tensor that carries a hook to the node it is registered on.
+    """
+
+    __slots__ = ("bits", "graph_tasks", "hook_tensor", "last_call_id", "noted_sequence", "outside_segments")
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.frames = [CallFrame(self, 0)]
+        self.stack_depth = 0
+        self.outside_segments: Segments = deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
+        self.graph_tasks: list[GraphTask] = []
+        self.last_call_id = NO_CALL_ID
+        self.noted_sequence = -1
+        self.hook_tensor = make_hook_tensor()
+
+
+_CALL_BACKWARD, _BACKWARD_OVER = Kind.CALL_BACKWARD << KIND_SHIFT, Kind.BACKWARD_OVER << KIND_SHIFT
+
+
+def backward_nesting_depth() -> int:
+    """Return how many passes this thread has called and not returned from; 0 on the engine's own threads."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        count += frame.f_code is _RUN_BACKWARD_CODE
+        frame = frame.f_back
+    return count
+
+
+class GraphTasks:
+    """Follows the graph tasks of all threads and writes their events.
+
+    Args:
+        write: writes an event.
+        thread_state: returns the state of the thread that calls.
+        on_error: called with what went wrong inside.
+
+    Attributes:
+        active: False makes the hooks that live graphs still hold no-ops.
+    """
+
+    def __init__(self, write: WriteSlot, thread_state: Callable[[], ThreadState], on_error: OnError) -> None:
+        self._write = write
+        self._thread_state = thread_state
+        self._on_error = on_error
+        self._running: set[int] = set()
+        self.active = False
+
+    def make_segment_hook(self, local: Any) -> Callable[[int, Tensor], None]:
+        """Return what is called with a call's id when its nodes start to run; `local.thread` is a thread's state."""
+        # Run for every hook, and so a closure: what it looks up on itself is a tenth of its cost.
+        write, begin = self._write, self._begin
+
+        @skip_all
+        def on_segment_start(call_id: int, _gradient: Tensor) -> None:
+            if not self.active:
+                return
+            try:
+                graph_task_id = current_graph_task()
+                try:
+                    thread: ThreadState = local.thread
+                except AttributeError:
+                    thread = self._thread_state()
+                graph_tasks = thread.graph_tasks
+                if not graph_tasks or graph_tasks[-1].id != graph_task_id:
+                    if graph_task_id == NO_GRAPH_TASK:
+                        return
+                    begin(thread, graph_task_id)
+                running = graph_tasks[-1]
+                if running.call_id != call_id:
+                    running.call_id = call_id
+                    write(
+                        _CALL_BACKWARD | thread.bits | call_id >> CALL_KEY_BITS,
+                        graph_task_id << CALL_KEY_BITS | call_id & CALL_KEY_MASK,
+                    )
+            except Exception as error:
+                self._on_error(error)
+
+        return on_segment_start
+
+    def begin_compiled(self, thread: ThreadState) -> None:
+        """Write that the whole backward of the thread's last outermost call begins: compiled autograd runs it."""
+        call_id = thread.last_call_id
+        if call_id != NO_CALL_ID:
+            self._write(
+                _CALL_BACKWARD | thread.bits | call_id >> CALL_KEY_BITS,
+                current_graph_task() << CALL_KEY_BITS | call_id & CALL_KEY_MASK,
+            )
+
+    def end_compiled(self, thread: ThreadState) -> None:
+        """Write that it is over."""
+        if thread.last_call_id != NO_CALL_ID:
+            self._write(_BACKWARD_OVER | thread.bits | NO_NAME, current_graph_task())
+
+    def end_all(self, thread: ThreadState) -> None:
+        """Write the ends of a thread's graph tasks; called outside of backward, so they ended by an exception."""
+        while thread.graph_tasks:
+            self._abandon(thread)
+
+    def _begin(self, thread: ThreadState, graph_task_id: int) -> None:
+        graph_tasks, depth = thread.graph_tasks, backward_nesting_depth()
+        while (
+            graph_tasks
+            and graph_tasks[-1].id != graph_task_id
+            and (graph_tasks[-1].id not in self._running or graph_tasks[-1].nesting_depth >= depth > 0)
+        ):
+            self._abandon(thread)
+        if graph_tasks and graph_tasks[-1].id == graph_task_id:
+            return
+        if graph_task_id not in self._running:
+            self._running.add(graph_task_id)
+            Variable._execution_engine.queue_callback(partial(self._end, graph_task_id))
+        graph_tasks.append(GraphTask(graph_task_id, depth))
+
+    def _abandon(self, thread: ThreadState) -> None:
+        """Write the end of the thread's last graph task, which ended by an exception: torch has no callback for it."""
+        graph_task_id = thread.graph_tasks[-1].id
+        # Written first: where an interrupt comes in between it is written again, and the first one counts.
+        if graph_task_id in self._running:
+            self._write(_BACKWARD_OVER | thread.bits | NO_NAME, graph_task_id | ABANDONED_BIT)
+            self._running.discard(graph_task_id)
+        thread.graph_tasks.pop()
+
+    @skip_all
+    def _end(self, graph_task_id: int) -> None:
+        if self.active:
+            try:
+                self._write(_BACKWARD_OVER | self._thread_state().bits | NO_NAME, graph_task_id)
+            except Exception as error:
+                self._on_error(error)
+        self._running.discard(graph_task_id)
+
+
+_functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+@skip_all
+def _is_tracing() -> bool:
+    """Whether torch.compile traces: what it runs then, on fake tensors, is no backward of the user's."""
+    return torch._C._get_dispatch_mode(_PROXY) is not None
+
+
+def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = __traceback_hide__ = True
+        engine = patched.observer
+        if engine is None or is_dynamo_compiling() or _is_tracing():
+            return patched.wrapped(*args, **kwargs)
+        number, ended = engine.next_pass(), False
+        try:
+            try:
+                engine.begin_pass(number, args[:1])
+                result = patched.wrapped(*args, **kwargs)
+            finally:
+                engine.end_pass(number)
+                ended = True
+            engine.note_gradients(args, kwargs)
+            return result
+        except BaseException:
+            if not ended:
+                # An interrupt came before it was written; where that was just after it, the first one counts.
+                engine.end_pass(number)
+            raise
+
+    return skip_frame(_engine_run_backward)
+
+
+def gives_gradients(args: tuple[Any, ...]) -> bool:
+    """Whether a pass gives gradients to leaf tensors and builds no graph, but the one that `torch.func.grad` drops.
+
+    Args:
+        args: of the call that runs it, as torch's own callers give them.
+    """
+    if len(args) < 5:
+        return False
+    inputs = args[4]
+    level = _functorch_level()
+    with unseen_by_modes():
+        reaches = not inputs or any(isinstance(tensor, torch.Tensor) and tensor.is_leaf for tensor in inputs)
+    return reaches and (not args[3] if level is None else level == 1)
+
+
+PASS_PATCH = Patch(_make_wrapper, RUN_BACKWARD)
+"""The patch of both places that hold the function; its observer is a `PortableEngine`."""

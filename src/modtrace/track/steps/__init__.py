@@ -1,1 +1,0 @@
-"""Training steps, told by the optimizers that step, in compiled code too."""
