@@ -12,7 +12,7 @@ from torch import nn
 
 import modtrace
 from modtrace import RecordingError
-from modtrace.recording.on_signal import SaveOnSignal
+from modtrace.recording.signals import SaveOnSignal
 from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL

@@ -12,7 +12,6 @@ The recording starts when torch is imported. What the script records itself stop
 processes are recorded too, each from its first call of a module on, to `trace.pid4711.json.gz`.
 """
 
-from .auto_recording import AutoRecording
-from .variable import parse_variable, start_from_variable
+from .auto_recording import AutoRecording, parse_variable, start_from_variable
 
 __all__ = ["AutoRecording", "parse_variable", "start_from_variable"]

@@ -1,4 +1,4 @@
-"""A recording that starts once torch is imported, and what is said of it and of the children at the end."""
+"""A recording that starts once torch is imported, for `modtrace run` or the variable `MODTRACE`, and its last words."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from .._after_import import call_after_import
 from .._errors import RecordingError
 from .._next_step import next_step_hint
+from .._rank import absolute_path, add_rank
 from .._terminal import printable
+from ..record_options import OPTIONS
 from .job import ChildCount, Job
 
 if TYPE_CHECKING:
     from ..recording import Recording
 
-__all__ = ["AutoRecording"]
+__all__ = ["AutoRecording", "parse_variable", "start_from_variable"]
 
 _BEHIND_CHILDREN = -1000
 """A priority of what `multiprocessing` does at the end of a process: behind its waiting for the children."""
@@ -161,3 +163,60 @@ def _say_where(path: str) -> None:
 
 def _say_nothing(_path: str) -> None:
     """Say nothing: who made the recording does."""
+
+
+_VARIABLE = "MODTRACE"
+_RING_SUFFIX = ".modtrace"
+_EXAMPLES = "MODTRACE=trace.pftrace, or MODTRACE=ring=run-%r.modtrace,path=run-%r.pftrace"
+_PARSERS: Mapping[str, Callable[[str], Any]] = {"path": str, **{option.name: option.parse for option in OPTIONS}}
+_PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
+
+
+def start_from_variable() -> None:
+    """Record as the variable `MODTRACE` says, once torch is there; what is wrong with it is logged, never raised."""
+    text = os.environ[_VARIABLE]
+    try:
+        arguments = parse_variable(text, os.environ)
+    except RecordingError as error:
+        _log.error("%s; nothing is recorded", error)
+        return
+    # A child that imports modtrace too would replace the parent's files by its own: the job tells it what to record.
+    del os.environ[_VARIABLE]
+    AutoRecording(arguments, unattended=True)
+
+
+def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `modtrace.record` that a value of the variable stands for.
+
+    Args:
+        text: the value: a path, or `name=value` joined by commas.
+        environment: where `WORLD_SIZE` is looked up.
+
+    Raises:
+        RecordingError: it cannot be understood; the message says why.
+    """
+    arguments: dict[str, Any] = {}
+    for key, value in _split(text):
+        if key not in _PARSERS or not value:
+            known = ", ".join(f"{name}=…" for name in _PARSERS)
+            raise RecordingError(f"{_VARIABLE}: {f'{key}={value}'!r} is none of {known} ({_EXAMPLES})")
+        try:
+            parsed = _PARSERS[key](value)
+            # The script may change its directory.
+            arguments[key] = absolute_path(add_rank(parsed, environment)) if key in _PATHS else parsed
+        except ValueError as error:
+            raise RecordingError(f"{_VARIABLE}: {f'{key}={value}'!r} cannot be understood: {error}") from error
+    return arguments
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    if "=" not in text:
+        return [("ring" if text.endswith(_RING_SUFFIX) else "path", text)]
+    pairs: list[tuple[str, str]] = []
+    for part in text.split(","):
+        if pairs and part.strip().isdecimal():  # of a value that is a list of numbers
+            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{part.strip()}")
+        else:
+            key, _, value = part.partition("=")
+            pairs.append((key.strip(), value.strip()))
+    return pairs

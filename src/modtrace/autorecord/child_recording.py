@@ -8,16 +8,59 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from multiprocessing.util import Finalize
+from typing import Any
 
+from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.utils.data import get_worker_info
 
 from .._errors import ModtraceError
+from .._exclusive import Exclusive
 from ..recording import Recording, current, record
-from ..track.first_call import call_at_first_module_call
+from ..track.call_patch import Patch, WrappedFunction
+from ..track.skip_dynamo import skip_frame
 from .job import Job
 
-__all__ = ["record_forked_children", "record_this_child"]
+__all__ = ["call_at_first_module_call", "record_forked_children", "record_this_child"]
+
+_exclusive = Exclusive()
+
+
+def call_at_first_module_call(function: Callable[[], None]) -> None:
+    """Call `function` once, just before a module is called; what it starts sees that call already.
+
+    Modules that run only inside of what torch.compile compiled are not seen.
+    """
+    begun = False
+
+    def call_if_first() -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            _PATCH.uninstall()
+            function()
+
+    _PATCH.install(lambda: _exclusive.run(call_if_first))
+
+
+def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
+        __tracebackhide__ = __traceback_hide__ = True
+        call_first = patched.observer
+        if is_dynamo_compiling() or call_first is None:
+            return patched.wrapped(self, *args, **kwargs)
+        is_outermost = vars(nn.Module)["__call__"] is patched.wrapper
+        call_first()
+        # What others put around this wrapper has begun already, and is not called twice.
+        return (nn.Module.__call__ if is_outermost else patched.wrapped)(self, *args, **kwargs)
+
+    return skip_frame(__call__)
+
+
+_PATCH = Patch(_make_wrapper)
+
 
 _BEFORE_EXIT = -100
 """The priority of saving among what `multiprocessing` does at the end of a process: behind what has one, 0 or more."""

@@ -17,7 +17,7 @@ from ..track.job_clocks import JobClocks
 from ..track.native.device_times import DeviceChoice
 from ..track.recording_metadata import recording_metadata
 from ..track.sampling import Sampler
-from .stacks_on_signal import write_stacks_on
+from .signals import write_stacks_on
 
 __all__ = ["Capture"]
 

@@ -14,9 +14,9 @@ from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check
 from ..track.native.device_times import DEFAULT_DEPTH, DeviceChoice
 from ..track.sampling import Sampler
 from .capture import Capture
-from .cycles import Schedule
+from .outputs import Schedule
 from .recording import Recording
-from .stacks_on_signal import check_signal
+from .signals import check_signal
 
 __all__ = ["record"]
 

@@ -15,12 +15,10 @@ from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import RingAnalysis, ThreadStack, Timeline, build_timeline
 from ..track.optimizer_steps import OptimizerSteps
-from .block_exit import block_exit
 from .capture import Capture
-from .current import change_alone, is_running, running, start_alone, stop_alone
-from .cycles import Action, Cycles, Schedule
-from .on_signal import SaveOnSignal
-from .outputs import Outputs, log_saved
+from .current import block_exit, change_alone, is_running, running, start_alone, stop_alone
+from .outputs import Action, Cycles, Outputs, Schedule, log_saved
+from .signals import SaveOnSignal
 
 __all__ = ["Recording", "current"]
 

@@ -143,7 +143,8 @@ class Patch:
     """A kind of wrapper, and where it is put.
 
     Args:
-        make: given a wrapped function, returns its wrapper, which looks at `patched.observer` and calls `patched.wrapped`.
+        make: given a wrapped function `patched`, returns the wrapper. It looks at `patched.observer` and calls
+            `patched.wrapped`.
         targets: what it wraps.
     """
 
