@@ -53,7 +53,7 @@ class RecordOptions(TypedDict, total=False):
     strip_wrappers: bool
     device_times: bool
     device_depth: int | None
-    modules: str | None
+    device_modules: str | None
 
 
 @dataclass(frozen=True)
@@ -194,6 +194,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("strip_wrappers", _flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", None, True),
     Option("device_times", _flag, "Also record when the device (a GPU) is in chosen calls, by events.", None, False),
     Option("device_depth", _positive, "Choose calls with fewer than N around them (2, unless by name).", "N"),
-    Option("modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
+    Option("device_modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
 )
 """All of `RecordOptions`."""

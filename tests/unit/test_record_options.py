@@ -31,7 +31,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "strip_wrappers": ("false", False),
     "device_times": ("1", True),
     "device_depth": ("3", 3),
-    "modules": ("GPT.blocks.*", "GPT.blocks.*"),
+    "device_modules": ("GPT.blocks.*", "GPT.blocks.*"),
 }
 
 

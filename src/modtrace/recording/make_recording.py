@@ -38,7 +38,7 @@ def record(
     strip_wrappers: bool = True,
     device_times: bool = False,
     device_depth: int | None = None,
-    modules: str | None = None,
+    device_modules: str | None = None,
 ) -> Recording:
     """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
 
@@ -75,9 +75,9 @@ def record(
         device_times: also record when the device (a GPU) is in chosen calls, by events on its streams, without a
             profiler and without waiting for it. It needs the native engine; where there is no device, one warning says
             so, and the recording goes on.
-        device_depth: those calls are chosen that have fewer calls around them than this; 2 unless `modules` is given:
-            the outermost, and what these call.
-        modules: those calls are chosen whose fully qualified name matches this pattern, as of a shell: `GPT.blocks.*`.
+        device_depth: choose calls with fewer calls around them than this. 2 (the outermost, and what these call) unless
+            `device_modules` is given.
+        device_modules: choose calls whose fully qualified name matches this pattern, like a shell's: `GPT.blocks.*`.
 
     Raises:
         RecordingError: the arguments make no sense, `%r` has no value, or this is a free-threaded build of CPython.
@@ -97,7 +97,7 @@ def record(
         raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
     if stacks_on_signal is not None:
         check_signal(stacks_on_signal, ring)
-    device = _device_choice(engine, device_times, device_depth, modules)
+    device = _device_choice(engine, device_times, device_depth, device_modules)
     make_capture = partial(
         Capture,
         engine=engine,
@@ -115,16 +115,16 @@ def record(
 
 
 def _device_choice(
-    engine: EngineName, device_times: bool, device_depth: int | None, modules: str | None
+    engine: EngineName, device_times: bool, device_depth: int | None, device_modules: str | None
 ) -> DeviceChoice | None:
     if not device_times:
-        if device_depth is not None or modules is not None:
-            raise RecordingError("device_depth and modules choose calls for device times; give device_times=True too")
+        if device_depth is not None or device_modules is not None:
+            raise RecordingError("device_depth and device_modules choose device times; give device_times=True too")
         return None
     if engine == "python":
         raise RecordingError("device times need the native engine; give engine='native' or 'auto'")
     if device_depth is not None and (not isinstance(device_depth, int) or device_depth < 1):
         raise RecordingError(f"device_depth is {device_depth!r}; it must be a whole number, 1 or more, or None")
-    if modules is not None and not isinstance(modules, str):
-        raise RecordingError(f"modules is {modules!r}; it must be a pattern of names, as 'GPT.blocks.*'")
-    return DeviceChoice(device_depth if device_depth or modules else DEFAULT_DEPTH, modules)
+    if device_modules is not None and not isinstance(device_modules, str):
+        raise RecordingError(f"device_modules is {device_modules!r}; it must be a pattern of names, as 'GPT.blocks.*'")
+    return DeviceChoice(device_depth if device_depth or device_modules else DEFAULT_DEPTH, device_modules)
