@@ -30,7 +30,7 @@ __all__ = ["UNITS", "WORK_PREFIX", "build", "build_if_missing", "compile_library
 
 UNITS = {
     "calls": ("-O3", ("backward.cpp", "module.cpp", "module_calls.cpp", "ring_writer.cpp")),
-    "collectives": ("-O2", ("collectives/tap.cpp", "collectives/waits.cpp")),
+    "collectives": ("-O2", ("collectives.cpp",)),
     "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),
 }
 """What is compiled as one: most of the time goes into torch's headers, which each unit reads once."""

@@ -4,16 +4,226 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
+#include <optional>
+#include <vector>
 
-#include "backward_order.h"
+#include "device/calls.h"
 #include "ring_writer.h"
-#include "segment_hook.h"
 
 namespace modtrace {
 namespace {
+
+// --- The hook on the first node of a segment, and the backward pass that it belongs to ---
+
+BackwardPass& pass_slot(uint64_t number) { return engine.pass_slots[number % kMaxConcurrentPasses]; }
+
+HookedGraphTask& hooked_slot(int graph_task) { return engine.hooked_graph_tasks[graph_task % kMaxConcurrentPasses]; }
+
+// Notes that a pass is over: once, and only where it began.
+void end_pass(uint64_t number) {
+  BackwardPass& pass = pass_slot(number);
+  if (pass.number.load() != number || !pass.begun.load() || pass.over.exchange(true)) return;
+  ThreadState& thread = registered_thread();
+  write_without_gil(thread, kBackwardOver << kKindShift | kNoName, static_cast<int64_t>(number & kBackwardPassMask));
+  if (C10_UNLIKELY(pass.device_times)) queue_device_event(thread);
+}
+
+// Notes that the nodes from this one on belong to another call than those before.
+class SegmentHook final : public torch::autograd::FunctionPreHook {
+ public:
+  SegmentHook(uint64_t pass_number, uint64_t forward_thread, uint64_t sequence, bool on_device)
+      : pass_number_(pass_number), on_device_(on_device), forward_thread_(forward_thread), sequence_(sequence) {}
+
+  // Whether the pass that it is of runs still.
+  bool is_live() const {
+    const uint64_t number = pass_number_.load();
+    return number != 0 && pass_slot(number).number.load() == number;
+  }
+
+  // Takes the hook over for another pass: the graph was retained, and runs again.
+  void set_pass(uint64_t pass_number, bool on_device) {
+    on_device_.store(on_device);
+    pass_number_.store(pass_number);
+  }
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    const uint64_t number = pass_number_.load(std::memory_order_relaxed);
+    BackwardPass& pass = pass_slot(number);
+    if (C10_LIKELY(pass.number.load(std::memory_order_acquire) == number)) begin_segment(pass, number);
+    return gradients;
+  }
+
+  // What torch.compile makes of a backward runs no hooks of ours. One of the two overrides, by torch's version.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {}
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {}
+
+ private:
+  void begin_segment(BackwardPass& pass, uint64_t number) const {
+    const int graph_task = current_graph_task();
+    if (C10_UNLIKELY(graph_task < 0 || pass.observed.load())) return;
+    int of_pass = kNoGraphTask;
+    if (!pass.graph_task.compare_exchange_strong(of_pass, graph_task) && of_pass != graph_task) return;
+    ThreadState& thread = registered_thread();
+    if (C10_UNLIKELY(!pass.begun.load(std::memory_order_relaxed)) && !pass.begun.exchange(true)) {
+      torch::autograd::Engine::get_default_engine().queue_callback([number] { end_pass(number); });
+    }
+    HookedGraphTask& hooked = hooked_slot(graph_task);
+    hooked.pass.store(number, std::memory_order_relaxed);
+    hooked.graph_task.store(graph_task, std::memory_order_relaxed);
+    thread.segment_pass = number;
+    write_without_gil(
+        thread, node_meta(kSegmentBegin, forward_thread_, 0),
+        static_cast<int64_t>((number & kBackwardPassMask) << kSequenceBits | (sequence_ & kSequenceMask)));
+    if (C10_UNLIKELY(on_device_.load(std::memory_order_relaxed))) queue_device_event(thread);
+  }
+
+  std::atomic<uint64_t> pass_number_;
+  std::atomic<bool> on_device_;  // whether an event of the device is recorded here
+  uint64_t forward_thread_, sequence_;
+};
+
+// --- The order in which a backward pass will run its nodes, where that is known beforehand ---
+
+constexpr uint64_t kAccumulateGradSeq = std::numeric_limits<uint64_t>::max();
+constexpr size_t kUsualNodes = 256;  // of a pass: more take more allocations
+
+// Where the engine of torch runs the node: on the device of the first gradient that is not on the CPU.
+at::Device device_of(const torch::autograd::Node& node) {
+  static const at::Device cpu(at::kCPU);  // to make one takes longer than to copy it
+  for (uint32_t input = 0; input < node.num_inputs(); ++input) {
+    const at::Device device = node.input_metadata(input).device();
+    if (device.type() != at::kCPU) return device;
+  }
+  return cpu;
+}
+
+// The nodes of a pass in the order in which they run: from the newest to the oldest.
+class BackwardOrder {
+ public:
+  // The boundaries of this thread, up to the next node that it will make.
+  explicit BackwardOrder(const SequenceBoundaries& boundaries)
+      : boundaries_(boundaries), forward_thread_(at::RecordFunction::currentThreadId()) {
+    reached_.reserve(kUsualNodes);
+    nodes_.reserve(kUsualNodes);
+  }
+
+  // Walks the graph behind the outputs. False where the order is not known; then it stops there.
+  bool find(PyObject* outputs) {
+    if (!PyTuple_Check(outputs)) return false;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(outputs); ++index) {
+      PyObject* output = PyTuple_GET_ITEM(outputs, index);
+      if (!THPVariable_Check(output)) return false;
+      const auto root = THPVariable_Unpack(output).grad_fn();
+      if (root && !reach(*root)) return false;
+    }
+    while (!reached_.empty()) {
+      const NumberedNode newest = take_newest();
+      if (!nodes_.empty() && newest.sequence == nodes_.back().sequence) {
+        if (newest.node != nodes_.back().node) return false;
+        continue;
+      }
+      if (!is_in_order(newest)) return false;
+      nodes_.push_back(newest);
+      for (const auto& edge : newest.node->next_edges()) {
+        if (!edge.function) continue;
+        const uint64_t sequence = edge.function->sequence_nr();
+        if (sequence >= newest.sequence && sequence != kAccumulateGradSeq) return false;
+        if (!reach(*edge.function)) return false;
+      }
+    }
+    return true;
+  }
+
+  bool is_on_device() const { return device_ && device_->type() != at::kCPU; }
+
+  // Whether any of the nodes has the hook of a pass that runs still.
+  bool meets_live_hook() const {
+    return std::any_of(nodes_.begin(), nodes_.end(), [](const NumberedNode& node) {
+      const SegmentHook* hook = hook_of(node);
+      return hook != nullptr && hook->is_live();
+    });
+  }
+
+  // Hooks the first node to run of each segment.
+  //
+  // device_boundaries: where the nodes of calls that get events of the device begin, or null where none do.
+  void hook_segments(uint64_t pass_number, const SequenceBoundaries* device_boundaries) const {
+    for (size_t index = 0; index < nodes_.size(); ++index) {
+      const NumberedNode& node = nodes_[index];
+      const uint64_t newer = index == 0 ? 0 : nodes_[index - 1].sequence;
+      if (index != 0 && !boundaries_.any(node.sequence + 1, newer)) continue;
+      const bool on_device =
+          device_boundaries != nullptr && (index == 0 || (device_boundaries->reaches(node.sequence) &&
+                                                          device_boundaries->any(node.sequence + 1, newer)));
+      add_hook(node, pass_number, on_device);
+    }
+  }
+
+ private:
+  struct NumberedNode {
+    uint64_t sequence;
+    torch::autograd::Node* node;
+    bool operator<(const NumberedNode& other) const { return sequence < other.sequence; }
+  };
+
+  // Notes that the pass runs this node; a node can be noted more than once before it is taken. False for one that
+  // is neither of the order nor an AccumulateGrad.
+  bool reach(torch::autograd::Node& node) {
+    const uint64_t sequence = node.sequence_nr();
+    if (sequence == kAccumulateGradSeq) return node.num_outputs() == 0;
+    reached_.push_back({sequence, &node});
+    std::push_heap(reached_.begin(), reached_.end());
+    return true;
+  }
+
+  NumberedNode take_newest() {
+    std::pop_heap(reached_.begin(), reached_.end());
+    const NumberedNode newest = reached_.back();
+    reached_.pop_back();
+    return newest;
+  }
+
+  // Whether the node is of this thread, on the device of the others, and not too old for its boundaries to be known.
+  bool is_in_order(const NumberedNode& numbered) {
+    if (numbered.node->thread_id() != forward_thread_ || !boundaries_.reaches(numbered.sequence)) return false;
+    const at::Device device = device_of(*numbered.node);
+    if (device_.value_or(device) != device) return false;
+    device_ = device;
+    return true;
+  }
+
+  static SegmentHook* hook_of(const NumberedNode& numbered) {
+    for (const auto& hook : numbered.node->pre_hooks()) {
+      if (auto* ours = dynamic_cast<SegmentHook*>(hook.get())) return ours;
+    }
+    return nullptr;
+  }
+
+  void add_hook(const NumberedNode& numbered, uint64_t pass_number, bool on_device) const {
+    if (SegmentHook* hook = hook_of(numbered)) {
+      hook->set_pass(pass_number, on_device);
+      return;
+    }
+    numbered.node->add_pre_hook(
+        std::make_unique<SegmentHook>(pass_number, forward_thread_, numbered.sequence, on_device));
+  }
+
+  const SequenceBoundaries& boundaries_;
+  uint64_t forward_thread_;
+  std::optional<at::Device> device_;
+  std::vector<NumberedNode> reached_;  // a heap: the newest first
+  std::vector<NumberedNode> nodes_;    // from the newest to the oldest
+};
 
 // --- The observer, which torch calls around each node that runs ---
 

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "backward.h"
-#include "collectives/calls.h"
+#include "collectives.h"
 #include "device/calls.h"
 #include "module_calls.h"
 #include "ring_writer.h"

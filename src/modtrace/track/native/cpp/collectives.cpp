@@ -1,26 +1,144 @@
-#include "calls.h"
+#include "collectives.h"
 
 #ifdef MODTRACE_DISTRIBUTED
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <tuple>
+#include <typeinfo>
+#include <utility>
 
-#include "../device/calls.h"
-#include "../ring_writer.h"
-#include "tensors.h"
+#include "device/calls.h"
+#include "engine_state.h"
+#include "ring_writer.h"
 
 namespace modtrace {
 namespace {
+
+constexpr int64_t kNoPeer = -1, kNoCounter = -1;
+constexpr size_t kRecentWorks = 4096, kWorksPerAddress = 8;
+
+// The name of an operator on a group (for p2p: with a peer), and what counts its calls.
+struct NamedOperator {
+  int64_t name_id;
+  std::string group;
+  int64_t* counter;        // of the group; for p2p of this name
+  bool no_future = false;  // its Work has none
+};
+
+// A collective that can be waited for: its name and counter, and the device that runs it where that goes on alone.
+struct Awaited {
+  int64_t name_id = kNoName, counter = kNoCounter;
+  c10::DeviceType device = c10::kCPU;
+};
+
+// Which collective a Work or a tensor's memory is of. What lies at the same place later takes it over.
+struct RecentWork {
+  const void* address = nullptr;
+  Awaited collective;
+  uint64_t order = 0;  // of what was noted; 0 where nothing was
+};
+
+// Tap, group, peer, and the type of the device that runs it.
+using OperatorKey = std::tuple<const void*, const void*, int64_t, c10::DeviceType>;
+
+// What the tap knows in a session. Guarded by the mutex, under which nobody takes the interpreter's lock.
+struct CollectiveState {
+  std::mutex mutex;
+  uint64_t generation = 0;
+  std::map<OperatorKey, NamedOperator> operators;
+  std::map<std::pair<std::string, int64_t>, int64_t> counters;  // (group, −1 or name of p2p) → calls so far
+  std::array<RecentWork, kRecentWorks> works;
+  uint64_t noted_works = 0;
+};
+
+// Never destroyed, as the engine's state; replaced in a forked child.
+std::atomic<CollectiveState*> collective_state{nullptr};
+
+// Called once where collectives pass the tap by, or null. Guarded by the interpreter's lock.
+PyObject* on_unseen = nullptr;
+
+// The first of the places where an address is noted.
+RecentWork* works_of(CollectiveState& state, const void* address) {
+  const auto bits = reinterpret_cast<uintptr_t>(address);
+  return &state.works[(bits >> 4 ^ bits >> 16) % (kRecentWorks / kWorksPerAddress) * kWorksPerAddress];
+}
+
+// Notes which collective an address is of: in its own place, or in that of what was noted longest ago.
+void note_work(CollectiveState& state, const void* address, const Awaited& collective) {
+  RecentWork* const first = works_of(state, address);
+  RecentWork* chosen = first;
+  for (RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
+    if (work->address == address) {
+      chosen = work;
+      break;
+    }
+    if (work->order < chosen->order) chosen = work;
+  }
+  *chosen = {address, collective, ++state.noted_works};
+}
+
+// What is waited for, or no collective.
+Awaited find_awaited(const void* address) {
+  CollectiveState& state = *collective_state.load();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  if (address != nullptr && state.generation == current_generation()) {
+    const RecentWork* const first = works_of(state, address);
+    for (const RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
+      if (work->address == address) return work->collective;
+    }
+  }
+  return {};
+}
+
+// --- The tensors that a collective is given ---
+
+int64_t tensor_bytes(const at::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    return tensor.defined() ? tensor.numel() * static_cast<int64_t>(tensor.element_size()) : 0;
+  }
+  int64_t bytes = 0;
+  if (value.isList()) {
+    for (const at::IValue& element : value.toListRef()) {
+      if (element.isTensor() || element.isList()) bytes += tensor_bytes(element);
+    }
+  }
+  return bytes;
+}
+
+const at::Tensor* first_tensor(const at::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() ? &value.toTensor() : nullptr;
+  if (!value.isList()) return nullptr;
+  for (const at::IValue& element : value.toListRef()) {
+    if (!element.isTensor() && !element.isList()) return nullptr;
+    if (const at::Tensor* tensor = first_tensor(element)) return tensor;
+  }
+  return nullptr;
+}
+
+// Whether it is only traced: a fake tensor, or one that some Python code stands for.
+bool is_traced(const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python) || tensor.is_meta(); }
+
+// --- The tap on the operators of c10d ---
 
 using torch::jit::Stack;
 
@@ -284,6 +402,54 @@ void register_taps() {
   functional.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&tap_wait_tensor>());
 }
 
+// --- The wrapper of Work.wait ---
+
+// What one wrapper of Work.wait wraps, and whether it notes waits.
+struct WaitWrapper {
+  PyRef wrapped;
+  bool active = false;
+};
+
+WaitWrapper* wait_wrapper_in(PyObject* capsule) {
+  return static_cast<WaitWrapper*>(PyCapsule_GetPointer(capsule, nullptr));
+}
+
+// Says once that collectives pass the tap by. False where an error of the user's is pending.
+bool report_unseen(Session& session) {
+  if (on_unseen == nullptr) return true;
+  const PyRef function = PyRef::steal(std::exchange(on_unseen, nullptr));
+  const SessionRef hold(session);
+  if (!call_without_dynamo(function)) report_error(session);
+  return PyErr_Occurred() == nullptr;
+}
+
+PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  const WaitWrapper* wrapper = wait_wrapper_in(capsule);
+  if (wrapper == nullptr) return nullptr;
+  const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
+  Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
+  ThreadState& thread = this_thread();
+  if (session == nullptr || count == 0 ||
+      (thread.generation != current_generation() && !register_thread(*session, thread))) {
+    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
+    return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
+  }
+  const Awaited awaited = find_awaited(bound_object(args[0], typeid(c10d::Work)));
+  if (awaited.counter == kNoCounter && c10::InferenceMode::is_enabled() && !report_unseen(*session)) return nullptr;
+  const uint64_t generation = thread.generation;
+  const int64_t meta = thread.meta_bits | awaited.name_id;
+  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
+  PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
+  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
+  return result;
+}
+
+PyMethodDef wait_definition = {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait)),
+                               METH_FASTCALL | METH_KEYWORDS,
+                               "wait(work, timeout): wait for a work, and note from when to when."};
+
 }  // namespace
 
 PyObject* start_collectives(PyObject*, PyObject* args) {
@@ -321,6 +487,24 @@ void reset_collectives() {
   if (collective_state.load() != nullptr) collective_state.store(new CollectiveState);
 }
 
+PyObject* wrap_wait(PyObject*, PyObject* wrapped) {
+  PyObject* function = PyInstanceMethod_Check(wrapped) ? PyInstanceMethod_GET_FUNCTION(wrapped) : wrapped;
+  const PyRef capsule = PyRef::steal(PyCapsule_New(new WaitWrapper{PyRef::borrow(function)}, nullptr,
+                                                   [](PyObject* object) { delete wait_wrapper_in(object); }));
+  const PyRef wrapper = PyRef::steal(capsule ? PyCFunction_New(&wait_definition, capsule.get()) : nullptr);
+  return wrapper ? PyInstanceMethod_New(wrapper.get()) : nullptr;
+}
+
+PyObject* set_wait_active(PyObject*, PyObject* args) {
+  PyObject* method;
+  int active;
+  if (!PyArg_ParseTuple(args, "O!p", &PyInstanceMethod_Type, &method, &active)) return nullptr;
+  WaitWrapper* wrapper = wait_wrapper_in(PyCFunction_GetSelf(PyInstanceMethod_GET_FUNCTION(method)));
+  if (wrapper == nullptr) return nullptr;
+  wrapper->active = active != 0;
+  Py_RETURN_NONE;
+}
+
 }  // namespace modtrace
 
 #else  // this torch is built without torch.distributed
@@ -330,6 +514,8 @@ namespace modtrace {
 PyObject* start_collectives(PyObject*, PyObject*) { Py_RETURN_FALSE; }
 PyObject* stop_collectives(PyObject*, PyObject*) { Py_RETURN_NONE; }
 void reset_collectives() {}
+PyObject* wrap_wait(PyObject*, PyObject* wrapped) { return PyRef::borrow(wrapped).release(); }
+PyObject* set_wait_active(PyObject*, PyObject*) { Py_RETURN_NONE; }
 
 }  // namespace modtrace
 
