@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import modtrace
+from modtrace.recording import capture as module
+from modtrace.recording.capture import recording_metadata
 from modtrace.reporting.clean_timeline import clean_metadata
-from modtrace.track import recording_metadata as module
-from modtrace.track.recording_metadata import recording_metadata
 
 CPU_INFO = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 7763 64-Core Processor\nflags\t: fpu\n"
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version: 12\n"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from modtrace._weak_map import WeakMap
+from modtrace._interrupts import WeakMap
 
 
 class Key:

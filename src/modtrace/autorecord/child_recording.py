@@ -17,7 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.data import get_worker_info
 
 from .._errors import ModtraceError
-from .._exclusive import Exclusive
+from .._interrupts import Exclusive
 from ..recording import Recording, current, record
 from ..track.call_patch import Patch, WrappedFunction
 from ..track.skip_dynamo import skip_frame

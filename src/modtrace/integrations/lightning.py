@@ -37,7 +37,7 @@ class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
         pl_module.training_step = MethodCall(pl_module, "training_step").as_function()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._recorder.begin_step(self._step)
+        self._begin_step(self._step)
 
     def on_train_batch_end(
         self,
@@ -50,17 +50,17 @@ class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
         # Unchanged while gradients are accumulated.
         if trainer.global_step != self._optimizer_steps:
             self._optimizer_steps = trainer.global_step
-            self._recorder.end_step(self._step)
+            self._end_step(self._step)
             self._step += 1
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._recorder.mark("validation begins")
+        self._mark("validation begins")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._recorder.mark("validation done")
+        self._mark("validation done")
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        self._recorder.mark("checkpoint saved")
+        self._mark("checkpoint saved")
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._finish(pl_module)
@@ -70,4 +70,4 @@ class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
 
     def _finish(self, pl_module: Any) -> None:
         vars(pl_module).pop("training_step", None)
-        self._recorder.end()
+        self._end()

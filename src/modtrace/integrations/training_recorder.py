@@ -13,73 +13,20 @@ if TYPE_CHECKING:
 
     from ..record_options import RecordOptions
 
-__all__ = ["RecordingCallback", "TrainingRecorder"]
-
-
-class TrainingRecorder:
-    """Records the steps of a training, numbered as it counts them; where a recording runs already, marks them in that.
-
-    Args:
-        path: where to save; None saves nothing.
-        steps: the first step to record, from 0, and the one before which it ends; None records all.
-        options: keyword arguments of `modtrace.record`.
-
-    Attributes:
-        recording: the one that was started, None before.
-
-    Raises:
-        RecordingError: the range is empty.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike[str] | None, steps: tuple[int, int] | None, options: RecordOptions
-    ) -> None:
-        if steps is not None and not 0 <= steps[0] < steps[1]:
-            raise RecordingError(f"steps is {steps}; give the first step, from 0, and the one before which it ends")
-        self._path = path
-        self._steps = steps
-        self._options = options
-        self.recording: Recording | None = None
-
-    def begin_step(self, step: int) -> None:
-        """Start the recording where it is to record this step, and does not run yet."""
-        if self.recording is None and current() is None and (self._steps is None or step in range(*self._steps)):
-            self.recording = record(self._path, **self._options)
-            self.recording.first_step = step
-            self.recording.start()
-
-    def end_step(self, step: int) -> None:
-        """Mark the end of this step, and stop behind the last."""
-        running = current()
-        if running is not None:
-            running.step()
-        if self._steps is not None and step + 1 >= self._steps[1]:
-            self.end()
-
-    def mark(self, text: str) -> None:
-        """Mark a moment."""
-        running = current()
-        if running is not None:
-            running.mark(text)
-
-    def end(self) -> None:
-        """Stop and save.
-
-        Raises:
-            WriteError: the file cannot be written.
-        """
-        if self.recording is not None:
-            self.recording.stop()
+__all__ = ["RecordingCallback"]
 
 
 class RecordingCallback:
-    """What the callbacks of all trainers take and hold.
+    """Records the steps of a training, numbered as it counts them; if a recording runs already, marks them in that.
 
     Args:
         path: where to save when the training or the range ends, as of `modtrace.record`: `%r` is the rank.
         steps: the first step to record, counted over the whole training from 0, and the one before which it ends; None
             records all.
         options: keyword arguments of `modtrace.record`.
+
+    Attributes:
+        recording: the one that was started, None before.
 
     Raises:
         RecordingError: the range is empty.
@@ -92,9 +39,34 @@ class RecordingCallback:
         steps: tuple[int, int] | None = None,
         **options: Unpack[RecordOptions],
     ) -> None:
-        self._recorder = TrainingRecorder(path, steps, options)
+        if steps is not None and not 0 <= steps[0] < steps[1]:
+            raise RecordingError(f"steps is {steps}; give the first step, from 0, and the one before which it ends")
+        self._path = path
+        self._steps = steps
+        self._options = options
+        self.recording: Recording | None = None
 
-    @property
-    def recording(self) -> Recording | None:
-        """The one that was started, None before."""
-        return self._recorder.recording
+    def _begin_step(self, step: int) -> None:
+        """Start the recording if it is to record this step, and does not run yet."""
+        if self.recording is None and current() is None and (self._steps is None or step in range(*self._steps)):
+            self.recording = record(self._path, **self._options)
+            self.recording.first_step = step
+            self.recording.start()
+
+    def _end_step(self, step: int) -> None:
+        """Mark the end of this step, and stop behind the last."""
+        running = current()
+        if running is not None:
+            running.step()
+        if self._steps is not None and step + 1 >= self._steps[1]:
+            self._end()
+
+    def _mark(self, text: str) -> None:
+        running = current()
+        if running is not None:
+            running.mark(text)
+
+    def _end(self) -> None:
+        """Stop and save; raises WriteError if the file cannot be written."""
+        if self.recording is not None:
+            self.recording.stop()

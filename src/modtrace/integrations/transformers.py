@@ -30,23 +30,23 @@ class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc
     _evaluates = False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._recorder.begin_step(state.global_step)
+        self._begin_step(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # The Trainer has counted it by now.
-        self._recorder.end_step(state.global_step - 1)
+        self._end_step(state.global_step - 1)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not self._evaluates:
             self._evaluates = True
-            self._recorder.mark("evaluation: first batch done")
+            self._mark("evaluation: first batch done")
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._evaluates = False
-        self._recorder.mark("evaluation done")
+        self._mark("evaluation done")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._recorder.mark("checkpoint saved")
+        self._mark("checkpoint saved")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._recorder.end()
+        self._end()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from .._errors import RecordingError
-from .._exclusive import Exclusive
+from .._interrupts import Exclusive
 
 __all__ = ["block_exit", "change_alone", "is_running", "running", "start_alone", "stop_alone"]
 

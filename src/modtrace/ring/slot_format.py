@@ -9,7 +9,7 @@ The lap is how often the ring had been filled before, modulo `1 << LAP_BITS`. Me
 a reader copies the stamp first and meta last. A slot is whole where the lap in meta is the lap of the stamp, so torn
 and overwritten slots are told apart without a lock.
 
-`track/native/cpp/slot_format.h` is the same in C++; a test compares the two.
+The build of the native engine makes a C++ header of this file.
 """
 
 from __future__ import annotations

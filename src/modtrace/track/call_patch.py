@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._exclusive import Exclusive
+from .._interrupts import Exclusive
 
 __all__ = ["MODULE_CALL", "RUN_BACKWARD", "Patch", "PatchTarget", "WrappedFunction"]
 

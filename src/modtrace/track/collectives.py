@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from .._weak_map import WeakMap
+from .._interrupts import WeakMap
 from ..ring import Kind, NameTable
 from ..ring.collective_text import collective_text, format_ranks
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT

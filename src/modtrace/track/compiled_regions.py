@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import nn
 
 from .._after_import import call_after_import
-from .._weak_map import WeakMap
+from .._interrupts import WeakMap
 from ..ring import NameTable
 from .optimizer_hook import OptimizerRef, call_listener, step_frames, stepped_in_graph
 from .skip_dynamo import skip_all

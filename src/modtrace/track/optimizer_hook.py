@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from .._after_import import call_after_import
-from .._handler_errors import raised_by_handler
-from .._weak_map import WeakMap
+from .._interrupts import WeakMap, raised_by_handler
 from .skip_dynamo import skip_all, skip_frame
 
 __all__ = [

@@ -15,8 +15,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from .._exclusive import Exclusive
-from .._weak_map import WeakMap
+from .._interrupts import Exclusive, WeakMap
 from .compiled_regions import CompiledRegions
 from .optimizer_hook import OptimizerRef, add_step_hook, is_compiled, remove_step_hook, step_frames
 from .tensors import unseen_by_modes

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
-from .._weak_map import WeakMap
+from .._interrupts import WeakMap
 from ..ring.slot_format import NO_NAME
 from ..track.portable.segment_hooks import FrameBase, FrameStack, make_hook_tensor, node_of
 from ..track.tensors import tensors_in

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.compiler import is_dynamo_compiling
 
-from .._weak_map import WeakMap
+from .._interrupts import WeakMap
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
 from ..track.call_patch import Patch, WrappedFunction

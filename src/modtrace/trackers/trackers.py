@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 
-from .._weak_map import WeakMap
+from .._interrupts import WeakMap
 from ..track.naming.module_kinds import class_name, named_modules
 from ..track.tensors import tensors_in
 from .follower import Follower

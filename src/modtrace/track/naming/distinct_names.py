@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from ..._exclusive import Exclusive
+from ..._interrupts import Exclusive
 from .module_paths import ModuleRef
 
 __all__ = ["DistinctNames", "attribute_of_caller", "calling_object"]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ..._weak_map import WeakMap
+from ..._interrupts import WeakMap
 
 __all__ = [
     "MethodCall",

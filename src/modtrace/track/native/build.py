@@ -23,6 +23,7 @@ import torch.distributed
 
 from ..._errors import EngineError
 from ...record_options import EngineName
+from ...ring import Kind, slot_format
 from .cache_folder import LIBRARY_NAME
 from .library import FAILURE, HINT, find_library, forget_loaded, is_built, native_path, seal, why_distrusted
 
@@ -30,7 +31,7 @@ __all__ = ["UNITS", "WORK_PREFIX", "build", "build_if_missing", "compile_library
 
 UNITS = {
     "calls": ("-O3", ("backward.cpp", "module.cpp", "module_calls.cpp", "ring_writer.cpp")),
-    "collectives": ("-O2", ("collectives.cpp",)),
+    "collectives": ("-O2", ("collectives.cpp", "collective_waits.cpp")),
     "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),
 }
 """What is compiled as one: most of the time goes into torch's headers, which each unit reads once."""
@@ -83,7 +84,8 @@ def compile_library(path: Path) -> None:
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORK_PREFIX) as work:
         built = Path(work) / f"{LIBRARY_NAME}.so"
-        flags = [*_FLAGS, _FEWER_HEADERS, *_flags_of_torch(), *_short_paths(work)]
+        Path(work, "slot_format.h").write_text(_slot_format_header(), "utf-8")
+        flags = [*_FLAGS, _FEWER_HEADERS, f"-I{work}", *_flags_of_torch(), *_short_paths(work)]
         commands, objects = [], []
         for unit, (level, names) in UNITS.items():
             source, made = Path(work) / f"{unit}.cpp", Path(work) / f"{unit}.o"
@@ -101,6 +103,22 @@ def compile_library(path: Path) -> None:
             raise EngineError(f"what was built for torch {torch.__version__} does not load: {error}") from error
         # Several processes may build at once; each moves a whole file into place.
         os.replace(built, path)
+
+
+def _slot_format_header() -> str:
+    """Return the C++ of `ring/slot_format.py`: each number by name, `NAME_BITS` as `kNameBits`, and the kinds."""
+    numbers = {name: value for name in slot_format.__all__ if isinstance(value := getattr(slot_format, name), int)}
+    constants = [
+        f"constexpr {'uint64_t' if name.endswith('_MASK') else 'int64_t'} {_constant(name)} = {value};"
+        for name, value in numbers.items()
+    ]
+    kinds = [f"  {_constant(kind.name)} = {kind.value}," for kind in Kind]
+    lines = ["#pragma once", "#include <cstdint>", "namespace modtrace {", *constants, "enum Kind : int64_t {", *kinds]
+    return "\n".join([*lines, "};", "}  // namespace modtrace", ""])
+
+
+def _constant(name: str) -> str:
+    return "k" + name.title().replace("_", "")
 
 
 def _run(commands: list[list[str]]) -> None:

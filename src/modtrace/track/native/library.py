@@ -18,6 +18,7 @@ from types import ModuleType
 import torch
 
 from ..._errors import EngineError
+from ...ring import slot_format
 from .cache_folder import LIBRARY_NAME, PACKAGED, cache_home, engine_folder
 
 __all__ = [
@@ -35,7 +36,7 @@ __all__ = [
 ]
 
 _FOLDER = Path(__file__).parent
-_SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py"]
+_SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py", Path(slot_format.__file__)]
 """What a library depends on: the code, and how it is compiled."""
 HINT = "The portable engine needs no build: engine='python', or 'auto'."
 # A library is followed by this and the SHA-256 of all before. The loader of the system does not look there, and may

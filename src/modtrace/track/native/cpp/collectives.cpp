@@ -6,7 +6,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/DeviceType.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
@@ -23,7 +22,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <tuple>
-#include <typeinfo>
 #include <utility>
 
 #include "device/calls.h"
@@ -33,7 +31,7 @@
 namespace modtrace {
 namespace {
 
-constexpr int64_t kNoPeer = -1, kNoCounter = -1;
+constexpr int64_t kNoPeer = -1;
 constexpr size_t kRecentWorks = 4096, kWorksPerAddress = 8;
 
 // The name of an operator on a group (for p2p: with a peer), and what counts its calls.
@@ -42,12 +40,6 @@ struct NamedOperator {
   std::string group;
   int64_t* counter;        // of the group; for p2p of this name
   bool no_future = false;  // its Work has none
-};
-
-// A collective that can be waited for: its name and counter, and the device that runs it where that goes on alone.
-struct Awaited {
-  int64_t name_id = kNoName, counter = kNoCounter;
-  c10::DeviceType device = c10::kCPU;
 };
 
 // Which collective a Work or a tensor's memory is of. What lies at the same place later takes it over.
@@ -73,9 +65,6 @@ struct CollectiveState {
 // Never destroyed, as the engine's state; replaced in a forked child.
 std::atomic<CollectiveState*> collective_state{nullptr};
 
-// Called once where collectives pass the tap by, or null. Guarded by the interpreter's lock.
-PyObject* on_unseen = nullptr;
-
 // The first of the places where an address is noted.
 RecentWork* works_of(CollectiveState& state, const void* address) {
   const auto bits = reinterpret_cast<uintptr_t>(address);
@@ -94,19 +83,6 @@ void note_work(CollectiveState& state, const void* address, const Awaited& colle
     if (work->order < chosen->order) chosen = work;
   }
   *chosen = {address, collective, ++state.noted_works};
-}
-
-// What is waited for, or no collective.
-Awaited find_awaited(const void* address) {
-  CollectiveState& state = *collective_state.load();
-  const std::lock_guard<std::mutex> lock(state.mutex);
-  if (address != nullptr && state.generation == current_generation()) {
-    const RecentWork* const first = works_of(state, address);
-    for (const RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
-      if (work->address == address) return work->collective;
-    }
-  }
-  return {};
 }
 
 // --- The tensors that a collective is given ---
@@ -402,55 +378,19 @@ void register_taps() {
   functional.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&tap_wait_tensor>());
 }
 
-// --- The wrapper of Work.wait ---
-
-// What one wrapper of Work.wait wraps, and whether it notes waits.
-struct WaitWrapper {
-  PyRef wrapped;
-  bool active = false;
-};
-
-WaitWrapper* wait_wrapper_in(PyObject* capsule) {
-  return static_cast<WaitWrapper*>(PyCapsule_GetPointer(capsule, nullptr));
-}
-
-// Says once that collectives pass the tap by. False where an error of the user's is pending.
-bool report_unseen(Session& session) {
-  if (on_unseen == nullptr) return true;
-  const PyRef function = PyRef::steal(std::exchange(on_unseen, nullptr));
-  const SessionRef hold(session);
-  if (!call_without_dynamo(function)) report_error(session);
-  return PyErr_Occurred() == nullptr;
-}
-
-PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  const WaitWrapper* wrapper = wait_wrapper_in(capsule);
-  if (wrapper == nullptr) return nullptr;
-  const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
-  Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
-  ThreadState& thread = this_thread();
-  if (session == nullptr || count == 0 ||
-      (thread.generation != current_generation() && !register_thread(*session, thread))) {
-    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
-    return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
-  }
-  const Awaited awaited = find_awaited(bound_object(args[0], typeid(c10d::Work)));
-  if (awaited.counter == kNoCounter && c10::InferenceMode::is_enabled() && !report_unseen(*session)) return nullptr;
-  const uint64_t generation = thread.generation;
-  const int64_t meta = thread.meta_bits | awaited.name_id;
-  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, awaited.counter);
-  queue_device_event_of_collective(thread, awaited.device);
-  PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
-  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, awaited.counter);
-  queue_device_event_of_collective(thread, awaited.device);
-  return result;
-}
-
-PyMethodDef wait_definition = {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait)),
-                               METH_FASTCALL | METH_KEYWORDS,
-                               "wait(work, timeout): wait for a work, and note from when to when."};
-
 }  // namespace
+
+Awaited find_awaited(const void* address) {
+  CollectiveState& state = *collective_state.load();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  if (address != nullptr && state.generation == current_generation()) {
+    const RecentWork* const first = works_of(state, address);
+    for (const RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
+      if (work->address == address) return work->collective;
+    }
+  }
+  return {};
+}
 
 PyObject* start_collectives(PyObject*, PyObject* args) {
   PyObject *name, *unseen;
@@ -487,24 +427,6 @@ void reset_collectives() {
   if (collective_state.load() != nullptr) collective_state.store(new CollectiveState);
 }
 
-PyObject* wrap_wait(PyObject*, PyObject* wrapped) {
-  PyObject* function = PyInstanceMethod_Check(wrapped) ? PyInstanceMethod_GET_FUNCTION(wrapped) : wrapped;
-  const PyRef capsule = PyRef::steal(PyCapsule_New(new WaitWrapper{PyRef::borrow(function)}, nullptr,
-                                                   [](PyObject* object) { delete wait_wrapper_in(object); }));
-  const PyRef wrapper = PyRef::steal(capsule ? PyCFunction_New(&wait_definition, capsule.get()) : nullptr);
-  return wrapper ? PyInstanceMethod_New(wrapper.get()) : nullptr;
-}
-
-PyObject* set_wait_active(PyObject*, PyObject* args) {
-  PyObject* method;
-  int active;
-  if (!PyArg_ParseTuple(args, "O!p", &PyInstanceMethod_Type, &method, &active)) return nullptr;
-  WaitWrapper* wrapper = wait_wrapper_in(PyCFunction_GetSelf(PyInstanceMethod_GET_FUNCTION(method)));
-  if (wrapper == nullptr) return nullptr;
-  wrapper->active = active != 0;
-  Py_RETURN_NONE;
-}
-
 }  // namespace modtrace
 
 #else  // this torch is built without torch.distributed
@@ -514,8 +436,6 @@ namespace modtrace {
 PyObject* start_collectives(PyObject*, PyObject*) { Py_RETURN_FALSE; }
 PyObject* stop_collectives(PyObject*, PyObject*) { Py_RETURN_NONE; }
 void reset_collectives() {}
-PyObject* wrap_wait(PyObject*, PyObject* wrapped) { return PyRef::borrow(wrapped).release(); }
-PyObject* set_wait_active(PyObject*, PyObject*) { Py_RETURN_NONE; }
 
 }  // namespace modtrace
 

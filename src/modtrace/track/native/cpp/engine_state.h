@@ -19,6 +19,11 @@
 
 namespace modtrace {
 
+// One event, see ring/slot_format.py. Words are atomic so that a reader beside the writer never sees half a word.
+struct Slot {
+  std::atomic<int64_t> meta, time, value, stamp;
+};
+
 // How far back from a thread's newest sequence number boundaries are known; a bit for each number.
 constexpr uint64_t kSequenceWindow = 1 << 20;
 

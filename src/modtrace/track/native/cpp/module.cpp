@@ -178,15 +178,6 @@ PyObject* py_after_fork(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* py_slot_format(PyObject*, PyObject*) {
-  PyRef constants = PyRef::steal(PyDict_New());
-  for (const auto& [name, value] : kSlotFormat) {
-    const PyRef number = PyRef::steal(constants ? PyLong_FromLongLong(value) : nullptr);
-    if (!number || PyDict_SetItemString(constants.get(), name, number.get()) != 0) return nullptr;
-  }
-  return constants.release();
-}
-
 PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS,
      "start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error, "
@@ -228,7 +219,6 @@ PyMethodDef methods[] = {
     {"last_call", py_last_call, METH_NOARGS,
      "last_call(): name and index of the outermost call of this thread that made nodes last; None before the first."},
     {"forget_module", py_forget_module, METH_O, "forget_module(id): the module with this id() died."},
-    {"slot_format", py_slot_format, METH_NOARGS, "slot_format(): the constants of slot_format.h, by name."},
     {nullptr, nullptr, 0, nullptr},
 };
 

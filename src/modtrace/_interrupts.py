@@ -1,0 +1,145 @@
+"""What holds wherever an interrupt, the handler of a signal, a finalizer or a fork comes in between.
+
+`WeakMap` has values by object without a callback when one dies, `Exclusive` is a section that one thread at a time
+runs, and `raised_by_handler` tells the user's errors from ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Exclusive", "WeakMap", "raised_by_handler"]
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+_MIN_PRUNE_LENGTH = 64
+
+
+class WeakMap(Generic[_Key, _Value]):
+    """Values by object, each found as long as its object lives; objects are told apart by identity.
+
+    The callbacks of `weakref.WeakKeyDictionary` are Python code: a signal's handler can raise in there, where the
+    interpreter ignores it, and the user's Ctrl-C would be lost. Here nothing is called back: entries of dead objects go
+    when there are twice as many entries as objects were alive last time.
+    """
+
+    def __init__(self) -> None:
+        # By id, checked against the object itself.
+        self._entries: dict[int, tuple[weakref.ref[_Key], _Value]] = {}
+        self._prune_length = _MIN_PRUNE_LENGTH
+
+    def get(self, key: _Key) -> _Value | None:
+        """Return the value of an object, None where it has none."""
+        entry = self._entries.get(id(key))
+        return entry[1] if entry is not None and entry[0]() is key else None
+
+    def __setitem__(self, key: _Key, value: _Value) -> None:
+        """Set the value of an object.
+
+        Raises:
+            TypeError: there are no weak references to it.
+        """
+        if len(self._entries) >= self._prune_length:
+            self._prune()
+            self._prune_length = max(_MIN_PRUNE_LENGTH, 2 * len(self._entries))
+        self._entries[id(key)] = weakref.ref(key), value
+
+    def __iter__(self) -> Iterator[_Key]:
+        """Yield the objects that are alive."""
+        return (key for key, _ in self.items())
+
+    def items(self) -> Iterator[tuple[_Key, _Value]]:
+        """Yield the objects that are alive, and their values."""
+        # A list of the keys, whose making runs no other code that may change the dictionary.
+        for key_id in list(self._entries):
+            entry = self._entries.get(key_id)
+            key = None if entry is None else entry[0]()
+            if entry is not None and key is not None:
+                yield key, entry[1]
+
+    def _prune(self) -> None:
+        for key_id in list(self._entries):
+            entry = self._entries.get(key_id)
+            if entry is not None and entry[0]() is None:
+                removed = self._entries.pop(key_id, entry)
+                if removed is not entry:
+                    # Another thread has set a new object's in between.
+                    self._entries.setdefault(key_id, removed)
+
+
+class Exclusive:
+    """Lets one thread at a time run a function.
+
+    A thread that is inside of it runs another one at once: what a finalizer or the handler of a signal calls there
+    must not wait for what it interrupted. In a forked child it is open, whoever was inside in the parent.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _all[self] = None
+
+    @property
+    def entered(self) -> bool:
+        """Whether this thread is inside."""
+        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+    def run(self, function: Callable[[], object]) -> None:
+        """Call `function` while no other thread is inside."""
+        lock = self._lock
+        if lock._is_owned():  # type: ignore[attr-defined]
+            function()
+            return
+        try:
+            lock.acquire()
+            function()
+            lock.release()
+        except BaseException:
+            # Also where an exception of a signal's handler comes right behind the lock's acquisition.
+            if lock._is_owned():  # type: ignore[attr-defined]
+                lock.release()
+            raise
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+
+_all: WeakMap[Exclusive, None] = WeakMap()
+
+
+def _renew_all_in_child() -> None:
+    # Another thread of the parent, which the child does not have, may have been inside.
+    for exclusive in _all:
+        exclusive._renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all_in_child)
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Return whether the handler of a signal raised `error`: it is the user's then, whatever code it interrupted."""
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: Any) -> CodeType | None:
+    if not callable(handler):
+        return None
+    while isinstance(handler, partial):
+        handler = handler.func
+    function = handler if isinstance(handler, FunctionType | MethodType) else type(handler).__call__
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None

@@ -1,0 +1,94 @@
+#include "collectives.h"
+
+#ifdef MODTRACE_DISTRIBUTED
+
+#include <c10/core/InferenceMode.h>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <typeinfo>
+#include <utility>
+
+#include "device/calls.h"
+#include "ring_writer.h"
+
+namespace modtrace {
+namespace {
+
+// What one wrapper of Work.wait wraps, and whether it notes waits.
+struct WaitWrapper {
+  PyRef wrapped;
+  bool active = false;
+};
+
+WaitWrapper* wait_wrapper_in(PyObject* capsule) {
+  return static_cast<WaitWrapper*>(PyCapsule_GetPointer(capsule, nullptr));
+}
+
+// Says once that collectives pass the tap by. False where an error of the user's is pending.
+bool report_unseen(Session& session) {
+  if (on_unseen == nullptr) return true;
+  const PyRef function = PyRef::steal(std::exchange(on_unseen, nullptr));
+  const SessionRef hold(session);
+  if (!call_without_dynamo(function)) report_error(session);
+  return PyErr_Occurred() == nullptr;
+}
+
+PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  const WaitWrapper* wrapper = wait_wrapper_in(capsule);
+  if (wrapper == nullptr) return nullptr;
+  const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
+  Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
+  ThreadState& thread = this_thread();
+  if (session == nullptr || count == 0 ||
+      (thread.generation != current_generation() && !register_thread(*session, thread))) {
+    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
+    return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
+  }
+  const Awaited awaited = find_awaited(bound_object(args[0], typeid(c10d::Work)));
+  if (awaited.counter == kNoCounter && c10::InferenceMode::is_enabled() && !report_unseen(*session)) return nullptr;
+  const uint64_t generation = thread.generation;
+  const int64_t meta = thread.meta_bits | awaited.name_id;
+  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
+  PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
+  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
+  return result;
+}
+
+PyMethodDef wait_definition = {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait)),
+                               METH_FASTCALL | METH_KEYWORDS,
+                               "wait(work, timeout): wait for a work, and note from when to when."};
+
+}  // namespace
+
+PyObject* wrap_wait(PyObject*, PyObject* wrapped) {
+  PyObject* function = PyInstanceMethod_Check(wrapped) ? PyInstanceMethod_GET_FUNCTION(wrapped) : wrapped;
+  const PyRef capsule = PyRef::steal(PyCapsule_New(new WaitWrapper{PyRef::borrow(function)}, nullptr,
+                                                   [](PyObject* object) { delete wait_wrapper_in(object); }));
+  const PyRef wrapper = PyRef::steal(capsule ? PyCFunction_New(&wait_definition, capsule.get()) : nullptr);
+  return wrapper ? PyInstanceMethod_New(wrapper.get()) : nullptr;
+}
+
+PyObject* set_wait_active(PyObject*, PyObject* args) {
+  PyObject* method;
+  int active;
+  if (!PyArg_ParseTuple(args, "O!p", &PyInstanceMethod_Type, &method, &active)) return nullptr;
+  WaitWrapper* wrapper = wait_wrapper_in(PyCFunction_GetSelf(PyInstanceMethod_GET_FUNCTION(method)));
+  if (wrapper == nullptr) return nullptr;
+  wrapper->active = active != 0;
+  Py_RETURN_NONE;
+}
+
+}  // namespace modtrace
+
+#else  // this torch is built without torch.distributed
+
+namespace modtrace {
+
+PyObject* wrap_wait(PyObject*, PyObject* wrapped) { return PyRef::borrow(wrapped).release(); }
+PyObject* set_wait_active(PyObject*, PyObject*) { Py_RETURN_NONE; }
+
+}  // namespace modtrace
+
+#endif
