@@ -28,7 +28,6 @@ def merge(
     timeline: Timeline | str | os.PathLike[str] | None,
     out: str | os.PathLike[str],
     *,
-    attribute: bool = True,
     capture: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> MergeResult:
@@ -43,8 +42,6 @@ def merge(
         timeline: the recording, or any file that `modtrace.load` reads; None makes module tracks from what the trace
             knows of modules.
         out: `.json`, `.json.gz`, `.pftrace` or `.pftrace.gz`.
-        attribute: False adds the recording without looking at the trace's events: no GPU tracks, and backward spans
-            as they were recorded, in the time that copying takes.
         capture: a second trace of torch.profiler, in which the CUDA graphs were captured that this one replays; not
             needed where the capture is in this one.
         progress: called with the number of bytes of the trace that were read since the last call.
@@ -68,6 +65,6 @@ def merge(
             )
         timeline = load(timeline)
     try:
-        return merge_timeline(profiler_trace, timeline, out, attribute=attribute, capture=capture, progress=progress)
+        return merge_timeline(profiler_trace, timeline, out, capture=capture, progress=progress)
     except RecursionError as error:
         raise TraceError(profiler_trace, "something in it is nested too deeply to be read") from error

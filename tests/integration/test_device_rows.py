@@ -153,22 +153,22 @@ def profile(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("suffix", "attribute"), [(".json", True), (".json", False), (".pftrace", True)])
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 def test_a_merge_leaves_device_times_to_the_profilers_kernels_and_says_so(
-    timeline: Timeline, suffix: str, attribute: bool, tmp_path: Path
+    timeline: Timeline, suffix: str, tmp_path: Path
 ) -> None:
     out, alone = tmp_path / f"merged{suffix}", tmp_path / f"alone{suffix}"
     path = profile(tmp_path)
 
-    merged = modtrace.merge(path, timeline, out, attribute=attribute)
-    without = modtrace.merge(path, without_gpu(timeline), alone, attribute=attribute)
+    merged = modtrace.merge(path, timeline, out)
+    without = modtrace.merge(path, without_gpu(timeline), alone)
 
     note = "the recording's device times were left out"
     assert [note in text for text in merged.notes].count(True) == 1
     assert [text for text in merged.notes if note not in text] == [text for text in without.notes if note not in text]
     assert check(out).faults == []
     loaded = modtrace.load(out)
-    kernels = [("gpu 0 · stream 0", "Net.0", "forward", 0, 20_000, 21_000)] if attribute else []
+    kernels = [("gpu 0 · stream 0", "Net.0", "forward", 0, 20_000, 21_000)]
     assert [row for row in rows(loaded) if row[1] == "Net.0"] == kernels
-    assert {row[-2:] for row in rows(loaded)} == ({(20_000, 21_000)} if attribute else set())
+    assert {row[-2:] for row in rows(loaded)} == {(20_000, 21_000)}
     assert loaded.summary().device is None

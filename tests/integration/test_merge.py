@@ -256,35 +256,7 @@ def test_as_pftrace_every_slice_of_the_profiler_keeps_its_time(
     assert Counter(row["category"] for row in rows if row["category"] in ours) == written
 
 
-@each_trace
-@pytest.mark.parametrize("packed", [False, True])
-def test_without_attribution_the_recording_is_added_as_it_is(path: Path, tmp_path: Path, packed: bool) -> None:
-    source = path
-    if not packed:
-        source = tmp_path / "plain.json"
-        source.write_bytes(gzip.decompress(path.read_bytes()))
-    told = merge(source, synthetic(path), tmp_path / "out.json", attribute=False)
-    after = json.loads((tmp_path / "out.json").read_text())
-    before = document(path)["traceEvents"]
-    assert after["traceEvents"][: len(before)] == before
-    added = after["traceEvents"][len(before) :]
-    assert len(slices(added, "forward")) == len(synthetic(path).columns) == told.spans
-    assert not slices(added, "backward", "gpu")
-    assert not {event["tid"] for event in added} & {event.get("tid") for event in before}
-    assert "without attribution" in after["modtrace"]["notes"][0]
-    assert read_merged_summary(tmp_path / "out.json") is None
-
-
-def test_without_attribution_a_recording_outside_what_was_profiled_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    run = x("Trace", "PyTorch Profiler (0)", 100, 3000, pid="Spans", tid="PyTorch Profiler")
-    path.write_bytes(trace(run, x("cpu_op", "op", 100, 101), x("cpu_op", "op", 102, 103)))
-    told = merge(path, recording(("Net", 5000, 6000, 0)), tmp_path / "out.json", attribute=False)
-    assert told.spans == 0
-    assert any(note.startswith("no span of the recording lies in what was profiled") for note in told.notes)
-
-
-def test_sync_marks_are_found_without_reading_the_events(tmp_path: Path) -> None:
+def test_sync_marks_are_found_anywhere_in_the_trace(tmp_path: Path) -> None:
     marks = [x("cpu_op", f"modtrace.sync#{n}", 10_000 * n + 700, 10_000 * n + 900) for n in range(1, 5)]
     filler = [x("cpu_op", "op", 100 + n, 101 + n) for n in range(30_000)]
     events = [*filler[:9000], marks[0], *filler[9000:20_000], *marks[1:3], *filler[20_000:], marks[3]]
@@ -300,27 +272,24 @@ def test_sync_marks_are_found_without_reading_the_events(tmp_path: Path) -> None
             for n, modtrace_base in ((n, int(base.columns.start[0]) - 1000) for n in range(1, 5))
         ],
     )
-    for attribute in (True, False):
-        told = merge(path, timeline, tmp_path / "out.json", attribute=attribute)
-        assert told.metadata["alignment"]["marks"] == 4
-        ours = json.loads((tmp_path / "out.json").read_text())["traceEvents"][len(events) :]
-        assert [extent(event) for event in slices(ours, "forward")] == [(1800, 50_800)]
+    told = merge(path, timeline, tmp_path / "out.json")
+    assert told.metadata["alignment"]["marks"] == 4
+    ours = json.loads((tmp_path / "out.json").read_text())["traceEvents"][len(events) :]
+    assert [extent(event) for event in slices(ours, "forward")] == [(1800, 50_800)]
 
 
 def test_a_bare_array_becomes_an_object(tmp_path: Path) -> None:
     events = [x("cpu_op", "op", 1000, 2000)]
     path = tmp_path / "trace.json"
     path.write_bytes(json.dumps(events).encode())
-    for attribute in (True, False):
-        merge(path, recording(("Net", 900, 2100, 0), base=0), tmp_path / "out.json", attribute=attribute)
-        after = json.loads((tmp_path / "out.json").read_text())
-        assert after["traceEvents"][0] == events[0]
-        assert [extent(event) for event in slices(after["traceEvents"], "forward")] == [(900, 2100)]
+    merge(path, recording(("Net", 900, 2100, 0), base=0), tmp_path / "out.json")
+    after = json.loads((tmp_path / "out.json").read_text())
+    assert after["traceEvents"][0] == events[0]
+    assert [extent(event) for event in slices(after["traceEvents"], "forward")] == [(900, 2100)]
 
 
 @pytest.mark.usefixtures("gpu_traces")
-@pytest.mark.parametrize("attribute", [True, False])
-def test_a_cut_off_trace_is_merged_as_far_as_it_goes(tmp_path: Path, attribute: bool) -> None:
+def test_a_cut_off_trace_is_merged_as_far_as_it_goes(tmp_path: Path) -> None:
     whole = gzip.decompress(GPU_TRACES[1].read_bytes())
     path = tmp_path / "cut.json"
     path.write_bytes(whole[: len(whole) * 9 // 10])
@@ -334,7 +303,7 @@ def test_a_cut_off_trace_is_merged_as_far_as_it_goes(tmp_path: Path, attribute: 
         synthetic(GPU_TRACES[1]).names,
         synthetic(GPU_TRACES[1]).tracks,
     )
-    told = merge(path, early, tmp_path / "out.json", attribute=attribute)
+    told = merge(path, early, tmp_path / "out.json")
     after = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
     before = document(GPU_TRACES[1])["traceEvents"]
     kept = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(after, before, strict=False))))
@@ -348,9 +317,8 @@ def test_a_trace_is_not_merged_twice(tmp_path: Path) -> None:
     path, once = tmp_path / "trace.json", tmp_path / "once.json"
     path.write_bytes(trace(x("cpu_op", "op", 1000, 2000)))
     merge(path, recording(("Net", 900, 2100, 0)), once)
-    for attribute in (True, False):
-        with pytest.raises(TraceError, match="merged before"):
-            merge(once, recording(("Net", 900, 2100, 0)), tmp_path / "twice.json", attribute=attribute)
+    with pytest.raises(TraceError, match="merged before"):
+        merge(once, recording(("Net", 900, 2100, 0)), tmp_path / "twice.json")
     assert not (tmp_path / "twice.json").exists()
 
 
@@ -362,10 +330,6 @@ def test_wrong_targets_are_refused_and_harm_nothing(tmp_path: Path) -> None:
     for out, said in ((path, "the profiler's trace itself"), (tmp_path / "out.html", "ends in")):
         with pytest.raises(WriteError, match=said):
             merge(path, net, out)
-    with pytest.raises(WriteError, match="can only be added"):
-        merge(path, net, tmp_path / "out.pftrace", attribute=False)
-    with pytest.raises(WriteError, match="nothing to add"):
-        merge(path, None, tmp_path / "out.json", attribute=False)
     existing = tmp_path / "out.json"
     existing.write_text("precious")
     path.write_bytes(b"no trace")

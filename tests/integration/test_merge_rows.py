@@ -89,9 +89,9 @@ def merged(timeline: Timeline, folder: Path, suffix: str, *events: dict[str, Any
     return folder / f"merged{suffix}"
 
 
-@pytest.mark.parametrize(("suffix", "attribute"), [*((suffix, True) for suffix in SUFFIXES), (".json", False)])
-def test_they_are_read_back_as_they_were_in_the_time_of_the_trace(tmp_path: Path, suffix: str, attribute: bool) -> None:
-    loaded = modtrace.load(merged(recorded(), tmp_path, suffix, attribute=attribute))
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_they_are_read_back_as_they_were_in_the_time_of_the_trace(tmp_path: Path, suffix: str) -> None:
+    loaded = modtrace.load(merged(recorded(), tmp_path, suffix))
 
     expected = recorded(late=0)
     assert list(loaded.collectives) == list(expected.collectives)
@@ -181,17 +181,15 @@ def test_perfetto_shows_them_with_their_arrows_and_the_profilers(
     ]
 
 
-@pytest.mark.parametrize(("suffix", "attribute"), [(".json", True), (".json", False), (".pftrace", True)])
-def test_of_a_long_recording_those_in_the_profiled_window_are_kept_whole(
-    tmp_path: Path, suffix: str, attribute: bool
-) -> None:
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_of_a_long_recording_those_in_the_profiled_window_are_kept_whole(tmp_path: Path, suffix: str) -> None:
 
     def in_window(start: int, end: int) -> Timeline:
         window = x("Trace", "PyTorch Profiler (0)", start, end)
         syncs = [x("cpu_op", f"modtrace.sync#{at}", at, at) for at in range(500, 8000, 500) if start < at < end]
         (tmp_path / "profile.json").write_bytes(trace(window, *syncs))
         out = tmp_path / f"m{suffix}"
-        modtrace.merge(tmp_path / "profile.json", with_syncs(recorded()), out, attribute=attribute)
+        modtrace.merge(tmp_path / "profile.json", with_syncs(recorded()), out)
         return modtrace.load(out)
 
     loaded = in_window(1620, 6550)

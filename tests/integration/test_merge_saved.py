@@ -71,13 +71,12 @@ def said(events: list[dict[str, Any]], start: float) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
-@pytest.mark.parametrize("attribute", [True, False])
-def test_a_saved_and_a_merged_trace_have_the_same_events(tmp_path: Path, name: str, attribute: bool) -> None:
+def test_a_saved_and_a_merged_trace_have_the_same_events(tmp_path: Path, name: str) -> None:
     timeline = moved(RECORDINGS[name], BASE + 1_000_000)
     (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "op", 1_000, 1_000_000_000)))
 
     timeline.save(tmp_path / "saved.json")
-    merge(tmp_path / "profile.json", timeline, tmp_path / "merged.json", attribute=attribute)
+    merge(tmp_path / "profile.json", timeline, tmp_path / "merged.json")
 
     saved = json.loads((tmp_path / "saved.json").read_text())
     merged = json.loads((tmp_path / "merged.json").read_text())

@@ -41,34 +41,33 @@ def profile(timeline: Timeline, first_step: int, folder: Path) -> Path:
     return path
 
 
-def merged(timeline: Timeline, first_step: int, folder: Path, suffix: str, *, attribute: bool = True) -> bytes:
+def merged(timeline: Timeline, first_step: int, folder: Path, suffix: str) -> bytes:
     out = folder / f"merged{suffix}"
-    modtrace.merge(profile(timeline, first_step, folder), timeline, out, attribute=attribute)
+    modtrace.merge(profile(timeline, first_step, folder), timeline, out)
     return out.read_bytes()
 
 
-HOW = pytest.mark.parametrize(("suffix", "attribute"), [(".json", True), (".json", False), (".pftrace", True)])
+HOW = pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 
 
 @HOW
 def test_two_steps_of_a_long_recording_take_the_bytes_of_a_recording_of_these_two(
-    long_recording: Timeline, tmp_path: Path, suffix: str, attribute: bool
+    long_recording: Timeline, tmp_path: Path, suffix: str
 ) -> None:
     alone = long_recording.steps(STEPS - 2, STEPS)
 
-    of_long = merged(long_recording, STEPS - 2, tmp_path, suffix, attribute=attribute)
-    of_short = merged(alone, STEPS - 2, tmp_path, suffix, attribute=attribute)
+    of_long = merged(long_recording, STEPS - 2, tmp_path, suffix)
+    of_short = merged(alone, STEPS - 2, tmp_path, suffix)
 
     assert len(alone.columns) == len(long_recording.columns) // STEPS * 2
     assert of_long == of_short
 
 
-@pytest.mark.parametrize("attribute", [True, False])
 def test_two_late_steps_differ_from_the_first_two_in_decimal_digits_alone(
-    long_recording: Timeline, tmp_path: Path, attribute: bool
+    long_recording: Timeline, tmp_path: Path
 ) -> None:
-    late = merged(long_recording, STEPS - 2, tmp_path, ".json", attribute=attribute)
-    early = merged(gpt_timeline(2, LAYERS), 0, tmp_path, ".json", attribute=attribute)
+    late = merged(long_recording, STEPS - 2, tmp_path, ".json")
+    early = merged(gpt_timeline(2, LAYERS), 0, tmp_path, ".json")
 
     assert late != early
     assert re.sub(rb"\d+", b"0", late) == re.sub(rb"\d+", b"0", early)
@@ -76,7 +75,7 @@ def test_two_late_steps_differ_from_the_first_two_in_decimal_digits_alone(
 
 @HOW
 def test_threads_modules_and_counters_of_before_the_window_take_no_byte(
-    long_recording: Timeline, tmp_path: Path, suffix: str, attribute: bool
+    long_recording: Timeline, tmp_path: Path, suffix: str
 ) -> None:
     threads, modules = len(long_recording.tracks), len(long_recording.names)
     process = Process(1000, 0)
@@ -108,6 +107,4 @@ def test_threads_modules_and_counters_of_before_the_window_take_no_byte(
     parent[len(first) :] = np.where(columns.parent >= 0, columns.parent + len(first), -1)
     crowded = replace(crowded, columns=replace(crowded.columns, parent=parent))
 
-    assert merged(crowded, STEPS - 2, tmp_path, suffix, attribute=attribute) == merged(
-        long_recording, STEPS - 2, tmp_path, suffix, attribute=attribute
-    )
+    assert merged(crowded, STEPS - 2, tmp_path, suffix) == merged(long_recording, STEPS - 2, tmp_path, suffix)

@@ -51,7 +51,6 @@ COMMANDS = [
     "check trace.pftrace",
     "merge profile.json run.modtrace -o merged.json",
     "merge profile.json run.modtrace -o merged.pftrace",
-    "merge profile.json run.modtrace -o merged.json --no-attribute",
     "merge profile.json -o merged.json",
     "report trace.pftrace -o bug.zip",
     "diff run.modtrace trace.pftrace -o changes.html",

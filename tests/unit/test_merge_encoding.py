@@ -10,19 +10,17 @@ import pytest
 
 from modtrace import TraceError, load, merge
 from modtrace.checking import check
-from modtrace.profiler.write.invalid_utf8 import InvalidUtf8
 from tests.support.kineto import recording, trace, x
 
 MARK = b"\xef\xbb\xbf"
 NET = recording(("Net", 900, 6000, 0))
-WAYS = pytest.mark.parametrize("attribute", [True, False], ids=["read", "copied"])
 
 
-def merged(folder: Path, data: bytes, *, attribute: bool) -> tuple[bytes, list[str]]:
+def merged(folder: Path, data: bytes) -> tuple[bytes, list[str]]:
     """Merge, assert that everything takes the result, and return it and what was told."""
     source, out = folder / "profile.json", folder / "out.json"
     source.write_bytes(data)
-    told = merge(source, NET, out, attribute=attribute)
+    told = merge(source, NET, out)
     assert check(out).faults == []
     assert [span.name for span in load(out).spans] == ["Net"]
     json.loads(out.read_text())
@@ -33,74 +31,53 @@ def named(name: bytes) -> bytes:
     return trace(x("cpu_op", "NAME", 1000, 5000), host="HOST").replace(b"NAME", name)
 
 
-@WAYS
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_byte_order_mark_is_left_out(tmp_path: Path, attribute: bool, bare: bool) -> None:
+def test_a_byte_order_mark_is_left_out(tmp_path: Path, bare: bool) -> None:
     data = named(b"op")
     if bare:
         data = json.dumps([x("cpu_op", "op", 1000, 5000), x("cpu_op", "op", 5500, 5600)]).encode()
         net = recording(("Net", 900, 6000, 0), base=0)
         (tmp_path / "bare.json").write_bytes(MARK + data)
-        merge(tmp_path / "bare.json", net, tmp_path / "bare-out.json", attribute=attribute)
+        merge(tmp_path / "bare.json", net, tmp_path / "bare-out.json")
         after = json.loads((tmp_path / "bare-out.json").read_text())["traceEvents"]
         assert after[:2] == json.loads(data)
         return
-    plain, _ = merged(tmp_path, data, attribute=attribute)
-    marked, _ = merged(tmp_path, MARK + data, attribute=attribute)
+    plain, _ = merged(tmp_path, data)
+    marked, _ = merged(tmp_path, MARK + data)
     assert marked == plain
 
 
-@WAYS
 @pytest.mark.parametrize("name", [b"\\ud800x", b"x\\udc00", b"\\ud83d\\ude00", "é".encode()])
-def test_halves_of_escaped_characters_are_kept_as_they_are(tmp_path: Path, attribute: bool, name: bytes) -> None:
-    after, notes = merged(tmp_path, named(name), attribute=attribute)
+def test_halves_of_escaped_characters_are_kept_as_they_are(tmp_path: Path, name: bytes) -> None:
+    after, notes = merged(tmp_path, named(name))
     assert b'"name": "' + name + b'"' in after
     assert not any("readable" in note for note in notes)
 
 
 @pytest.mark.parametrize("name", [b"\xff", b"\xed\xa0\x80", b"\xc0\xaf", b"\xc3"])
-def test_bytes_that_are_no_utf_8_are_replaced_in_a_copy(tmp_path: Path, name: bytes) -> None:
-    data = named(b"a" + name + b"b").replace(b"HOST", b"h" + name)
-    after, notes = merged(tmp_path, data, attribute=False)
-    expected = json.loads(named(b"a" + b"?" * len(name) + b"b"))["traceEvents"]
-    assert json.loads(after)["traceEvents"][:1] == expected
-    place = data.index(name)
-    assert f"byte {place}: {2 * len(name)} bytes from here on are no UTF-8, and became ?" in notes
+def test_events_with_bytes_that_are_no_utf_8_are_made_readable(tmp_path: Path, name: bytes) -> None:
+    data = named(b"a" + name + b"b")
+    after, notes = merged(tmp_path, data)
+    (event,) = json.loads(after)["traceEvents"][:1]
+    assert event == json.loads(named("a�b".replace("�", name.decode("utf-8", "replace")).encode()))["traceEvents"][0]
+    assert f"byte {data.index(b'{', 1)}: an event was made readable" in notes
 
 
-@WAYS
-def test_so_are_those_around_the_events(tmp_path: Path, attribute: bool) -> None:
+def test_bytes_around_the_events_that_are_no_utf_8_are_replaced(tmp_path: Path) -> None:
     data = named(b"op").replace(b"HOST", b"h\xff")[:-1] + b', "last\xfe": "\xed\xa0\x80"}'
-    after, _ = merged(tmp_path, data, attribute=attribute)
-    assert json.loads(after)["host"] == ("h�" if attribute else "h?")
+    after, _ = merged(tmp_path, data)
+    assert json.loads(after)["host"] == "h�"
     assert json.loads(after)["last�"] == "���"
 
 
-def test_characters_may_lie_across_blocks() -> None:
-    text = "aé€😀".encode()
-    for cut in range(len(text)):
-        found = InvalidUtf8()
-        found.add(text[:cut])
-        found.add(text[cut:])
-        found.finish()
-        assert list(found.offsets) == []
-    broken = b"ab" + text[-4:-1] + b"c" + text[-4:-2]
-    for cut in range(len(broken)):
-        found = InvalidUtf8()
-        found.add(broken[:cut])
-        found.add(broken[cut:])
-        found.finish()
-        assert list(found.offsets) == [2, 3, 4, 6, 7]
-
-
 @pytest.mark.parametrize("packed", [False, True])
-def test_faults_of_the_profiler_are_told_apart_in_a_copy_too(tmp_path: Path, packed: bool) -> None:
+def test_faults_of_the_profiler_are_told_apart(tmp_path: Path, packed: bool) -> None:
     overlapping = [x("kernel", f"k{n}", 1000 + 10 * n, 2005 + 10 * n, pid=0, tid=7) for n in range(30)]
     source, out = tmp_path / f"profile.json{'.gz' * packed}", tmp_path / "out.json"
     data = trace(x("cpu_op", "aten::op", 1000, 5000), *overlapping)
     source.write_bytes(gzip.compress(data) if packed else data)
-    told = merge(source, NET, out, attribute=False)
-    assert told.metadata["added_events"] + 31 == len(json.loads(out.read_text())["traceEvents"])
+    told = merge(source, NET, out)
+    assert told.metadata["profiler_events"] == 31
     found = check(out).faults
     assert len(found) == 29
     assert all(violation.of_profiler for violation in found)

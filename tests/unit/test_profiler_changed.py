@@ -39,7 +39,6 @@ USES: dict[str, Callable[[Path, Path], object]] = {
     "merged in JSON": lambda path, folder: merge(path, RECORDING, folder / "out.json"),
     "merged as packets": lambda path, folder: merge(path, RECORDING, folder / "out.pftrace"),
     "merged with what it knows itself": lambda path, folder: merge(path, None, folder / "out.pftrace"),
-    "merged without attribution": lambda path, folder: merge(path, RECORDING, folder / "out.json", attribute=False),
     "as a timeline": lambda path, folder: load(path).save(folder / "out.pftrace"),
 }
 

@@ -91,16 +91,16 @@ def test_a_module_named_by_half_a_character_is_merged_as_a_look_alike(tmp_path: 
     assert [span.fqn for span in modtrace.load(out).spans] == ["\ud800_0"]
 
 
-@pytest.mark.parametrize(("suffix", "attribute"), [(".json", True), (".json", False), (".pftrace", True)])
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 @pytest.mark.parametrize("events", ["[1, 2, 3]", '["a", null]', "[[]]"])
-def test_a_trace_of_what_are_no_events_is_refused(tmp_path: Path, suffix: str, attribute: bool, events: str) -> None:
+def test_a_trace_of_what_are_no_events_is_refused(tmp_path: Path, suffix: str, events: str) -> None:
     path, out = tmp_path / "trace.json", tmp_path / f"out{suffix}"
     path.write_text(f'{{"traceEvents": {events}}}')
 
     with pytest.raises(
-        TraceError, match=r"none of its (3 |2 |1 )?events can be used: an event of torch.profiler is an object"
+        TraceError, match=r"none of its (3|2|1) events can be used: an event of torch.profiler is an object"
     ):
-        modtrace.merge(path, CALLS, out, attribute=attribute)
+        modtrace.merge(path, CALLS, out)
 
     assert not out.exists()
 

@@ -23,7 +23,6 @@ __all__ = [
     "find_recordings",
     "open_regular",
     "read_at",
-    "read_into_at",
     "work_folder",
 ]
 
@@ -64,19 +63,6 @@ def read_at(descriptor: int, count: int, offset: int) -> bytes:
             return os.read(descriptor, count)
         finally:
             os.lseek(descriptor, before, os.SEEK_SET)
-
-
-def read_into_at(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill `buffer` from `offset` on, as far as there is something; return how many bytes were read.
-
-    Raises:
-        OSError: they cannot be read.
-    """
-    if hasattr(os, "preadv"):
-        return os.preadv(descriptor, [buffer], offset)
-    data = read_at(descriptor, len(buffer), offset)
-    buffer[: len(data)] = data
-    return len(data)
 
 
 @contextmanager

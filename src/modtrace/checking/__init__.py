@@ -92,7 +92,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
             layout.arrange()
             for rule in STRUCTURE_RULES:
                 faults.extend(rule(layout))
-        first = _first_own_event(trace, layout.events)
+        first = _first_own_event(trace)
     return CheckResult(
         name,
         [
@@ -102,13 +102,8 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
     )
 
 
-def _first_own_event(trace: Path, events: int) -> float:
-    """Return the position of the first event that torch.profiler did not write; 0 where it wrote none.
-
-    Args:
-        trace: the file.
-        events: how many it has.
-    """
+def _first_own_event(trace: Path) -> float:
+    """Return the position of the first event that torch.profiler did not write; 0 if it wrote none."""
     from ..profiler import read_merge_metadata
     from ..profiler.trace.trace_file import TraceFile
     from ..read import FileKind, file_kind_by_head
@@ -123,9 +118,7 @@ def _first_own_event(trace: Path, events: int) -> float:
         return 0
     if metadata is None:
         return math.inf if b'"schemaVersion"' in head else 0  # as torch.profiler begins a trace
-    # A merge that did not read the profiler's events counted those that it added behind them.
-    added = metadata.get("added_events", events)
-    count = metadata.get("profiler_events", events - added if isinstance(added, int) else 0)
+    count = metadata.get("profiler_events")
     return count if isinstance(count, int) else 0
 
 

@@ -45,7 +45,7 @@ class MergeResult:
         alignment: how well the recording lies over the trace; empty where there was no recording.
         spans: how many spans were written above the process' threads.
         gpu_spans: how many above the streams of GPUs.
-        summary: what each module took; None without attribution.
+        summary: what each module took.
         notes: what the user should know.
         metadata: what the trace's metadata says; JSON values.
     """
@@ -54,7 +54,7 @@ class MergeResult:
     alignment: str
     spans: int
     gpu_spans: int
-    summary: Summary | None
+    summary: Summary
     notes: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
 

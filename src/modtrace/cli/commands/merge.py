@@ -13,13 +13,8 @@ __all__ = ["merge_command"]
 @click.argument("profile", type=click.Path())
 @click.argument("recording", type=click.Path(), required=False)
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="OUT", help=".json, .json.gz or .pftrace.")
-@click.option(
-    "--attribute/--no-attribute",
-    default=True,
-    help="Without: no GPU tracks, and backward as recorded, in the time that copying takes.",
-)
 @click.option("--capture", type=click.Path(), metavar="TRACE", help="The trace in which CUDA graphs were captured.")
-def merge_command(profile: str, recording: str | None, output: str, attribute: bool, capture: str | None) -> None:
+def merge_command(profile: str, recording: str | None, output: str, capture: str | None) -> None:
     """Write PROFILE, a trace of torch.profiler, with RECORDING's module tracks in it; PROFILE itself is not changed.
 
     RECORDING is any file that modtrace reads. Without it the module tracks are made from what PROFILE
@@ -28,6 +23,6 @@ def merge_command(profile: str, recording: str | None, output: str, attribute: b
     from ...merging import merge
 
     with show_reading(profile) as progress:
-        merged = merge(profile, recording, output, attribute=attribute, capture=capture, progress=progress)
+        merged = merge(profile, recording, output, capture=capture, progress=progress)
     for line in str(merged).splitlines():
         echo(line, err=True)

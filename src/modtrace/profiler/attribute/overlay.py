@@ -30,7 +30,7 @@ from .reconstruct import reconstruct
 from .recorded_process import for_process, recorded_pid, threads_of_trace, with_pid
 from .stream_spans import StreamSpans, build_stream_spans
 
-__all__ = ["Overlay", "Trace", "overlay", "refuse_malformed", "to_trace_time"]
+__all__ = ["Overlay", "Trace", "overlay"]
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def overlay(
 
 
 def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> _Aligned:
-    refuse_malformed(events, path)
+    _check_usable(events, path)
     notes: list[str] = []
     alignment = None
     base = base_time_ns(keys, path)
@@ -173,7 +173,7 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
         timeline, process = with_pid(timeline, pid)
         alignment = align_by_sync_marks(timeline.marks, events.syncs, base)
         alignment = refine_by_operators(alignment, timeline, events, threads)
-        timeline = to_trace_time(timeline, alignment)
+        timeline = move_times(timeline, alignment.to_trace)
         _check_common(timeline, events, path, alignment)
         timeline = clip_to_profile(timeline, profiled_window(events))
     timeline = with_profiled_steps(timeline, events)
@@ -224,16 +224,15 @@ def _with_captures(known: Timeline, timeline: Timeline | None, capture: Trace) -
     )
 
 
-def refuse_malformed(events: ProfilerEvents, path: str, *, empty: bool = True) -> None:
-    """Refuse what looks like a trace, but has no event that a reader shows among what stands where events should.
+def _check_usable(events: ProfilerEvents, path: str) -> None:
+    """Raise if the trace has events, but none that a reader shows.
 
     Args:
         events: what was read of them.
         path: the trace, for errors.
-        empty: whether nothing stands there where none was read.
 
     Raises:
-        TraceError: it is so.
+        TraceError: no usable event.
     """
     if events.times_up_to_zero and events.first > events.last:
         raise TraceError(
@@ -241,18 +240,12 @@ def refuse_malformed(events: ProfilerEvents, path: str, *, empty: bool = True) -
             f"all of its {events.times_up_to_zero} slices lie at time 0 or before it, where no reader shows them: "
             "ts counts µs from baseTimeNanoseconds, or from 1970 without it; shift them to where they belong",
         )
-    if events.malformed == events.total and (events.total or not empty):
-        count = f"{events.total} " if events.total else ""
+    if events.total and events.malformed == events.total:
         raise TraceError(
             path,
-            f"none of its {count}events can be used: an event of torch.profiler is an object with ph, ts, pid, tid and "
-            "name",
+            f"none of its {events.total} events can be used: an event of torch.profiler is an object with ph, ts, pid, "
+            "tid and name",
         )
-
-
-def to_trace_time(timeline: Timeline, alignment: Alignment) -> Timeline:
-    """Return the timeline in ns from the trace's base."""
-    return move_times(timeline, alignment.to_trace)
 
 
 def _rank(keys: Mapping[str, Any]) -> int | None:

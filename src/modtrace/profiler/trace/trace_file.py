@@ -85,12 +85,8 @@ class TraceFile:
         self._file.close()
 
     def fileno(self) -> int:
-        """Return the descriptor, for copying within the kernel."""
+        """Return the descriptor, for reading at an offset."""
         return self._file.fileno()
-
-    def advanced(self, count: int) -> None:
-        """Say that `count` more bytes were read by other means."""
-        self._progress(count)
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the uncompressed bytes, at most `BLOCK_BYTES` at once.

@@ -17,7 +17,6 @@ from ..result import MergeResult, Path, refuse_merged
 from ..trace.event_collector import EventCollector
 from ..trace.event_stream import EventStream
 from ..trace.trace_file import Progress, TraceFile
-from .append import append_recording
 from .double_safe_nesting import time_quantum_ns
 from .json_events import device_events, recording_events
 from .stream_copy import copy_chunks, write_added, write_end
@@ -31,7 +30,6 @@ def merge(
     timeline: Timeline | None,
     out: Path,
     *,
-    attribute: bool = True,
     capture: Path | None = None,
     progress: Progress | None = None,
 ) -> MergeResult:
@@ -45,17 +43,9 @@ def merge(
     packets = name.lower().endswith((".pftrace", ".pftrace.gz"))
     if not packets and not name.lower().endswith((".json", ".json.gz")):
         raise WriteError(f"cannot write {name}: a merged trace ends in .json, .json.gz, .pftrace or .pftrace.gz")
-    if packets and not attribute:
-        raise WriteError(f"cannot write {name}: without attribution a recording can only be added to .json")
-    if capture is not None and not attribute:
-        raise WriteError(f"cannot write {name}: without attribution the capture of graphs tells nothing; leave it out")
-    if timeline is None and not attribute:
-        raise WriteError(f"cannot write {name}: without a recording and without attribution there is nothing to add")
     with TraceFile(profiler_trace, progress) as source, _no_collection():
         if os.path.exists(name) and os.path.samefile(name, profiler_trace):
             raise WriteError(f"cannot write {name}: it is the profiler's trace itself; give another name")
-        if timeline is not None and not attribute:
-            return append_recording(source, timeline, name)
         if packets:
             from .perfetto import write_packets  # protobuf takes time to import
 

@@ -20,7 +20,7 @@ _IN_PACKETS = MERGED_PACKET.encode()
 
 
 def read_merged_summary(path: str | os.PathLike[str]) -> Summary | None:
-    """Return what each module took, from a file that `merge` wrote with attribution; None for any other file.
+    """Return what each module took, from a file that `merge` wrote; None for any other file.
 
     Raises:
         TraceError: the file cannot be read.

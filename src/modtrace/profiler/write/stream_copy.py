@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ...formats.trace_kind import BYTE_ORDER_MARK
 from ...write.atomic_file import Sink
 from ..result import trailer_json
 from ..trace.event_stream import Chunk, EventStream
-from .invalid_utf8 import readable_envelope
 
 __all__ = ["copy_chunks", "write_added", "write_end"]
+
+
+def readable_envelope(data: bytes) -> bytes:
+    """Return what stands around a trace's events without what readers refuse: a byte order mark, bytes of no UTF-8."""
+    return data.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace").encode()
 
 
 def copy_chunks(stream: EventStream, sink: Sink) -> Iterator[Chunk]:

@@ -41,13 +41,12 @@ class RowPlaces:
     Args:
         taken: ids of threads and processes that the trace uses.
         sort_indexes: of the profiler's rows, by pid and tid.
-        all_known: whether these are all; else ids come from where no profiler's are.
     """
 
-    def __init__(self, taken: Collection[int], sort_indexes: Mapping[TrackKey, int], *, all_known: bool = True) -> None:
+    def __init__(self, taken: Collection[int], sort_indexes: Mapping[TrackKey, int]) -> None:
         reserved = (tid for tid in itertools.count(_FIRST_RESERVED_TID) if tid not in taken)
         small = (tid for tid in itertools.count(1) if tid not in taken)
-        self._reserved, self._small = reserved, small if all_known else reserved
+        self._reserved, self._small = reserved, small
         self._indexes = sort_indexes
         self._occupied = {(pid, index) for (pid, tid), index in sort_indexes.items() if tid != pid}
 
