@@ -39,9 +39,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 import modtrace
-from modtrace.profiler.align.alignment import OperatorFit
-from modtrace.profiler.attribute.overlay import overlay
-from modtrace.profiler.trace.event_collector import EventCollector
+from modtrace.profiler.alignment import OperatorFit
+from modtrace.profiler.event_collector import EventCollector
+from modtrace.profiler.overlay import overlay
 from modtrace.timeline import Timeline
 
 NODE = "autograd::engine::evaluate_function: "

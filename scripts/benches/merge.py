@@ -41,9 +41,9 @@ def recording(path: Path) -> None:
     """Save spans over the trace's forward thread: 100 calls of 20 modules each."""
     import numpy as np
 
-    from modtrace.profiler.trace.event_collector import EventCollector
-    from modtrace.profiler.trace.event_stream import EventStream
-    from modtrace.profiler.trace.trace_file import TraceFile
+    from modtrace.formats.event_stream import EventStream
+    from modtrace.formats.trace_file import TraceFile
+    from modtrace.profiler.event_collector import EventCollector
     from modtrace.timeline import Columns, Name, Process, Timeline, Track
 
     collector = EventCollector()
@@ -84,11 +84,11 @@ def run(way: str, trace: Path, timeline: Path, out: Path) -> None:
         begun = time.perf_counter()
         out.write_bytes(orjson.dumps(orjson.loads(trace.read_bytes())))
     else:
-        from modtrace.profiler import merge
+        from modtrace.profiler.merge import merge_timeline
 
         laid = pickle.loads(timeline.read_bytes())
         begun = time.perf_counter()
-        merge(trace, laid, out)
+        merge_timeline(trace, laid, out)
     seconds = time.perf_counter() - begun
     # Not ru_maxrss, which a process takes over from the one that started it.
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .compare import save_baseline as save_baseline
     from .merging import MergeResult as MergeResult
     from .merging import merge as merge
-    from .profiler import on_trace_ready as on_trace_ready
+    from .profiler.handler import on_trace_ready as on_trace_ready
     from .read import load as load
     from .recording import Recording as Recording
     from .recording import record as record
@@ -55,7 +55,7 @@ _NAMES = {
     ".checking": ("CheckResult", "Fault", "check"),
     ".compare": ("Change", "Diff", "diff", "save_baseline"),
     ".merging": ("MergeResult", "merge"),
-    ".profiler": ("on_trace_ready",),
+    ".profiler.handler": ("on_trace_ready",),
     ".read": ("load",),
     ".recording": ("Recording", "record"),
     ".reporting": ("Report", "report"),

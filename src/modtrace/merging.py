@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 
 from ._errors import TraceError
-from .profiler import MergeResult
-from .profiler import merge as merge_timeline
-from .profiler.trace.trace_file import Progress
+from .formats.trace_file import Progress
+from .profiler.merge import MergeResult, merge_timeline
 from .read import FileKind, file_kind_by_head, load
 from .timeline import Timeline
 

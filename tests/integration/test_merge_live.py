@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from modtrace.profiler import read_merged_summary
+from modtrace.formats.merge_metadata import read_merged_summary
 from modtrace.timeline.rewrite import move_times
 from tests.support.trace_processor import TraceProcessor
 

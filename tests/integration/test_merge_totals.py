@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import modtrace
-from modtrace.profiler import read_merged_summary
+from modtrace.formats.merge_metadata import read_merged_summary
 from modtrace.timeline import Mark, Summary
 from tests.support.kineto import BASE, GPU_TRACES, evaluate, recording, trace, x
 

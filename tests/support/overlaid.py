@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from modtrace.profiler.attribute.overlay import Overlay, Trace, overlay
-from modtrace.profiler.trace.event_collector import EventCollector
+from modtrace.profiler.event_collector import EventCollector
+from modtrace.profiler.overlay import Overlay, Trace, overlay
 from modtrace.timeline import Mark, Timeline
 
 from .kineto import BASE, x

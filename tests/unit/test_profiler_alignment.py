@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.align.alignment import Alignment, OperatorFit, align_by_sync_marks, align_by_wall_clock
+from modtrace.profiler.alignment import Alignment, OperatorFit, align_by_sync_marks, align_by_wall_clock
 from modtrace.timeline import Mark
 from tests.support.kineto import BASE
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modtrace import ModtraceError, TraceError, merge
-from modtrace.profiler.trace.event_collector import EventCollector
+from modtrace.profiler.event_collector import EventCollector
 from modtrace.read import FileKind, file_kind, load
 from tests.support.json_mutations import mutated, mutations
 from tests.support.kineto import BASE, PID, TID, evaluate, recording, trace, x

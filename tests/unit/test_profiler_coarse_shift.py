@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modtrace.profiler.align.alignment import Alignment
-from modtrace.profiler.align.coarse_shift import CoarseShift, InnermostCalls, find_coarse_shift
-from modtrace.profiler.align.operator_bounds import Busy
-from modtrace.profiler.attribute.overlay import overlay
-from modtrace.profiler.trace.event_collector import EventCollector
+from modtrace.profiler.alignment import Alignment
+from modtrace.profiler.coarse_shift import CoarseShift, InnermostCalls, find_coarse_shift
+from modtrace.profiler.event_collector import EventCollector
+from modtrace.profiler.operator_gaps import Busy
+from modtrace.profiler.overlay import overlay
 from modtrace.timeline import Timeline
 from tests.support.drifting_trace import DriftingClock, call_edges, make_trace
 from tests.support.kineto import BASE, TID

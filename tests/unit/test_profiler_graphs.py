@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.profiler.attribute.overlay import Overlay, Trace
-from modtrace.profiler.trace.event_collector import EventCollector
+from modtrace.profiler.event_collector import EventCollector
+from modtrace.profiler.overlay import Overlay, Trace
 from tests.support.kineto import BASE, recording, trace, x
 from tests.support.overlaid import overlaid
 

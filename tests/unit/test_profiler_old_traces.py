@@ -9,7 +9,7 @@ import pytest
 
 import modtrace
 from modtrace import TraceError
-from modtrace.profiler import read_merged_summary
+from modtrace.formats.merge_metadata import read_merged_summary
 from tests.support.kineto import evaluate, recording, trace, x
 from tests.support.overlaid import overlaid
 

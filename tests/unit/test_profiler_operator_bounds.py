@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modtrace.profiler.align.operator_bounds import (
+from modtrace.profiler.operator_gaps import (
     Busy,
     CallEdges,
     bounds_from_gaps,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from modtrace import TraceError
-from modtrace.profiler.attribute.gpu_work import NO_MODULE
-from modtrace.profiler.attribute.overlay import Overlay
+from modtrace.profiler.device_work import NO_MODULE
+from modtrace.profiler.overlay import Overlay
 from modtrace.timeline import PHASES, Process, Timeline, Track
 from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording, x
 from tests.support.overlaid import overlaid

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modtrace import TraceError
-from modtrace.profiler.trace import event_stream as stream
-from modtrace.profiler.trace import trace_file as source
-from modtrace.profiler.trace.event_stream import EventStream
-from modtrace.profiler.trace.trace_file import TraceFile
+from modtrace.formats import event_stream as stream
+from modtrace.formats import trace_file as source
+from modtrace.formats.event_stream import EventStream
+from modtrace.formats.trace_file import TraceFile
 from tests.support.kineto import GPU_TRACES, trace, x
 from tests.support.test_scale import scaled
 

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.align.alignment import OperatorFit
-from modtrace.profiler.align.certain_offsets import certain_offsets
-from modtrace.profiler.align.offset_band import OffsetBounds, find_clock_steps, intersect
-from modtrace.profiler.align.operator_bounds import Busy, CallEdges
-from modtrace.profiler.attribute.overlay import overlay
-from modtrace.profiler.trace.event_collector import EventCollector
+from modtrace.profiler.alignment import OperatorFit
+from modtrace.profiler.event_collector import EventCollector
+from modtrace.profiler.offset_band import OffsetBounds, find_clock_steps, intersect
+from modtrace.profiler.operator_gaps import Busy, CallEdges, certain_offsets
+from modtrace.profiler.overlay import overlay
 from modtrace.timeline import Mark, Timeline
 from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
 from tests.support.kineto import BASE, TID, Span, recording, x

@@ -104,8 +104,8 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
 
 def _first_own_event(trace: Path) -> float:
     """Return the position of the first event that torch.profiler did not write; 0 if it wrote none."""
-    from ..profiler import read_merge_metadata
-    from ..profiler.trace.trace_file import TraceFile
+    from ..formats.merge_metadata import read_merge_metadata
+    from ..formats.trace_file import TraceFile
     from ..read import FileKind, file_kind_by_head
 
     try:

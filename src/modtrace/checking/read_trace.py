@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from .._errors import TraceError
+from ..formats.event_stream import EventStream
 from ..formats.limits import MAX_WHOLE_BYTES, LimitError, check_nested_json
+from ..formats.trace_file import GZIP_MAGIC, TraceFile
 from ..formats.trace_kind import format_of
-from ..profiler.trace.event_stream import EventStream
-from ..profiler.trace.trace_file import GZIP_MAGIC, TraceFile
 from .track_layout import Fault, TrackLayout
 
 __all__ = ["MAX_WHOLE_BYTES", "NotStrictError", "parse_leniently", "read_trace", "stream_events"]

@@ -15,7 +15,7 @@ from .._terminal import is_terminal, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..profiler.trace.trace_file import Progress
+    from ..formats.trace_file import Progress
     from ..record_options import EngineName
 
 __all__ = ["build_engine", "echo", "make_console", "show_count", "show_reading", "show_status"]

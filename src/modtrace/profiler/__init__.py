@@ -1,44 +1,13 @@
 """Traces of torch.profiler: read them, align a recording with them, attribute kernels to modules, merge.
 
-What is public is imported when it is asked for: readers of saved traces take parts of this package, and the writers
-that a merge needs take several times as long to import as a small trace to read.
+- Reading: `event_kinds`, `event_columns`, `event_collector` pick out of the events what the rest needs.
+- Aligning: `alignment` by marks that both saw, `coarse_shift` without any, `refine_alignment` by the operators, whose
+  proofs are in `operator_gaps`.
+- Attributing: `launches` finds the launch of a kernel, `call_lookup` the call that ran then, `device_work` the call of
+  each kernel, `backward_nodes` that of each autograd node; `recorded_part` picks what of a recording the trace is
+  about, and `reconstruct` makes one of the trace alone. `stream_spans` and `device_totals` are the results; `overlay`
+  calls all of these.
+- Writing: `merge` is the whole; `merged_json` and `merged_perfetto` (with `slice_packets`) write a format each,
+  `json_time_rounding` chooses times that nest in every reader.
+- `handler` does it all for `torch.profiler.profile(on_trace_ready=…)`.
 """
-
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .handler import TraceHandler as TraceHandler
-    from .handler import on_trace_ready as on_trace_ready
-    from .result import MergeResult as MergeResult
-    from .write.json_merge import merge as merge
-    from .write.merge_metadata import read_merge_metadata as read_merge_metadata
-    from .write.merge_metadata import read_merged_summary as read_merged_summary
-
-__all__ = [
-    "MergeResult",
-    "TraceHandler",
-    "merge",
-    "on_trace_ready",
-    "read_merge_metadata",
-    "read_merged_summary",
-]
-
-_MODULE_OF = {
-    "MergeResult": ".result",
-    "TraceHandler": ".handler",
-    "merge": ".write.json_merge",
-    "on_trace_ready": ".handler",
-    "read_merge_metadata": ".write.merge_metadata",
-    "read_merged_summary": ".write.merge_metadata",
-}
-
-
-def __getattr__(name: str) -> object:
-    module = _MODULE_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
-    return value

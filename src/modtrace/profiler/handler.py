@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .._errors import WriteError
 from .._rank import rank_in
-from .write.json_merge import merge
+from .merge import merge_timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,7 +64,7 @@ class TraceHandler:
             profiler.export_chrome_trace(exported)
             out = self._folder / name
             try:
-                _log.info("%s", merge(exported, self._recording.snapshot(), out))
+                _log.info("%s", merge_timeline(exported, self._recording.snapshot(), out))
             except Exception as error:  # one that leaves a handler makes torch stop its profiler twice, and crash
                 out = self._folder / f"{self._worker}.{len(self.paths)}.unmerged.json"
                 os.replace(exported, out)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._errors import TraceError
-from ..profiler.trace.trace_file import TraceFile
+from ..formats.trace_file import TraceFile
 from .file_kind import FileKind, file_kind, file_kind_by_head
 from .report_zip import errors_about, extract_trace, trace_path
 

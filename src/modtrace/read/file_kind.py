@@ -6,11 +6,10 @@ import enum
 import os
 import re
 
+from ..formats.envelope import HeadError, find_head
+from ..formats.merge_metadata import MERGED_PACKET, read_merge_metadata
+from ..formats.trace_file import TraceFile
 from ..formats.trace_kind import format_of
-from ..profiler import read_merge_metadata
-from ..profiler.result import MERGED_PACKET
-from ..profiler.trace.envelope import HeadError, find_head
-from ..profiler.trace.trace_file import TraceFile
 from ..ring import MAGIC as RING_MAGIC
 
 __all__ = ["FileKind", "file_kind", "file_kind_by_head"]

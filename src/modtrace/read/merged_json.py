@@ -10,11 +10,11 @@ import numpy as np
 
 from .._errors import TraceError
 from .._typing import Int64Array
+from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..formats.communication_args import is_collective
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header, is_int64, is_tid
 from ..formats.slice_row import SliceRow
 from ..formats.span_args import RESERVED_ARGS
-from ..profiler.trace.event_columns import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..timeline import PHASES, RECOMPUTE, Mark, Name, Timeline
 from ..timeline.contents import COMMUNICATION, PASSES, TRACK_KINDS
 from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number

@@ -13,10 +13,10 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 
 from .._errors import TraceError
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO
+from ..formats.merge_metadata import END_PACKET, MERGED_PACKET
 from ..formats.packet_stream import read_packet_batches
 from ..formats.perfetto_ids import PROFILER_SEQUENCE
-from ..profiler.result import END_PACKET, MERGED_PACKET
-from ..profiler.trace.trace_file import BLOCK_BYTES, TraceFile
+from ..formats.trace_file import BLOCK_BYTES, TraceFile
 from ..timeline import PHASES, Name, Timeline
 from .saved_perfetto import BATCH_BYTES, load_perfetto
 from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ..profiler.attribute.overlay import overlay
-from ..profiler.attribute.stream_spans import gpu_spans
-from ..profiler.result import MERGED
-from ..profiler.trace.event_collector import EventCollector
-from ..profiler.trace.event_stream import EventStream
-from ..profiler.trace.trace_file import TraceFile, base_time_ns
+from ..formats.chrome_values import base_time_ns
+from ..formats.event_stream import EventStream
+from ..formats.merge_metadata import MERGED
+from ..formats.trace_file import TraceFile
+from ..profiler.event_collector import EventCollector
+from ..profiler.overlay import overlay
+from ..profiler.stream_spans import gpu_spans
 from ..timeline import Timeline
 from ..timeline.gpu_tracks import add_gpu_tracks
 from .merged_json import MergedEvents

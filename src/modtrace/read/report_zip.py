@@ -13,7 +13,7 @@ from typing import BinaryIO
 from .._errors import TraceError
 from .._system.files import open_regular, work_folder
 from ..formats.limits import LimitError, check_unpacked
-from ..profiler.trace.trace_file import BLOCK_BYTES
+from ..formats.trace_file import BLOCK_BYTES
 from .file_kind import ZIP_MAGIC
 
 __all__ = ["errors_about", "extract_trace", "trace_path"]

@@ -13,6 +13,7 @@ import numpy as np
 from .._typing import Int64Array
 from ..formats.communication_args import collectives_from_rows, groups_from_header
 from ..formats.escape import restore
+from ..formats.numbering import Numbering
 from ..formats.pass_args import passes_from_rows
 from ..formats.slice_row import SliceRow
 from ..timeline import PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
@@ -21,14 +22,6 @@ from ..timeline.contents import COMMUNICATION, PASSES
 from ..timeline.nesting import nest_by_time
 
 __all__ = ["SpanColumns", "build_timeline_from"]
-
-
-class IdByKey(dict[tuple[str, str, str], int]):
-    """Numbers names from 0 as they are asked for."""
-
-    def __missing__(self, name: tuple[str, str, str]) -> int:
-        number = self[name] = len(self)
-        return number
 
 
 @dataclass
@@ -52,7 +45,7 @@ class SpanColumns:
     step: MutableSequence[int] = field(default_factory=lambda: array("q"))
     link: MutableSequence[int] = field(default_factory=lambda: array("q"))
     complete: MutableSequence[int] = field(default_factory=lambda: array("q"))
-    names: IdByKey = field(default_factory=lambda: IdByKey())
+    names: Numbering[tuple[str, str, str]] = field(default_factory=Numbering)
     span_args: dict[int, Mapping[str, str]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)

@@ -200,8 +200,8 @@ def _pack_file(path: str | os.PathLike[str], names: ReportNames, folder: Path, m
 
 def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
     """Return the table with GPU times of a merged trace; None for any other."""
-    from ..profiler import read_merged_summary
-    from ..profiler.attribute.gpu_work import Reason, no_module_name
+    from ..formats.merge_metadata import read_merged_summary
+    from ..profiler.device_work import Reason, no_module_name
 
     summary = read_merged_summary(path)
     if summary is None:

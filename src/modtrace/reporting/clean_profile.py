@@ -14,10 +14,11 @@ import numpy as np
 import orjson
 
 from .._typing import Float64Array
+from ..formats.chrome_values import base_time_ns
+from ..formats.event_stream import EventStream
+from ..formats.merge_metadata import MERGED
 from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME
-from ..profiler.result import MERGED
-from ..profiler.trace.event_stream import EventStream
-from ..profiler.trace.trace_file import TraceFile, base_time_ns
+from ..formats.trace_file import TraceFile
 from ..timeline import PHASES, Name
 from .clean_timeline import REPORT_START_NS, IdNumbers
 from .names import ReportNames

@@ -100,10 +100,10 @@ class ProfileSource:
             timeline = clean_timeline(load(path), _Unchanged(self._names))
         if self._kind is FileKind.MERGED_JSON:
             return TracePart("trace.json.gz", gzip.compress(path.read_bytes(), 6, mtime=0), timeline, description)
-        from ..profiler import merge
+        from ..profiler.merge import merge_timeline
 
         merged = self._folder / "trace.pftrace.gz"
-        merge(path, None, merged)
+        merge_timeline(path, None, merged)
         return TracePart(merged.name, merged.read_bytes(), timeline, description)
 
     def _slowest_steps(self, max_events: int) -> tuple[list[tuple[float, float]], str] | None:

@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from urllib.parse import quote
 
-from ..profiler import merge
-from ..profiler.trace.trace_file import TraceFile
+from ..formats.trace_file import TraceFile
+from ..profiler.merge import merge_timeline
 from ..read import FileKind, errors_about, extract_trace, file_kind, load
 from ..timeline import Timeline
 from ..timeline.tail import last_steps
@@ -41,7 +41,7 @@ def _viewable(trace: Path, folder: Path) -> tuple[Path, list[str]]:
     kind = file_kind(trace)
     made = folder / "viewable.pftrace"
     if kind is FileKind.PROFILE:
-        return made, merge(trace, None, made).notes
+        return made, merge_timeline(trace, None, made).notes
     if kind in (FileKind.RING, FileKind.OTHER):
         load(trace).save(made)
         return made, []

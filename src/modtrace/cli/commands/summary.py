@@ -96,7 +96,7 @@ def summary_command(
 
 
 def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None) -> Summary:
-    from ...profiler import read_merged_summary
+    from ...formats.merge_metadata import read_merged_summary
     from ...read import load, trace_path
 
     with show_status(f"reading {trace}"), trace_path(trace) as path:

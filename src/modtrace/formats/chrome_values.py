@@ -1,0 +1,55 @@
+"""Times and ids in the events of a Chrome trace: what they can be, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .._errors import TraceError
+from .._typing import Float64Array, Int64Array
+
+__all__ = ["MAX_TIME_US", "TrackKey", "base_time_ns", "is_track_key", "microseconds_to_ns"]
+
+_MAX_TIME_NS = 1 << 62
+"""146 years in nanoseconds. All bases and all times from them are less, so that a sum of both fits into 64 bits."""
+MAX_TIME_US = _MAX_TIME_NS / 1000
+"""All times are less than this, in µs."""
+
+TrackKey = tuple[int | str, int | str]
+"""pid and tid, as the trace has them."""
+
+
+def base_time_ns(keys: Mapping[str, Any], path: str) -> int:
+    """Return the Unix nanoseconds from which a trace's times count; 0 where it does not say, before torch 2.4.
+
+    Args:
+        keys: the trace's top-level keys.
+        path: the trace, for errors.
+
+    Raises:
+        TraceError: the value is not such a time.
+    """
+    base = keys.get("baseTimeNanoseconds", 0)
+    if type(base) is not int or not 0 <= base < _MAX_TIME_NS:
+        raise TraceError(
+            path,
+            f"its baseTimeNanoseconds is {base!r} and no time in nanoseconds since 1970; "
+            "write there what the profiler wrote, or take the key out where its times count from 1970 themselves",
+        )
+    return base
+
+
+def is_track_key(key: tuple[object, object]) -> bool:
+    """Tell whether pid and tid are what they can be: text, or whole numbers of 64 bits."""
+    return all(isinstance(part, str) or (type(part) is int and -(2**63) <= part < 2**63) for part in key)
+
+
+def microseconds_to_ns(microseconds: Float64Array) -> Int64Array:
+    """Convert times in µs, as a JSON reader has them, to int64 ns.
+
+    Whole microseconds and the fraction are converted separately, since a large product would be rounded.
+    """
+    whole = np.floor(microseconds)
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000.0).astype(np.int64)

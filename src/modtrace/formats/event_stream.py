@@ -1,0 +1,281 @@
+"""The events of a trace in chunks, each parsed at once, in memory that does not grow with the file.
+
+A chunk is cut at what looks like the end of an event. That it parses as a list proves the cut right: a cut inside a
+string or inside an event would leave something open. So no byte is looked at twice, and none by Python.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import orjson
+
+from .._errors import TraceError
+from .envelope import HeadError, find_head, find_tail
+from .event_repair import BOUNDARY, RecoveredEvent, RecoveredEvents, has_times, recover_events
+from .limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError
+from .trace_file import TraceFile
+
+__all__ = ["Chunk", "EventStream"]
+
+_WINDOW = 1 << 16
+"""Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
+_MAX_NOTES = 20
+"""Places named; a file can be broken at a million."""
+_BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
+
+
+class Chunk(NamedTuple):
+    """Whole events.
+
+    Attributes:
+        raw: their bytes, with the commas between them and none after the last.
+        events: the same, parsed.
+    """
+
+    raw: bytes
+    events: list[Any]
+
+
+class EventStream:
+    """The events of a trace and what stands around them.
+
+    Attributes:
+        head: the bytes up to and with the `[` that opens the events.
+        keys: top-level keys with their values; those after the events are there once `chunks` is exhausted.
+        bare: whether the file is an array without an object around it.
+        tail: the bytes from the `]` on that closes the events; empty where the file is cut off.
+        count: how many events were yielded.
+        repaired: how many events had to be changed to be readable.
+        dropped: how many could not be saved.
+        notes: what was wrong with the file, each with its byte offset.
+        trailing_comma: whether a comma follows the last event, which JSON forbids and viewers accept.
+
+    Raises:
+        TraceError: the file is no trace, or nothing in it can be saved.
+    """
+
+    def __init__(self, source: TraceFile) -> None:
+        self.count = 0
+        self.repaired = 0
+        self.dropped = 0
+        self.notes: list[str] = []
+        self.trailing_comma = False
+        self.tail = b""
+        self._source = source
+        self._blocks = source.blocks()
+        self._ended = False
+        data = bytearray()
+        while True:
+            before = len(data)
+            data += next(self._blocks, b"")
+            # Twice as much each time, so that a long head is not read over and over.
+            while before and len(data) < min(2 * before, MAX_HEAD_BYTES) and (block := next(self._blocks, b"")):
+                data += block
+            try:
+                found = find_head(bytes(data))
+                break
+            except HeadError as error:
+                if not error.more or len(data) == before or len(data) >= MAX_HEAD_BYTES:
+                    raise self._error(str(error), error.offset) from None
+        self.head = bytes(data[: found.length])
+        self.keys = found.keys
+        self.bare = found.bare
+        self._offset = found.length
+        # The byte before the first event is where the `[` goes that makes a chunk a list.
+        self._buffer = data[found.length - 1 :]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the events in file order."""
+        found = False
+        for chunk in self._all():
+            found = True
+            self.count += len(chunk.events)
+            yield chunk
+        if not found and (self.dropped or not self.tail):
+            raise self._error("no event of it can be read: this is no profiler trace, or it was cut off", self._offset)
+
+    def _all(self) -> Iterator[Chunk]:
+        yield from self._cut()
+        enough = 0
+        for block in self._blocks:
+            self._buffer += block
+            if len(self._buffer) >= enough and not self._ended:
+                before = self._offset
+                yield from self._cut()
+                # What was not whole is tried again when there is twice as much of it.
+                enough = 0 if self._offset != before else 2 * len(self._buffer)
+            if self._ended and len(self._buffer) > MAX_TAIL_BYTES:
+                raise self._error(f"more than {MAX_TAIL_BYTES >> 20} MiB follow the events", self._offset)
+            if not self._ended and len(self._buffer) > MAX_EVENT_BYTES:
+                # Unless it is what follows the last event.
+                chunk = self._one_by_one(final=False)
+                if chunk is not None and chunk.events:
+                    yield chunk
+                elif not self._ended:
+                    self._skip_giant()
+        yield from self._finish()
+
+    def _cut(self, *, final: bool = False) -> Iterator[Chunk]:
+        """Yield the whole events of the buffer; `final` says that nothing follows it."""
+        limit = len(self._buffer)
+        failed = False
+        while not self._ended:
+            comma = self._last_comma(limit)
+            if comma < 0 and not failed:
+                return
+            if comma < 0:
+                # What does not parse begins with the first event: it is broken, or the last one.
+                chunk = self._one_by_one(final)
+                if chunk is None:
+                    return
+                if chunk.events:
+                    yield chunk
+                limit, failed = len(self._buffer), False
+                continue
+            parsed = self._parse(comma)
+            if isinstance(parsed, int):
+                limit, failed = min(parsed, self._buffer.rindex(b"}", 0, comma)), True
+                continue
+            self._drop(comma)
+            yield parsed
+            limit, failed = len(self._buffer), False
+
+    def _last_comma(self, limit: int) -> int:
+        """Return the place of the last comma before `limit` that could part two events, or -1."""
+        index = limit
+        while (index := self._buffer.rfind(b"}", 0, index)) >= 0:
+            if BOUNDARY.match(self._buffer, index):
+                return self._buffer.index(b",", index)
+        return -1
+
+    def _parse(self, end: int) -> Chunk | int:
+        """Parse the buffer up to `end`, where the comma after an event stands; return where it fails, if it does."""
+        buffer = self._buffer
+        buffer[0] = ord("[")
+        separator = buffer[end]
+        buffer[end] = ord("]")
+        try:
+            with memoryview(buffer) as view:
+                events = orjson.loads(view[: end + 1])
+        except orjson.JSONDecodeError as error:
+            return self._place_of(error, end)
+        finally:
+            buffer[end] = separator
+        raw = bytes(buffer[1:end])
+        if b"null" in raw and not all(has_times(event) for event in events if isinstance(event, dict)):
+            return self._place_of_null()
+        return Chunk(raw, events)
+
+    def _place_of(self, error: orjson.JSONDecodeError, end: int) -> int:
+        if error.pos == 0:
+            try:
+                self._buffer[:end].decode()
+            except UnicodeDecodeError as bad:
+                return bad.start
+        # Counted in characters, so never beyond the byte where it failed.
+        return error.pos
+
+    def _place_of_null(self) -> int:
+        match = re.compile(rb'"(?:dur|ts)"\s*:\s*null').search(self._buffer)
+        return match.start() if match else 1
+
+    def _one_by_one(self, final: bool) -> Chunk | None:
+        """Take the first events singly; None where the first is not there as a whole, or the events are at an end."""
+        length = _WINDOW
+        while True:
+            whole = length >= len(self._buffer)
+            found = recover_events(bytes(self._buffer[1 : 1 + length]), final=final and whole)
+            if found.closed:
+                # The last event is left for the tail, which tells whether this is the end indeed.
+                self._ended = True
+                found = RecoveredEvents(found.events[:-1], found.events[-2].end if len(found.events) > 1 else 0, True)
+            if found.events or whole or self._ended:
+                break
+            length *= 4
+        if not found.events:
+            return None
+        chunk = self._keep(found.events)
+        comma = self._buffer.find(b",", found.end + 1)
+        self._drop(comma if comma >= 0 else len(self._buffer) - 1)
+        return chunk
+
+    def _keep(self, recovered: list[RecoveredEvent]) -> Chunk:
+        """Count and note what became of events, and return those that were saved."""
+        for event in recovered:
+            if event.event is None:
+                self.dropped += 1
+                self._note(f"byte {self._offset + event.begin}: an event that cannot be read was left out")
+            elif event.changed:
+                self.repaired += 1
+                self._note(f"byte {self._offset + event.begin}: an event was made readable")
+        readable = [event for event in recovered if event.event is not None]
+        return Chunk(b",\n".join(event.raw for event in readable), [event.event for event in readable])
+
+    def _drop(self, end: int) -> None:
+        """Let go of the buffer before `end`."""
+        self._offset += end
+        del self._buffer[:end]
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < _MAX_NOTES:
+            self.notes.append(text)
+
+    def _error(self, message: str, offset: int) -> TraceError:
+        if self._source.damage:
+            message = f"{message}; {self._source.damage}"
+        if self._source.gzipped:
+            message = f"{message} (the offset is in the uncompressed data)"
+        return TraceError(self._source.path, message, offset)
+
+    def _skip_giant(self) -> None:
+        """Let go of more bytes than an event can have, so that memory stays bounded."""
+        self.dropped += 1
+        self._note(f"byte {self._offset}: an event of more than {MAX_EVENT_BYTES >> 20} MiB was left out")
+        self._drop(len(self._buffer) - 1)
+        for block in self._blocks:
+            self._buffer += block
+            match = BOUNDARY.search(self._buffer)
+            if match is not None:
+                self._drop(self._buffer.index(b",", match.start()))
+                return
+            self._drop(max(len(self._buffer) - 4096, 0))
+
+    def _finish(self) -> Iterator[Chunk]:
+        """Read what is left: the last events and the tail."""
+        yield from self._cut(final=True)
+        if self._source.damage:
+            self.notes.insert(0, self._source.damage)
+        rest = bytes(self._buffer[1:])
+        try:
+            found = find_tail(rest, bare=self.bare)
+        except LimitError as error:
+            raise self._error(str(error), self._offset) from None
+        end = len(rest)
+        if found is not None:
+            end, keys = found
+            self.keys |= keys
+            self.tail = rest[end:]
+            self.trailing_comma = self._offset > len(self.head) and not rest[:end].strip()
+            parsed = self._parse(end + 1) if rest[:end].strip() else Chunk(b"", [])
+            if not isinstance(parsed, int):
+                if parsed.events:
+                    yield parsed
+                return
+        last = recover_events(rest[:end], final=True)
+        chunk = self._keep(last.events)
+        lost = rest[last.end : end].strip(b", \t\r\n")
+        self.trailing_comma = self.trailing_comma or b"," in rest[last.end : end]
+        if found is None:
+            offset = self._offset + last.end
+            self._note(f"byte {offset}: the trace is cut off here; {len(rest) - last.end} bytes were left out")
+            base = _BASE_TIME.search(rest, last.end)
+            if base:
+                self.keys["baseTimeNanoseconds"] = int(base[1])
+        elif lost:
+            self.dropped += 1
+            self._note(f"byte {self._offset + last.end}: an event that cannot be read was left out")
+        if chunk.events:
+            yield chunk

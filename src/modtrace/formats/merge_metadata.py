@@ -1,0 +1,127 @@
+"""What a merged trace says of how it was made: the metadata's names, and reading it without parsing the events."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from .._errors import TraceError
+from .._system.files import read_at
+from ..timeline import Summary
+from .escape import escaped_json
+from .limits import MAX_TAIL_BYTES, check_nested_json
+from .trace_file import BLOCK_BYTES, TraceFile
+from .trace_kind import format_of
+
+__all__ = [
+    "END_PACKET",
+    "MERGED",
+    "MERGED_PACKET",
+    "metadata_json",
+    "read_merge_metadata",
+    "read_merged_summary",
+    "refuse_merged",
+]
+
+MERGED = "modtrace"
+"""The top-level key under which a merged trace says how it was made."""
+
+MERGED_PACKET = f"{MERGED}_merge"
+"""The name of the metadata that says the same in the first packets of a merged `.pftrace`."""
+
+END_PACKET = f"{MERGED}_end"
+"""The name of the metadata in the last packet of a merged `.pftrace`: without it the file was cut off."""
+
+_IN_JSON = f'\n],\n"{MERGED}":'.encode()
+_IN_PACKETS = MERGED_PACKET.encode()
+
+
+def refuse_merged(keys: Mapping[str, Any], path: str) -> None:
+    """Raise if a trace was merged before.
+
+    Raises:
+        TraceError: it was merged before.
+    """
+    if MERGED in keys:
+        raise TraceError(
+            path,
+            "this trace was merged before and holds its recording: open it as it is, or merge the profiler's own trace",
+        )
+
+
+def metadata_json(metadata: Mapping[str, Any]) -> bytes:
+    """Return the metadata of a merge as JSON; names that no JSON can hold, by halves of characters, as look-alikes."""
+    try:
+        return orjson.dumps(metadata)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(escaped_json(dict(metadata), {}))
+
+
+def read_merged_summary(path: str | os.PathLike[str]) -> Summary | None:
+    """Return what each module took, from a file that `merge` wrote; None for any other file.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    metadata = read_merge_metadata(path)
+    if metadata is None or "modules" not in metadata:
+        return None
+    return Summary.from_json_values(metadata["modules"])
+
+
+def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return the metadata that `merge` wrote into a file; None for any other file.
+
+    Raises:
+        TraceError: the file cannot be read.
+    """
+    with TraceFile(path) as source:
+        if not source.gzipped:
+            # JSON has it behind its events, which need not be read then.
+            length = BLOCK_BYTES
+            while True:
+                begin = max(source.size - length, 0)
+                data = read_at(source.fileno(), length, begin)
+                metadata = _metadata(data)
+                if metadata is not None or begin == 0:
+                    return metadata
+                if length >= MAX_TAIL_BYTES or not data.rstrip().endswith(b"}"):
+                    break
+                length *= 4
+        return _search_from_front(source)
+
+
+def _search_from_front(source: TraceFile) -> dict[str, Any] | None:
+    """Look through a whole file: packed, or in Perfetto's format, which has its metadata in front."""
+    data = b""
+    for block in source.blocks():
+        if not data and format_of(block) is None:
+            return None  # no trace, as a ring file, of which there can be very much
+        found = _IN_JSON in data or _IN_PACKETS in data
+        data = (data if found else data[-len(_IN_JSON) - len(_IN_PACKETS) :]) + block
+        if len(data) > MAX_TAIL_BYTES:
+            break
+        if found and (metadata := _metadata(data)) is not None:
+            return metadata
+    return _metadata(data)
+
+
+def _metadata(data: bytes) -> dict[str, Any] | None:
+    """Return the metadata of a merge that stand in `data` as a whole."""
+    for needle in (_IN_JSON, _IN_PACKETS):
+        found = data.rfind(needle)
+        # Not the first brace: the bytes in between hold the length of what follows, and one of them may look like it.
+        begin = data.find(b'{"', found)
+        if found < 0 or begin < 0:
+            continue
+        try:
+            check_nested_json(data[begin:])
+            metadata, _ = json.JSONDecoder().raw_decode(data[begin:].decode("utf-8", "ignore"))
+        except (ValueError, RecursionError):
+            continue
+        return metadata if isinstance(metadata, dict) else None
+    return None

@@ -1,0 +1,351 @@
+"""Autograd nodes of a trace: the calls that made them, and backward spans that begin and end with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from .._typing import BoolArray, Int64Array
+from ..timeline import BACKWARD, Columns, Process, Timeline, Track
+from ..timeline.columns import join_columns, sort_by_start
+from ..timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
+from ..timeline.ranges import union_of
+from .call_lookup import CallIndex, InnermostLookup, runs_module_code, threads_of
+from .event_columns import ProfilerEvents, SliceColumns
+
+__all__ = ["Nodes", "attribute_nodes", "cut_to_nodes", "find_nodes"]
+
+
+def attribute_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Nodes:
+    """Find the call of each autograd node of the trace.
+
+    By its sequence number; where the trace does not hold what made it, by the recorded backward span around its
+    middle. A node without a number (AccumulateGrad) belongs to the call of the node before it, whose gradient it takes.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        events: the trace's.
+        threads: the OS thread of each of the trace's tracks, -1 for tracks of other processes and devices.
+    """
+    columns = timeline.columns
+    thread = threads_of(columns, (track.tid for track in timeline.tracks))
+    track = columns.track.astype(np.int64)
+    running = InnermostLookup(thread, track, columns.start, columns.end, columns.parent, runs_module_code(columns))
+    nodes = find_nodes(events, running, threads)
+    unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.value >= 0) & ~nodes.numbered)
+    if len(unknown):
+        behind = InnermostLookup(thread, track, columns.start, columns.end, columns.parent, columns.phase == BACKWARD)
+        middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
+        nodes.call[unknown] = behind.on_threads(threads[nodes.track[unknown]], middle)
+    before: dict[tuple[int, int], int] = {}
+    for index in np.flatnonzero(nodes.rows.value < 0).tolist():
+        nodes.call[index] = -2
+    for index, (track_, parent, call) in enumerate(
+        zip(nodes.track.tolist(), nodes.parent.tolist(), nodes.call.tolist(), strict=True)
+    ):
+        if call == -2:
+            nodes.call[index] = call = before.get((track_, parent), -1)
+        before[track_, parent] = call
+    return nodes
+
+
+def cut_to_nodes(
+    timeline: Timeline, nodes: Nodes, threads: Int64Array, names: dict[int, str], process: Process
+) -> Timeline:
+    """Replace the backward spans by ones that begin and end with the nodes of their call.
+
+    What was recorded where the trace has no nodes stays; a call inside backward moves by no more than it takes to lie
+    within the node that it runs in.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        nodes: with their calls.
+        threads: the OS thread of each of the trace's tracks.
+        names: names of OS threads that the recording may not know.
+        process: whose threads these are.
+    """
+    if not len(nodes):
+        return timeline
+    builder = _Builder(timeline, nodes, threads, names, process)
+    return builder.build()
+
+
+class _Builder:
+    def __init__(
+        self, timeline: Timeline, nodes: Nodes, threads: Int64Array, names: dict[int, str], process: Process
+    ) -> None:
+        self.timeline = timeline
+        self.nodes = nodes
+        self.threads = threads
+        self.names = names
+        self.process = process
+        self.calls = CallIndex(timeline)
+        self.tracks = list(timeline.tracks)
+        self.backward_tracks = {t.tid: i for i, t in enumerate(self.tracks) if t.kind == "backward"}
+        self.children: dict[int, list[int]] = {}
+        for index, parent in enumerate(nodes.parent.tolist()):
+            self.children.setdefault(parent, []).append(index)
+
+    def build(self) -> Timeline:
+        columns = self.timeline.columns
+        rows: list[tuple[int, int, int, int, int]] = []
+        for trace_track in np.unique(self.nodes.track).tolist():
+            tid = int(self.threads[trace_track])
+            top = [index for index in self.children.get(-1, []) if self.nodes.track[index] == trace_track]
+            spans = spans_from_intervals(self._pieces(top, ())) if tid >= 0 else []
+            if spans:
+                backward_track = self._track(tid)
+                rows += [(s.start, s.end, int(s.key), backward_track, s.depth) for s in spans]  # type: ignore[call-overload]
+        if not rows:
+            return self.timeline
+        start, end, call, track, rank = np.array(rows, np.int64).T
+        kept, kept_start, kept_end = self._kept(start, end, track)
+        made = Columns.of(
+            start=start,
+            end=end,
+            name=columns.name[call],
+            phase=np.full(len(rows), BACKWARD),
+            track=track,
+            depth=rank,
+            parent=np.full(len(rows), -1),
+            call=columns.call[call],
+            step=columns.step[call],
+            link=self._links(call),
+            complete=np.ones(len(rows), np.bool_),
+        )
+        # A call whose backward the recording did not see gets its link now.
+        link = columns.link.copy()
+        link[call] = made.link
+        old = replace(columns, link=link).take(kept)
+        old = replace(old, start=kept_start, end=kept_end)
+        joined = join_columns([old, made])  # parents are found anew below
+        behind = self._on_backward(joined)
+        late = np.where(behind & (joined.phase != BACKWARD), 1 << 20, 0) + joined.depth
+        new_end, parent, depth = clip_and_nest(
+            joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64)
+        )
+        whole = np.flatnonzero(~behind | (new_end > joined.start) | (joined.start == joined.end))
+        position = np.full(len(joined) + 1, -1, np.int64)
+        position[whole] = np.arange(len(whole))
+        joined = replace(joined, end=new_end, parent=position[parent], depth=depth.astype(np.int32)).take(whole)
+        origin = np.concatenate([kept, np.full(len(rows), -1, np.int64)])[whole]
+        ordered, new_index = sort_by_start(joined)
+        span_args = self.timeline.span_args
+        arguments = (
+            {
+                index: span_args[origin_row]
+                for index, origin_row in sorted(zip(new_index.tolist(), origin.tolist(), strict=False))
+                if origin_row in span_args
+            }
+            if span_args
+            else {}
+        )
+        return replace(self.timeline, columns=ordered, tracks=tuple(self.tracks), span_args=arguments)
+
+    def _track(self, tid: int) -> int:
+        track = self.backward_tracks.get(tid)
+        if track is None:
+            thread = next((t.thread for t in self.tracks if t.tid == tid), self.names.get(tid, f"thread {tid}"))
+            track = self.backward_tracks[tid] = len(self.tracks)
+            self.tracks.append(Track("backward", thread, tid, self.process))
+        return track
+
+    def _links(self, call: Int64Array) -> Int64Array:
+        link = self.timeline.columns.link[call]
+        new = np.unique(call[link < 0])
+        first = int(self.timeline.columns.link.max(initial=-1)) + 1
+        return np.where(link >= 0, link, first + np.searchsorted(new, call))
+
+    def _pieces(self, nodes: list[int], around: tuple[int, ...]) -> Iterator[LabelledInterval]:
+        """Yield nodes as pieces; one inside which others run is its beginning, those, and its end."""
+        for index in nodes:
+            call = int(self.nodes.call[index])
+            path = around + _beyond(around, self.calls.path(call)) if call >= 0 else around
+            start, end = int(self.nodes.start[index]), int(self.nodes.end[index])
+            inner = self.children.get(index)
+            if not inner:
+                yield LabelledInterval(start, end, path)
+                continue
+            yield LabelledInterval(start, int(self.nodes.start[inner[0]]), path)
+            yield from self._pieces(inner, path)
+            yield LabelledInterval(min(end, int(self.nodes.end[inner[-1]])), end, path)
+
+    def _kept(self, start: Int64Array, end: Int64Array, track: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return the recorded spans that stay, with the times they have then."""
+        columns = self.timeline.columns
+        keep = np.ones(len(columns), np.bool_)
+        new_start, new_end = columns.start.copy(), columns.end.copy()
+        for track_index in np.unique(track).tolist():
+            old = np.flatnonzero((columns.track == track_index) & (columns.phase == BACKWARD))
+            begins, ends = union_of(start[track == track_index], end[track == track_index])
+            run = np.searchsorted(begins, columns.end[old], side="left") - 1
+            keep[old] = (run < 0) | (ends[np.maximum(run, 0)] <= columns.start[old])
+        calls = np.flatnonzero(self._on_backward(columns) & (columns.phase != BACKWARD))
+        if len(calls):
+            new_start[calls], new_end[calls] = self._within_nodes(calls)
+        kept = np.flatnonzero(keep)
+        return kept, new_start[kept], new_end[kept]
+
+    def _on_backward(self, columns: Columns) -> BoolArray:
+        """Which spans lie on the backward track of their thread."""
+        is_backward = np.array([track.kind == "backward" for track in self.tracks], np.bool_)
+        return np.asarray(is_backward[columns.track], np.bool_)
+
+    def _within_nodes(self, spans: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Clip calls inside backward to the node that they ran in, between the nodes that ran inside it."""
+        columns, nodes = self.timeline.columns, self.nodes
+        tids = np.array([track.tid for track in self.timeline.tracks], np.int64)
+        trace_track = {int(tid): index for index, tid in enumerate(self.threads.tolist()) if tid >= 0}
+        begin, finish = columns.start[spans].copy(), columns.end[spans].copy()
+        middle = (begin + finish) // 2
+        track = np.array([trace_track.get(int(tid), -1) for tid in tids[columns.track[spans]].tolist()], np.int64)
+        node = nodes.innermost.on_threads(track, middle)
+        for position, index in enumerate(node.tolist()):
+            if index < 0:
+                continue
+            low, high = int(nodes.start[index]), int(nodes.end[index])
+            for inner in self.children.get(index, []):
+                if nodes.end[inner] <= middle[position]:
+                    low = max(low, int(nodes.end[inner]))
+                else:
+                    high = min(high, int(nodes.start[inner]))
+                    break
+            begin[position], finish[position] = max(int(begin[position]), low), min(int(finish[position]), high)
+        return begin, np.maximum(begin, finish)
+
+
+def _beyond(around: tuple[int, ...], path: tuple[int, ...]) -> tuple[int, ...]:
+    """Return what of `path` is not in `around` already."""
+    known = set(around)
+    return tuple(key for key in path if key not in known)
+
+
+_ROUNDS = 4
+"""Backward passes through graphs that a backward pass made, each deeper by one, that are followed."""
+
+
+class Nodes:
+    """The `evaluate_function` slices of a trace, in start order of each thread.
+
+    Attributes:
+        track: int64[n], index into `ProfilerEvents.tracks`.
+        start: int64[n], ns from the base.
+        end: int64[n].
+        parent: int64[n], the node inside which it ran, or -1.
+        call: int64[n], index of the innermost span that made it, or -1.
+        numbered: bool[n], whether its number was found among the trace's forward operations.
+    """
+
+    def __init__(self, rows: SliceColumns) -> None:
+        order = np.lexsort((-rows.duration, rows.start, rows.track))
+        self.rows = rows.take(order)
+        self.track, self.start, self.end = self.rows.track, self.rows.start, self.rows.end
+        self.parent = _parents(self.track, self.start, self.end)
+        self.call = np.full(len(rows), -1, np.int64)
+        self.numbered = np.zeros(len(rows), np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def innermost(self) -> InnermostLookup:
+        """Which node ran on a track at a moment."""
+        everything = np.ones(len(self), np.bool_)
+        return InnermostLookup(self.track, self.track, self.start, self.end, self.parent, everything)
+
+
+def find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> Nodes:
+    """Find the nodes, and for each the call that made it.
+
+    Args:
+        events: the trace's.
+        running: forward and recompute spans; a node was made by the one in which the last operation with its
+            sequence number began, as the number goes up with each node.
+        threads: the thread of each of the trace's tracks, as `running` knows it; -1 where it knows none.
+    """
+    # Sequence numbers, threads and arrows are numbered by each process for itself.
+    nodes = Nodes(events.nodes.take(np.flatnonzero(threads[events.nodes.track] != -1)))
+    if not len(nodes) or not len(events.ops):
+        return nodes
+    made_on = _forward_tracks(events, nodes, threads)
+    op = _making_ops(events.ops, nodes.rows, made_on)
+    numbered = np.flatnonzero(op >= 0)
+    nodes.numbered[numbered] = True
+    ops = events.ops.take(op[numbered])
+    nodes.call[numbered] = running.on_threads(threads[ops.track], ops.start)
+    inside = nodes.innermost.on_threads(ops.track, ops.start)
+    # An operation inside a node, but in no call, made its nodes for that node's call.
+    through = (nodes.call[numbered] < 0) & (inside >= 0)
+    for _ in range(_ROUNDS):
+        nodes.call[numbered[through]] = nodes.call[inside[through]]
+    return nodes
+
+
+def _parents(track: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
+    parent = np.full(len(start), -1, np.int64)
+    stack: list[int] = []
+    starts, ends = start.tolist(), end.tolist()
+    current = -1
+    for index, (track_, start_, end_) in enumerate(zip(track.tolist(), starts, ends, strict=True)):
+        if track_ != current:
+            current = track_
+            stack.clear()
+        # Two of the same extent are the same node twice, not one inside the other.
+        while stack and (ends[stack[-1]] <= start_ or (starts[stack[-1]], ends[stack[-1]]) == (start_, end_)):
+            stack.pop()
+        if stack:
+            parent[index] = stack[-1]
+        stack.append(index)
+    return parent
+
+
+def _forward_tracks(events: ProfilerEvents, nodes: Nodes, threads: Int64Array) -> dict[int, int]:
+    """Return the track of each forward thread, by the id that nodes know it by.
+
+    The profiler draws arrows from forward operations to nodes: most of them decide. Without arrows the thread that
+    has most of the numbers is meant, unless two have the same number of them.
+    """
+    votes: dict[int, Counter[int]] = {}
+    flows = events.flows
+    node = nodes.innermost.on_threads(flows.track, flows.start)
+    ids = np.where(node >= 0, nodes.rows.other[node], -1)
+    for thread_id, track in zip(ids.tolist(), flows.value.tolist(), strict=True):
+        if thread_id >= 0:
+            votes.setdefault(thread_id, Counter())[track] += 1
+    for thread_id in np.unique(nodes.rows.other[nodes.rows.value >= 0]).tolist():
+        if thread_id in votes:
+            continue
+        numbers = np.unique(nodes.rows.value[(nodes.rows.other == thread_id) & (nodes.rows.value >= 0)])
+        for track in np.unique(events.ops.track[threads[events.ops.track] != -1]).tolist():
+            shared = int(np.isin(numbers, events.ops.value[events.ops.track == track]).sum())
+            if shared:
+                votes.setdefault(thread_id, Counter())[track] = shared
+        best = votes.get(thread_id, Counter()).most_common(2)
+        if len(best) == 2 and best[0][1] == best[1][1]:
+            del votes[thread_id]
+    return {thread_id: counter.most_common(1)[0][0] for thread_id, counter in votes.items()}
+
+
+def _making_ops(ops: SliceColumns, nodes: SliceColumns, made_on: dict[int, int]) -> Int64Array:
+    """Return for each node the last operation with its number that began before it on its forward thread, or -1."""
+    order = np.lexsort((ops.start, ops.value, ops.track))
+    key = _key(ops.track[order], ops.value[order])
+    track = np.array([made_on.get(thread_id, -1) for thread_id in nodes.other.tolist()], np.int64)
+    wanted = _key(track, nodes.value)
+    first = np.searchsorted(key, wanted, side="left")
+    candidate = np.searchsorted(key, wanted, side="right") - 1
+    start = ops.start[order]
+    while True:
+        late = (candidate >= first) & (start[candidate] >= nodes.start)
+        if not late.any():
+            break
+        candidate[late] -= 1
+    found = (candidate >= first) & (track >= 0) & (nodes.value >= 0)
+    return np.where(found, order[np.maximum(candidate, 0)], -1)
+
+
+def _key(track: Int64Array, number: Int64Array) -> Int64Array:
+    return (track << 44) | (number & (1 << 44) - 1)

@@ -1,0 +1,338 @@
+"""Gathers what merging needs to know of a profiler trace from its events, chunk by chunk."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
+from ..formats.header import is_int64
+from ..formats.numbering import Numbering
+from .event_columns import FlowPairs, ProfilerEvents, SliceColumns, SliceTable
+from .event_kinds import (
+    ANNOTATION,
+    C10D,
+    CPU_OP,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    MODULE,
+    MTIA,
+    MTIA_COPY,
+    MTIA_EVENTS,
+    NODE,
+    PARAM_COMMS,
+    PYTHON,
+    RUNTIME,
+    SLICE_KINDS,
+    STEP,
+    SYNC,
+    WINDOW,
+    ApiCall,
+    api_call,
+    collective_of_annotation,
+    collective_of_kernel,
+    collective_of_operator,
+    slice_kind,
+)
+
+__all__ = ["EventCollector"]
+
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""What comes of an event that is not as events are."""
+
+_TABLES = (
+    *("ops", "plain_ops", "nodes", "launches", "captures", "work", "modules", "steps"),
+    *("collectives", "cpu_collectives", "regions", "syncs", "windows"),
+)
+_CPU_TABLES = ("ops", "plain_ops", "nodes", "launches", "modules", "regions")
+"""What only a process has, and no device."""
+_ORDINARY, _NODE, _SYNC, _STEP, _COLLECTIVE, _CPU_COLLECTIVE = range(6)
+"""What slices of the CPU are, by their names."""
+_MAX_EXTERNAL = 1 << 59
+_CAPTURE = int(ApiCall.CAPTURE_BEGIN)
+_MAX_CACHED_NAMES = 1 << 16
+_MAX_PENDING = 1 << 14
+"""Events whose rows may be pending."""
+_NO_ARGS: dict[str, Any] = {}
+_WORK_DETAILS = 4
+"""How many numbers are kept of a piece of work beside what all slices have."""
+
+
+class EventCollector:
+    """Takes chunks of parsed events; `events()` at the end.
+
+    Attributes:
+        tids: all thread ids that are numbers, of what was taken so far.
+    """
+
+    def __init__(self) -> None:
+        self.tids: set[int] = set()
+        self._tracks: dict[TrackKey, int] = {}
+        self._thread_names: dict[TrackKey, str] = {}
+        self._process_names: dict[int | str, str] = {}
+        self._sort_indexes: dict[TrackKey, int] = {}
+        self._tables = {name: SliceTable() for name in _TABLES}
+        self._work_details = array("q")
+        self._rest: list[tuple[float, float]] = []
+        self._module_names, self._region_names = Numbering[str](), Numbering[str]()
+        self._collective_names, self._sync_names = Numbering[str](), Numbering[str]()
+        self._kernel_collectives: dict[str, int] = {}
+        self._cpu_kinds: dict[str, int] = {}
+        self._api_calls: dict[str, int] = {}
+        self._flows = FlowPairs()
+        self._first, self._last = float("inf"), float("-inf")
+        self._times_up_to_zero = self._malformed = self._total = self._pending = 0
+
+    def add(self, events: Sequence[Any]) -> None:
+        """Take note of a chunk's events; what is malformed counts as nothing."""
+        self._total += len(events)
+        tables, tracks, kind_of = self._tables, self._tracks, SLICE_KINDS.get
+        cpu_kind_of, api_call_of = self._cpu_kinds.get, self._api_calls.get
+        plain_op, op, launch = (tables[name].pending.append for name in ("plain_ops", "ops", "launches"))
+        # One pass, and no calls where there are many: this loop is what attribution takes beside parsing.
+        for event in events:
+            try:
+                phase = event["ph"]
+                if phase != "X":
+                    if phase not in "sft" or event.get("cat") == "fwdbwd":
+                        self._add_other(event, phase)
+                    continue
+                kind = kind_of(event.get("cat"))
+                if kind is None:
+                    kind = slice_kind(event.get("cat"))
+                key = (event["pid"], event["tid"])
+                track = tracks.get(key)
+                if track is None:
+                    track = self._new_track(key)
+                if kind == CPU_OP:
+                    name = event["name"]
+                    what = cpu_kind_of(name)
+                    if what is None:
+                        what = self._cpu_kind(name)
+                    sequence = (event.get("args") or _NO_ARGS).get("Sequence number")
+                    if what != _ORDINARY:
+                        self._add_special(event, what, track, sequence)
+                    elif sequence is None:
+                        plain_op((track, event["ts"], event["dur"], -1, 0))
+                    elif not event["args"].get("Fwd thread id"):
+                        op((track, event["ts"], event["dur"], sequence, 0))
+                elif kind == RUNTIME:
+                    call = api_call_of(event["name"])
+                    if call is None:
+                        call = self._api_call(event["name"])
+                    args = event.get("args") or _NO_ARGS
+                    correlation = args.get("correlation")
+                    if correlation is not None:
+                        # The external id is what `other` holds above the call.
+                        external = args.get("External id")
+                        external = external if type(external) is int and 0 <= external < _MAX_EXTERNAL else -1
+                        launch((track, event["ts"], event["dur"], correlation, external << 3 | call))
+                    if call >= _CAPTURE:
+                        tables["captures"].pending.append((track, event["ts"], event["dur"], -1, call))
+                elif kind <= MEMSET:
+                    self._add_work(event, kind, track)
+                else:
+                    self._add_rare(event, kind, track)
+            except _MALFORMED:
+                self._malformed += 1
+        self._pending += len(events)
+        if self._pending >= _MAX_PENDING:
+            self._take_pending()
+
+    def _add_other(self, event: dict[str, Any], phase: str) -> None:
+        if phase == "M":
+            self._metadata(event)
+        elif phase == "s":
+            self._flows.add_begin((event["pid"], event["id"]), self._track(event))
+        elif phase == "f":
+            self._flows.add_end((event["pid"], event["id"]), self._track(event), float(event["ts"]))
+        elif "tid" in event:
+            self._track(event)
+
+    def _add_special(self, event: dict[str, Any], what: int, track: int, sequence: Any) -> None:
+        """Take a slice of the CPU whose name says more than that it is an operator."""
+        name, tables, args = event["name"], self._tables, event.get("args") or _NO_ARGS
+        times = track, event["ts"], event["dur"]
+        if what == _NODE:
+            number = -1 if sequence is None else sequence
+            tables["nodes"].pending.append((*times, number, args.get("Fwd thread id", -1)))
+        elif what == _SYNC:
+            tables["syncs"].pending.append((*times, self._sync_names[name], 0))
+        elif what == _STEP:
+            tables["steps"].pending.append((*times, int(name[len(STEP) :]), 0))
+        elif what == _CPU_COLLECTIVE:
+            annotated = collective_of_annotation(name)
+            tables["cpu_collectives"].pending.append(
+                (*times, self._collective_names[annotated[0] if annotated else ""], 0)
+            )
+        else:
+            annotated = collective_of_annotation(name)
+            found = annotated[0] if annotated else collective_of_operator(name, args.get("Collective name"))
+            is_operator = name.startswith(C10D)
+            tables["collectives"].pending.append((*times, self._collective_names[found or ""], int(is_operator)))
+            if not annotated:
+                tables["plain_ops"].pending.append((*times, -1, 0))
+
+    def _api_call(self, name: str) -> int:
+        call = api_call(name)
+        if len(self._api_calls) < _MAX_CACHED_NAMES:
+            self._api_calls[name] = call
+        return call
+
+    def _cpu_kind(self, name: str) -> int:
+        """Return what a slice of the CPU is, by its name."""
+        kind = _ORDINARY
+        if name.startswith(SYNC):
+            return _SYNC
+        if name.startswith(NODE):
+            kind = _NODE
+        elif name.startswith(STEP) and name[len(STEP) :].isascii() and name[len(STEP) :].isdigit():
+            kind = _STEP
+        elif annotated := collective_of_annotation(name):
+            kind = _CPU_COLLECTIVE if annotated[1] else _COLLECTIVE
+        elif collective_of_operator(name, None):
+            kind = _COLLECTIVE
+        if len(self._cpu_kinds) < _MAX_CACHED_NAMES:
+            self._cpu_kinds[name] = kind
+        return kind
+
+    def _add_work(self, event: dict[str, Any], kind: int, track: int) -> None:
+        args, name = event.get("args") or _NO_ARGS, event["name"]
+        collective = self._kernel_collectives.get(name)
+        if collective is None:
+            found = collective_of_kernel(name)
+            collective = self._kernel_collectives[name] = -1 if found is None else self._collective_names[found]
+        if collective >= 0 and isinstance(operator := args.get("Collective name"), str):
+            collective = self._collective_names[collective_of_operator(PARAM_COMMS, operator) or ""]
+        graph, node = args.get("graph id") or -1, args.get("graph node id") or -1
+        graph, node = (graph, node) if is_int64(graph) and is_int64(node) else (-1, -1)
+        external = args.get("External id")
+        external = external if type(external) is int and 0 <= external < _MAX_EXTERNAL else -1
+        # It ran, whatever its id is.
+        correlation = args["correlation"] if is_int64(args.get("correlation")) else -1
+        # The row in these is what `other` holds above the kind.
+        number = len(self._work_details) // _WORK_DETAILS << 2 | kind
+        self._tables["work"].pending.append((track, event["ts"], event["dur"], correlation, number))
+        self._work_details.extend((collective, graph, node, external))
+
+    def _add_rare(self, event: dict[str, Any], kind: int, track: int) -> None:
+        times = event["ts"], event["dur"]
+        if kind == PYTHON and event["name"].startswith(MODULE):
+            module_id = (event.get("args") or _NO_ARGS).get("Python module id", -1)
+            name = self._module_names[event["name"][len(MODULE) :]]
+            self._tables["modules"].pending.append((track, *times, name, module_id))
+        elif kind == WINDOW:
+            self._tables["windows"].pending.append((track, *times, 0, 0))
+        elif kind == MTIA:
+            # What a stream of an MTIA waits for, and when, is no work of it.
+            if event["name"] in MTIA_EVENTS:
+                self._rest.append(times)
+            else:
+                self._add_work(event, MEMCPY if event["name"] == MTIA_COPY else KERNEL, track)
+        elif kind == ANNOTATION:
+            name = event["name"]
+            what = self._cpu_kind(name)
+            sequence = (event.get("args") or _NO_ARGS).get("Sequence number")
+            if what != _ORDINARY:
+                self._add_special(event, what, track, sequence)
+            elif sequence is None:
+                self._tables["regions"].pending.append((track, *times, self._region_names[name], 0))
+        else:
+            self._rest.append(times)
+
+    def _take_pending(self) -> None:
+        """Move the rows of a chunk to the columns."""
+        for name, table in self._tables.items():
+            if table.pending:
+                first, last, zeros, broken = table.take_pending()
+                self._times_up_to_zero += zeros
+                self._malformed += broken
+                if name != "windows":
+                    self._first, self._last = min(self._first, first), max(self._last, last)
+        for start, duration in map(_times, self._rest):
+            if start > 0 and duration >= 0 and start + duration < MAX_TIME_US:
+                self._first, self._last = min(self._first, start), max(self._last, start + duration)
+            self._times_up_to_zero += start <= 0
+        self._rest.clear()
+        self._pending = 0
+
+    def _track(self, event: dict[str, Any]) -> int:
+        key = (event["pid"], event["tid"])
+        track = self._tracks.get(key)
+        return self._new_track(key) if track is None else track
+
+    def _new_track(self, key: TrackKey) -> int:
+        if not is_track_key(key):
+            raise TypeError(key)
+        track = self._tracks[key] = len(self._tracks)
+        return track
+
+    def _metadata(self, event: dict[str, Any]) -> None:
+        if event["name"] == "thread_name":
+            # The last of several names is the one that a thread gave itself.
+            self._thread_names[event["pid"], event["tid"]] = str(event["args"]["name"])
+        elif event["name"] == "process_name":
+            self._process_names[event["pid"]] = str(event["args"]["name"])
+        elif event["name"] == "thread_sort_index" and is_int64(index := event["args"]["sort_index"]):
+            self._sort_indexes[event["pid"], event["tid"]] = index
+        self.tids.add(int(event["tid"]))
+
+    def events(self) -> ProfilerEvents:
+        """Return the columns."""
+        self._take_pending()
+        tables = {name: table.take_rows() for name, table in self._tables.items()}
+        ends = microseconds_to_ns(np.array([self._first, self._last] if self._first <= self._last else [1.0, 0.0]))
+        of_cpu = np.concatenate([tables[name].track for name in _CPU_TABLES])
+        by_track = np.bincount(of_cpu, minlength=len(self._tracks))
+        pids: dict[int | str, int] = {}
+        for (pid, _), track in self._tracks.items():
+            pids[pid] = pids.get(pid, 0) + int(by_track[track])
+        syncs: dict[str, list[tuple[int, int]]] = {name: [] for name in self._sync_names}
+        sync_rows, sync_names = tables.pop("syncs"), list(self._sync_names)
+        for name, start, end in zip(
+            sync_rows.value.tolist(), sync_rows.start.tolist(), sync_rows.end.tolist(), strict=True
+        ):
+            syncs[sync_names[name]].append((start, end))
+        windows = tables.pop("windows")
+        work = tables["work"]
+        details = np.array(self._work_details, np.int64).reshape(-1, _WORK_DETAILS)[work.other >> 2]
+        tables["work"] = SliceColumns(*work[:4], work.other & 3)
+        collective, graph, node, external = details.T
+        launches = tables["launches"]
+        tables["launches"] = SliceColumns(*launches[:4], launches.other & 7)
+        return ProfilerEvents(
+            tracks=list(self._tracks),
+            thread_names=self._thread_names,
+            process_names=self._process_names,
+            sort_indexes=self._sort_indexes,
+            **tables,
+            work_collective=collective,
+            work_graph=graph,
+            work_node=node,
+            work_external=external,
+            launch_external=launches.other >> 3,
+            collective_names=list(self._collective_names),
+            region_names=list(self._region_names),
+            module_names=list(self._module_names),
+            syncs={name: times for name, times in syncs.items() if times},
+            flows=self._flows.columns(),
+            first=int(ends[0]),
+            last=int(ends[1]),
+            window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
+            cpu_pids={pid: count for pid, count in pids.items() if count},
+            tids=frozenset(self.tids | {tid for _, tid in self._tracks if isinstance(tid, int)}),
+            times_up_to_zero=self._times_up_to_zero,
+            malformed=self._malformed,
+            total=self._total,
+        )
+
+
+def _times(row: tuple[Any, Any]) -> tuple[float, float]:
+    try:
+        return float(row[0]), float(row[1])
+    except (TypeError, OverflowError, ValueError):
+        return float("nan"), 0.0

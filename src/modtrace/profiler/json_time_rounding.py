@@ -1,0 +1,167 @@
+"""Choose the times of spans so that they nest for every reader of a merged JSON trace.
+
+A reader turns the text of a time into a double of µs. The trace processor makes nanoseconds of that double times 1000,
+rounded once more, so that a slice may begin a nanosecond later (in traces of before torch 2.4: 130 ns earlier or later)
+than its text says, while its duration stays. Slices that nest by their texts alone would partly overlap there and be
+dropped. So ends are chosen such that slices nest in both readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import Int64Array, SignedIntArray
+from ..formats.reader_rounding import read_microseconds_array
+from ..timeline import Timeline
+from ..timeline.nesting import nest_intervals
+from ..write.rows.whole_passes import pass_track
+
+__all__ = ["nest_after_rounding", "nested_timeline", "perfetto_rounding", "time_quantum_ns"]
+
+# 2**43 µs (101 days) from the base doubles of µs begin to lie 2 ns apart.
+_EXACT_UNTIL_NS = 1000 << 43
+_UNIX_QUANTUM_NS = 250
+"""How far doubles of µs since 1970 lie apart."""
+
+
+def time_quantum_ns(latest: int) -> int:
+    """Return the steps in ns in which a double of µs can tell times up to `latest` ns apart."""
+    return 1 if latest < _EXACT_UNTIL_NS else _UNIX_QUANTUM_NS
+
+
+def perfetto_rounding(nanoseconds: Int64Array) -> Int64Array:
+    """Return what the trace processor makes of the text of times."""
+    whole = nanoseconds // 1000
+    micros = whole + (nanoseconds - whole * 1000) / 1000.0
+    return read_microseconds_array(micros)
+
+
+def nested_timeline(timeline: Timeline, quantum: int) -> Timeline:
+    """Return a timeline, in ns from the trace's base, with times that nest in every reading, see `time_quantum_ns`."""
+    columns, table, passes = timeline.columns, timeline.collectives, timeline.backward_passes
+    start, duration = nest_after_rounding(
+        columns.track.astype(np.int64), columns.start, columns.end, columns.parent, columns.depth, quantum
+    )
+    rows = _nested(_Rows(table.track.astype(np.int64), table.start, table.end), quantum)
+    of_track = {track: index for index, track in enumerate(dict.fromkeys(map(pass_track, passes)))}
+    tracks = [of_track[pass_track(run)] for run in passes]
+    times = np.array([(run.start_ns, run.end_ns) for run in passes], np.int64).reshape(-1, 2)
+    runs = _nested(_Rows(np.array(tracks, np.int64), times[:, 0], times[:, 1]), quantum)
+    return replace(
+        timeline,
+        columns=replace(columns, start=start, end=start + duration),
+        collectives=replace(table, start=rows.start, end=rows.end),
+        backward_passes=[
+            run._replace(start_ns=begin, end_ns=end)
+            for run, begin, end in zip(passes, runs.start.tolist(), runs.end.tolist(), strict=True)
+        ],
+    )
+
+
+class _Rows(NamedTuple):
+    """What lies on tracks; columns of equal length."""
+
+    track: Int64Array
+    start: Int64Array
+    end: Int64Array
+
+
+def _nested(rows: _Rows, quantum: int) -> _Rows:
+    """Return slices, in any order, with times that nest in every reading."""
+    order = np.lexsort((-rows.end, rows.start))
+    sorted_rows = _Rows(*(column[order] for column in rows))
+    depth, parent = nest_intervals(sorted_rows)
+    start, duration = nest_after_rounding(*sorted_rows, parent, depth, quantum)
+    found = _Rows(rows.track, np.empty_like(rows.start), np.empty_like(rows.end))
+    found.start[order], found.end[order] = start, start + duration
+    return found
+
+
+def nest_after_rounding(
+    track: Int64Array, start: Int64Array, end: Int64Array, parent: Int64Array, depth: SignedIntArray, quantum: int
+) -> tuple[Int64Array, Int64Array]:
+    """Move starts onto the reader's steps, and choose durations with which slices nest in every reading.
+
+    Args:
+        track: int64[n]; slices of one track nest.
+        start: int64[n], ns from the base; in order within each track.
+        end: int64[n], ns from the base.
+        parent: int64[n], the slice around each, or -1.
+        depth: int[n], how many slices lie around each.
+        quantum: the steps in ns, see `time_quantum_ns`.
+
+    Returns:
+        int64[n] start and int64[n] duration of each slice, in ns.
+    """
+    if not len(start):
+        return start, start
+    levels = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
+    sibling = _next_siblings(track, start, parent)
+    begin = _starts_with_room(track, start, parent, levels, sibling, quantum)
+    readings = (begin, perfetto_rounding(begin))
+    # Each is at least as long as what lies in it …
+    duration = _enclosing_durations(np.maximum(end - begin, 0), readings, parent, levels)
+    # … but ends before its next sibling begins, and with the slice around it.
+    for rows in levels:
+        outer, after = parent[rows], sibling[rows]
+        for reading in readings:
+            most = np.where(outer >= 0, reading[outer] + duration[outer] - reading[rows], duration[rows])
+            most = np.minimum(most, np.where(after >= 0, reading[after] - reading[rows], duration[rows]))
+            duration[rows] = np.maximum(np.minimum(duration[rows], most), 0)
+    return begin, duration
+
+
+def _starts_with_room(
+    track: Int64Array,
+    start: Int64Array,
+    parent: Int64Array,
+    levels: Sequence[Int64Array],
+    sibling: Int64Array,
+    quantum: int,
+) -> Int64Array:
+    """Move starts onto the reader's steps so that each slice can end after what lies in it and before its next sibling.
+
+    Steps are rounded down. Where the start of an inner slice and that of the outer's next sibling fall on one step,
+    and readers disagree how far that is from the outer's start, no duration suits both: the sibling and what follows
+    it then begin a step later. That happens once per level of slices that end there at most.
+    """
+    begin = start // quantum * quantum
+    order = np.argsort(track, kind="stable")
+    first_of_track = np.flatnonzero(np.diff(track[order], prepend=track[order[0]] - 1))
+    followed = np.flatnonzero(sibling >= 0)
+    after = sibling[followed]
+    while True:
+        readings = (begin, perfetto_rounding(begin))
+        least = _enclosing_durations(np.zeros(len(begin), np.int64), readings, parent, levels)
+        room = np.minimum(*(reading[after] - reading[followed] for reading in readings))
+        late = after[least[followed] > room]
+        if not len(late):
+            return begin
+        begin[late] += quantum
+        for rows in np.split(order, first_of_track[1:]):
+            begin[rows] = np.maximum.accumulate(begin[rows])
+
+
+def _enclosing_durations(
+    duration: Int64Array, readings: Sequence[Int64Array], parent: Int64Array, levels: Sequence[Int64Array]
+) -> Int64Array:
+    """Lengthen durations until each slice holds those in it, in every reading of their starts."""
+    for rows in reversed(levels[1:]):
+        outer = parent[rows]
+        for reading in readings:
+            np.maximum.at(duration, outer, reading[rows] + duration[rows] - reading[outer])
+    return duration
+
+
+def _next_siblings(track: Int64Array, begin: Int64Array, parent: Int64Array) -> Int64Array:
+    """Return for each slice the next one beside it, or -1."""
+    order = np.lexsort((np.arange(len(begin)), begin, parent, track))
+    sibling = np.full(len(begin), -1, np.int64)
+    this, following = order[:-1], order[1:]
+    beside = (track[this] == track[following]) & (parent[this] == parent[following])
+    sibling[this[beside]] = following[beside]
+    return sibling

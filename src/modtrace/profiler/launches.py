@@ -1,0 +1,250 @@
+"""The launch of each piece of GPU work, also that of work which the replay of a CUDA graph launched.
+
+A correlation id says which launch it was. Ids are counted per process, so they are not enough in a trace of several
+processes (ranks that were put into one file). There, other facts decide. In traces of CUDA, HIP and MTIA a launch has
+always begun before its work, and has the same `External id` if both have one. A device works for the process that alone
+can have launched some of its work. If several processes can, or none, devices and processes are paired in order, or
+the nearest launch is taken.
+
+While a graph is captured nothing runs: the launches of the capture have no work. A replay is one launch with all that
+work. Both have the same kinds of operations in the same order, which shows that they belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import BoolArray, Int64Array
+from .call_lookup import InnermostLookup
+from .event_columns import ProfilerEvents
+from .event_kinds import ApiCall
+
+__all__ = ["CudaGraphCapture", "captured_graphs", "find_launches", "map_replays", "processes_of"]
+
+_OWNED = 0.9
+"""A device is a process' where at least so much of what tells it apart was launched by that one."""
+_SEVERAL = -1
+
+
+class _Pairs(NamedTuple):
+    """Work and the launches that may be its; columns of equal length.
+
+    Attributes:
+        work: int64[n], row of the work, ascending.
+        launch: int64[n], row of the launch.
+        process: int64[n], that of the launch.
+        device: int64[n], that of the work.
+    """
+
+    work: Int64Array
+    launch: Int64Array
+    process: Int64Array
+    device: Int64Array
+
+    def take(self, chosen: BoolArray) -> _Pairs:
+        return _Pairs(*(column[chosen] for column in self))
+
+
+def processes_of(events: ProfilerEvents) -> Int64Array:
+    """Return a number for the process or device of each of the trace's tracks, in the order of their pids."""
+    pids = sorted({pid for pid, _ in events.tracks}, key=lambda pid: (isinstance(pid, str), pid))
+    number = {pid: index for index, pid in enumerate(pids)}
+    return np.array([number[pid] for pid, _ in events.tracks] or [0], np.int64)
+
+
+def find_launches(events: ProfilerEvents) -> Int64Array:
+    """Return for each piece of work the row of its launch among the trace's, or -1."""
+    work, launches = events.work, events.launches
+    found = np.full(len(work), -1, np.int64)
+    if not len(launches) or not len(work):
+        return found
+    process_of = processes_of(events)
+    process = process_of[launches.track]
+    order = np.lexsort((np.arange(len(launches)), process, launches.value))
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (np.diff(launches.value[order]) != 0) | (np.diff(process[order]) != 0)
+    rows = order[is_first]  # of each process the first with each id
+    first, end = (np.searchsorted(launches.value[rows], work.value, side=side) for side in ("left", "right"))
+    end = np.where(work.value >= 0, end, first)
+    if np.all(process == process[0]):
+        known = first < end
+        found[known] = rows[first[known]]
+        return found
+    pieces = np.repeat(np.arange(len(work)), end - first)
+    place = np.arange(len(pieces)) - np.repeat(np.cumsum(end - first) - (end - first), end - first)
+    chosen = rows[first[pieces] + place]
+    pairs = _Pairs(pieces, chosen, process[chosen], process_of[work.track[pieces]])
+    _choose(events, pairs.take(_is_possible(events, pairs)), found)
+    return found
+
+
+def _is_possible(events: ProfilerEvents, pairs: _Pairs) -> BoolArray:
+    """Return which launches can be the work's, by their times and their external ids."""
+    of_work, of_launch = events.work_external[pairs.work], events.launch_external[pairs.launch]
+    agree = (of_work < 0) | (of_launch < 0) | (of_work == of_launch)
+    possible: BoolArray = agree & (events.launches.start[pairs.launch] <= events.work.start[pairs.work])
+    return possible
+
+
+def _choose(events: ProfilerEvents, pairs: _Pairs, found: Int64Array) -> None:
+    """Fill in the launch of each piece of work, of those that can be its."""
+    is_only = np.bincount(pairs.work, minlength=1)[pairs.work] == 1
+    serves_many = events.launches.other == ApiCall.GRAPH
+    owner = _owners(pairs, is_only)
+    _note_shared_devices(owner, pairs, is_only | serves_many[pairs.launch])
+    owned = owner[pairs.device]
+    of_owner = pairs.take(owned == pairs.process)
+    found[of_owner.work] = of_owner.launch
+    shared = np.flatnonzero(owned == _SEVERAL)
+    delay = events.work.start[pairs.work[shared]] - events.launches.start[pairs.launch[shared]]
+    taken: set[int] = set()
+    # What only one can have launched comes first, then the nearest.
+    for index in shared[np.lexsort((delay, ~is_only[shared]))].tolist():
+        work, launch = int(pairs.work[index]), int(pairs.launch[index])
+        if found[work] < 0 and (is_only[index] or launch not in taken):
+            found[work] = launch
+            if not serves_many[launch]:
+                taken.add(launch)
+
+
+def _owners(pairs: _Pairs, is_only: BoolArray) -> Int64Array:
+    """Return for each device, by number, the process that it works for, or `_SEVERAL`.
+
+    Args:
+        pairs: all of them.
+        is_only: whether the work of each has no other launch.
+    """
+    size = int(max(pairs.device.max(initial=0), pairs.process.max(initial=0))) + 1
+    votes, possible = np.zeros((size, size), np.int64), np.zeros((size, size), np.bool_)
+    np.add.at(votes, (pairs.device[is_only], pairs.process[is_only]), 1)
+    possible[pairs.device, pairs.process] = True
+    total = votes.sum(axis=1)
+    owner = np.where((total > 0) & (votes.max(axis=1) >= _OWNED * total), votes.argmax(axis=1), _SEVERAL)
+    undecided = np.flatnonzero(possible.any(axis=1) & (total == 0))
+    free = np.setdiff1d(pairs.process, owner)
+    if len(free) == len(undecided) and possible[undecided, free].all():
+        owner[undecided] = free
+    return owner
+
+
+def _note_shared_devices(owner: Int64Array, pairs: _Pairs, is_sure: BoolArray) -> None:
+    """Set the owner of a device to `_SEVERAL` where much of what is not sure would share its launch with other work.
+
+    A launch has one piece of work, but for those of a graph.
+    """
+    of_owner = owner[pairs.device] == pairs.process
+    uses = np.bincount(pairs.launch[of_owner], minlength=int(pairs.launch.max(initial=0)) + 1)
+    unsure = of_owner & ~is_sure
+    count, shared = (
+        np.bincount(pairs.device[chosen], minlength=len(owner))
+        for chosen in (unsure, unsure & (uses[pairs.launch] > 1))
+    )
+    owner[shared > (1 - _OWNED) * count] = _SEVERAL
+
+
+_KIND_OF_CALL = {ApiCall.KERNEL: 0, ApiCall.MEMCPY: 1, ApiCall.MEMSET: 2}
+
+
+class CudaGraphCapture(NamedTuple):
+    """What was launched while a graph was captured.
+
+    Attributes:
+        kinds: of each launch, in order, what it launched: 0 a kernel, 1 a memcpy, 2 a memset.
+        spans: int64, of each the innermost span that it was launched in, or -1.
+    """
+
+    kinds: tuple[int, ...]
+    spans: Int64Array
+
+
+def captured_graphs(
+    events: ProfilerEvents, launch: Int64Array, running: InnermostLookup, threads: Int64Array
+) -> list[CudaGraphCapture]:
+    """Return the graphs that were captured in a trace, in the order in which their captures ended.
+
+    Args:
+        events: the trace's.
+        launch: for each piece of GPU work the row of its launch, or -1.
+        running: the spans of the threads.
+        threads: the thread of each of the trace's tracks, as `running` knows it, or -1.
+    """
+    captures, launches = events.captures, events.launches
+    found: list[CudaGraphCapture] = []
+    process_of = processes_of(events)
+    _, number = np.unique(launches.value, return_inverse=True)
+    id_in_process = number * (int(process_of.max()) + 1) + process_of[launches.track]
+    is_captured = np.isin(launches.other, list(_KIND_OF_CALL))
+    is_captured &= ~np.isin(id_in_process, id_in_process[launch[launch >= 0]])
+    candidates = np.flatnonzero(is_captured)
+    candidates = candidates[np.argsort(launches.start[candidates], kind="stable")]
+    open_since: dict[int, int] = {}
+    order = np.argsort(captures.start, kind="stable").tolist()
+    for row in order:
+        track = int(captures.track[row])
+        if captures.other[row] == ApiCall.CAPTURE_BEGIN:
+            open_since[track] = int(captures.start[row])
+        elif (begin := open_since.pop(track, None)) is not None:
+            # What other threads launch meanwhile, as autograd's, is captured too.
+            first, last = np.searchsorted(launches.start[candidates], (begin, captures.end[row]))
+            rows = candidates[first:last]
+            rows = rows[process_of[launches.track[rows]] == process_of[track]]
+            kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.other[rows].tolist())
+            found.append(
+                CudaGraphCapture(kinds, running.on_threads(threads[launches.track[rows]], launches.start[rows]))
+            )
+    return [graph for graph in found if graph.kinds]
+
+
+def map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[CudaGraphCapture]) -> Int64Array:
+    """Return for each piece of GPU work the span in which it was captured; -1 where it is no replay that is known.
+
+    Args:
+        events: the trace's.
+        launch: for each piece of work the row of its launch, or -1.
+        graphs: those that are known.
+    """
+    span = np.full(len(launch), -1, np.int64)
+    work = events.work
+    replays = _replays(events, launch)
+    kinds_of = {row: tuple(work.other[pieces].tolist()) for row, pieces in replays.items()}
+    for kinds in set(kinds_of.values()):
+        fitting = [graph for graph in graphs if graph.kinds == kinds]
+        rows = [row for row in replays if kinds_of[row] == kinds]
+        ids = sorted({int(events.work_graph[replays[row][0]]) for row in rows})
+        for row in rows:
+            graph = _choose_graph(fitting, ids, int(events.work_graph[replays[row][0]]))
+            if graph is not None:
+                span[replays[row]] = graph.spans
+    return span
+
+
+def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array]:
+    """Return the pieces of work of each launch of a graph, in the order of its nodes."""
+    pieces = np.flatnonzero(launch >= 0)
+    pieces = pieces[events.launches.other[launch[pieces]] == ApiCall.GRAPH]
+    # Nodes are numbered as they are captured; without their numbers the time tells the order.
+    node = events.work_node[pieces]
+    order = np.lexsort((events.work.start[pieces], np.where(node >= 0, node, 0), launch[pieces]))
+    pieces = pieces[order]
+    if not len(pieces):
+        return {}
+    rows, first = np.unique(launch[pieces], return_index=True)
+    return dict(zip(rows.tolist(), np.split(pieces, first[1:]), strict=True))
+
+
+def _choose_graph(fitting: Sequence[CudaGraphCapture], ids: Sequence[int], graph_id: int) -> CudaGraphCapture | None:
+    """Return the graph of which a replay is; None where that cannot be told.
+
+    Args:
+        fitting: those with its operations, in order of their captures.
+        ids: of all graphs replayed that have these operations, in order, which is that of their captures too.
+        graph_id: the replay's; -1 where the trace does not say.
+    """
+    if not fitting:
+        return None
+    if len({graph.spans.tobytes() for graph in fitting}) == 1:
+        return fitting[0]
+    return fitting[ids.index(graph_id)] if graph_id >= 0 and len(ids) == len(fitting) else None

@@ -1,0 +1,182 @@
+"""A recording over a torch.profiler trace: what `modtrace.merge` does once its paths are resolved.
+
+Each chunk of the trace goes to the output and to the collector of what attribution needs. Then `overlay` aligns and
+attributes, and the output gets what is added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .._errors import WriteError
+from .._version import __version__
+from ..formats.event_stream import Chunk, EventStream
+from ..formats.merge_metadata import refuse_merged
+from ..formats.trace_file import Progress, TraceFile
+from ..timeline import Summary, Timeline
+from ..write.atomic_file import Sink, atomic_writer
+from .event_collector import EventCollector
+from .event_columns import ProfilerEvents
+from .merged_json import JsonOutput
+from .overlay import Overlay, Trace, overlay
+
+__all__ = ["MergeResult", "merge_timeline"]
+
+_Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What a merge did.
+
+    Attributes:
+        path: the file it wrote.
+        alignment: how well the recording lies over the trace; empty where there was no recording.
+        spans: how many spans were written above the process' threads.
+        gpu_spans: how many above the streams of GPUs.
+        summary: what each module took.
+        notes: what the user should know.
+        metadata: what the trace's metadata says; JSON values.
+    """
+
+    path: str
+    alignment: str
+    spans: int
+    gpu_spans: int
+    summary: Summary
+    notes: list[str] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {self.spans} spans above threads, {self.gpu_spans} above GPU streams"]
+        return "\n".join([*lines, *([self.alignment] if self.alignment else []), *self.notes])
+
+
+class _Output(Protocol):
+    """Writes a merged trace in one format."""
+
+    def add(self, chunk: Chunk) -> None:
+        """Take some of the profiler's events."""
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of the events that were taken."""
+
+    def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any]) -> None:
+        """Write what is added to them, and the metadata of the merge."""
+
+
+def merge_timeline(
+    profiler_trace: _Path,
+    timeline: Timeline | None,
+    out: _Path,
+    *,
+    capture: _Path | None = None,
+    progress: Progress | None = None,
+) -> MergeResult:
+    """Do what `modtrace.merge` does, which documents the arguments, for a recording that was read.
+
+    Raises:
+        TraceError: the trace cannot be read, or has no moment in common with the recording.
+        WriteError: `out` cannot be written; an existing file there is intact.
+    """
+    name = os.fspath(out)
+    if not name.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz")):
+        raise WriteError(f"cannot write {name}: a merged trace ends in .json, .json.gz, .pftrace or .pftrace.gz")
+    with TraceFile(profiler_trace, progress) as source, _no_collection():
+        if os.path.exists(name) and os.path.samefile(name, profiler_trace):
+            raise WriteError(f"cannot write {name}: it is the profiler's trace itself; give another name")
+        captured = None if capture is None else _read_trace(capture)
+        with atomic_writer(name) as sink:
+            stream, collector = EventStream(source), EventCollector()
+            output = _new_output(name, stream, sink)
+            for chunk in stream.chunks():
+                output.add(chunk)
+                collector.add(chunk.events)
+            refuse_merged(stream.keys, source.path)
+            events = collector.events()
+            overlaid = overlay(timeline, events, stream.keys, source.path, captured)
+            merged = _describe(overlaid, stream, output.notes(), name)
+            output.finish(overlaid, events, merged.metadata)
+            return merged
+
+
+def _new_output(path: str, stream: EventStream, sink: Sink) -> _Output:
+    """Return what writes the format of a path's suffix."""
+    if path.lower().endswith((".json", ".json.gz")):
+        return JsonOutput(stream, sink)
+    from .merged_perfetto import PacketOutput  # protobuf takes time to import
+
+    return PacketOutput(stream, sink)
+
+
+def _read_trace(path: _Path) -> Trace:
+    """Read a trace of which only the events count."""
+    collector = EventCollector()
+    with TraceFile(path) as source:
+        stream = EventStream(source)
+        for chunk in stream.chunks():
+            collector.add(chunk.events)
+        return Trace(collector.events(), stream.keys, source.path)
+
+
+def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str], out: str) -> MergeResult:
+    """Say what was done, for the caller and for the trace's metadata."""
+    notes = [*overlaid.notes, *output_notes, *stream.notes]
+    if stream.repaired or stream.dropped:
+        notes.append(f"of the profiler's events {stream.repaired} were repaired and {stream.dropped} left out")
+    if overlaid.attributed_nodes < overlaid.nodes:
+        notes.append(
+            f"{overlaid.nodes - overlaid.attributed_nodes} of {overlaid.nodes} autograd nodes ran outside all modules"
+        )
+    if overlaid.attributed_work < overlaid.work:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in overlaid.unattributed.items())
+        notes.append(
+            f"{overlaid.work - overlaid.attributed_work} of {overlaid.work} kernels, memcpys and memsets have no "
+            f"module: {reasons}"
+        )
+    if overlaid.straddling_ops and overlaid.alignment is not None:
+        notes.append(
+            f"{overlaid.straddling_ops} forward operations lie partly outside a call, by at most "
+            f"{overlaid.max_straddle_ns} ns: the alignment may be off by that much"
+        )
+    metadata = {
+        "version": __version__,
+        "recording": "reconstructed from the trace" if overlaid.alignment is None else "recorded",
+        "alignment": None if overlaid.alignment is None else overlaid.alignment.metadata(),
+        "profiler_events": stream.count,
+        "nodes": overlaid.nodes,
+        "attributed_nodes": overlaid.attributed_nodes,
+        "gpu_work": overlaid.work,
+        "attributed_gpu_work": overlaid.attributed_work,
+        "gpu_work_without_module": overlaid.unattributed,
+        "straddling_ops": overlaid.straddling_ops,
+        "max_straddle_ns": overlaid.max_straddle_ns,
+        "notes": notes,
+        "modules": overlaid.summary.to_json_values(sparse=True),
+    }
+    return MergeResult(
+        path=out,
+        alignment="" if overlaid.alignment is None else str(overlaid.alignment),
+        spans=len(overlaid.timeline.columns),
+        gpu_spans=len(overlaid.devices),
+        summary=overlaid.summary,
+        notes=notes,
+        metadata=metadata,
+    )
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from walking through every event there is, again and again: they hold no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

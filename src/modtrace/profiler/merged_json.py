@@ -1,0 +1,242 @@
+"""A merged trace in JSON: the profiler's own bytes, the recording's events, and spans above the streams.
+
+The recording is written as a saved trace has it. Its rows go right above those of the profiler's threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import orjson
+
+from ..formats.chrome_values import TrackKey
+from ..formats.escape import UNNAMED, escaped
+from ..formats.event_stream import Chunk, EventStream
+from ..formats.merge_metadata import MERGED, metadata_json
+from ..formats.trace_kind import BYTE_ORDER_MARK
+from ..timeline import PHASES, Name, Timeline
+from ..write.atomic_file import Sink
+from ..write.chrome import ChromeTimeline, microseconds, row_metadata_events
+from ..write.chrome_events import span_head
+from ..write.lanes import Lanes
+from ..write.rows.whole_passes import with_pass_tracks
+from .device_work import NO_MODULE, Reason
+from .event_columns import ProfilerEvents
+from .json_time_rounding import nest_after_rounding, nested_timeline, time_quantum_ns
+from .overlay import Overlay
+from .stream_spans import collective_name
+
+__all__ = ["JsonOutput"]
+
+_BLOCK = 1 << 12
+"""Spans whose text is in memory at a time."""
+
+_ROUNDING_NS = 2
+"""Starts closer than this may be one to the trace processor, which rounds them, see `double_safe_nesting`."""
+
+
+_FIRST_RESERVED_TID = 4_040_000_000
+"""Thread ids from here on no profiler uses: it writes them as 32 bits with a sign, so that none is beyond 2**31. They
+fit into 32 bits without one, as the trace processor wants it."""
+
+
+class JsonOutput:
+    """Writes a merged trace as JSON: the profiler's own bytes, and behind them the recording's events.
+
+    Args:
+        stream: the profiler's trace.
+        sink: what to write to.
+    """
+
+    def __init__(self, stream: EventStream, sink: Sink) -> None:
+        self._stream, self._sink = stream, sink
+        self._comma = b""
+        sink.write(b'{"traceEvents":[' if stream.bare else _readable_envelope(stream.head))
+
+    def add(self, chunk: Chunk) -> None:
+        """Copy the bytes of some of the profiler's events."""
+        self._sink.write(self._comma)
+        self._sink.write(chunk.raw)
+        self._comma = b","
+
+    def notes(self) -> list[str]:
+        """Return nothing: all events have a place in JSON."""
+        return []
+
+    def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any]) -> None:
+        """Write the recording's events, the spans above streams, and what follows the events.
+
+        Args:
+            overlaid: what is added.
+            events: the profiler's.
+            metadata: what the trace is to say of the merge.
+        """
+        places = _RowPlaces(events.tids | events.int_pids, events.sort_indexes)
+        quantum = time_quantum_ns(max(events.last, int(overlaid.timeline.columns.end.max(initial=0))))
+        recording = _recording_events(overlaid.timeline, overlaid.pid, places, quantum)
+        devices = _device_rows(set(overlaid.devices.track.tolist()), events.tracks, events.thread_names, places)
+        added = (text for _, text in recording.events())
+        for text in itertools.chain(added, _device_events(overlaid, devices, quantum)):
+            self._sink.write(self._comma + b"\n")
+            self._sink.write(text)
+            self._comma = b","
+        self._sink.write(_trailer_json({**metadata, "header": recording.header()}, self._stream))
+
+
+def _readable_envelope(data: bytes) -> bytes:
+    """Return the bytes around a trace's events without what readers refuse: a byte order mark, bytes of no UTF-8."""
+    return data.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "replace").encode()
+
+
+def _trailer_json(metadata: Mapping[str, Any], stream: EventStream) -> bytes:
+    """Return what follows the events: the metadata of the merge, and what followed them in the profiler's trace."""
+    trailer = b'\n],\n"%b":%b' % (MERGED.encode(), metadata_json(metadata))
+    if stream.tail and not stream.bare:
+        return trailer + _readable_envelope(stream.tail)[1:]
+    base = stream.keys.get("baseTimeNanoseconds")
+    if base is not None and b'"baseTimeNanoseconds"' not in stream.head:
+        trailer += b',\n"baseTimeNanoseconds":%d' % base
+    return trailer + b"\n}\n"
+
+
+def _recording_events(timeline: Timeline, pid: int | str, places: _RowPlaces, quantum: int) -> ChromeTimeline:
+    """Return a recording as a merged trace has it: above the threads of a process.
+
+    Its sync marks are left out: each is a slice of the profiler's already.
+
+    Args:
+        timeline: in ns from the trace's base.
+        pid: the process it belongs to, as it stands in the trace.
+        places: where rows go.
+        quantum: see `time_quantum_ns`.
+    """
+    timeline = with_pass_tracks(nested_timeline(timeline, quantum))
+    timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
+    lanes = Lanes.from_timeline(timeline)
+    above = [places.above(pid, timeline.tracks[lane.track].tid) for lane in lanes.lanes]
+    lanes = lanes.at(pid, [*above, places.top(pid)])
+    return ChromeTimeline(timeline, lanes, base=0, resolution_ns=_ROUNDING_NS)
+
+
+def _device_events(overlaid: Overlay, rows: Mapping[int, _DeviceRow], quantum: int) -> Iterator[bytes]:
+    """Yield the rows above the streams and their spans, several events with commas at a time.
+
+    A span has the args of the call whose kernels ran, and `gpu_work`, how many these are; what belongs to no call has a
+    `reason`.
+
+    Args:
+        overlaid: the spans.
+        rows: the row of each of the trace's tracks that has such spans.
+        quantum: see `time_quantum_ns`.
+    """
+    for row in rows.values():
+        yield from row_metadata_events(*row)
+    slices, columns, names = overlaid.devices, overlaid.known.columns, overlaid.known.names
+    start, duration = nest_after_rounding(slices.track, slices.start, slices.end, slices.parent, slices.depth, quantum)
+    head_of = functools.lru_cache(maxsize=1 << 14)(span_head)
+    texts: list[bytes] = []
+    fields = zip(
+        slices.track.tolist(),
+        start.tolist(),
+        duration.tolist(),
+        slices.span.tolist(),
+        slices.work.tolist(),
+        slices.collective.tolist(),
+        slices.step.tolist(),
+        slices.reason.tolist(),
+        strict=True,
+    )
+    for track, start_ns, duration_ns, span, work, collective, step, reason in fields:
+        row = rows[track]
+        times = b'"gpu_work":%d},"ts":%b,"dur":%b}' % (work, microseconds(start_ns), microseconds(duration_ns))
+        name = names[columns.name[span]] if span >= 0 else None
+        if collective >= 0:
+            name = collective_name(overlaid.collective_names[collective], name)
+        if span >= 0 and name is not None:
+            escaped_name = Name(escaped(name.label) or UNNAMED, escaped(name.fqn), escaped(name.module_class))
+            head = head_of(row.pid, row.tid, PHASES[columns.phase[span]], escaped_name)
+            texts.append(head + b'%d,"step":%d,' % (columns.call[span], step) + times)
+        else:
+            label = NO_MODULE if name is None else name.label
+            event = {"ph": "X", "pid": row.pid, "tid": row.tid, "cat": "gpu", "name": label}
+            reason_text = orjson.dumps(Reason(reason).text)
+            texts.append(orjson.dumps(event)[:-1] + b',"args":{"reason":' + reason_text + b"," + times)
+        if len(texts) == _BLOCK:
+            yield b",\n".join(texts)
+            texts.clear()
+    if texts:
+        yield b",\n".join(texts)
+
+
+class _DeviceRow(NamedTuple):
+    """A row of spans above a stream.
+
+    Attributes:
+        pid: of the device, as it stands in the trace.
+        tid: ours.
+        name: what it is called, escaped.
+        sort_index: just before that of the stream.
+    """
+
+    pid: int | str
+    tid: int
+    name: str
+    sort_index: int
+
+
+class _RowPlaces:
+    """Finds ids for the rows that a merge adds, and places right above rows of the profiler.
+
+    Viewers show the id of a thread behind its name, so ids are as small as can be. They sort the rows of a process by
+    their indexes, and those of equal index by their ids, the main thread first.
+
+    Args:
+        taken: ids of threads and processes that the trace uses.
+        sort_indexes: of the profiler's rows, by pid and tid.
+    """
+
+    def __init__(self, taken: Collection[int], sort_indexes: Mapping[TrackKey, int]) -> None:
+        reserved = (tid for tid in itertools.count(_FIRST_RESERVED_TID) if tid not in taken)
+        small = (tid for tid in itertools.count(1) if tid not in taken)
+        self._reserved, self._small = reserved, small
+        self._indexes = sort_indexes
+        self._occupied = {(pid, index) for (pid, tid), index in sort_indexes.items() if tid != pid}
+
+    def above(self, pid: int | str, tid: int | str) -> tuple[int, int]:
+        """Return id and sort index for a row right above the profiler's row of a thread or stream."""
+        index = self._indexes.get((pid, tid))
+        if index is None:
+            return next(self._small), self._first(pid) - 1
+        # Behind a row of that very index comes what has a greater id.
+        return next(self._reserved if (pid, index - 1) in self._occupied else self._small), index - 1
+
+    def top(self, pid: int | str) -> tuple[int, int]:
+        """Return id and sort index for a row above all others of a process."""
+        return next(self._small), self._first(pid) - 2
+
+    def _first(self, pid: int | str) -> int:
+        return min((index for (of_pid, _), index in self._indexes.items() if of_pid == pid), default=0)
+
+
+def _device_rows(
+    used: Collection[int], keys: list[TrackKey], names: Mapping[TrackKey, str], places: _RowPlaces
+) -> dict[int, _DeviceRow]:
+    """Return a row for each of the trace's tracks that has module spans above it.
+
+    Args:
+        used: indices of these tracks.
+        keys: pid and tid of each track of the trace.
+        names: what the profiler calls them.
+        places: where rows go.
+    """
+    rows: dict[int, _DeviceRow] = {}
+    for track in sorted(used):
+        pid, stream = keys[track]
+        tid, sort_index = places.above(pid, stream)
+        name = escaped(f"modules · {names.get(keys[track], f'stream {stream}').strip()}")
+        rows[track] = _DeviceRow(pid, tid, name, sort_index)
+    return rows

@@ -1,0 +1,306 @@
+"""Bounds on the offset between two clocks, from operators: no call begins or ends while an operator runs.
+
+Both files know when a thread was busy: the trace has the times of operators, the recording those of calls. An operator
+runs inside a call or outside of it, so each edge of a call is in a gap between operators. That gap bounds the offset
+from both sides. Which gap it is shows when many edges agree: `most_likely_shift` finds the shift that cuts the fewest
+operators. Around long operators more than one gap may suit an edge: `certain_offsets` returns bounds that hold for all
+of them. They come from the shifts that are possible within a short time, from what marks allow, and from how fast a
+clock can drift.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import BoolArray, Float64Array, Int64Array
+from ..timeline.ranges import union_of
+from .offset_band import OffsetBounds
+
+__all__ = [
+    "REACH_NS",
+    "SHIFTS",
+    "SHIFT_STEP_NS",
+    "Busy",
+    "CallEdges",
+    "bounds_from_gaps",
+    "busy_intervals",
+    "certain_offsets",
+    "count_cuts",
+    "cut_depth",
+    "distance_to_end",
+    "innermost_operators",
+    "most_likely_shift",
+]
+
+REACH_NS = 40_000
+"""How far off the first guess may be."""
+SHIFT_STEP_NS = 250
+SHIFTS = np.arange(-REACH_NS, REACH_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
+"""Corrections of the guess that are tried, ns."""
+_WINDOW_EDGES, _MIN_WINDOW_EDGES = 64, 8
+_WINDOW_NS = 20_000_000
+_WINDOWS_AT_ONCE = 256
+
+
+class CallEdges(NamedTuple):
+    """Moments at which calls of one thread begin or end; columns of equal length, in time order.
+
+    Attributes:
+        time: int64[n], ns, of the recording's clock.
+        guess: int64[n], ns from the trace's base, where they are thought to lie in the trace.
+    """
+
+    time: Int64Array
+    guess: Int64Array
+
+
+class Busy(NamedTuple):
+    """Times in which a thread runs an operator, apart and in order; columns of equal length.
+
+    Attributes:
+        start: int64[n], ns from the trace's base.
+        end: int64[n], ns from the trace's base.
+    """
+
+    start: Int64Array
+    end: Int64Array
+
+
+def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> Busy:
+    """Return when a thread ran operators that call no module.
+
+    One that does, as a checkpoint's does, has edges of calls deep inside and counts only by the operators in it.
+
+    Args:
+        start: int64[n], of the thread's operators, ns from the trace's base; ascending, an outer one first.
+        end: int64[n].
+        edges: int64[m], ascending, where edges of calls are thought to lie.
+        margin: how far off they may be, ns.
+    """
+    has_inner = np.append(start[1:] < end[:-1], False)
+    calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
+    kept = (end > start) & ~(has_inner & calls)
+    return Busy(*union_of(start[kept], end[kept]))
+
+
+def innermost_operators(start: Int64Array, end: Int64Array) -> Busy:
+    """Return when a thread ran operators that hold no others, so that no call either; see `busy_intervals`."""
+    kept = (end > start) & ~np.append(start[1:] < end[:-1], False)
+    return Busy(*union_of(start[kept], end[kept]))
+
+
+def cut_depth(busy: Busy, time: Int64Array) -> Int64Array:
+    """Return by how much each moment has to be moved to lie between operators, ns; 0 where it does."""
+    if not len(busy.start):
+        return np.zeros(len(time), np.int64)
+    at = np.searchsorted(busy.start, time, side="right") - 1
+    depth = np.minimum(time - busy.start[at], busy.end[at] - time)
+    depth[at < 0] = 0
+    found: Int64Array = np.maximum(depth, 0)
+    return found
+
+
+def distance_to_end(busy: Busy, time: Int64Array) -> Int64Array:
+    """Return how far each moment lies from where an operator begins or ends, ns; 0 where there is none."""
+    if not len(busy.start):
+        return np.zeros(len(time), np.int64)
+    ends = np.concatenate([busy.start, busy.end])
+    ends.sort()
+    at = np.searchsorted(ends, time)
+    last, next_ = ends[np.maximum(at - 1, 0)], ends[np.minimum(at, len(ends) - 1)]
+    found: Int64Array = np.minimum(np.abs(time - last), np.abs(next_ - time))
+    return found
+
+
+def most_likely_shift(edges: CallEdges, busy: Busy, least: Float64Array, most: Float64Array) -> Float64Array:
+    """Return by how much each edge's guess has to be shifted so that fewest operators are cut around it, ns.
+
+    It is the middle of the best shifts; among equal ones those nearest to what was found just before.
+
+    Args:
+        edges: where they are thought to lie.
+        busy: the thread's operators.
+        least: float64[n], ns, the least shift that is known to be possible; -inf where unknown.
+        most: float64[n], ns, the greatest; inf where unknown.
+    """
+    since = (edges.time - edges.time[0]).astype(np.float64)
+    starts = _windows(edges.time)
+    center = np.add.reduceat(since, starts) / np.diff(np.append(starts, len(since)))
+    shift = np.zeros(len(starts))
+    low = np.minimum.reduceat(least, starts) - SHIFT_STEP_NS
+    high = np.maximum.reduceat(most, starts) + SHIFT_STEP_NS
+    before = 0.0
+    for block in range(0, len(starts), _WINDOWS_AT_ONCE):
+        some = np.append(starts, len(since))[block : block + _WINDOWS_AT_ONCE + 1]
+        cuts = count_cuts(edges.guess[some[0] : some[-1]], np.repeat(np.arange(len(some) - 1), np.diff(some)), busy)
+        for index, count in enumerate(cuts):
+            possible = (low[block + index] <= SHIFTS) & (high[block + index] >= SHIFTS)
+            if possible.any():
+                count = np.where(possible, count, len(edges.time) + 1)
+            fewest = np.flatnonzero(count == count.min())
+            if len(fewest) < len(SHIFTS):
+                run = fewest - np.arange(len(fewest))
+                same = fewest[run == run[np.argmin(np.abs(SHIFTS[fewest] - before))]]
+                before = float(SHIFTS[same[0]] + SHIFTS[same[-1]]) / 2
+            shift[block + index] = before
+    found: Float64Array = np.interp(since, center, shift)
+    return found
+
+
+def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: Busy, tolerance: float) -> OffsetBounds:
+    """Return what the gap in which each edge lies says of its offset.
+
+    Args:
+        edges: where they are thought to lie.
+        shift: float64[n], ns, by how much each has to be shifted yet.
+        busy: the thread's operators.
+        tolerance: an edge that lies deeper in an operator says nothing; one that lies less deep belongs to the nearer
+            side.
+
+    Returns:
+        The bounds, as corrections of the guess, in the order of the edges.
+    """
+    place = edges.guess + np.rint(shift).astype(np.int64)
+    after = np.searchsorted(busy.start, place, side="right")
+    # An operator in which the edge lies is before it or after it, whichever is nearer.
+    last = np.maximum(after - 1, 0)
+    inside = (after > 0) & (place < busy.end[last])
+    nearer_start = place - busy.start[last] < busy.end[last] - place
+    after = np.where(inside & nearer_start, last, after)
+    low, high = np.full(len(place), -np.inf), np.full(len(place), np.inf)
+    follows, precedes = np.flatnonzero(after > 0), np.flatnonzero(after < len(busy.start))
+    low[follows] = busy.end[after[follows] - 1] - edges.guess[follows]
+    high[precedes] = busy.start[after[precedes]] - edges.guess[precedes]
+    deep = cut_depth(busy, place) > tolerance
+    low[deep], high[deep] = -np.inf, np.inf
+    return OffsetBounds(edges.time, low, high)
+
+
+def _windows(time: Int64Array) -> Int64Array:
+    """Return where the stretches begin in which edges are counted together: long enough for many, and short."""
+    starts = [0]
+    while True:
+        begin = starts[-1]
+        soon = int(np.searchsorted(time, time[begin] + _WINDOW_NS))
+        begin = min(begin + _WINDOW_EDGES, max(begin + _MIN_WINDOW_EDGES, soon))
+        if begin + _MIN_WINDOW_EDGES > len(time):
+            return np.array(starts, np.int64)
+        starts.append(begin)
+
+
+def count_cuts(guess: Int64Array, window: Int64Array, busy: Busy, shifts: Int64Array = SHIFTS) -> Int64Array:
+    """Return int64[windows, shifts]: how many edges lie inside an operator at each shift, as far to both sides of 0."""
+    width, reach = len(shifts) + 1, int(shifts[-1])
+    count = int(window[-1]) + 1
+    change = np.zeros(count * width, np.int64)
+    # The operators within reach of each edge, one after another.
+    near = np.searchsorted(busy.end, guess - reach, side="right")
+    rows = np.flatnonzero(near < len(busy.start))
+    near = near[rows]
+    while len(rows):
+        distance = busy.start[near] - guess[rows]
+        within = distance < reach
+        rows, near, distance = rows[within], near[within], distance[within]
+        if not len(rows):
+            break
+        # A moment at which an operator begins or ends is not inside.
+        first = np.clip((distance + reach) // SHIFT_STEP_NS + 1, 0, len(shifts))
+        end = np.clip(-(-(busy.end[near] - guess[rows] + reach) // SHIFT_STEP_NS), 0, len(shifts))
+        end = np.maximum(first, end)
+        change += np.bincount(window[rows] * width + first, minlength=len(change))
+        change -= np.bincount(window[rows] * width + end, minlength=len(change))
+        near = near + 1
+        more = near < len(busy.start)
+        rows, near = rows[more], near[more]
+    cuts: Int64Array = np.cumsum(change.reshape(count, width), axis=1)[:, :-1]
+    return cuts
+
+
+_STRETCH_NS = 2_000_000
+_STRETCHES_AT_ONCE = 256
+_FAR_SHIFTS = np.arange(-5 * REACH_NS, 5 * REACH_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
+"""Tried instead of `SHIFTS` where marks are so far apart that they allow more, as over a pause."""
+_TOLERANCE_NS = 20.0
+
+
+def certain_offsets(
+    edges: CallEdges, busy: Busy, least: Float64Array, most: Float64Array, limit: float
+) -> OffsetBounds | None:
+    """Return bounds that hold whichever of the possible gaps each edge lies in.
+
+    Args:
+        edges: where they are thought to lie.
+        busy: the thread's operators.
+        least: float64[n], ns, the least correction of the guess that marks allow.
+        most: float64[n], ns, the greatest.
+        limit: how fast the right correction may change, nanoseconds per nanosecond.
+
+    Returns:
+        Of each edge the least and the greatest correction of its guess; None where in some stretch nothing is possible,
+        or something at the end of what is tried.
+    """
+    if not len(busy.start):
+        nothing = np.full(len(edges.time), np.inf)
+        return OffsetBounds(edges.time, -nothing, nothing)
+    stretch, of_edge = np.unique((edges.time - edges.time[0]) // _STRETCH_NS, return_inverse=True)
+    center = edges.time[0] + stretch * _STRETCH_NS + _STRETCH_NS // 2
+    slack = limit * _STRETCH_NS / 2 + SHIFT_STEP_NS / 2
+    starts = np.searchsorted(of_edge, np.arange(len(stretch)))
+    lowest_known = np.minimum.reduceat(least, starts)[:, None] - slack
+    highest_known = np.maximum.reduceat(most, starts)[:, None] + slack
+    near = lowest_known.min() >= SHIFTS[0] and highest_known.max() <= SHIFTS[-1]
+    shifts = SHIFTS if near else _FAR_SHIFTS
+    possible = _uncut(edges, busy, of_edge, limit, shifts)
+    possible &= (lowest_known <= shifts) & (highest_known >= shifts)
+    # What lies beyond those that are tried is possible too, where neither marks nor the stretches around exclude it.
+    possible = np.hstack([lowest_known < shifts[0], possible, highest_known > shifts[-1]])
+    steps = np.ceil(limit * np.diff(center) / SHIFT_STEP_NS).astype(np.int64) + 1
+    for index in range(1, len(stretch)):
+        possible[index] &= _within(possible[index - 1], int(steps[index - 1]))
+    for index in range(len(stretch) - 2, -1, -1):
+        possible[index] &= _within(possible[index + 1], int(steps[index]))
+    if possible[:, [0, -1]].any() or not possible.any(axis=1).all():
+        return None
+    possible = possible[:, 1:-1]
+    lowest = shifts[possible.argmax(axis=1)] - SHIFT_STEP_NS / 2
+    highest = shifts[len(shifts) - 1 - possible[:, ::-1].argmax(axis=1)] + SHIFT_STEP_NS / 2
+    drifted = limit * np.abs(edges.time - center[of_edge])
+    return _outside_operators(edges, busy, lowest[of_edge] - drifted, highest[of_edge] + drifted)
+
+
+def _uncut(edges: CallEdges, busy: Busy, of_edge: Int64Array, limit: float, shifts: Int64Array) -> BoolArray:
+    """Return bool[stretches, shifts]: whether each edge of a stretch can lie outside of all operators."""
+    # At the right shift of the stretch's middle an edge is off by what the clock drifts until then, and by half a step.
+    margin = math.ceil(limit * _STRETCH_NS / 2 + SHIFT_STEP_NS / 2 + _TOLERANCE_NS)
+    long = busy.end - busy.start > 2 * margin
+    inner = Busy(busy.start[long] + margin, busy.end[long] - margin)
+    found = []
+    for first in range(0, int(of_edge[-1]) + 1, _STRETCHES_AT_ONCE):
+        begin, end = np.searchsorted(of_edge, (first, first + _STRETCHES_AT_ONCE))
+        found.append(count_cuts(edges.guess[begin:end], of_edge[begin:end] - first, inner, shifts) == 0)
+    return np.concatenate(found)
+
+
+def _within(possible: BoolArray, steps: int) -> BoolArray:
+    """Return which shifts are at most so many steps from a possible one."""
+    before = np.concatenate([[0], np.cumsum(possible)])
+    place = np.arange(len(possible))
+    near: BoolArray = before[np.minimum(place + steps + 1, len(possible))] > before[np.maximum(place - steps, 0)]
+    return near
+
+
+def _outside_operators(edges: CallEdges, busy: Busy, low: Float64Array, high: Float64Array) -> OffsetBounds:
+    """Narrow the bounds of each edge to where it lies outside of operators."""
+    for bound, is_low in ((low, True), (high, False)):
+        place = edges.guess + bound
+        at = np.maximum(np.searchsorted(busy.start, place, side="right") - 1, 0)
+        inside = (place > busy.start[at]) & (place < busy.end[at])
+        nearest = (busy.end[at] if is_low else busy.start[at]) - edges.guess
+        bound[inside] = nearest[inside]
+    # An edge inside one operator wherever it may lie says nothing.
+    silent = low > high
+    low[silent], high[silent] = -np.inf, np.inf
+    return OffsetBounds(edges.time, low, high)

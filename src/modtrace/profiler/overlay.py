@@ -1,0 +1,297 @@
+"""Align a recording with a trace, attribute the trace's nodes and kernels to calls: what a merge computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._errors import TraceError
+from .._typing import Int64Array
+from ..formats.chrome_values import base_time_ns
+from ..timeline import Process, Summary, Timeline
+from ..timeline.columns import join_columns
+from ..timeline.rewrite import move_times
+from .alignment import Alignment, align_by_sync_marks
+from .backward_nodes import Nodes, attribute_nodes, cut_to_nodes
+from .call_lookup import InnermostLookup, runs_module_code, threads_of
+from .device_totals import compute_module_times
+from .device_work import Reason, attribute_gpu_work, find_cpu_collectives, running_calls
+from .event_columns import ProfilerEvents
+from .launches import CudaGraphCapture, captured_graphs, find_launches
+from .reconstruct import reconstruct
+from .recorded_part import (
+    clip_to_profile,
+    drop_unused,
+    for_process,
+    profiled_window,
+    recorded_pid,
+    threads_of_trace,
+    with_pid,
+    with_profiled_steps,
+)
+from .refine_alignment import refine_by_operators
+from .stream_spans import StreamSpans, build_stream_spans
+
+__all__ = ["Overlay", "Trace", "overlay"]
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A recording in the time of a trace, and what became of the trace's nodes and kernels.
+
+    Attributes:
+        timeline: in ns from the trace's base.
+        pid: the process it belongs to, as it stands in the trace.
+        alignment: None where the timeline was made from the trace itself.
+        known: the timeline, and behind its spans those that launched what a captured graph holds.
+        devices: spans above the streams, whose calls are spans of `known`.
+        collective_names: of the collectives among them.
+        summary: what each module took.
+        nodes: autograd nodes of the trace.
+        attributed_nodes: of these, how many belong to a call.
+        work: kernels, memcpys and memsets.
+        attributed_work: of these, how many were launched in a call.
+        unattributed: of the others, how many there are for each reason.
+        straddling_ops: forward operations that lie partly in and partly outside a call: what misalignment would cause.
+        max_straddle_ns: by how much at most.
+        notes: what the user should know.
+    """
+
+    timeline: Timeline
+    pid: int | str
+    alignment: Alignment | None
+    known: Timeline
+    devices: StreamSpans
+    collective_names: list[str]
+    summary: Summary
+    nodes: int
+    attributed_nodes: int
+    work: int
+    attributed_work: int
+    unattributed: dict[str, int]
+    straddling_ops: int
+    max_straddle_ns: int
+    notes: list[str]
+
+
+class Trace(NamedTuple):
+    """A trace that was read.
+
+    Attributes:
+        events: its events.
+        keys: its top-level keys.
+        path: the file, for errors.
+    """
+
+    events: ProfilerEvents
+    keys: Mapping[str, Any]
+    path: str
+
+
+class _Aligned(NamedTuple):
+    """A recording over one trace.
+
+    Attributes:
+        timeline: in the trace's time, clipped to it and cut to its nodes.
+        running: which of its spans, of any phase, ran on a thread at a moment.
+        threads: the OS thread of each of the trace's tracks, or -1.
+    """
+
+    timeline: Timeline
+    running: InnermostLookup
+    pid: int | str
+    threads: Int64Array
+    alignment: Alignment | None
+    nodes: Nodes
+    straddling_ops: int
+    max_straddle_ns: int
+    notes: list[str]
+
+
+def overlay(
+    timeline: Timeline | None,
+    events: ProfilerEvents,
+    keys: Mapping[str, Any],
+    path: str,
+    capture: Trace | None = None,
+) -> Overlay:
+    """Align, attribute and cut.
+
+    Args:
+        timeline: the recording; None reconstructs one from the trace.
+        events: the trace's.
+        keys: the trace's top-level keys.
+        path: the trace, for errors.
+        capture: a second trace, in which the graphs were captured that this one replays.
+
+    Raises:
+        TraceError: recording and trace have no moment in common, the trace does not say from when its times count, or
+            it has no events.
+    """
+    aligned = _align(timeline, events, keys, path)
+    known, threads = aligned.timeline, aligned.threads
+    launch = find_launches(events)
+    graphs = captured_graphs(events, launch, aligned.running, threads)
+    if capture is not None:
+        known, added = _with_captures(known, timeline, capture)
+        graphs += added
+    owners = attribute_gpu_work(aligned.timeline, events, launch, threads, aligned.running, graphs)
+    on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
+    reasons = np.bincount(owners.reason, minlength=len(Reason)).tolist()
+    return Overlay(
+        timeline=aligned.timeline,
+        pid=aligned.pid,
+        alignment=aligned.alignment,
+        known=known,
+        devices=build_stream_spans(known, events, owners),
+        collective_names=events.collective_names,
+        summary=compute_module_times(aligned.timeline, known, events, owners, on_cpu),
+        nodes=len(aligned.nodes),
+        attributed_nodes=int(np.count_nonzero(aligned.nodes.call >= 0)),
+        work=len(owners.span),
+        attributed_work=int(np.count_nonzero(owners.span >= 0)),
+        unattributed={reason.text: reasons[reason] for reason in Reason if reason and reasons[reason]},
+        straddling_ops=aligned.straddling_ops,
+        max_straddle_ns=aligned.max_straddle_ns,
+        notes=aligned.notes,
+    )
+
+
+def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> _Aligned:
+    _check_usable(events, path)
+    notes: list[str] = []
+    alignment = None
+    base = base_time_ns(keys, path)
+    if timeline is None:
+        pid = recorded_pid(events, None)
+        threads = threads_of_trace(events, pid)
+        process = Process(pid if isinstance(pid, int) else 0, _rank(keys), events.process_names.get(pid, "python"))
+        timeline, notes = reconstruct(events, threads, process)
+    else:
+        pid = recorded_pid(events, timeline)
+        timeline, left_out = for_process(timeline, pid)
+        notes += left_out
+        threads = threads_of_trace(events, pid)
+        timeline, process = with_pid(timeline, pid)
+        alignment = align_by_sync_marks(timeline.marks, events.syncs, base)
+        alignment = refine_by_operators(alignment, timeline, events, threads)
+        timeline = move_times(timeline, alignment.to_trace)
+        _check_common(timeline, events, path, alignment)
+        timeline = clip_to_profile(timeline, profiled_window(events))
+    timeline = with_profiled_steps(timeline, events)
+    if events.times_up_to_zero:
+        count = events.times_up_to_zero
+        notes.append(f"{count} of the profiler's slices lie at time 0 or before it and were left as they are")
+    cuts, worst = _straddling_ops(timeline, events, threads)
+    nodes = attribute_nodes(timeline, events, threads)
+    names = {
+        tid: events.thread_names.get(events.tracks[index], "") for index, tid in enumerate(threads.tolist()) if tid >= 0
+    }
+    timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
+    timeline = drop_unused(timeline)
+    return _Aligned(timeline, running_calls(timeline), pid, threads, alignment, nodes, cuts, worst, notes)
+
+
+def _with_captures(
+    known: Timeline, timeline: Timeline | None, capture: Trace
+) -> tuple[Timeline, list[CudaGraphCapture]]:
+    """Return a timeline with the spans of a second trace behind its own, and the graphs that were captured in them.
+
+    Args:
+        known: whose spans are to be kept at their places.
+        timeline: the recording, in its own time; None, or one of another time, takes the second trace's own modules.
+        capture: the second trace.
+    """
+    try:
+        aligned = _align(timeline, *capture)
+    except TraceError:
+        if timeline is None:
+            raise
+        aligned = _align(None, *capture)
+    launch = find_launches(capture.events)
+    graphs = captured_graphs(capture.events, launch, aligned.running, aligned.threads)
+    columns, more = known.columns, aligned.timeline.columns
+    first = len(columns)
+    more = replace(
+        more,
+        name=more.name + len(known.names),
+        track=more.track + len(known.tracks),
+    )
+    return (
+        replace(
+            known,
+            columns=join_columns([columns, more]),
+            names=[*known.names, *aligned.timeline.names],
+            tracks=[*known.tracks, *aligned.timeline.tracks],
+        ),
+        [graph._replace(spans=np.where(graph.spans >= 0, graph.spans + first, -1)) for graph in graphs],
+    )
+
+
+def _check_usable(events: ProfilerEvents, path: str) -> None:
+    """Raise if the trace has events, but none that a reader shows.
+
+    Args:
+        events: what was read of them.
+        path: the trace, for errors.
+
+    Raises:
+        TraceError: no usable event.
+    """
+    if events.times_up_to_zero and events.first > events.last:
+        raise TraceError(
+            path,
+            f"all of its {events.times_up_to_zero} slices lie at time 0 or before it, where no reader shows them: "
+            "ts counts µs from baseTimeNanoseconds, or from 1970 without it; shift them to where they belong",
+        )
+    if events.total and events.malformed == events.total:
+        raise TraceError(
+            path,
+            f"none of its {events.total} events can be used: an event of torch.profiler is an object with ph, ts, pid, "
+            "tid and name",
+        )
+
+
+def _rank(keys: Mapping[str, Any]) -> int | None:
+    distributed = keys.get("distributedInfo")
+    rank = distributed.get("rank") if isinstance(distributed, dict) else None
+    return rank if isinstance(rank, int) else None
+
+
+def _check_common(timeline: Timeline, events: ProfilerEvents, path: str, alignment: Alignment) -> None:
+    columns = timeline.columns
+    if not len(columns) or events.first > events.last:
+        return
+    begin, end = int(columns.start.min()), int(columns.end.max())
+    if begin > events.last or end < events.first:
+        distance = max(begin - events.last, events.first - end) / 1e9
+        raise TraceError(
+            path,
+            f"recording and trace have no moment in common: they lie {distance:.3f} s apart by {alignment.method}; "
+            "record while the profiler runs, with modtrace.on_trace_ready or with modtrace.record around it",
+        )
+
+
+def _straddling_ops(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> tuple[int, int]:
+    """Count forward operations that lie partly in and partly outside a call, and say by how much at most."""
+    columns, ops = timeline.columns, events.ops
+    if not len(columns) or not len(ops):
+        return 0, 0
+    thread = threads_of(columns, (track.tid for track in timeline.tracks))
+    running = InnermostLookup(
+        thread, columns.track.astype(np.int64), columns.start, columns.end, columns.parent, runs_module_code(columns)
+    )
+    on = threads[ops.track]
+    last = np.maximum(ops.end - 1, ops.start)
+    first_in, last_in = running.on_threads(on, ops.start), running.on_threads(on, last)
+    cut = np.flatnonzero(first_in != last_in)
+    if not len(cut):
+        return 0, 0
+    before, after = first_in[cut], last_in[cut]
+    left = (before >= 0) & (columns.end[before] < ops.end[cut])
+    edge = np.where(left, columns.end[before], columns.start[after])
+    amount = np.minimum(np.abs(edge - ops.start[cut]), np.abs(ops.end[cut] - edge))
+    return len(cut), int(amount.max())

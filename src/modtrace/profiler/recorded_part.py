@@ -1,0 +1,166 @@
+"""The part of a recording that a trace is about: its process, the calls in its window, and the profiler's steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from .._typing import Int64Array
+from ..timeline import Mark, Process, Timeline
+from ..timeline.gpu_tracks import DEVICE_METADATA, without_gpu
+from ..timeline.rewrite import replace_processes
+from ..timeline.select import keep_tracks, whole_spans
+from .event_columns import ProfilerEvents
+
+__all__ = [
+    "clip_to_profile",
+    "drop_unused",
+    "for_process",
+    "profiled_window",
+    "recorded_pid",
+    "steps_of_profile",
+    "threads_of_trace",
+    "with_pid",
+    "with_profiled_steps",
+]
+
+
+def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:
+    """Return start and end of what was profiled, in ns from the trace's base; None where the trace does not say.
+
+    It reaches from the profiler's start to its stop, and as far as its slices do.
+    """
+    ends = [events.window] if events.window is not None else []
+    ends += [(events.first, events.last)] if events.first <= events.last else []
+    return (min(start for start, _ in ends), max(end for _, end in ends)) if ends else None
+
+
+def clip_to_profile(timeline: Timeline, window: tuple[int, int] | None) -> Timeline:
+    """Return what ran while the profiler did: calls at its edges are whole, and one that ran throughout is in too.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        window: see `profiled_window`; None keeps all.
+    """
+    return timeline if window is None else whole_spans(timeline, *window)
+
+
+def drop_unused(timeline: Timeline) -> Timeline:
+    """Return the timeline without the names, tracks and counters that nothing in it refers to.
+
+    A long recording has seen threads and modules that did not run while the profiler did.
+    """
+    used = np.zeros(len(timeline.tracks), np.bool_)
+    used[timeline.columns.track] = used[timeline.collectives.track] = True
+    if not used.any():
+        return timeline
+    timeline = keep_tracks(timeline, used)
+    columns = timeline.columns
+    used_names, name = np.unique(columns.name, return_inverse=True)
+    return replace(
+        timeline,
+        columns=replace(columns, name=name.astype(np.int32)),
+        names=[timeline.names[index] for index in used_names.tolist()],
+        counters=[counter for counter in timeline.counters if len(counter.time)],
+    )
+
+
+def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
+    """Return the step in which each moment lies, by the `ProfilerStep#` ranges; 0 for all where there are none.
+
+    Args:
+        events: the trace's.
+        time: int64[n], ns from the trace's base.
+    """
+    steps = events.steps
+    if not len(steps):
+        return np.zeros(len(time), np.int64)
+    order = np.argsort(steps.start, kind="stable")
+    number = steps.value[order]
+    index = np.searchsorted(steps.start[order], time, side="right") - 1
+    return np.where(index >= 0, number[np.maximum(index, 0)], np.maximum(number[0] - 1, 0))
+
+
+def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
+    """Return the timeline with the steps that the profiler counted, where the recording counted none.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        events: the trace's.
+    """
+    columns, steps = timeline.columns, events.steps
+    counted = any(mark.kind == "step" for mark in timeline.marks) or bool(columns.step.any())
+    if counted or not len(steps) or not len(columns):
+        return timeline
+    order = np.argsort(steps.start, kind="stable")
+    start, number = steps.start[order], steps.value[order]
+    # A step ends where the next begins, and the last one with its own range.
+    ends = [*zip(start[1:].tolist(), number[:-1].tolist(), strict=True), (int(steps.end.max()), int(number[-1]))]
+    if number[0] > 0 and columns.start[0] < start[0]:
+        ends.insert(0, (int(start[0]), int(number[0]) - 1))
+    marks = [Mark(time, "step", f"step {step}") for time, step in ends]
+    return replace(
+        timeline,
+        columns=replace(columns, step=steps_of_profile(events, columns.start)),
+        collectives=replace(timeline.collectives, step=steps_of_profile(events, timeline.collectives.start)),
+        marks=sorted([*timeline.marks, *marks], key=lambda mark: mark.time_ns),
+    )
+
+
+_NO_DEVICE_TIMES = (
+    "the recording's device times were left out: of streams the trace has the profiler's kernels, and two rows of one "
+    "stream would count twice; 'modtrace view' of the recording shows them"
+)
+
+
+def recorded_pid(events: ProfilerEvents, timeline: Timeline | None) -> int | str:
+    """Return the process of a recording: its own if the trace has it, else the one with most CPU slices."""
+    pids = events.cpu_pids
+    if timeline is not None:
+        for track in timeline.tracks:
+            if track.process.pid in pids or not pids:
+                return track.process.pid
+    return max(pids, key=lambda pid: pids[pid]) if pids else 0
+
+
+def threads_of_trace(events: ProfilerEvents, pid: int | str) -> Int64Array:
+    """Return the OS thread of each of the trace's tracks, -1 for other processes and for devices."""
+    return np.array(
+        [tid if key_pid == pid and isinstance(tid, int) else -1 for key_pid, tid in events.tracks] or [-1], np.int64
+    )
+
+
+def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]:
+    """Return what a timeline has of the threads of one process, and what was left out.
+
+    Of a timeline of a single process these are all its threads, whatever the process' pid.
+    """
+    notes = [_NO_DEVICE_TIMES] if any(key in timeline.metadata for key in DEVICE_METADATA) else []
+    metadata = {key: value for key, value in timeline.metadata.items() if key not in DEVICE_METADATA}
+    timeline = replace(without_gpu(timeline), metadata=metadata)
+    processes = {track.process for track in timeline.tracks}
+    if len(processes) <= 1:
+        return timeline, notes
+    process = next((process for process in processes if process.pid == pid), timeline.tracks[0].process)
+    kept = keep_tracks(timeline, np.array([track.process == process for track in timeline.tracks], np.bool_))
+    return (
+        replace(
+            kept,
+            counters=[counter for counter in timeline.counters if counter.process == process],
+            backward_passes=[run for run in timeline.backward_passes if run.process == process],
+        ),
+        [*notes, f"{len(processes) - 1} other processes of the recording were left out: the trace is of pid {pid}"],
+    )
+
+
+def with_pid(timeline: Timeline, pid: int | str) -> tuple[Timeline, Process]:
+    """Return a timeline of one process under the pid that the trace has of it, and that process.
+
+    The trace was made where the process had another pid: in a container, or by hand.
+    """
+    process = timeline.tracks[0].process if timeline.tracks else Process(pid if isinstance(pid, int) else 0)
+    if not isinstance(pid, int) or process.pid == pid:
+        return timeline, process
+    in_trace = process._replace(pid=pid)
+    return replace_processes(timeline, lambda _: in_trace), in_trace

@@ -1,0 +1,412 @@
+"""The profiler's events as packets of track events: the content of each is a message, the rest is columns.
+
+A slice of a track event has no duration but a begin and an end, and an end closes the innermost open slice. So the
+slices of a track are sorted before they are written; a slice that partly overlaps another goes to a row beside it.
+
+A slice names its flows. In the profiler's JSON an end of a flow is an event of its own, written behind its slice and
+beginning when it does. The profiler writes only one end of many flows, and some end before they begin: readers of its
+JSON draw neither, so they are left out here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
+
+from .._typing import Float64Array, Int64Array
+from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
+from ..formats.escape import UNNAMED, escaped
+from ..formats.numbering import Numbering
+from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
+from ..write.columns.packet_columns import message_field_tag, track_event_packets
+from ..write.columns.protobuf_columns import ByteTable, RaggedColumn, interleave, varint
+from ..write.perfetto_descriptors import serialize
+
+__all__ = [
+    "EventEncoder",
+    "EventPackets",
+    "FlowEndsOfTrack",
+    "ProfilerSlices",
+    "SliceFlows",
+    "TrackSlices",
+    "sequence_packet",
+    "slice_packets",
+]
+
+_CHUNK = 1 << 13
+"""Packets that are in memory at a time."""
+_NAMES_PER_PACKET = 10_000
+_NAME_IID = message_field_tag(TrackEvent, "name_iid")
+_BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
+_TYPE_BITS = 2
+"""Bits that tell these three apart."""
+_MAX_MESSAGES = 1000
+_SLICE_PHASES, _FLOW_PHASES = ("X", "i", "I"), ("s", "f")
+
+
+def sequence_packet() -> TracePacket:
+    """Return a packet on the sequence of the profiler's events that builds on what the sequence defined before."""
+    return TracePacket(
+        trusted_packet_sequence_id=PROFILER_SEQUENCE, sequence_flags=TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+    )
+
+
+class EventEncoder:
+    """Encodes what events say; texts that occur again and again stand once in the trace, and events have their ids."""
+
+    def __init__(self) -> None:
+        self.names = Numbering[str](first=1)
+        self._categories = Numbering[str](first=1)
+        self._arg_names = Numbering[str](first=1)
+        self._messages: dict[tuple[str | None, tuple[str, ...]], tuple[TrackEvent, list[Any]]] = {}
+
+    def fields(self, category: object, args: Mapping[str, Any]) -> bytes:
+        """Return the category and the args of an event as fields of a TrackEvent.
+
+        Raises:
+            AttributeError: the args are no mapping.
+            TypeError: a value is not JSON.
+        """
+        values = args.values()
+        event_kind = (category if category is None else str(category), tuple(args))
+        event, annotations = self._messages.get(event_kind) or self._new_message(event_kind)
+        for annotation, value in zip(annotations, values, strict=True):
+            kind = type(value)
+            if kind is int:
+                # Not comparing every number with its bounds saves a tenth of the time.
+                try:
+                    annotation.int_value = value
+                except ValueError:
+                    annotation.string_value = str(value)
+            elif kind is float:
+                annotation.double_value = value
+            elif kind is bool:
+                annotation.bool_value = value
+            elif kind is str:
+                annotation.string_value = escaped(value)
+            else:
+                annotation.string_value = escaped(orjson.dumps(value, default=str).decode())
+        serialized: bytes = event.SerializeToString()
+        return serialized
+
+    def _new_message(self, event_kind: tuple[str | None, tuple[str, ...]]) -> tuple[TrackEvent, list[Any]]:
+        """Return an event of a category with args of given names, and the args, whose values are to be set.
+
+        Most events are of a few kinds: one message for each is made, and used again for the next event.
+        """
+        if len(self._messages) == _MAX_MESSAGES:
+            self._messages.clear()
+        category, names = event_kind
+        event = TrackEvent()
+        if category is not None:
+            event.category_iids.append(self._categories[category])
+        annotations = [event.debug_annotations.add(name_iid=self._arg_names[name]) for name in names]
+        message = self._messages[event_kind] = event, annotations
+        return message
+
+    def interned_packets(self) -> Iterator[TracePacket]:
+        """Yield the packets that say what the ids mean; they stand before all events."""
+        names = list(self.names.items())
+        for first in range(0, len(names), _NAMES_PER_PACKET):
+            packet = sequence_packet()
+            for text, iid in names[first : first + _NAMES_PER_PACKET]:
+                packet.interned_data.event_names.add(iid=iid, name=escaped(text) or UNNAMED)
+            yield packet
+        packet = sequence_packet()
+        for text, iid in self._categories.items():
+            packet.interned_data.event_categories.add(iid=iid, name=escaped(text))
+        for text, iid in self._arg_names.items():
+            packet.interned_data.debug_annotation_names.add(iid=iid, name=escaped(text))
+        yield packet
+
+
+class FlowEndsOfTrack(NamedTuple):
+    """The flows that begin or end at slices of one track; columns of equal length.
+
+    Attributes:
+        slice: int64[n], index of the slice on its track, ascending.
+        flow: int64[n], number of the flow.
+    """
+
+    slice: Int64Array
+    flow: Int64Array
+
+    def added_to(self, fields: Sequence[bytes]) -> list[bytes]:
+        """Return the fields of the track's slices with those that name their flows."""
+        found = list(fields)
+        ids = self.flow + PROFILER_FLOW
+        first = np.flatnonzero(np.diff(self.slice, prepend=-1)).tolist()
+        for begin, end in pairwise([*first, len(ids)]):
+            found[self.slice[begin]] += TrackEvent(flow_ids=ids[begin:end].tolist()).SerializeToString()
+        return found
+
+
+@dataclass
+class SliceFlows:
+    """Takes the ends of flows in file order; columns of equal length."""
+
+    _flow: array[int] = field(default_factory=lambda: array("q"))
+    _ends: bytearray = field(default_factory=bytearray)
+    _time: array[float] = field(default_factory=lambda: array("d"))
+    _track: array[int] = field(default_factory=lambda: array("q"))
+    _slices_before: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, flow: int, time: float, track: int, slices_before: int, *, ends: bool) -> None:
+        """Take the begin or the end of a flow.
+
+        Args:
+            flow: number of the flow.
+            time: µs from the trace's base.
+            track: index of its track.
+            slices_before: how many slices of that track stand before it in the file.
+            ends: whether the flow ends here.
+        """
+        self._flow.append(flow)
+        self._ends.append(ends)
+        self._time.append(time)
+        self._track.append(track)
+        self._slices_before.append(slices_before)
+
+    def by_track(self, starts: Sequence[array[float]]) -> Iterator[FlowEndsOfTrack]:
+        """Yield for each track the flows of its slices: those flows that lead from a slice to one.
+
+        A number may come again for another flow, once the flow before has ended; here each has one of its own, from 1.
+
+        Args:
+            starts: when the slices of each track begin, µs from the trace's base, in file order.
+        """
+        slice_ = self._slices(starts)
+        begins, ends = self._pairs(slice_)
+        rows = np.concatenate([begins, ends])
+        flow = np.tile(np.arange(1, len(begins) + 1), 2)
+        track = np.frombuffer(self._track, np.int64)[rows]
+        order = np.lexsort((flow, slice_[rows], track))
+        bounds = np.searchsorted(track[order], np.arange(len(starts) + 1))
+        for begin, end in pairwise(bounds.tolist()):
+            of_track = order[begin:end]
+            yield FlowEndsOfTrack(slice_[rows[of_track]], flow[of_track])
+
+    def _slices(self, starts: Sequence[array[float]]) -> Int64Array:
+        """Return the slice that each end belongs to, by its index on its track; -1 for none."""
+        track, time = np.frombuffer(self._track, np.int64), np.frombuffer(self._time, np.float64)
+        before = np.frombuffer(self._slices_before, np.int64)
+        found = np.full(len(track), -1, np.int64)
+        order = np.argsort(track, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
+            if len(rows):
+                start = np.frombuffer(starts[track[rows[0]]], np.float64)
+                found[rows] = _last_begun_at(start, time[rows], before[rows])
+        return found
+
+    def _pairs(self, slice_: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the rows of the begins and of the ends of the flows that are drawn."""
+        flow, time = np.frombuffer(self._flow, np.int64), np.frombuffer(self._time, np.float64)
+        bound = np.flatnonzero(slice_ >= 0)
+        rows = bound[np.lexsort((time[bound], flow[bound]))]  # in file order where they are of one time
+        is_end = np.frombuffer(self._ends, np.bool_)[rows]
+        follows = np.append(False, flow[rows][1:] == flow[rows][:-1])
+        follows_begin = follows & np.append(True, ~is_end[:-1])
+        # A begin of what has begun already is none.
+        first_begins = np.maximum.accumulate(np.where(~is_end & ~follows_begin, np.arange(len(rows)), 0))
+        ends = np.flatnonzero(is_end & follows_begin)
+        return rows[first_begins[ends]], rows[ends]
+
+
+def _last_begun_at(start: Float64Array, time: Float64Array, before: Int64Array) -> Int64Array:
+    """Return the last of the first so many slices that begins at each time, else the first of all; -1 for none."""
+    if not len(start):
+        return np.full(len(time), -1, np.int64)
+    times, moment = np.unique(start, return_inverse=True)
+    # Slices by moment, and of one moment in file order.
+    code = np.sort(moment * len(start) + np.arange(len(start)))
+    asked = np.minimum(np.searchsorted(times, time), len(times) - 1)
+    first, last = (np.searchsorted(code, asked * len(start) + position) for position in (0, before))
+    found: Int64Array = np.where(times[asked] == time, code[np.maximum(last - 1, first)] % len(start), -1)
+    return found
+
+
+@dataclass
+class TrackSlices:
+    """The slices and instants of one track.
+
+    Attributes:
+        start: µs from the trace's base.
+        duration: µs; -1 for an instant.
+        name: id of the name.
+        fields: what else each says, see `EventEncoder.fields`.
+    """
+
+    start: array[float] = field(default_factory=lambda: array("d"))
+    duration: array[float] = field(default_factory=lambda: array("d"))
+    name: array[int] = field(default_factory=lambda: array("q"))
+    fields: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class ProfilerSlices:
+    """Takes the profiler's events chunk by chunk.
+
+    Attributes:
+        tracks: the slices of each track, by its pid and tid in the trace.
+        flows: the ends of flows.
+        skipped: events that a Perfetto trace has no place for.
+    """
+
+    encoder: EventEncoder = field(default_factory=EventEncoder)
+    tracks: dict[TrackKey, TrackSlices] = field(default_factory=dict)
+    flows: SliceFlows = field(default_factory=SliceFlows)
+    skipped: int = 0
+    _flow_numbers: Numbering[str] = field(default_factory=Numbering)
+    _flow_tracks: dict[TrackKey, int] = field(default_factory=dict)
+
+    def add(self, events: Sequence[Any]) -> None:
+        """Take some events; what is malformed is skipped."""
+        names, fields, tracks = self.encoder.names, self.encoder.fields, self.tracks
+        for event in events:
+            try:
+                phase = event["ph"]
+                if phase == "M":
+                    continue
+                key, start = (event["pid"], event["tid"]), float(event["ts"])
+                duration = float(event["dur"]) if phase == "X" else -1.0
+                if phase in _SLICE_PHASES and start > 0:
+                    # Not a number is no time either.
+                    if not (start < MAX_TIME_US and start + duration < MAX_TIME_US):
+                        raise ValueError(start)
+                    name, own = str(event["name"]), fields(event.get("cat"), event.get("args") or {})
+                    if key not in tracks:
+                        if not is_track_key(key):
+                            raise ValueError(key)
+                        tracks[key] = TrackSlices()
+                    track = tracks[key]
+                    track.start.append(start)
+                    track.duration.append(duration)
+                    track.name.append(names[name])
+                    track.fields.append(own)
+                elif phase in _FLOW_PHASES:
+                    flow = self._flow_numbers[f"{event.get('cat')} {event['name']} {event['id']}"]
+                    before = len(tracks[key].start) if key in tracks else 0
+                    index = self._flow_tracks.setdefault(key, len(self._flow_tracks))
+                    self.flows.add(flow, start, index, before, ends=phase == "f")
+                else:
+                    self.skipped += 1
+            except (KeyError, TypeError, ValueError, AttributeError):
+                self.skipped += 1
+
+    def packets(self, key: TrackKey, base: int, uuid: int, row_beside: Callable[[int], TracePacket]) -> Iterator[bytes]:
+        """Yield the packets of a track, see `slice_packets`; `base` is what its times count from, in Unix ns."""
+        track = self.tracks[key]
+        start, duration = np.frombuffer(track.start, np.float64), np.frombuffer(track.duration, np.float64)
+        fields = track.fields
+        if key in self._flows_by_track:
+            fields = self._flows_by_track[key].added_to(fields)
+        start_ns, duration_ns = microseconds_to_ns(start) + base, microseconds_to_ns(duration)
+        yield from slice_packets(start_ns, duration_ns, track.name, fields, uuid, row_beside)
+
+    @cached_property
+    def _flows_by_track(self) -> dict[TrackKey, FlowEndsOfTrack]:
+        starts = [self.tracks[key].start if key in self.tracks else array("d") for key in self._flow_tracks]
+        return dict(zip(self._flow_tracks, self.flows.by_track(starts), strict=True))
+
+
+class EventPackets(NamedTuple):
+    """The packets of one track in the order in which they are written.
+
+    Attributes:
+        event: index of the slice or instant.
+        type: of the packet, as TrackEvent has it.
+        row: 0 for the track itself, from 1 on for rows beside it.
+        rows: how many rows there are.
+    """
+
+    event: Int64Array
+    type: Int64Array
+    row: Int64Array
+    rows: int
+
+
+def slice_packets(
+    start: Int64Array,
+    duration: Int64Array,
+    name: Sequence[int],
+    fields: Sequence[bytes],
+    uuid: int,
+    row_beside: Callable[[int], TracePacket],
+) -> Iterator[bytes]:
+    """Yield the packets of a track's slices and instants, some thousand at a time.
+
+    Args:
+        start: int64[n], Unix ns.
+        duration: int64[n], ns; negative for an instant.
+        name: ids of their names.
+        fields: what else they say, see `EventEncoder.fields`.
+        uuid: of the track.
+        row_beside: returns the descriptor of a row, from 1 on, for slices that partly overlap those of the rows before.
+    """
+    packets = _in_order(start, duration)
+    uuids = [uuid]
+    for row in range(1, packets.rows):
+        descriptor = row_beside(row)
+        uuids.append(descriptor.track_descriptor.uuid)
+        yield serialize(descriptor)
+    tables = {
+        kind: ByteTable([TrackEvent(type=kind, track_uuid=uuid).SerializeToString() for uuid in uuids])
+        for kind in (_BEGIN, _END, _INSTANT)
+    }
+    sequence = sequence_packet().SerializeToString()
+    names = np.array(name, np.int64)
+    for first in range(0, len(packets.event), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        event, type_, row_of = packets.event[part], packets.type[part], packets.row[part]
+        time = start[event] + np.where(type_ == _END, duration[event], 0)
+        parts = []
+        for kind, table in tables.items():
+            positions = np.flatnonzero(type_ == kind)
+            if not len(positions):
+                continue
+            track_event: list[Any] = [table.pick(row_of[positions])]
+            if kind != _END:
+                which = event[positions]
+                messages = RaggedColumn.from_strings([fields[index] for index in which.tolist()])
+                track_event += [varint(names[which], _NAME_IID), messages]
+            parts.append((positions, track_event_packets(time[positions], sequence, track_event)))
+        yield interleave(parts, len(event))
+
+
+def _in_order(start: Int64Array, duration: Int64Array) -> EventPackets:
+    """Sort begins and ends so that every end closes the slice it belongs to."""
+    order = np.lexsort((np.arange(len(start)), -duration, start))
+    starts, ends, instants = start[order].tolist(), (start + duration)[order].tolist(), (duration < 0)[order].tolist()
+    rows: list[list[tuple[int, int]]] = [[]]  # of each row the end and the index of its open slices
+    row_of = np.zeros(len(start), np.int64)
+    codes: list[int] = []  # index and type of each packet
+    for index, begin, end, instant in zip(order.tolist(), starts, ends, instants, strict=True):
+        code = index << _TYPE_BITS
+        if instant:
+            codes.append(code | _INSTANT)
+            continue
+        for row, stack in enumerate(rows):  # noqa: B007
+            while stack and stack[-1][0] <= begin:
+                codes.append(stack.pop()[1] << _TYPE_BITS | _END)
+            if not stack or end <= stack[-1][0]:
+                break
+        else:
+            row, stack = len(rows), []
+            rows.append(stack)
+        if row:
+            row_of[index] = row
+        stack.append((end, index))
+        codes.append(code | _BEGIN)
+    for stack in rows:
+        codes += [index << _TYPE_BITS | _END for _, index in reversed(stack)]
+    packets = np.array(codes, np.int64)
+    event = packets >> _TYPE_BITS
+    return EventPackets(event, packets & (1 << _TYPE_BITS) - 1, row_of[event], len(rows))

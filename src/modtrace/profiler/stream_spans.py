@@ -1,0 +1,187 @@
+"""Spans above the streams of GPUs: which module's work ran when, and which collective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._typing import Int8Array, Int64Array
+from ..timeline import Name, Timeline
+from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
+from ..timeline.gpu_tracks import GpuSpans
+from .call_lookup import CallIndex
+from .device_work import WorkOwners
+from .event_columns import ProfilerEvents
+
+__all__ = ["COMMUNICATION", "StreamSpans", "build_stream_spans", "collective_name", "gpu_spans"]
+
+COMMUNICATION = "communication"
+"""The class of what stands for a collective among the modules."""
+
+_COLLECTIVE, _NO_MODULE = -1, -2
+_Key = tuple[int, int, int]
+"""Of a call its forward span, its phase and the replay; of a collective -1 and the piece; of no module -2 and why."""
+
+
+@dataclass(frozen=True)
+class StreamSpans:
+    """Slices above the work of the streams, in order of (track, start, depth); arrays of equal length.
+
+    Attributes:
+        track: index into `ProfilerEvents.tracks`.
+        start: int64[n], ns from the base.
+        end: int64[n].
+        span: the span of the recording whose work this is, or -1.
+        depth: spans around each.
+        parent: index of the span around each, or -1.
+        work: kernels, memcpys and memsets in each.
+        collective: index into `ProfilerEvents.collective_names`; -1 where it is no collective.
+        step: the step in which the work was launched.
+        reason: a `Reason`, why there is no module; 0 where there is one.
+    """
+
+    track: Int64Array
+    start: Int64Array
+    end: Int64Array
+    span: Int64Array
+    depth: Int64Array
+    parent: Int64Array
+    work: Int64Array
+    collective: Int64Array
+    step: Int64Array
+    reason: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def collective_name(collective: str, owner: Name | None) -> Name:
+    """Return what a collective's span is called, below the module that launched it.
+
+    Example:
+        >>> collective_name("all_reduce", Name("a: Linear", "Net.a", "Linear"))
+        Name(label='all_reduce: communication', fqn='Net.a.all_reduce', module_class='communication')
+    """
+    fqn = collective if owner is None else f"{owner.fqn}.{collective}"
+    return Name(f"{collective}: {COMMUNICATION}", fqn, COMMUNICATION)
+
+
+def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkOwners) -> StreamSpans:
+    """Cut the spans of each device's streams; streams with no work of any module have none.
+
+    Args:
+        timeline: whose spans the owners are.
+        events: the trace's.
+        owners: whose each piece of work is.
+    """
+    paths = _Paths(timeline)
+    work = events.work
+    rows: list[tuple[int, ...]] = []
+    for track in np.unique(work.track[owners.span >= 0]).tolist():
+        pieces = np.flatnonzero(work.track == track)
+        pieces = pieces[np.argsort(work.start[pieces], kind="stable")]
+        starts = work.start[pieces]
+        stack: list[int] = []
+        for found in spans_from_intervals(_intervals(paths, events, owners, pieces)):
+            del stack[found.depth :]
+            first, last = np.searchsorted(starts, [found.start, found.end])
+            around = stack[-1] if stack else -1
+            stack.append(len(rows))
+            piece = int(pieces[first])
+            key = paths.keys[found.key]  # type: ignore[index]
+            is_collective = found.key[0] == _COLLECTIVE  # type: ignore[index]
+            rows.append(
+                (
+                    *(track, found.start, found.end, key, found.depth, around, int(last - first)),
+                    int(owners.collective[piece]) if is_collective else -1,
+                    int(owners.step[piece]),
+                    0 if key >= 0 else int(owners.reason[piece]),
+                )
+            )
+    return StreamSpans(*np.array(rows, np.int64).reshape(-1, 10).T)
+
+
+def _intervals(
+    paths: _Paths, events: ProfilerEvents, owners: WorkOwners, pieces: Int64Array
+) -> Iterator[LabelledInterval]:
+    work = events.work
+    columns = (work.start, work.end, owners.span, owners.reason, owners.collective, owners.replay)
+    rows = zip(pieces.tolist(), *(column[pieces].tolist() for column in columns), strict=True)
+    for piece, start, end, span, reason, collective, replay in rows:
+        path = paths.of(span, replay) if span >= 0 else paths.without(reason)
+        if collective >= 0:
+            path = (*path, paths.of_collective(piece, span))
+        yield LabelledInterval(start, end, path)
+
+
+def gpu_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamSpans) -> GpuSpans:
+    """Return the spans above the streams as a timeline takes them; work that no module asked for is not in them.
+
+    Args:
+        timeline: whose spans those above the streams are of.
+        events: the trace's.
+        spans: as `build_stream_spans` returns them.
+    """
+    known = np.flatnonzero(spans.span >= 0)
+    used, stream = np.unique(spans.track[known], return_inverse=True)
+    owner, collective = spans.span[known], spans.collective[known]
+    columns, names = timeline.columns, list(timeline.names)
+    name = columns.name[owner].astype(np.int64)
+    index: dict[Name, int] = {}
+    for row in np.flatnonzero(collective >= 0).tolist():
+        found = collective_name(events.collective_names[collective[row]], timeline.names[name[row]])
+        if found not in index:
+            index[found] = len(names)
+            names.append(found)
+        name[row] = index[found]
+    return GpuSpans(
+        streams=[
+            (pid if isinstance(pid, int) else 0, tid if isinstance(tid, int) else 0)
+            for pid, tid in (events.tracks[track] for track in used.tolist())
+        ],
+        stream=stream.astype(np.int64),
+        start=spans.start[known],
+        end=spans.end[known],
+        name=name,
+        phase=columns.phase[owner].astype(np.int64),
+        call=columns.call[owner],
+        step=spans.step[known],
+        names=names,
+    )
+
+
+class _Paths:
+    """The chain of calls around a span: keys that all spans of one call and phase share.
+
+    Attributes:
+        keys: the span that stands for each key, or -1.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._calls = CallIndex(timeline)
+        self._phase: Int8Array = timeline.columns.phase
+        self._parent = timeline.columns.parent
+        self._known: dict[tuple[int, int], tuple[_Key, ...]] = {}
+        self.keys: dict[_Key, int] = {}
+
+    def of(self, span: int, replay: int) -> tuple[_Key, ...]:
+        path = self._known.get((span, replay))
+        if path is None:
+            around = int(self._parent[span])
+            key = (self._calls.forward_span_of(span), int(self._phase[span]), replay)
+            self.keys.setdefault(key, span)
+            path = (*(self.of(around, replay) if around >= 0 else ()), key)
+            self._known[span, replay] = path
+        return path
+
+    def without(self, reason: int) -> tuple[_Key, ...]:
+        key = (_NO_MODULE, reason, -1)
+        self.keys[key] = -1
+        return (key,)
+
+    def of_collective(self, piece: int, span: int) -> _Key:
+        key = (_COLLECTIVE, piece, -1)
+        self.keys[key] = span
+        return key
