@@ -11,7 +11,6 @@ from modtrace.profiler.operator_gaps import (
     bounds_from_gaps,
     busy_intervals,
     cut_depth,
-    distance_to_end,
     most_likely_shift,
 )
 
@@ -42,13 +41,11 @@ def test_operators_of_no_length_keep_nobody_busy() -> None:
     busy = busy_intervals(array(5, 9), array(5, 9), array(), 5)
     assert len(busy.start) == 0
     assert cut_depth(busy, array(5)).tolist() == [0]
-    assert distance_to_end(busy, array(5)).tolist() == [0]
 
 
-def test_how_deep_moments_lie_in_operators_and_how_far_from_their_ends() -> None:
+def test_how_deep_moments_lie_in_operators() -> None:
     moments = array(0, 1000, 1300, 1900, 2000, 2600, 9500)
     assert cut_depth(BUSY, moments).tolist() == [0, 0, 300, 100, 0, 0, 0]
-    assert distance_to_end(BUSY, moments).tolist() == [1000, 0, 300, 100, 0, 400, 500]
 
 
 def test_the_gap_around_each_edge_bounds_its_offset() -> None:

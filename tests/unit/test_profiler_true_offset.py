@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.profiler.alignment import OperatorFit
+from modtrace.profiler.alignment import OffsetBounds, OperatorFit, intersect
 from modtrace.profiler.event_collector import EventCollector
-from modtrace.profiler.offset_band import OffsetBounds, find_clock_steps, intersect
 from modtrace.profiler.operator_gaps import Busy, CallEdges, certain_offsets
 from modtrace.profiler.overlay import overlay
 from modtrace.timeline import Mark, Timeline
@@ -101,33 +100,22 @@ def test_the_bound_holds_around_long_operators_where_more_than_one_gap_is_possib
 
 @pytest.mark.parametrize("step", [-2 * MS, 50_000, 3 * MS])
 @pytest.mark.parametrize("at", [100, 400, 501, 777, 905])
-def test_a_clock_that_was_set_is_followed(step: int, at: int) -> None:
+def test_a_clock_that_was_set_proves_nothing(step: int, at: int) -> None:
     timeline = steps(60)
     edges = call_edges(timeline, TID)
     clock = DriftingClock(BASE, ahead=3000, drift=20e-6, step_at=int(edges[at]) + 1500, step=step)
-    error, bound = errors(timeline, clock)
-    assert np.median(error) <= 500
-    # Where a clock was set back, the trace itself tells some times twice: nothing is told of these.
-    told_once = np.abs(edges - clock.step_at) > max(0, -step * 1.05)
-    beyond = np.flatnonzero(told_once & (error > bound + 1))
-    assert beyond.tolist() == []
-    # Behind edge 501 no operator runs before the clock is set: it may have been set before that edge just as well, and
-    # behind the others it may have been set an edge later.
-    assert np.isinf(bound) if step < 0 else step < bound < step + 1500
+    _, bound = errors(timeline, clock)
+    assert np.isinf(bound)
 
 
 @pytest.mark.parametrize("step", [-2 * MS, 60_000, 3 * MS])
 @pytest.mark.parametrize("before_mark", [1000, -100])
-def test_a_clock_that_was_set_while_a_mark_was_taken_is_followed(step: int, before_mark: int) -> None:
+def test_a_clock_that_was_set_while_a_mark_was_taken_proves_nothing(step: int, before_mark: int) -> None:
     timeline = steps(60)
-    edges = call_edges(timeline, TID)
-    # The slice of the mark reaches from before the clock was set until after it: its middle is half of the step off.
     mark = timeline.marks[len(timeline.marks) // 2]
     clock = DriftingClock(BASE, ahead=3000, step_at=mark.time_ns - before_mark, step=step)
-    error, bound = errors(timeline, clock)
-    told_once = np.abs(edges - clock.step_at) > max(0, -step * 1.05)
-    assert np.median(error[told_once]) <= 500
-    assert (error[told_once] <= bound + 1).all()
+    _, bound = errors(timeline, clock)
+    assert np.isinf(bound)
 
 
 def told_of(timeline: Timeline, clock: DriftingClock, *operators: tuple[int, int]) -> tuple[int, OperatorFit]:
@@ -142,16 +130,6 @@ def told_of(timeline: Timeline, clock: DriftingClock, *operators: tuple[int, int
     assert found.operators is not None
     edges = call_edges(timeline, TID)
     return int(np.abs(found.to_trace(edges) + BASE - clock(edges)).max()), found.operators
-
-
-def test_a_clock_that_was_set_back_leaves_times_off_that_stand_still_until_it_has_caught_up() -> None:
-    calls = recording(("Net", 10 * MS, 10 * MS + 100_000, 0), ("Net", 11 * MS, 11 * MS + 100_000, 0))
-    marks = [Mark(BASE + time, "sync", f"modtrace.sync#{time}") for time in (10 * MS + 120_000, 11 * MS - 20_000)]
-    clock = DriftingClock(BASE, step_at=BASE + 10 * MS + 500_000, step=-2 * MS)
-    operators = [(time + 3000, time + 97_000) for time in (10 * MS, 11 * MS)]
-    error, told = told_of(replace(calls, marks=marks), clock, *operators)
-    assert told.is_certain
-    assert 1_400_000 < error <= told.bound_ns < 2 * MS
 
 
 def test_an_offset_beyond_what_is_tried_is_possible_where_no_mark_is_near() -> None:
@@ -193,20 +171,6 @@ def test_where_no_operator_is_near_the_bound_grows_as_a_clock_may_drift() -> Non
     assert 2000 < error.max() <= found.operators.bound_ns
     # By at most 0.5 per mille, so much as a wall clock is slewed, beside what is not known at the last operator.
     assert found.operators.bound_ns < 5000 + 500e-6 * last / 2
-
-
-def test_a_clock_that_was_set_lies_between_the_marks_that_suit_one_side_only() -> None:
-    time = np.arange(6, dtype=np.int64) * MS
-    # Marks of 1 µs, but for two that last while the clock is set by 3 ms, and a wide one later.
-    low = np.array([0, 100, 0, 200, 3e6, 3e6 - 50_000])
-    high = np.array([1000, 1100, 3e6 + 900, 3e6 + 800, 3e6 + 1000, 3e6 + 1000])
-    assert find_clock_steps(OffsetBounds(time, low, high)) == [(1, 4)]
-    # One that was set back, and forward again.
-    low = np.array([0, 0, -3e6, -3e6, 0, 0])
-    assert find_clock_steps(OffsetBounds(time, low, low + 1000)) == [(1, 2), (3, 4)]
-    # Drift of 0.9 per mille is a clock that drifts.
-    low = np.array([0.0, 0.9e6, 1.8e6, 2.7e6, 3.6e6, 4.5e6])
-    assert find_clock_steps(OffsetBounds(1000 * time, low, low + 500)) == []
 
 
 @pytest.mark.parametrize("step", [-300_000, -100_000, -30_000, 10_000, 30_000, 100_000, 300_000])

@@ -1,28 +1,35 @@
-"""The clocks of a job's hosts against each other: how they are measured, and what time one shows when another shows t.
+"""Clocks against each other: what one shows when another shows t, and how a job's hosts measure that.
 
-A clock is a host's CLOCK_MONOTONIC as seen in one time namespace; the processes that share it share its measurements.
-Nothing here needs torch: `track.job_clocks` measures while a recording runs, and readers of rings use the results.
+`ClockMap` is for any two clocks. A host's clock is its CLOCK_MONOTONIC as seen in one time namespace; the processes
+that share it share its measurements. Nothing here needs torch: `track.job_clocks` measures while a recording runs, and
+readers of rings use the results.
 """
 
 from __future__ import annotations
 
-from .clock_identity import clock_id
-from .estimate import Ping, Reading, estimate_offset
-from .offsets import ClockOffsets, Offset
-from .records import clock_in, measurement_record, measurements_in
-from .tree import FAN_OUT, ClockTree, Measurement, parent_number
+from .clock_map import MAX_RATE, Beyond, ClockMap, Offset, Reading
+from .host_clocks import (
+    FAN_OUT,
+    ClockTree,
+    Measurement,
+    clock_id,
+    clock_in,
+    measurement_record,
+    measurements_in,
+    parent_number,
+)
 
 __all__ = [
     "FAN_OUT",
-    "ClockOffsets",
+    "MAX_RATE",
+    "Beyond",
+    "ClockMap",
     "ClockTree",
     "Measurement",
     "Offset",
-    "Ping",
     "Reading",
     "clock_id",
     "clock_in",
-    "estimate_offset",
     "measurement_record",
     "measurements_in",
     "parent_number",

@@ -1,4 +1,4 @@
-"""Reading another process's clock over TCP: who answers, and who asks."""
+"""Reading another process's clock over TCP: who answers, who asks, and the offset that the answers show."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from .estimate import PINGS, Ping, Reading, estimate_offset
+import numpy as np
 
-__all__ = ["TOKEN_BYTES", "PingClient", "PingServer"]
+from .clock_map import MAX_RATE, Reading
+
+__all__ = ["TOKEN_BYTES", "Ping", "PingClient", "PingServer", "estimate_offset"]
 
 TOKEN_BYTES = 32
+PINGS = 64
+"""How many pings one reading takes."""
+
+_BEST_PART = 8
+"""One of so many pings has a round trip that is short enough to count."""
 _TIME = struct.Struct("<q")
 _REQUEST = b"?"
 _CONNECT_TIMEOUT_S = 2.0
@@ -23,6 +31,52 @@ _ANSWER_TIMEOUT_S = 1.0
 _MAX_CONNECTIONS = 64
 
 Clock = Callable[[], int]
+
+
+class Ping(NamedTuple):
+    """One question to another clock.
+
+    Attributes:
+        sent_ns: own monotonic nanoseconds just before it was sent.
+        remote_ns: what the other clock showed between its arrival and the answer.
+        received_ns: own monotonic nanoseconds just after the answer came.
+    """
+
+    sent_ns: int
+    remote_ns: int
+    received_ns: int
+
+
+def estimate_offset(pings: Sequence[Ping]) -> Reading:
+    """Return the median offset of the eighth with the least round trips.
+
+    The other clock was read between sending and receiving, so each ping is a range that holds the true offset; the
+    bound is by the intersection of all. In the time that they took, the clocks drift apart by at most `MAX_RATE`.
+
+    Raises:
+        ValueError: there are no pings, or a clock jumped.
+    """
+    if not pings:
+        raise ValueError("an offset needs at least one ping")
+    first = pings[0].sent_ns
+    # Relative to the first, so that all fits a double.
+    sent, remote, received = np.array([(p.sent_ns - first, p.remote_ns, p.received_ns - first) for p in pings]).T
+    if np.any(received < sent):
+        raise ValueError("a ping was answered before it was sent: the clock jumped")
+    base = int(remote[0])
+    remote = remote - base
+    round_trip = received - sent
+    best = np.argsort(round_trip, kind="stable")[: max(1, len(pings) // _BEST_PART)]
+    middle = (sent + received) / 2
+    time = float(np.median(middle[best]))
+    offset = float(np.median((remote - middle)[best]))
+    drift = MAX_RATE * np.maximum(np.abs(sent - time), np.abs(received - time))
+    low, high = float(np.max(remote - received - drift)), float(np.min(remote - sent + drift))
+    if low > high:
+        raise ValueError("a clock jumped while it was read")
+    offset = min(max(offset, low), high)
+    bound = int(np.ceil(max(high - offset, offset - low))) + 1
+    return Reading(first + round(time), base - first + round(offset), bound, int(round_trip[best[0]]))
 
 
 class PingServer:

@@ -3,37 +3,133 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._typing import Float64Array, Int64Array
+from ..clocks import MAX_RATE, ClockMap, Reading
 from ..timeline import Mark
-from .offset_band import DRIFT_LIMIT, OffsetBand, OffsetBounds, find_clock_steps
 
-__all__ = ["Alignment", "ClockSegment", "OperatorFit", "align_by_sync_marks", "align_by_wall_clock", "sync_bounds"]
+__all__ = [
+    "LEAST_DRIFT_LIMIT",
+    "Alignment",
+    "ClockLine",
+    "OffsetBand",
+    "OffsetBounds",
+    "OperatorFit",
+    "align_by_sync_marks",
+    "align_by_wall_clock",
+    "intersect",
+    "sync_bounds",
+]
 
+_DRIFTS = (50e-6, 100e-6, 150e-6, 200e-6, 300e-6, 400e-6, 500e-6, 700e-6, 1e-3)
+"""Drifts that are tried, nanoseconds per nanosecond, until one agrees with the bounds."""
+LEAST_DRIFT_LIMIT = 500e-6
+"""A wall clock is slewed by so much."""
+_DRIFT_MARGIN = 2
+"""The drift may be more than the bounds show: so many times as much counts as possible."""
+_TOLERANCE_NS = 20.0
 _CLOCK_NOISE_NS = 50.0
+_LINE_NS = 1 << 40
+"""How far the two moments are apart that make a line."""
 _SAME_RUN_NS = 10_000_000_000
-"""Marks of another run have the same names: a clock is not set by more than this while it is profiled."""
+"""Marks of another run have the same names: the clocks of one run are never further apart than this."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClockSegment:
-    """A section of time in which the trace's clock runs evenly against the recording's.
+class OffsetBounds(NamedTuple):
+    """Bounds on an offset, each at one moment; columns of equal length.
 
     Attributes:
-        begin_ns: Unix nanoseconds of the recording from which on it holds.
-        center_ns: where the offset is meant.
+        time: int64[n], ns, of the recording's clock.
+        low: float64[n], ns, the least offset; -inf where unknown.
+        high: float64[n], ns, the greatest; inf where unknown.
+    """
+
+    time: Int64Array
+    low: Float64Array
+    high: Float64Array
+
+
+class OffsetBand(NamedTuple):
+    """The offsets that a clock may have; columns of equal length.
+
+    Attributes:
+        time: int64[n], ns, ascending.
+        low: float64[n], ns, the least offset.
+        high: float64[n], ns, the greatest; less than `low` where the bounds contradict each other.
+        drift_limit: how fast the offset may change, nanoseconds per nanosecond.
+    """
+
+    time: Int64Array
+    low: Float64Array
+    high: Float64Array
+    drift_limit: float
+
+    @property
+    def middle(self) -> Float64Array:
+        """The middle of the band; changes no faster than the limit, as its edges do."""
+        return (self.low + self.high) / 2
+
+    @property
+    def clock(self) -> ClockMap:
+        """The trace's clock by the middle of the band; the bound holds at the moments of the band."""
+        return ClockMap.of_columns(self.time, self.middle, np.abs(self.high - self.low) / 2, "no rate")
+
+
+def intersect(bounds: OffsetBounds) -> OffsetBand | None:
+    """Return the offsets that all bounds allow a clock of limited drift; None without bounds on both sides.
+
+    A bound at one moment holds at every other, widened by what the clock may drift until then. So the greatest of all
+    such lower bounds and the least of all such upper bounds are exactly the edges of what is possible.
+
+    Args:
+        bounds: in any order.
+
+    Returns:
+        The band at the moments of the bounds, each once and in order; for twice the least drift under which the
+        bounds agree, and `LEAST_DRIFT_LIMIT` or more.
+
+    Example:
+        >>> band = intersect(OffsetBounds(np.array([0, 1000]), np.array([2.0, -np.inf]), np.array([np.inf, 4.0])))
+        >>> [round(offset, 2) for offset in band.middle.tolist()]
+        [3.25, 2.75]
+    """
+    if not np.isfinite(bounds.low).any() or not np.isfinite(bounds.high).any():
+        return None
+    time, place = np.unique(bounds.time, return_inverse=True)
+    low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
+    np.maximum.at(low, place, bounds.low)
+    np.minimum.at(high, place, bounds.high)
+    since = (time - time[0]).astype(np.float64)
+    for drift in _DRIFTS:
+        band = _band(time, low, high, since, drift)
+        if not (band.low > band.high + _TOLERANCE_NS).any():
+            break
+    return _band(time, low, high, since, max(_DRIFT_MARGIN * band.drift_limit, LEAST_DRIFT_LIMIT))
+
+
+class ClockLine(NamedTuple):
+    """A trace's clock that runs evenly against the recording's.
+
+    Attributes:
+        center_ns: Unix nanoseconds of the recording at which the offset is meant.
         offset_ns: how much the trace's clock is ahead.
         drift: by how much that grows, nanoseconds per nanosecond.
     """
 
-    begin_ns: int
-    center_ns: int
-    offset_ns: float
-    drift: float
+    center_ns: int = 0
+    offset_ns: float = 0.0
+    drift: float = 0.0
+
+    @property
+    def clock(self) -> ClockMap:
+        """The trace's clock."""
+        further = Reading(self.center_ns + _LINE_NS, self.offset_ns + self.drift * _LINE_NS)
+        return ClockMap([Reading(self.center_ns, self.offset_ns), further], "mean rate")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +137,7 @@ class OperatorFit:
     """The offset as the operators of a trace prove it.
 
     Attributes:
-        bands: of each segment the offsets that are possible; None where no operator is near it.
+        band: the offsets that are possible.
         operators: whose begin and end the proof rests on.
         left_out: edges of calls that lie inside an operator whatever the offset; they prove nothing.
         contradicted: edges at which no offset suits all operators around.
@@ -50,7 +146,7 @@ class OperatorFit:
         is_certain: whether `bound_ns` holds whichever of the possible gaps each edge lies in.
     """
 
-    bands: Sequence[OffsetBand | None]
+    band: OffsetBand
     operators: int
     left_out: int
     contradicted: int
@@ -67,7 +163,7 @@ class OperatorFit:
             "typical_ns": round(self.typical_ns, 1),
             "bound_ns": round(self.bound_ns, 1),
             "is_certain": self.is_certain,
-            "drift_limits": [None if band is None else band.drift_limit for band in self.bands],
+            "drift_limit": self.band.drift_limit,
         }
 
     def __str__(self) -> str:
@@ -86,75 +182,39 @@ class Alignment:
     Attributes:
         method: "sync marks" or "wall clock".
         base_ns: Unix nanoseconds of the trace's time 0.
-        segments: in time order; more than one where a clock was set meanwhile.
+        line: the trace's clock against the recording's, but for what operators prove.
         marks: sync marks that both files hold.
         residual_ns: median distance of the marks from the fit; None without marks.
         worst_ns: the greatest distance; None without marks.
         bound_ns: half the time that a mark took, by median: what the marks cannot tell apart; None without marks.
         note: what the user should know.
-        brackets: the two marks, Unix nanoseconds, between which each segment after the first begins.
-        operators: the offset as operators prove it, instead of the segments' lines; None where none were asked.
+        operators: the offset as operators prove it, instead of the line; None where none were asked.
     """
 
     method: str
     base_ns: int
-    segments: Sequence[ClockSegment]
+    line: ClockLine
     marks: int
     residual_ns: float | None
     worst_ns: float | None
     bound_ns: float | None
     note: str
-    brackets: Sequence[tuple[int, int]] = ()
     operators: OperatorFit | None = None
 
     def to_trace(self, unix_ns: Int64Array) -> Int64Array:
         """Convert times of the recording to nanoseconds from the trace's base; never reverses two of them."""
-        moved = self.to_trace_clock(unix_ns)
-        segment_of = self._segments_of(unix_ns)
-        floor = np.iinfo(np.int64).min
-        for index in range(1, len(self.segments)):
-            # Where the clock was set back, time stands still until it has caught up.
-            end = np.array([self.segments[index].begin_ns], np.int64)
-            floor = max(floor, int(self._through(index - 1, end)[0]))
-            here = segment_of == index
-            moved[here] = np.maximum(moved[here], floor)
-        return moved
+        return self._clock.to_other(unix_ns) - self.base_ns
 
-    def to_trace_clock(self, unix_ns: Int64Array) -> Int64Array:
-        """Convert the same to what the trace's clock showed, which goes back where it was set back."""
-        segment_of = self._segments_of(unix_ns)
-        moved = np.empty(len(unix_ns), np.int64)
-        for index in range(len(self.segments)):
-            here = segment_of == index
-            moved[here] = self._through(index, unix_ns[here])
-        return moved
-
-    def _segments_of(self, unix_ns: Int64Array) -> Int64Array:
-        begins = np.array([segment.begin_ns for segment in self.segments[1:]], np.int64)
-        return np.searchsorted(begins, unix_ns, side="right").astype(np.int64)
-
-    def of_segment(self, index: int) -> Alignment:
-        """Return the alignment as it would be if one segment held always."""
-        operators = self.operators and replace(self.operators, bands=[self.operators.bands[index]])
-        return replace(self, segments=[self.segments[index]], brackets=(), operators=operators)
-
-    def _through(self, index: int, unix_ns: Int64Array) -> Int64Array:
-        segment = self.segments[index]
-        band = None if self.operators is None else self.operators.bands[index]
-        if band is None:
-            shift = segment.offset_ns + segment.drift * (unix_ns - segment.center_ns)
-        else:
-            origin = band.time[0]
-            shift = np.interp(unix_ns - origin, band.time - origin, band.middle)
-        moved: Int64Array = unix_ns - self.base_ns + np.rint(shift).astype(np.int64)
-        return moved
+    @cached_property
+    def _clock(self) -> ClockMap:
+        return self.line.clock if self.operators is None else self.operators.band.clock
 
     def metadata(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
         metadata: dict[str, Any] = {
             "method": self.method,
             "base_ns": self.base_ns,
-            "segments": [asdict(segment) for segment in self.segments],
+            "line": self.line._asdict(),
             "marks": self.marks,
             "residual_ns": self.residual_ns,
             "worst_ns": self.worst_ns,
@@ -182,7 +242,7 @@ def align_by_wall_clock(base_ns: int) -> Alignment:
         "no sync mark is in both files; the clocks usually agree within 10 µs, and calls and operators do not tell "
         "whether these do: where they are more than 40 µs apart, as on another machine, the times are wrong"
     )
-    return Alignment("wall clock", base_ns, [ClockSegment(0, 0, 0.0, 0.0)], 0, None, None, None, note)
+    return Alignment("wall clock", base_ns, ClockLine(), 0, None, None, None, note)
 
 
 def align_by_sync_marks(
@@ -200,31 +260,17 @@ def align_by_sync_marks(
         return align_by_wall_clock(base_ns)
     time, low, high = pairs.T
     middle, half = (low + high) / 2, (high - low) / 2
-    segments: list[ClockSegment] = []
-    distance: list[Float64Array] = []
-    steps = find_clock_steps(OffsetBounds(time, low.astype(np.float64), high.astype(np.float64)))
-    brackets = [(int(time[before]), int(time[after])) for before, after in steps]
-    begins = [0, *((before + after) // 2 for before, after in brackets)]
-    firsts, lasts = [0, *(after for _, after in steps)], [*(before + 1 for before, _ in steps), len(time)]
-    for begin, first, last in zip(begins, firsts, lasts, strict=True):
-        segment = _fit(begin, time[first:last], middle[first:last], half[first:last])
-        segments.append(segment)
-        shift = segment.offset_ns + segment.drift * (time[first:last] - segment.center_ns)
-        distance.append(np.abs(middle[first:last] - shift))
-    distances = np.concatenate(distance)
-    note = ""
-    if steps:
-        note = f"a clock was set {len(steps)} times meanwhile: where exactly is known to the nearest operator"
+    line = _fit(time, middle, half)
+    distance = np.abs(middle - line.offset_ns - line.drift * (time - line.center_ns))
     return Alignment(
         "sync marks",
         base_ns,
-        segments,
+        line,
         len(time),
-        float(np.median(distances)),
-        float(distances.max()),
+        float(np.median(distance)),
+        float(distance.max()),
         float(np.median(half)),
-        note,
-        brackets,
+        "",
     )
 
 
@@ -255,7 +301,7 @@ def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]]
     return np.array(sorted(rows), np.int64).reshape(-1, 3)
 
 
-def _fit(begin: int, time: Int64Array, middle: Float64Array, half: Float64Array) -> ClockSegment:
+def _fit(time: Int64Array, middle: Float64Array, half: Float64Array) -> ClockLine:
     """Fit a line; a mark counts by how sharp it is, and a slope only where it stands out of the noise."""
     weight = 1.0 / (half + _CLOCK_NOISE_NS) ** 2
     origin = int(time[0])
@@ -268,6 +314,17 @@ def _fit(begin: int, time: Int64Array, middle: Float64Array, half: Float64Array)
         slope = float(np.sum(weight * (x - center) * (middle - offset))) / spread
         rest = middle - offset - slope * (x - center)
         error = float(np.sqrt(np.sum(weight * rest**2) / (len(time) - 2) / spread))
-        if abs(slope) > 2 * error and abs(slope) < DRIFT_LIMIT:
+        if abs(slope) > 2 * error and abs(slope) < MAX_RATE:
             drift = slope
-    return ClockSegment(begin, origin + round(center), offset, drift)
+    return ClockLine(origin + round(center), offset, drift)
+
+
+def _band(time: Int64Array, low: Float64Array, high: Float64Array, since: Float64Array, limit: float) -> OffsetBand:
+    return OffsetBand(time, _greatest(low, limit * since), -_greatest(-high, limit * since), limit)
+
+
+def _greatest(low: Float64Array, drift: Float64Array) -> Float64Array:
+    """Return the greatest of all bounds at each moment; each falls to both sides as fast as `drift` grows."""
+    before: Float64Array = np.maximum.accumulate(low + drift) - drift
+    after: Float64Array = np.maximum.accumulate((low - drift)[::-1])[::-1] + drift
+    return np.maximum(before, after)

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._typing import BoolArray, Float64Array, Int64Array
 from ..timeline.ranges import union_of
-from .offset_band import OffsetBounds
+from .alignment import OffsetBounds
 
 __all__ = [
     "REACH_NS",
@@ -30,7 +30,6 @@ __all__ = [
     "certain_offsets",
     "count_cuts",
     "cut_depth",
-    "distance_to_end",
     "innermost_operators",
     "most_likely_shift",
 ]
@@ -100,18 +99,6 @@ def cut_depth(busy: Busy, time: Int64Array) -> Int64Array:
     depth = np.minimum(time - busy.start[at], busy.end[at] - time)
     depth[at < 0] = 0
     found: Int64Array = np.maximum(depth, 0)
-    return found
-
-
-def distance_to_end(busy: Busy, time: Int64Array) -> Int64Array:
-    """Return how far each moment lies from where an operator begins or ends, ns; 0 where there is none."""
-    if not len(busy.start):
-        return np.zeros(len(time), np.int64)
-    ends = np.concatenate([busy.start, busy.end])
-    ends.sort()
-    at = np.searchsorted(ends, time)
-    last, next_ = ends[np.maximum(at - 1, 0)], ends[np.minimum(at, len(ends) - 1)]
-    found: Int64Array = np.minimum(np.abs(time - last), np.abs(next_ - time))
     return found
 
 

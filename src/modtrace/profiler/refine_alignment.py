@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from .._typing import Float64Array, Int64Array
 from ..timeline import Timeline
-from .alignment import Alignment, ClockSegment, OperatorFit, sync_bounds
+from .alignment import (
+    LEAST_DRIFT_LIMIT,
+    Alignment,
+    ClockLine,
+    OffsetBounds,
+    OperatorFit,
+    intersect,
+    sync_bounds,
+)
 from .call_lookup import runs_module_code, threads_of
-from .clock_steps import SharedThread, move_clock_steps, step_uncertainty_ns
 from .coarse_shift import InnermostCalls, find_coarse_shift
 from .event_columns import ProfilerEvents
-from .offset_band import LEAST_DRIFT_LIMIT, OffsetBand, OffsetBounds, intersect
 from .operator_gaps import (
     REACH_NS,
     CallEdges,
@@ -32,7 +39,23 @@ _PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
 """How far off the guess of each pass may be, and how deep an edge may lie in an operator and still count, ns."""
 _AROUND_NS = 1_000_000
 _MAX_PROVEN_DRIFT_LIMIT = 2 * LEAST_DRIFT_LIMIT
-"""Where operators show more drift than `LEAST_DRIFT_LIMIT`, half of this, the clock may have been set by some µs."""
+"""If operators show more drift than `LEAST_DRIFT_LIMIT`, half of this, the clock may have been set by some µs."""
+
+
+class SharedThread(NamedTuple):
+    """One thread, as both files know it.
+
+    Attributes:
+        edges: int64[n], ns of the recording's clock, ascending: where calls begin and end.
+        start: int64[m], ns from the trace's base, of its operators; ascending, an outer one first.
+        end: int64[m].
+        calls: those in which no other ran, of the recording's clock.
+    """
+
+    edges: Int64Array
+    start: Int64Array
+    end: Int64Array
+    calls: InnermostCalls
 
 
 def refine_by_operators(
@@ -54,24 +77,18 @@ def refine_by_operators(
         alignment = _bring_near(alignment, shared)
     found = alignment
     for margin, tolerance in _PASSES:
-        alignment = replace(alignment, segments=move_clock_steps(found, shared))
-        found = replace(found, segments=alignment.segments)
         times, lows, highs = [marks.time], [marks.low], [marks.high]
         operators = cut = 0
         for thread in shared:
-            guess = found.to_trace_clock(thread.edges)
-            near = np.flatnonzero(
-                (guess > int(thread.start.min()) - _AROUND_NS) & (guess < int(thread.end.max()) + _AROUND_NS)
-            )
-            if not len(near):
+            edges = _near_edges(found, thread)
+            if not len(edges.time):
                 continue
-            edges = CallEdges(thread.edges[near], guess[near])
             busy = busy_intervals(thread.start, thread.end, np.sort(edges.guess), margin)
             if not len(busy.start):
                 continue
             # What was guessed to be the offset: what is found from here on are corrections of it.
             guessed = (edges.guess + alignment.base_ns - edges.time).astype(np.float64)
-            least, most = _within_marks(alignment.segments, marks, edges.time)
+            least, most = _within_marks(marks, edges.time)
             shift = most_likely_shift(edges, busy, least - guessed, most - guessed)
             bounds = bounds_from_gaps(edges, shift, busy, tolerance)
             low, high = bounds.low + guessed, bounds.high + guessed
@@ -85,7 +102,7 @@ def refine_by_operators(
         if not operators:
             return alignment
         every = OffsetBounds(np.concatenate(times), np.concatenate(lows), np.concatenate(highs))
-        fit = _fit(every, alignment.segments, operators, cut)
+        fit = _fit(every, operators, cut)
         if fit is None:
             return alignment
         found = replace(alignment, operators=fit)
@@ -105,55 +122,43 @@ def _with_certain_bound(
     if fit is None or fit.contradicted or window is None:
         return found
     by_marks = replace(found, operators=None)
-    limit = max(band.drift_limit for band in fit.bands if band is not None)
-    if limit > _MAX_PROVEN_DRIFT_LIMIT:
+    if fit.band.drift_limit > _MAX_PROVEN_DRIFT_LIMIT:
         return found
-    limit += max(abs(segment.drift) for segment in found.segments)
+    limit = fit.band.drift_limit + abs(found.line.drift)
     times, lows, highs = [marks.time], [marks.low], [marks.high]
     asked = [marks.time]
     for thread in shared:
-        place = found.to_trace_clock(thread.edges)
+        place = found.to_trace(thread.edges)
         asked.append(thread.edges[(place > window[0] - _AROUND_NS) & (place < window[1] + _AROUND_NS)])
-        for every in _edges_by_segment(by_marks, thread):
-            place = found.to_trace_clock(every.time)
-            busy = busy_intervals(thread.start, thread.end, np.sort(place), _PASSES[-1][0])
-            guessed = (every.guess + found.base_ns - every.time).astype(np.float64)
-            least, most = _within_marks(found.segments, marks, every.time)
-            # All edges count, also those that lie in an operator by the likely offset, as behind a step of the clock.
-            bounds = certain_offsets(every, busy, least - guessed, most - guessed, limit)
-            if bounds is None:
-                return replace(found, operators=replace(fit, is_certain=False))
-            times.append(every.time)
-            lows.append(bounds.low + guessed)
-            highs.append(bounds.high + guessed)
+        every = _near_edges(by_marks, thread)
+        if not len(every.time):
+            continue
+        busy = busy_intervals(thread.start, thread.end, np.sort(found.to_trace(every.time)), _PASSES[-1][0])
+        guessed = (every.guess + found.base_ns - every.time).astype(np.float64)
+        least, most = _within_marks(marks, every.time)
+        # All edges count, also those that are inside an operator by the likely offset.
+        bounds = certain_offsets(every, busy, least - guessed, most - guessed, limit)
+        if bounds is None:
+            return found
+        times.append(every.time)
+        lows.append(bounds.low + guessed)
+        highs.append(bounds.high + guessed)
     certain = OffsetBounds(np.concatenate(times), np.concatenate(lows), np.concatenate(highs))
     moments = np.concatenate(asked)
-    least, most = _within_marks(found.segments, certain, moments)
-    place = found.to_trace_clock(moments)
-    offset = place + found.base_ns - moments
+    least, most = _within_marks(certain, moments)
+    offset = found.to_trace(moments) + found.base_ns - moments
     off = np.maximum(most - offset, offset - least)
     if not np.isfinite(off).all():
-        return replace(found, operators=replace(fit, is_certain=False))
-    bound = float(off.max())
-    beside_steps = step_uncertainty_ns(found, shared, bound)
-    if beside_steps is None:
-        return replace(found, operators=replace(fit, is_certain=False))
-    # Where a clock was set back, times stand still until it has caught up: by that much they are off too.
-    still = found.to_trace(moments) - place
-    bound += beside_steps + float(still.max())
-    fit = replace(fit, typical_ns=float(np.median(off + still)), bound_ns=bound, is_certain=True)
+        return found
+    fit = replace(fit, typical_ns=float(np.median(off)), bound_ns=float(off.max()), is_certain=True)
     return replace(found, operators=fit)
 
 
-def _edges_by_segment(alignment: Alignment, thread: SharedThread) -> Iterator[CallEdges]:
-    """Yield the edges of a thread that lie near what was traced of it, those of each segment apart."""
-    guess = alignment.to_trace_clock(thread.edges)
+def _near_edges(alignment: Alignment, thread: SharedThread) -> CallEdges:
+    """Return the edges of a thread that are near what was traced of it."""
+    guess = alignment.to_trace(thread.edges)
     near = (guess > int(thread.start.min()) - _AROUND_NS) & (guess < int(thread.end.max()) + _AROUND_NS)
-    begins = np.array([segment.begin_ns for segment in alignment.segments[1:]], np.int64)
-    segment_of = np.searchsorted(begins, thread.edges, side="right")
-    for segment in np.unique(segment_of[near]).tolist():
-        here = near & (segment_of == segment)
-        yield CallEdges(thread.edges[here], guess[here])
+    return CallEdges(thread.edges[near], guess[near])
 
 
 def _bring_near(alignment: Alignment, shared: Sequence[SharedThread]) -> Alignment:
@@ -172,46 +177,29 @@ def _bring_near(alignment: Alignment, shared: Sequence[SharedThread]) -> Alignme
     note = "no sync mark is in both files; calls and operators tell that the clocks are "
     if abs(shift.shift_ns) <= REACH_NS:
         return replace(alignment, note=f"{note}less than {REACH_NS // 1000} µs apart")
-    segment = ClockSegment(0, shift.center_ns + base, shift.shift_ns, shift.drift)
-    return replace(alignment, segments=[segment], note=f"{note}{abs(shift.shift_ns) / 1000:,.0f} µs apart")
+    line = ClockLine(shift.center_ns + base, shift.shift_ns, shift.drift)
+    return replace(alignment, line=line, note=f"{note}{abs(shift.shift_ns) / 1000:,.0f} µs apart")
 
 
-def _within_marks(
-    segments: Sequence[ClockSegment], marks: OffsetBounds, time: Int64Array
-) -> tuple[Float64Array, Float64Array]:
-    """Return the least and the greatest offset at each moment that the sync marks of its segment allow."""
-    begins = np.array([segment.begin_ns for segment in segments[1:]], np.int64)
-    of_mark, of_time = (np.searchsorted(begins, moments, side="right") for moments in (marks.time, time))
-    low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
-    for index in range(len(segments)):
-        here = of_time == index
-        known = OffsetBounds(*(column[of_mark == index] for column in marks))
-        nothing = np.full(int(np.count_nonzero(here)), np.inf)
-        asked = OffsetBounds(time[here], -nothing, nothing)
-        band = intersect(OffsetBounds(*(np.concatenate(both) for both in zip(known, asked, strict=True))))
-        if band is not None:
-            at = np.searchsorted(band.time, time[here])
-            agree = band.low[at] <= band.high[at]
-            low[here] = np.where(agree, band.low[at], -np.inf)
-            high[here] = np.where(agree, band.high[at], np.inf)
-    return low, high
+def _within_marks(marks: OffsetBounds, time: Int64Array) -> tuple[Float64Array, Float64Array]:
+    """Return the least and the greatest offset at each moment that the sync marks allow."""
+    nothing = np.full(len(time), np.inf)
+    asked = OffsetBounds(time, -nothing, nothing)
+    band = intersect(OffsetBounds(*(np.concatenate(both) for both in zip(marks, asked, strict=True))))
+    if band is None:
+        return -nothing, nothing
+    at = np.searchsorted(band.time, time)
+    agree = band.low[at] <= band.high[at]
+    return np.where(agree, band.low[at], -np.inf), np.where(agree, band.high[at], np.inf)
 
 
-def _fit(bounds: OffsetBounds, segments: Sequence[ClockSegment], operators: int, cut: int) -> OperatorFit | None:
-    bands: list[OffsetBand | None] = []
-    begins = np.array([segment.begin_ns for segment in segments[1:]], np.int64)
-    segment_of = np.searchsorted(begins, bounds.time, side="right")
-    halves: list[Float64Array] = []
-    for index in range(len(segments)):
-        band = intersect(OffsetBounds(*(column[segment_of == index] for column in bounds)))
-        bands.append(band)
-        if band is not None:
-            halves.append((band.high - band.low) / 2)
-    if not halves:
+def _fit(bounds: OffsetBounds, operators: int, cut: int) -> OperatorFit | None:
+    band = intersect(bounds)
+    if band is None:
         return None
-    half = np.concatenate(halves)
+    half = (band.high - band.low) / 2
     contradicted = int(np.count_nonzero(half < 0))
-    return OperatorFit(bands, operators, cut, contradicted, float(np.median(np.abs(half))), float(np.abs(half).max()))
+    return OperatorFit(band, operators, cut, contradicted, float(np.median(np.abs(half))), float(np.abs(half).max()))
 
 
 def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Iterator[SharedThread]:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import Float64Array, IndexArray, Int64Array
-from ..clocks import ClockOffsets, Offset, Reading
-from ..clocks.estimate import MAX_RATE
+from ..clocks import MAX_RATE, ClockMap, Offset, Reading
 from ..timeline import Collectives
 from .sync_points import GroupKey, SyncPoints, sync_points
 
@@ -36,7 +35,7 @@ class OffsetsByCollectives(NamedTuple):
     """
 
     rank: int
-    offsets: ClockOffsets
+    offsets: ClockMap
 
 
 class _Calls(NamedTuple):
@@ -73,7 +72,7 @@ def offsets_by_collectives(
     while True:
         known = _calls_of([(points[rank], to_job[rank]) for rank in to_job if rank in points], numbers)
         found = [
-            OffsetsByCollectives(rank, ClockOffsets(readings))
+            OffsetsByCollectives(rank, ClockMap(readings))
             for rank in sorted(points.keys() - to_job.keys())
             if (readings := _readings(points[rank], known, numbers))
         ]

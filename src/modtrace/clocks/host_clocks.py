@@ -1,20 +1,48 @@
-"""The clocks of a job as a tree: each is measured against its parent, and through it against the root."""
+"""The clocks of a job's hosts: their ids, their measurements in rings, and the tree in which they were measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import hashlib
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .estimate import Reading
-from .offsets import ClockOffsets, Offset
+from .clock_map import ClockMap, Offset, Reading
 
-__all__ = ["FAN_OUT", "ClockTree", "Measurement", "parent_number"]
+__all__ = [
+    "FAN_OUT",
+    "ClockTree",
+    "Measurement",
+    "clock_id",
+    "clock_in",
+    "measurement_record",
+    "measurements_in",
+    "parent_number",
+]
 
 FAN_OUT = 32
 """How many clocks are measured against one."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_TIME_NAMESPACE = Path("/proc/self/ns/time")
+
+
+def clock_id() -> str:
+    """Return the id of this process's monotonic clock: the same for all that read the same one.
+
+    It is a hash of the boot and the time namespace, and says nothing else. If the system does not say both, the clock
+    is the process's own.
+    """
+    try:
+        boot = _BOOT_ID.read_text("utf-8").strip()
+        text = f"{boot} {os.readlink(_TIME_NAMESPACE)}"
+    except OSError:
+        text = f"{platform.uname()} {os.getpid()}"
+    return hashlib.sha256(f"modtrace clock {text}".encode()).hexdigest()[:16]
 
 
 class Measurement(NamedTuple):
@@ -29,6 +57,38 @@ class Measurement(NamedTuple):
     clock: str
     parent: str
     reading: Reading
+
+
+def measurement_record(measurement: Measurement) -> dict[str, Any]:
+    """Return the record of a measurement, see `ring.name_table`."""
+    reading = measurement.reading
+    return {
+        "kind": "offset",
+        "clock": measurement.clock,
+        "parent": measurement.parent,
+        "time": reading.time_ns,
+        "offset": reading.offset_ns,
+        "bound": reading.bound_ns,
+        "round_trip": reading.round_trip_ns,
+    }
+
+
+def measurements_in(records: Iterable[Mapping[str, Any]]) -> list[Measurement]:
+    """Return the measurements among the records of a ring."""
+    return [
+        Measurement(
+            record["clock"],
+            record["parent"],
+            Reading(record["time"], record["offset"], record["bound"], record["round_trip"]),
+        )
+        for record in records
+        if record["kind"] == "offset"
+    ]
+
+
+def clock_in(records: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the id of the clock that a ring's times are of; None if it does not say."""
+    return next((record["clock"] for record in records if record["kind"] == "clock"), None)
 
 
 def parent_number(number: int) -> int | None:
@@ -52,13 +112,13 @@ class ClockTree:
         readings: dict[str, dict[str, list[Reading]]] = {}
         for measurement in sorted(measurements, key=lambda m: m.reading.time_ns):
             readings.setdefault(measurement.clock, {}).setdefault(measurement.parent, []).append(measurement.reading)
-        self._offsets: dict[str, tuple[str, ClockOffsets]] = {}
+        self._offsets: dict[str, tuple[str, ClockMap]] = {}
         for clock, by_parent in readings.items():
             parent, found = max(by_parent.items(), key=lambda item: item[1][-1].time_ns)
-            self._offsets[clock] = (parent, ClockOffsets(found))
+            self._offsets[clock] = (parent, ClockMap(found))
 
     def root_of(self, clock: str) -> str:
-        """Return the clock at the end of a clock's chain of parents; itself where it was not measured."""
+        """Return the clock at the end of a clock's chain of parents; itself if it was not measured."""
         return self._chain(clock)[-1]
 
     def to_root(self, clock: str, time_ns: npt.ArrayLike) -> Offset:

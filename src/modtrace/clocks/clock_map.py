@@ -1,0 +1,165 @@
+"""What another clock shows at a time of the own one, and how far that is off at most.
+
+Hosts of a job, devices, a profiler and the wall clock are all compared in this way: something read both clocks at some
+moments, and `ClockMap` says what was between these readings, before them and behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .._typing import Float64Array, Int64Array
+
+__all__ = ["MAX_RATE", "Beyond", "ClockMap", "Offset", "Reading"]
+
+MAX_RATE = 1e-3
+"""Two monotonic clocks drift apart by at most this: each is slewed by at most 500 ppm."""
+_MIN_RATE_CHANGE = 1e-6
+"""How much the rate of two clocks against each other changes at least within an interval, as the machines warm up."""
+_FLOAT_NOISE_NS = 1e-6
+
+Beyond = Literal["last rate", "mean rate", "no rate"]
+"""How the offset changes before the first reading and behind the last one, see `ClockMap`."""
+
+
+class Reading(NamedTuple):
+    """How far another clock was ahead of the own one.
+
+    Attributes:
+        time_ns: own nanoseconds at which it holds.
+        offset_ns: the other clock less the own one.
+        bound_ns: the true offset is at most so far from that.
+        round_trip_ns: how long the reading took at least.
+    """
+
+    time_ns: int
+    offset_ns: float
+    bound_ns: float = 0
+    round_trip_ns: int = 0
+
+
+class Offset(NamedTuple):
+    """Offsets at some times.
+
+    Attributes:
+        offset_ns: int64[n], the other clock less the own one.
+        bound_ns: int64[n], how far that is off at most.
+    """
+
+    offset_ns: Int64Array
+    bound_ns: Int64Array
+
+
+class ClockMap:
+    """The offset of another clock, on a line from each reading to the next.
+
+    On a line the bound is between those of its two ends. Beyond the readings, and with "last rate" between them, it
+    grows with the distance to the nearest one:
+
+    - "last rate": the rate of two hosts' clocks changes slowly. Beyond the readings that of the nearest two goes on.
+      The bound grows by how well this rate is known, and by how much it may have changed: twice the largest change
+      between neighbouring intervals, and at least 1 ppm.
+    - "mean rate": the clocks run evenly. Beyond the readings the rate from the first to the last goes on, and the bound
+      grows by how well it is known.
+    - "no rate": the offset stays what it is, and the bound grows by all that clocks can drift. A single reading is
+      always used in this way.
+
+    Args:
+        readings: at least one, in any order; of several at one moment the one with the least bound counts.
+        beyond: see above.
+
+    Attributes:
+        first_ns: own nanoseconds of the first reading.
+
+    Raises:
+        ValueError: there is no reading.
+
+    Example:
+        >>> clock = ClockMap([Reading(0, 1_000, 10), Reading(10**9, 2_000, 10)])
+        >>> clock.to_other([500_000_000]).tolist()
+        [500001500]
+    """
+
+    def __init__(self, readings: Iterable[Reading], beyond: Beyond = "last rate") -> None:
+        by_time = {reading.time_ns: reading for reading in sorted(readings, key=lambda r: (r.time_ns, -r.bound_ns))}
+        if not by_time:
+            raise ValueError("a map of clocks needs at least one reading")
+        first = next(iter(by_time.values()))
+        base = int(first.offset_ns)
+        rows = [(r.time_ns - first.time_ns, r.offset_ns - base, r.bound_ns) for r in by_time.values()]
+        self._set(first.time_ns, base, np.array(rows, np.float64).T, beyond)
+
+    @classmethod
+    def of_columns(cls, time: Int64Array, offset: Float64Array, bound: Float64Array, beyond: Beyond) -> ClockMap:
+        """Return the map of readings that are given as columns: int64[n] ascending times, float64[n], float64[n]."""
+        made = cls.__new__(cls)
+        base = int(offset[0])
+        made._set(int(time[0]), base, np.stack([time - time[0], offset - base, bound]), beyond)
+        return made
+
+    def _set(self, first_ns: int, offset_ns: int, rows: Float64Array, beyond: Beyond) -> None:
+        # Relative to the first reading, so that all fits a double.
+        self.first_ns, self._offset_ns = first_ns, offset_ns
+        self._time, self._offset, self._bound = rows
+        self._rate_change = 0.0
+        if len(self._time) == 1 or beyond == "no rate":
+            self._rate, self._growth = np.zeros(2), np.full(2, MAX_RATE)
+        elif beyond == "mean rate":
+            rate, growth = _rates(rows[:, [0, -1]])
+            self._rate, self._growth = rate.repeat(2), growth.repeat(2)
+        else:
+            rate, growth = _rates(rows)
+            change = 2 * float(np.abs(np.diff(rate)).max(initial=0))
+            self._rate_change = min(max(change, _MIN_RATE_CHANGE), 2 * MAX_RATE)
+            self._rate = rate[[0, -1]]
+            self._growth = np.minimum(growth[[0, -1]] + self._rate_change, MAX_RATE + np.abs(self._rate))
+
+    def at(self, time_ns: npt.ArrayLike) -> Offset:
+        """Return the offset, and its bound, at some own nanoseconds."""
+        since = self._since(time_ns)
+        exact = self._offset_at(since)
+        offset = np.rint(exact)
+        bound = np.interp(since, self._time, self._bound) + np.abs(exact - offset) - _FLOAT_NOISE_NS
+        bound += np.maximum(self._time[0] - since, 0) * self._growth[0]
+        bound += np.maximum(since - self._time[-1], 0) * self._growth[1]
+        if self._rate_change:
+            after = np.clip(np.searchsorted(self._time, since), 1, len(self._time) - 1)
+            distance = np.minimum(since - self._time[after - 1], self._time[after] - since)
+            bound += np.maximum(distance, 0) * self._rate_change
+        return Offset(self._offset_ns + offset.astype(np.int64), np.ceil(bound).astype(np.int64))
+
+    def to_other(self, time_ns: npt.ArrayLike) -> Int64Array:
+        """Return what the other clock shows at some own nanoseconds; the order of times is kept."""
+        since = self._since(time_ns)
+        offset = np.rint(self._offset_at(since)).astype(np.int64)
+        return np.asarray(time_ns, np.int64) + (self._offset_ns + offset)
+
+    def largest_bound(self, first_ns: int, last_ns: int) -> int:
+        """Return how far the offset is off at most in a range of own nanoseconds."""
+        # Within the range it is largest at a reading, or halfway between two.
+        halfway = (self._time[1:] + self._time[:-1]) / 2
+        inside = self.first_ns + np.concatenate([self._time, halfway]).astype(np.int64)
+        inside = inside[(first_ns < inside) & (inside < last_ns)]
+        # Another time in the range may be rounded by more than these are.
+        return int(self.at(np.concatenate([[first_ns, last_ns], inside])).bound_ns.max()) + 1
+
+    def _since(self, time_ns: npt.ArrayLike) -> Float64Array:
+        return (np.atleast_1d(np.asarray(time_ns, np.int64)) - self.first_ns).astype(np.float64)
+
+    def _offset_at(self, since: Float64Array) -> Float64Array:
+        offset: Float64Array = np.interp(since, self._time, self._offset)
+        if self._rate.any():
+            offset -= np.maximum(self._time[0] - since, 0) * self._rate[0]
+            offset += np.maximum(since - self._time[-1], 0) * self._rate[1]
+        return offset
+
+
+def _rates(rows: Float64Array) -> tuple[Float64Array, Float64Array]:
+    """Return the rate of each interval, and how well it is known: as well as the readings at both of its ends."""
+    time, offset, bound = rows
+    length = np.diff(time)
+    return np.diff(offset) / length, (bound[1:] + bound[:-1]) / length
