@@ -26,7 +26,7 @@ SCRIPT = """
 import ctypes, json, os, sys
 import torch, torch.distributed as dist
 import modtrace
-from modtrace.timeline.decode import Clock
+from modtrace.timeline.decode import wall_clock
 from tests.support import fake_device
 from tests.support.fake_streams import FakeStreams
 
@@ -76,8 +76,8 @@ def hangs(recording):
 with modtrace.record(ring=ring, engine=engine, device_times=engine == "native") as recording:
     globals()[scenario](recording)
 timeline = recording.timeline()
-clock = Clock(recording._started().ring.read().records)
-truth = [int(clock.to_unix(torch.tensor([int(event.host_ns)]).numpy())[0]) for event in streams.timed]
+clock = wall_clock(recording._started().ring.read().records)
+truth = [int(clock.to_other(torch.tensor([int(event.host_ns)]).numpy())[0]) for event in streams.timed]
 print(json.dumps({
     "rows": [(r.operator, r.counter, r.device, r.nbytes, r.is_wait, r.done_ns) for r in timeline.collectives],
     "spans": [(s.fqn, s.end_ns - s.start_ns) for s in timeline.spans if s.track.startswith("gpu")],

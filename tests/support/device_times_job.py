@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import modtrace
 from modtrace.ring import Kind
-from modtrace.timeline.decode import Clock
+from modtrace.timeline.decode import wall_clock
 from tests.support import device_stalls, fake_device
 from tests.support.fake_streams import FakeStreams
 
@@ -377,10 +377,10 @@ def main() -> None:
         scenario(recording)
     timeline = recording.timeline()
     snapshot = recording._started().ring.read()
-    clock = Clock(snapshot.records)
+    clock = wall_clock(snapshot.records)
     timed = _streams.timed
     origin = min((int(event.host_ns) for event in timed), default=0)
-    truth = [float(clock.to_unix(torch.tensor([int(event.host_ns)]).numpy())[0]) for event in timed]
+    truth = [float(clock.to_other(torch.tensor([int(event.host_ns)]).numpy())[0]) for event in timed]
     kinds = [Kind(kind).name for kind in snapshot.slots.events.kind.tolist()]
     told = {
         "spans": _spans(timeline),

@@ -89,24 +89,32 @@ class ClockMap:
         if not by_time:
             raise ValueError("a map of clocks needs at least one reading")
         first = next(iter(by_time.values()))
-        base = int(first.offset_ns)
+        base = int(first.offset_ns)  # relative to it and to the first time, so that all fits a double
         rows = [(r.time_ns - first.time_ns, r.offset_ns - base, r.bound_ns) for r in by_time.values()]
         self._set(first.time_ns, base, np.array(rows, np.float64).T, beyond)
 
     @classmethod
-    def of_columns(cls, time: Int64Array, offset: Float64Array, bound: Float64Array, beyond: Beyond) -> ClockMap:
-        """Return the map of readings that are given as columns: int64[n] ascending times, float64[n], float64[n]."""
+    def of_columns(
+        cls, time: Int64Array, offset: Float64Array, bound: Float64Array, beyond: Beyond, base_ns: int = 0
+    ) -> ClockMap:
+        """Return the map of many readings.
+
+        Args:
+            time: int64[n], own nanoseconds, ascending; n > 0.
+            offset: float64[n], the other clock less the own one and less `base_ns`.
+            bound: float64[n], how far that is off at most.
+            beyond: see the class.
+            base_ns: what makes offsets too large for a double.
+        """
         made = cls.__new__(cls)
-        base = int(offset[0])
-        made._set(int(time[0]), base, np.stack([time - time[0], offset - base, bound]), beyond)
+        made._set(int(time[0]), base_ns, np.stack([time - time[0], offset, bound]), beyond)
         return made
 
     def _set(self, first_ns: int, offset_ns: int, rows: Float64Array, beyond: Beyond) -> None:
-        # Relative to the first reading, so that all fits a double.
         self.first_ns, self._offset_ns = first_ns, offset_ns
         self._time, self._offset, self._bound = rows
         self._rate_change = 0.0
-        if len(self._time) == 1 or beyond == "no rate":
+        if self._time[-1] == 0 or beyond == "no rate":
             self._rate, self._growth = np.zeros(2), np.full(2, MAX_RATE)
         elif beyond == "mean rate":
             rate, growth = _rates(rows[:, [0, -1]])

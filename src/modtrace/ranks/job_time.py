@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from .._typing import Int64Array
-from ..clocks import ClockTree, Offset, clock_in, measurements_in
+from ..clocks import ClockMap, ClockTree, Offset, clock_in, measurements_in
 from ..ring import Record, read_ring_records
-from ..timeline.decode import Clock
+from ..timeline.decode import wall_clock
 from .collective_offsets import offsets_by_collectives
 from .rank_folder import RankRecording, load_own_time
 
@@ -82,7 +82,7 @@ class JobTime:
         # Of equally many the one with the lowest rank.
         root = max(roots, key=lambda root: roots[root])
         reference = next(rank for rank in sorted(self._clocks) if tree.root_of(self._clocks[rank]) == root)
-        anchors = {rank: Clock(found) for rank, found in records.items()}
+        anchors = {rank: wall_clock(found) for rank, found in records.items()}
         wall_ns = _wall_ahead(tree, self._clocks[reference], anchors.get(reference))
         self.reference = f"{root} {wall_ns}"
         self._times: dict[int, RankTime] = {}
@@ -137,13 +137,13 @@ def _own_clock(rank: int) -> str:
     return f"rank {rank}"
 
 
-def _wall_ahead(tree: ClockTree, clock: str, anchors: Clock | None) -> int:
+def _wall_ahead(tree: ClockTree, clock: str, anchors: ClockMap | None) -> int:
     """Return how far Unix time is ahead of the root's clock, by the first anchor of one rank."""
     if anchors is None:
         return 0
-    own = np.array([anchors.first_monotonic_ns], np.int64)
+    own = np.array([anchors.first_ns], np.int64)
     root = own + tree.to_root(clock, own).offset_ns
-    return int(anchors.to_unix(own)[0] - root[0])
+    return int(anchors.to_other(own)[0] - root[0])
 
 
 def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Offset:
@@ -151,8 +151,8 @@ def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) ->
     return Offset(found.offset_ns + wall_ns, found.bound_ns)
 
 
-def _by_wall_clock(anchors: Clock | None, own_ns: Int64Array) -> Offset:
-    offset = np.zeros(len(own_ns), np.int64) if anchors is None else anchors.to_unix(own_ns) - own_ns
+def _by_wall_clock(anchors: ClockMap | None, own_ns: Int64Array) -> Offset:
+    offset = np.zeros(len(own_ns), np.int64) if anchors is None else anchors.to_other(own_ns) - own_ns
     return Offset(offset, np.full(len(own_ns), WALL_CLOCK_BOUND_NS))
 
 

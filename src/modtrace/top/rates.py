@@ -90,7 +90,7 @@ def steps_per_second(ends_ns: Int64Array, now_ns: int, window_ns: int) -> float 
 
 
 def _measure(analysis: RingAnalysis, begin_ns: int, end_ns: int) -> tuple[tuple[ModuleTimes, ...], int]:
-    begin_unix_ns, end_unix_ns = analysis.clock.to_unix(np.array([begin_ns, end_ns])).tolist()
+    begin_unix_ns, end_unix_ns = analysis.clock.to_other(np.array([begin_ns, end_ns])).tolist()
     timeline = build_timeline(analysis).window(begin_unix_ns, end_unix_ns)
     communication = union_of(timeline.collectives.start, timeline.collectives.end)
     return tuple(timeline.summary().rows), int((communication.end - communication.start).sum())

@@ -221,7 +221,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis) -> RankS
         step=int(np.max(steps)) if len(steps) else None,
         threads=threads,
         now_ns=max(now_ns, last_ns),
-        last_unix_ns=int(analysis.clock.to_unix(np.array([last_ns]))[0]) if anchors else 0,
+        last_unix_ns=int(analysis.clock.to_other(np.array([last_ns]))[0]) if anchors else 0,
         usual_ns=analysis.usual_durations([thread.calls[-1] for thread in threads if thread.calls]),
         progress=read_rank_progress(analysis),
         stacks_signal=_int_or_none(metadata, STACKS_SIGNAL),

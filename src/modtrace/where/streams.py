@@ -141,7 +141,7 @@ class _Reading:
         clock = self._clocks.get(key >> STREAM_NUMBER_BITS)
         if clock is None:
             return read_ns
-        device_ns = clock.to_monotonic(self._events.value[reached])
+        device_ns = clock.to_other(self._events.value[reached])
         # Not before it was recorded, nor after it was read: the clock may be off by its bound.
         return np.where(
             reached >= 0, np.clip(device_ns, self._events.time[self._queued.slot[rows]], read_ns), np.int64(-1)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from .analysis import Clock, RingAnalysis
+from .analysis import RingAnalysis, wall_clock
 from .collectives import is_communication
 from .from_ring import build_timeline
 from .intervals import Intervals
@@ -13,11 +13,11 @@ from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack
 
 __all__ = [
     "AFTER_BACKWARD",
-    "Clock",
     "Intervals",
     "OpenCall",
     "RingAnalysis",
     "ThreadStack",
     "build_timeline",
     "is_communication",
+    "wall_clock",
 ]

@@ -9,17 +9,18 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._typing import BoolArray, Int64Array
+from ...clocks import ClockMap, Reading
 from ...ring import Events, Kind, Record, RingSnapshot
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RECOMPUTE_BIT
 from ..collectives import Group
 from ..contents import Name
-from .device_points import DeviceClock, QueuedEvents, device_clocks, queued_events, stream_ids
+from .device_points import QueuedEvents, device_clocks, queued_events, stream_ids
 from .intervals import Intervals, attribute_nodes, build_intervals
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .pairing import PassColumns, is_of_modules, pair_calls, pair_passes
 from .spans import forward_of_recompute
 
-__all__ = ["Clock", "NameLookup", "RingAnalysis", "StepEnds"]
+__all__ = ["NameLookup", "RingAnalysis", "StepEnds", "wall_clock"]
 
 
 _MAX_DRIFT = 500e-6
@@ -49,9 +50,9 @@ class RingAnalysis:
         return NameLookup(self.snapshot.records)
 
     @cached_property
-    def clock(self) -> Clock:
+    def clock(self) -> ClockMap:
         """The conversion of monotonic to Unix nanoseconds."""
-        return Clock(self.snapshot.records)
+        return wall_clock(self.snapshot.records)
 
     @cached_property
     def events(self) -> Events:
@@ -95,7 +96,7 @@ class RingAnalysis:
         return queued_events(self.all_events)
 
     @cached_property
-    def device_clocks(self) -> Mapping[int, DeviceClock]:
+    def device_clocks(self) -> Mapping[int, ClockMap]:
         """The clock of each device that was read, by the device's index."""
         return device_clocks(self.all_events)
 
@@ -193,32 +194,22 @@ def _ids(entries: Mapping[int, object]) -> range:
     return range(max(entries, default=-1) + 1)
 
 
-class Clock:
-    """Converts monotonic to Unix nanoseconds, by the readings that a recording takes at its start and its stop.
+def wall_clock(records: Iterable[Record]) -> ClockMap:
+    """Return the wall clock by the readings that a recording takes at its start and its stop.
 
     Args:
-        records: the name table; readings are its records of kind "anchor".
-
-    Attributes:
-        first_monotonic_ns: the monotonic clock at the first reading; 0 if there is none.
+        records: the name table; readings are its records of kind "anchor". Without any, the wall clock is taken to show
+            the same as the monotonic one.
     """
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        anchors = [record for record in records if record["kind"] == "anchor"]
-        self.first_monotonic_ns, self._wall, self._slope = 0, 0, 0.0
-        if anchors:
-            first, last = anchors[0], anchors[-1]
-            self.first_monotonic_ns, self._wall = int(first["monotonic"]), int(first["wall"])
-            elapsed = int(last["monotonic"]) - self.first_monotonic_ns
-            drift = int(last["wall"]) - self._wall - elapsed
-            if elapsed > 0 and abs(drift) <= _MAX_DRIFT * elapsed:
-                self._slope = drift / elapsed
-
-    def to_unix(self, monotonic_ns: Int64Array) -> Int64Array:
-        """Convert int64 monotonic nanoseconds to Unix nanoseconds; the order of times is kept."""
-        elapsed = monotonic_ns - self.first_monotonic_ns
-        unix_ns: Int64Array = self._wall + elapsed + np.rint(elapsed * self._slope).astype(np.int64)
-        return unix_ns
+    anchors = [
+        Reading(int(record["monotonic"]), int(record["wall"]) - int(record["monotonic"]))
+        for record in records
+        if record["kind"] == "anchor"
+    ] or [Reading(0, 0)]
+    first, last = anchors[0], anchors[-1]
+    elapsed, drift = last.time_ns - first.time_ns, last.offset_ns - first.offset_ns
+    evenly = elapsed > 0 and abs(drift) <= _MAX_DRIFT * elapsed
+    return ClockMap([first, last] if evenly else [first], "mean rate")
 
 
 class StepEnds(NamedTuple):

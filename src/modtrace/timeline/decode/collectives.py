@@ -50,9 +50,9 @@ def build_collectives(analysis: RingAnalysis) -> Collectives:
     table = Collectives.of(
         names,
         groups,
-        start=clock.to_unix(events.time[begin]),
-        end=clock.to_unix(events.time[end]),
-        done=np.where(done >= 0, clock.to_unix(done), -1),
+        start=clock.to_other(events.time[begin]),
+        end=clock.to_other(events.time[end]),
+        done=np.where(done >= 0, clock.to_other(done), -1),
         name=name - (len(used) - len(known)),
         is_wait=is_wait,
         counter=counter,
@@ -116,7 +116,7 @@ def _find_done_on_device(analysis: RingAnalysis, begin: Int64Array, end: Int64Ar
     reached = np.full(len(events), -1, np.int64)
     for device, clock in analysis.device_clocks.items():
         own = points.device == device
-        reached[points.event[own]] = clock.to_monotonic(points.device_ns[own])
+        reached[points.event[own]] = clock.to_other(points.device_ns[own])
     # Only the end of a call that leaves nothing to wait for has an event.
     ends = np.isin(events.kind[end], (Kind.COLLECTIVE_EXIT, Kind.WAIT_EXIT))
     moment = np.where(ends & (reached[end] >= 0), np.maximum(reached[end], events.time[end]), -1)

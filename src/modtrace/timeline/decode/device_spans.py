@@ -22,6 +22,9 @@ from .path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 
 __all__ = ["add_device_spans"]
 
+_EVENT_RESOLUTION_NS = 500
+"""CUDA tells times of events to about so much."""
+
 
 def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
     """Return the timeline with a track per stream; in its metadata how many events are missing, and the clocks' bound.
@@ -38,10 +41,12 @@ def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
     )
     if not len(device) and not points.dropped and not points.unread:
         return timeline
-    clocks, to_unix = analysis.device_clocks, analysis.clock.to_unix
+    clocks, to_unix = analysis.device_clocks, analysis.clock.to_other
     spans = [span for span in _device_spans(analysis, points) if span.stream >> STREAM_NUMBER_BITS in clocks]
     bounds = [
-        int(clocks[one].bound_ns(device_ns[device == one]).max()) for one in np.unique(device).tolist() if one in clocks
+        int(clocks[one].at(device_ns[device == one]).bound_ns.max()) + _EVENT_RESOLUTION_NS
+        for one in np.unique(device).tolist()
+        if one in clocks
     ]
     metadata: dict[str, object] = {"device_events_dropped": points.dropped, "device_events_unread": points.unread}
     if bounds:
@@ -53,8 +58,8 @@ def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
     start, end = np.empty_like(device_start), np.empty_like(device_end)
     for number, clock in clocks.items():
         rows = key >> STREAM_NUMBER_BITS == number
-        start[rows] = to_unix(clock.to_monotonic(device_start[rows]))
-        end[rows] = to_unix(clock.to_monotonic(device_end[rows]))
+        start[rows] = to_unix(clock.to_other(device_start[rows]))
+        end[rows] = to_unix(clock.to_other(device_end[rows]))
     used, stream = np.unique(key, return_inverse=True)
     # Threads that take turns on one stream are in calls that overlap there.
     end, _, _ = clip_and_nest(stream, start, np.maximum(end, start), event)

@@ -43,8 +43,8 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     timeline = Timeline(
         columns=Columns.of(
             **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
-            start=clock.to_unix(rows["start"]),
-            end=clock.to_unix(rows["end"]),
+            start=clock.to_other(rows["start"]),
+            end=clock.to_other(rows["end"]),
             track=track,
             parent=find_parents(track, rows["depth"]),
             step=analysis.steps_before(rows["start_position"]),
@@ -74,12 +74,12 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
 
 def _marks(analysis: RingAnalysis) -> list[Mark]:
     events, clock, ends = analysis.events, analysis.clock, analysis.step_ends
-    end_ns = clock.to_unix(events.time[ends.event])
+    end_ns = clock.to_other(events.time[ends.event])
     marks = [
         Mark(time, "step", f"step {number}") for time, number in zip(end_ns.tolist(), ends.number.tolist(), strict=True)
     ]
     marked = np.flatnonzero(events.kind == Kind.MARK)
-    for index, time in zip(marked.tolist(), clock.to_unix(events.time[marked]).tolist(), strict=True):
+    for index, time in zip(marked.tolist(), clock.to_other(events.time[marked]).tolist(), strict=True):
         text = analysis.lookup.texts[events.name[index]]
         # A sync mark's value is the wait between the two clock readings that its time is the middle of.
         marks.append(Mark(time, "sync" if text.startswith(_SYNC_PREFIX) else "mark", text))
@@ -92,8 +92,8 @@ def _backward_passes(analysis: RingAnalysis, process: Process) -> list[BackwardP
     if not len(thread):
         return []
     known = (begin >= 0) & (end >= 0)
-    start_ns = clock.to_unix(np.where(begin >= 0, events.time[begin], events.time.min()))
-    end_ns = clock.to_unix(np.where(end >= 0, events.time[end], events.time.max()))
+    start_ns = clock.to_other(np.where(begin >= 0, events.time[begin], events.time.min()))
+    end_ns = clock.to_other(np.where(end >= 0, events.time[end], events.time.max()))
     passes = []
     ends_around: dict[int, list[int]] = {}
     order = np.lexsort((-end_ns, start_ns))
@@ -117,7 +117,7 @@ def _counters(analysis: RingAnalysis, process: Process) -> list[CounterSeries]:
     for name in np.unique(events.name[samples]).tolist():
         own = samples[events.name[samples] == name]
         own = own[np.argsort(events.time[own], kind="stable")]
-        time = clock.to_unix(events.time[own])
+        time = clock.to_other(events.time[own])
         counters.append(CounterSeries(analysis.lookup.texts[name], "bytes", process, time, events.value[own]))
     return counters
 
