@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from modtrace.profiler.event_kinds import collective_of_annotation, collective_of_kernel
+from modtrace.profiler.event_collector import collective_of_annotation, collective_of_kernel
 from tests.support.kineto import TID, evaluate, recording, x
 from tests.support.overlaid import overlaid
 

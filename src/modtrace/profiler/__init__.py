@@ -1,6 +1,6 @@
 """Traces of torch.profiler: read them, align a recording with them, attribute kernels to modules, merge.
 
-- Reading: `event_kinds`, `event_columns`, `event_collector` pick out of the events what the rest needs.
+- Reading: `event_collector` picks out of the events what the rest needs, as `event_columns`.
 - Aligning: `alignment` by marks that both saw, `coarse_shift` without any, `refine_alignment` by the operators, whose
   proofs are in `operator_gaps`.
 - Attributing: `launches` finds the launch of a kernel, `call_lookup` the call that ran then, `device_work` the call of

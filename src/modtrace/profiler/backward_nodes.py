@@ -13,10 +13,10 @@ from ..timeline import BACKWARD, Columns, Process, Timeline, Track
 from ..timeline.columns import join_columns, sort_by_start
 from ..timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 from ..timeline.ranges import union_of
-from .call_lookup import CallIndex, InnermostLookup, runs_module_code, threads_of
+from .call_lookup import CallIndex, InnermostLookup, innermost_spans, runs_module_code
 from .event_columns import ProfilerEvents, SliceColumns
 
-__all__ = ["Nodes", "attribute_nodes", "cut_to_nodes", "find_nodes"]
+__all__ = ["Nodes", "attribute_nodes", "cut_to_nodes"]
 
 
 def attribute_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Nodes:
@@ -31,13 +31,10 @@ def attribute_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
         threads: the OS thread of each of the trace's tracks, -1 for tracks of other processes and devices.
     """
     columns = timeline.columns
-    thread = threads_of(columns, (track.tid for track in timeline.tracks))
-    track = columns.track.astype(np.int64)
-    running = InnermostLookup(thread, track, columns.start, columns.end, columns.parent, runs_module_code(columns))
-    nodes = find_nodes(events, running, threads)
+    nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)), threads)
     unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.value >= 0) & ~nodes.numbered)
     if len(unknown):
-        behind = InnermostLookup(thread, track, columns.start, columns.end, columns.parent, columns.phase == BACKWARD)
+        behind = innermost_spans(timeline, columns.phase == BACKWARD)
         middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
         nodes.call[unknown] = behind.on_threads(threads[nodes.track[unknown]], middle)
     before: dict[tuple[int, int], int] = {}
@@ -257,7 +254,7 @@ class Nodes:
         return InnermostLookup(self.track, self.track, self.start, self.end, self.parent, everything)
 
 
-def find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> Nodes:
+def _find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> Nodes:
     """Find the nodes, and for each the call that made it.
 
     Args:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
 from ..timeline import FORWARD, RECOMPUTE, Columns, Timeline
 
-__all__ = ["CallIndex", "InnermostLookup", "runs_module_code", "threads_of"]
+__all__ = ["CallIndex", "InnermostLookup", "innermost_spans", "runs_module_code", "threads_of"]
 
 
 class InnermostLookup:
@@ -106,12 +104,25 @@ class CallIndex:
         return path
 
 
-def threads_of(columns: Columns, tids: Iterable[int]) -> Int64Array:
-    """Return the thread of each span, from the thread of each track."""
-    return np.array(list(tids) or [0], np.int64)[columns.track]
+def threads_of(timeline: Timeline) -> Int64Array:
+    """Return the thread of each span, from the thread of its track."""
+    return np.array([track.tid for track in timeline.tracks] or [0], np.int64)[timeline.columns.track]
 
 
 def runs_module_code(columns: Columns) -> BoolArray:
     """Which spans are forward or a repetition of it: what runs a module's own code."""
     chosen: BoolArray = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
     return chosen
+
+
+def innermost_spans(timeline: Timeline, chosen: BoolArray | None = None) -> InnermostLookup:
+    """Return which span ran on a thread at a moment: of all, or of the chosen ones."""
+    columns = timeline.columns
+    return InnermostLookup(
+        threads_of(timeline),
+        columns.track.astype(np.int64),
+        columns.start,
+        columns.end,
+        columns.parent,
+        np.ones(len(columns), np.bool_) if chosen is None else chosen,
+    )

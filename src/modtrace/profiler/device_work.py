@@ -14,9 +14,8 @@ import numpy as np
 from .._typing import Int8Array, Int64Array
 from ..timeline import Timeline
 from ..timeline.ranges import union_of
-from .call_lookup import InnermostLookup, threads_of
-from .event_columns import ProfilerEvents
-from .event_kinds import ApiCall
+from .call_lookup import InnermostLookup
+from .event_columns import ApiCall, ProfilerEvents
 from .launches import CudaGraphCapture, map_replays, processes_of
 from .recorded_part import steps_of_profile
 
@@ -29,7 +28,6 @@ __all__ = [
     "attribute_gpu_work",
     "find_cpu_collectives",
     "no_module_name",
-    "running_calls",
     "steps_at",
 ]
 
@@ -88,16 +86,6 @@ class WorkOwners:
     collective: Int64Array
     replay: Int64Array
     step: Int64Array
-
-
-def running_calls(timeline: Timeline) -> InnermostLookup:
-    """Return which span, of any phase, ran on a thread at a moment."""
-    columns = timeline.columns
-    everything = np.ones(len(columns), np.bool_)
-    thread = threads_of(columns, (track.tid for track in timeline.tracks))
-    return InnermostLookup(
-        thread, columns.track.astype(np.int64), columns.start, columns.end, columns.parent, everything
-    )
 
 
 def attribute_gpu_work(

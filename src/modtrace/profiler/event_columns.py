@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,19 @@ import numpy as np
 from .._typing import AnyArray, Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, microseconds_to_ns
 
-__all__ = ["FlowPairs", "ProfilerEvents", "SliceColumns", "SliceTable"]
+__all__ = ["ApiCall", "FlowPairs", "ProfilerEvents", "SliceColumns", "SliceTable"]
+
+
+class ApiCall(IntEnum):
+    """What a call of the GPU's runtime or driver does."""
+
+    OTHER = 0
+    KERNEL = 1
+    MEMCPY = 2
+    MEMSET = 3
+    GRAPH = 4
+    CAPTURE_BEGIN = 5
+    CAPTURE_END = 6
 
 
 class SliceColumns(NamedTuple):

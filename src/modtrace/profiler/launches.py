@@ -19,8 +19,7 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array
 from .call_lookup import InnermostLookup
-from .event_columns import ProfilerEvents
-from .event_kinds import ApiCall
+from .event_columns import ApiCall, ProfilerEvents
 
 __all__ = ["CudaGraphCapture", "captured_graphs", "find_launches", "map_replays", "processes_of"]
 

@@ -16,14 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Float64Array, Int64Array
-from ..timeline.ranges import union_of
+from ..timeline.ranges import Ranges, union_of
 from .alignment import OffsetBounds
 
 __all__ = [
     "REACH_NS",
     "SHIFTS",
     "SHIFT_STEP_NS",
-    "Busy",
     "CallEdges",
     "bounds_from_gaps",
     "busy_intervals",
@@ -56,19 +55,7 @@ class CallEdges(NamedTuple):
     guess: Int64Array
 
 
-class Busy(NamedTuple):
-    """Times in which a thread runs an operator, apart and in order; columns of equal length.
-
-    Attributes:
-        start: int64[n], ns from the trace's base.
-        end: int64[n], ns from the trace's base.
-    """
-
-    start: Int64Array
-    end: Int64Array
-
-
-def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> Busy:
+def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> Ranges:
     """Return when a thread ran operators that call no module.
 
     One that does, as a checkpoint's does, has edges of calls deep inside and counts only by the operators in it.
@@ -82,16 +69,16 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
     has_inner = np.append(start[1:] < end[:-1], False)
     calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
     kept = (end > start) & ~(has_inner & calls)
-    return Busy(*union_of(start[kept], end[kept]))
+    return union_of(start[kept], end[kept])
 
 
-def innermost_operators(start: Int64Array, end: Int64Array) -> Busy:
+def innermost_operators(start: Int64Array, end: Int64Array) -> Ranges:
     """Return when a thread ran operators that hold no others, so that no call either; see `busy_intervals`."""
     kept = (end > start) & ~np.append(start[1:] < end[:-1], False)
-    return Busy(*union_of(start[kept], end[kept]))
+    return union_of(start[kept], end[kept])
 
 
-def cut_depth(busy: Busy, time: Int64Array) -> Int64Array:
+def cut_depth(busy: Ranges, time: Int64Array) -> Int64Array:
     """Return by how much each moment has to be moved to lie between operators, ns; 0 where it does."""
     if not len(busy.start):
         return np.zeros(len(time), np.int64)
@@ -102,7 +89,7 @@ def cut_depth(busy: Busy, time: Int64Array) -> Int64Array:
     return found
 
 
-def most_likely_shift(edges: CallEdges, busy: Busy, least: Float64Array, most: Float64Array) -> Float64Array:
+def most_likely_shift(edges: CallEdges, busy: Ranges, least: Float64Array, most: Float64Array) -> Float64Array:
     """Return by how much each edge's guess has to be shifted so that fewest operators are cut around it, ns.
 
     It is the middle of the best shifts; among equal ones those nearest to what was found just before.
@@ -137,7 +124,7 @@ def most_likely_shift(edges: CallEdges, busy: Busy, least: Float64Array, most: F
     return found
 
 
-def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: Busy, tolerance: float) -> OffsetBounds:
+def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: Ranges, tolerance: float) -> OffsetBounds:
     """Return what the gap in which each edge lies says of its offset.
 
     Args:
@@ -178,7 +165,7 @@ def _windows(time: Int64Array) -> Int64Array:
         starts.append(begin)
 
 
-def count_cuts(guess: Int64Array, window: Int64Array, busy: Busy, shifts: Int64Array = SHIFTS) -> Int64Array:
+def count_cuts(guess: Int64Array, window: Int64Array, busy: Ranges, shifts: Int64Array = SHIFTS) -> Int64Array:
     """Return int64[windows, shifts]: how many edges lie inside an operator at each shift, as far to both sides of 0."""
     width, reach = len(shifts) + 1, int(shifts[-1])
     count = int(window[-1]) + 1
@@ -214,7 +201,7 @@ _TOLERANCE_NS = 20.0
 
 
 def certain_offsets(
-    edges: CallEdges, busy: Busy, least: Float64Array, most: Float64Array, limit: float
+    edges: CallEdges, busy: Ranges, least: Float64Array, most: Float64Array, limit: float
 ) -> OffsetBounds | None:
     """Return bounds that hold whichever of the possible gaps each edge lies in.
 
@@ -258,12 +245,12 @@ def certain_offsets(
     return _outside_operators(edges, busy, lowest[of_edge] - drifted, highest[of_edge] + drifted)
 
 
-def _uncut(edges: CallEdges, busy: Busy, of_edge: Int64Array, limit: float, shifts: Int64Array) -> BoolArray:
+def _uncut(edges: CallEdges, busy: Ranges, of_edge: Int64Array, limit: float, shifts: Int64Array) -> BoolArray:
     """Return bool[stretches, shifts]: whether each edge of a stretch can lie outside of all operators."""
     # At the right shift of the stretch's middle an edge is off by what the clock drifts until then, and by half a step.
     margin = math.ceil(limit * _STRETCH_NS / 2 + SHIFT_STEP_NS / 2 + _TOLERANCE_NS)
     long = busy.end - busy.start > 2 * margin
-    inner = Busy(busy.start[long] + margin, busy.end[long] - margin)
+    inner = Ranges(busy.start[long] + margin, busy.end[long] - margin)
     found = []
     for first in range(0, int(of_edge[-1]) + 1, _STRETCHES_AT_ONCE):
         begin, end = np.searchsorted(of_edge, (first, first + _STRETCHES_AT_ONCE))
@@ -279,7 +266,7 @@ def _within(possible: BoolArray, steps: int) -> BoolArray:
     return near
 
 
-def _outside_operators(edges: CallEdges, busy: Busy, low: Float64Array, high: Float64Array) -> OffsetBounds:
+def _outside_operators(edges: CallEdges, busy: Ranges, low: Float64Array, high: Float64Array) -> OffsetBounds:
     """Narrow the bounds of each edge to where it lies outside of operators."""
     for bound, is_low in ((low, True), (high, False)):
         place = edges.guess + bound

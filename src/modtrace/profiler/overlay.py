@@ -16,9 +16,9 @@ from ..timeline.columns import join_columns
 from ..timeline.rewrite import move_times
 from .alignment import Alignment, align_by_sync_marks
 from .backward_nodes import Nodes, attribute_nodes, cut_to_nodes
-from .call_lookup import InnermostLookup, runs_module_code, threads_of
+from .call_lookup import InnermostLookup, innermost_spans, runs_module_code
 from .device_totals import compute_module_times
-from .device_work import Reason, attribute_gpu_work, find_cpu_collectives, running_calls
+from .device_work import Reason, attribute_gpu_work, find_cpu_collectives
 from .event_columns import ProfilerEvents
 from .launches import CudaGraphCapture, captured_graphs, find_launches
 from .reconstruct import reconstruct
@@ -192,7 +192,7 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
     }
     timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
     timeline = drop_unused(timeline)
-    return _Aligned(timeline, running_calls(timeline), pid, threads, alignment, nodes, cuts, worst, notes)
+    return _Aligned(timeline, innermost_spans(timeline), pid, threads, alignment, nodes, cuts, worst, notes)
 
 
 def _with_captures(
@@ -280,10 +280,7 @@ def _straddling_ops(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
     columns, ops = timeline.columns, events.ops
     if not len(columns) or not len(ops):
         return 0, 0
-    thread = threads_of(columns, (track.tid for track in timeline.tracks))
-    running = InnermostLookup(
-        thread, columns.track.astype(np.int64), columns.start, columns.end, columns.parent, runs_module_code(columns)
-    )
+    running = innermost_spans(timeline, runs_module_code(columns))
     on = threads[ops.track]
     last = np.maximum(ops.end - 1, ops.start)
     first_in, last_in = running.on_threads(on, ops.start), running.on_threads(on, last)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._typing import Float64Array, Int64Array
 from ..timeline import Timeline
+from ..timeline.ranges import Ranges
 from .alignment import (
     LEAST_DRIFT_LIMIT,
     Alignment,
@@ -20,7 +21,7 @@ from .alignment import (
     sync_bounds,
 )
 from .call_lookup import runs_module_code, threads_of
-from .coarse_shift import InnermostCalls, find_coarse_shift
+from .coarse_shift import find_coarse_shift
 from .event_columns import ProfilerEvents
 from .operator_gaps import (
     REACH_NS,
@@ -55,7 +56,7 @@ class SharedThread(NamedTuple):
     edges: Int64Array
     start: Int64Array
     end: Int64Array
-    calls: InnermostCalls
+    calls: Ranges
 
 
 def refine_by_operators(
@@ -166,7 +167,7 @@ def _bring_near(alignment: Alignment, shared: Sequence[SharedThread]) -> Alignme
     base = alignment.base_ns
     threads = [
         (
-            InnermostCalls(thread.calls.start - base, thread.calls.end - base),
+            Ranges(thread.calls.start - base, thread.calls.end - base),
             innermost_operators(thread.start, thread.end),
         )
         for thread in shared
@@ -207,7 +208,7 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
     columns = timeline.columns
     if not len(columns):
         return
-    thread_of_span = threads_of(columns, (track.tid for track in timeline.tracks))
+    thread_of_span = threads_of(timeline)
     chosen = runs_module_code(columns) & columns.complete
     track = np.concatenate([events.ops.track, events.plain_ops.track])
     start = np.concatenate([events.ops.start, events.plain_ops.start])
@@ -223,5 +224,5 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
             begins, ends = start[running], end[running]
             order = np.lexsort((-ends, begins))
             innermost = np.flatnonzero(spans & ~holds[:-1])
-            calls = InnermostCalls(columns.start[innermost], columns.end[innermost])
+            calls = Ranges(columns.start[innermost], columns.end[innermost])
             yield SharedThread(edges, begins[order], ends[order], calls)
