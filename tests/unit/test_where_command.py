@@ -18,6 +18,7 @@ from modtrace.ring.slot_format import (
     NO_NAME,
 )
 from modtrace.where import read_rank_state
+from modtrace.where import where as look
 from tests.support.python_process import start_python
 from tests.support.where_rings import SECOND, Writer
 
@@ -185,3 +186,57 @@ def test_command_with_wrong_usage_exits_with_2() -> None:
         2,
         "modtrace: --json is of rings; leave out --flight-recorder.",
     )
+
+
+def test_where_in_python_says_what_the_command_prints_as_json(tmp_path: Path) -> None:
+    for rank in range(3):
+        writer = Writer(tmp_path / f"run-{rank}.modtrace", rank=rank, pid=1 << 30)
+        writer.enter(0, "Net", "Net.b" if rank == 1 else "Net.a")
+    result = look(tmp_path)
+    assert result.sentence == "rank 1 is in Net.b, the other 2 in Net.a"
+    assert ([state.rank for state in result.ranks], result.hangs, result.records, result.errors) == (
+        [0, 1, 2],
+        [],
+        [],
+        [],
+    )
+
+    done = where("--format", "json", tmp_path)
+    printed = json.loads(done.stdout)
+    assert (done.exit_code, list(printed)) == (0, ["sentence", "hangs", "ranks", "errors"])
+    assert printed["ranks"] == json.loads(where("--json", tmp_path).stdout)
+    assert (printed["sentence"], printed["hangs"], printed["errors"]) == (result.sentence, [], [])
+    assert where("--format", "json", "--watch", tmp_path).exit_code == 2
+
+
+def test_the_sentence_names_who_keeps_others_waiting(tmp_path: Path) -> None:
+    waits = Writer(tmp_path / "run-0.modtrace", rank=0, pid=1 << 30)
+    waits.event(1, Kind.COLLECTIVE_ENTER, waits.ring.names.text('["barrier", "0"]'), 0)
+    waits.ring.names.group("0", "0-1", "default_pg")
+    Writer(tmp_path / "run-1.modtrace", rank=1, pid=1 << 30).enter(0, "Net")
+    sentence = "rank 0 died waiting in barrier #0; rank 1 died before calling it, in forward Net"
+    assert look([tmp_path / "run-0.modtrace", tmp_path / "run-1.modtrace"]).sentence == sentence
+
+    (hang,) = json.loads(where("--format", "json", tmp_path).stdout)["hangs"]
+    assert hang.pop("wait_seconds") == 0
+    assert hang == {
+        "text": sentence,
+        "operator": "barrier",
+        "group": "0",
+        "counter": 0,
+        "waiting": [0],
+        "not_called": [],
+        "dead": [1],
+        "called_other": [],
+        "unknown": [],
+        "is_cause": True,
+    }
+
+
+def test_where_in_python_keeps_what_is_wrong_with_files(tmp_path: Path) -> None:
+    result = look([tmp_path / "absent.modtrace", tmp_path])
+    assert (result.ranks, result.sentence) == ([], "")
+    assert result.errors == [
+        f"{tmp_path}: no recording in this folder; they end in .modtrace",
+        f"{tmp_path}/absent.modtrace: cannot be read: No such file or directory",
+    ]
