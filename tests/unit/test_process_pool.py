@@ -85,5 +85,5 @@ def test_a_process_that_is_interrupted_while_it_starts_says_nothing(tmp_path: Pa
 
 
 def test_a_process_that_is_killed_is_told() -> None:
-    with pytest.raises(ModtraceError, match="a process was killed, most often for want of memory"):
+    with pytest.raises(ModtraceError, match="a process was killed, most often because memory ran out"):
         list(map_in_processes(kill_own_process, range(4), 2))

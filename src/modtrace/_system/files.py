@@ -1,4 +1,4 @@
-"""Files: those that an argument stands for; opening them, reading at an offset, and a folder for a while."""
+"""Files: finding those that an argument means; opening them, reading at an offset, and a folder for a while."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ FileKind = tuple[str, ...] | Callable[[str], bool]
 
 
 def find_recordings(paths: Iterable[str], kind: FileKind = RECORDING_SUFFIXES) -> list[str]:
-    """Return the files that arguments stand for, each once.
+    """Return the files that arguments mean, each once.
 
     Args:
         paths: files, folders, and patterns that the shell did not expand.
@@ -104,7 +104,7 @@ def find_recordings(paths: Iterable[str], kind: FileKind = RECORDING_SUFFIXES) -
 
 
 def find_each(paths: Iterable[str], kind: FileKind) -> tuple[list[str], list[str]]:
-    """Return the files of a kind that arguments stand for, and what is wrong with those that stand for none."""
+    """Return the files of a kind that arguments mean, and what is wrong with arguments that mean none."""
     results = [_files_or_error(path, kind) for path in paths]
     files = dict.fromkeys(file for result in results if not isinstance(result, str) for file in result)
     return list(files), [result for result in results if isinstance(result, str)]

@@ -68,7 +68,7 @@ def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: 
         for done in as_completed(tasks):
             yield tasks.pop(done), done.result()
     except BrokenProcessPool as error:
-        raise ModtraceError("a process was killed, most often for want of memory; try with fewer") from error
+        raise ModtraceError("a process was killed, most often because memory ran out; try with fewer") from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -167,7 +167,7 @@ class ParallelReader:
             try:
                 results = list(self._processes.map(partial(_result_or_error, read), paths, chunksize=_FILES_AT_ONCE))
             except BrokenProcessPool as error:
-                raise ModtraceError("a process that read files was killed, most often for want of memory") from error
+                raise ModtraceError("a process that read files was killed, most often as memory ran out") from error
         return [r for r, error in results if error is None and r is not None], [e for _, e in results if e is not None]
 
 

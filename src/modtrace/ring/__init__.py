@@ -1,4 +1,4 @@
-"""The ring buffer: fixed-size event slots in memory or in a file, and the table of what their numbers stand for.
+"""The ring buffer: fixed-size event slots in memory or in a file, and the table of what their numbers mean.
 
 Engines write it, `timeline.decode` reads it; another process can read a file while it is written, and after the writer
 was killed.

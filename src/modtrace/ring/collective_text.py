@@ -17,9 +17,9 @@ class CollectiveName(NamedTuple):
     Attributes:
         operator: as `torch.distributed` calls it (`all_reduce`, `send`).
         group: the name of the group it runs on, as torch has it (`0` is the default group's).
-        peer: for a send or receive the rank in the group at the other end; -1 where there is none.
+        peer: for a send or receive the rank in the group at the other end; -1 if there is none.
         device: the type of the device that runs it (`cuda`), where threads do not wait until it is complete; empty for
-            the CPU, and where there are no tensors, as of a barrier.
+            the CPU, and for calls without tensors, like a barrier.
     """
 
     operator: str
@@ -35,7 +35,7 @@ def collective_text(operator: str, group: str, peer: int = -1, device: str = "")
 
 
 def parse_collective(text: str) -> CollectiveName:
-    """Return the name that a text stands for; any text is one, as a ring can be damaged."""
+    """Return the name that a text holds. Any text is one: a ring can be damaged."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):

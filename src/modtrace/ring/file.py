@@ -217,7 +217,7 @@ def _populate(buffer: mmap.mmap, offset: int, length: int) -> None:
 
 @cache
 def _madvise() -> Callable[[int, int, int], int] | None:
-    """Return the C library's `madvise`; None where there is none, as on Windows."""
+    """Return the C library's `madvise`; None if there is none, as on Windows."""
     try:
         madvise = ctypes.CDLL(None).madvise
     except (TypeError, OSError, AttributeError):

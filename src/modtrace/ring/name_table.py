@@ -1,4 +1,4 @@
-"""The name table: what the numbers in the slots stand for. Append-only, and outside the ring.
+"""The name table: what the numbers in the slots mean. Append-only, and outside the ring.
 
 A record is one JSON object. Its "kind" says what it is; beside that it has
 
@@ -6,7 +6,7 @@ A record is one JSON object. Its "kind" says what it is; beside that it has
 |------------|--------------------------------------------------------------------------------------------------------|
 | `name`     | `id`, `label`, `fqn`, `class`: of a module                                                             |
 | `text`     | `id`, `text`: of a mark, a counter, the shapes of a call's inputs, or a collective's name              |
-| `thread`   | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 where not known)   |
+| `thread`   | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 if not known)   |
 | `compiled` | `name`: its id, `modules`: those inside, compiled (`blocks.0: Block, …`); the last counts              |
 | `group`    | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed  |
 | `clock`    | `clock`: the id of the host's monotonic clock, which times are of                                      |

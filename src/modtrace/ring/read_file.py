@@ -229,7 +229,7 @@ def _read_once(descriptor: int, count: int, capacity: int, last_events: int | No
 def _find_newest(descriptor: int, count: int, capacity: int) -> int | None:
     """Return the serial number of the newest event by bisection: behind it, slots are a lap older, or empty.
 
-    None where no event is in the first slot, or where a slot says what it cannot: then only all slots together show it.
+    None if no event is in the first slot, or where a slot says what it cannot: then only all slots together show it.
     """
 
     def serial_in(slot: int) -> int:

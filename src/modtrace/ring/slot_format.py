@@ -160,7 +160,7 @@ class Kind(IntEnum):
     SHAPES = 13
     """The call entered just before on this thread has these inputs. Name: a text."""
     ACCUMULATE_END = 14
-    """An AccumulateGrad ended, which counts to the node before it. Name: as of a node."""
+    """An AccumulateGrad ended, which counts to the node before it. Name: like a node's."""
     SEGMENT_BEGIN = 15
     """The nodes of a segment run from now on (native engine). Value: backward pass · sequence number of the first."""
     PASS_BEGIN = 16
@@ -190,10 +190,10 @@ class Kind(IntEnum):
     DEVICE_STREAM = 28
     """Which stream a number means. Value: torch's id of it; name: as of DEVICE_QUEUED."""
     DEVICE_PENDING = 29
-    """A device had not come by yet, when it was asked. Value: the event's number; name: as of DEVICE_QUEUED."""
+    """A device had not come by yet, when it was asked. Value: the event's number; name: like DEVICE_QUEUED's."""
     GRADIENTS = 30
     """A backward pass that runs inside of no other and builds no graph has given gradients to leaf tensors. Value: how
-    many of its kind had before; name: 0 where they were added to `.grad`, 1 where they were returned. There is none
+    many of its kind had before; name: 0 if they were added to `.grad`, 1 where they were returned. There is none
     behind a `STEP` or an `OPTIMIZER_STEP`."""
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a job did in the last seconds: of one ring each, and together."""
+"""What the processes of a job did in the last seconds: one by one, and together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Dumps of torch's flight recorder → how far each process is with collectives, and hangs that only dumps show.
 
 A dump is a pickle, or its form in JSON, of one process: the last collectives of each group with their sequence
-numbers, whether they are complete, and the frames that called them. Of a pickle only plain values are read; no code in
+numbers, whether they are complete, and the frames that called them. Only plain values of a pickle are read; no code in
 it is run.
 """
 
@@ -65,7 +65,7 @@ class FlightRecord(NamedTuple):
 
 
 def rank_of_dump(path: str) -> int | None:
-    """Return the rank that the name of a dump ends with; None where it does not."""
+    """Return the rank that the name of a dump ends with; None if it does not."""
     match = _RANK.search(os.path.basename(path))
     return None if match is None else int(match[1])
 
@@ -329,7 +329,7 @@ def _join(record: FlightRecord, ring: RankState | None, groups: _Groups) -> Rank
 
 
 def _key(hang: Hang) -> tuple[Group, str, tuple[int, ...], tuple[int, ...]]:
-    """Return what tells a hang from others: its group, and of a send or receive who waits for whom."""
+    """Return what identifies a hang: its group, and for a send or receive who waits for whom."""
     group = hang.group._replace(description="")
     if hang.operator not in ("send", "recv"):
         return group, "", (), ()

@@ -1,4 +1,4 @@
-"""The Python stacks of a running process, by py-spy, or by its own faulthandler where it was told to listen."""
+"""The Python stacks of a running process, by py-spy, or by its own faulthandler if it listens to a signal."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ NO_STACKS = (
 
 
 def python_stacks(state: RankState) -> list[str] | None:
-    """Return the lines of a process' stacks, or why there are none; None where nothing can read them.
+    """Return the lines of a process' stacks, or why there are none; None if nothing can read them.
 
     py-spy stops the process for some milliseconds; without py-spy it gets the signal that it listens to for this, and
-    no other. Of a process that does not run here there is one line that says so.
+    no other. If the process does not run here, one line says so.
     """
     if state.state != "running":
         return [f"pid {state.pid}: no stacks, as it does not run on this machine"]

@@ -36,7 +36,7 @@ def is_alive(pid: int, unix_ns: int) -> bool:
     if pid < 1:
         return False
     if os.name != "posix":
-        return True  # nobody can tell, and what only asks on Linux interrupts a process on Windows
+        return True  # there is no way to ask: os.kill would interrupt a process on Windows
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -68,11 +68,11 @@ class RankState(NamedTuple):
         engine: "native" or "python".
         state: "running"; "stopped", the recording ended in good order; "dead", the process is gone and the recording
             had not ended; "unknown", it ran on another host, or its file was cut and does not say when it ran.
-        step: the number of the last step that ended, or None where the ring holds none.
+        step: the number of the last step that ended, or None if the ring holds none.
         threads: what each thread is in.
         now_ns: the moment that durations count to, monotonic nanoseconds of the recording's host: now, or its last
             event where it has ended.
-        last_unix_ns: its last event, Unix nanoseconds; 0 where the file was cut and does not say it.
+        last_unix_ns: its last event, Unix nanoseconds; 0 if the file was cut and does not say it.
         usual_ns: what the innermost open calls usually take, by (fqn, phase), as far as the ring knows.
         progress: how far it is with collectives, sends and receives.
         stacks_signal: the signal on which it writes its Python stacks, or None.

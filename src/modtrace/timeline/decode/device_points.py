@@ -33,11 +33,11 @@ class QueuedEvents(NamedTuple):
     Attributes:
         slot: index of each one's `DEVICE_QUEUED` among all events.
         event: index of the host's event that it belongs to, among those of modules (`module_events`); where it belongs
-            to a collective, of the last before; -1 where lost.
+            to a collective, of the last before; -1 if lost.
         collective: index among all events of that of the collective, or of the wait for one, that it belongs to; -1
             where it belongs to a module's.
         stream: number of the stream and index of the device, as in the ring.
-        reached: index of its `DEVICE_REACHED` among all events; -1 where it was never read.
+        reached: index of its `DEVICE_REACHED` among all events; -1 if it was never read.
         dropped: indexes among all events of those that there were no more of, an array of another length.
     """
 
@@ -55,7 +55,7 @@ class CollectivePoints(NamedTuple):
     Attributes:
         event: index of the host's event that each belongs to, among all events.
         device: the index of its device.
-        device_ns: when the device came by, on its own clock.
+        device_ns: when the device passed it, on its own clock.
     """
 
     event: Int64Array
@@ -69,7 +69,7 @@ class DevicePoints(NamedTuple):
     Attributes:
         event: index of the host's event that each belongs to, among those of modules (`module_events`).
         stream: number of the stream and index of the device, as in the ring.
-        device_ns: when the device came by, on its own clock.
+        device_ns: when the device passed it, on its own clock.
         dropped: how many events there were no more of.
         unread: how many were recorded, and never read.
     """
@@ -152,7 +152,7 @@ def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
 
 
 def _event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyond_queued: bool = False) -> Int64Array:
-    """Return for each queued event what its thread wrote just before of the chosen ones, -1 where that is lost.
+    """Return for each queued event what its thread wrote just before of the chosen ones, -1 if that is lost.
 
     Args:
         events: all events.

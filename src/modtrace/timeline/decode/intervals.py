@@ -32,24 +32,24 @@ __all__ = [
 class Intervals:
     """Calls and nodes in order of (thread, start position); arrays of equal length.
 
-    A position orders all starts and ends of a recording: twice the index of the event that tells it, plus one; an even
-    position lies between two events.
+    A position orders all starts and ends of a recording: twice the index of its event, plus one; an even
+    position is between two events.
 
     Attributes:
         thread: int64, index into the name table's threads.
-        start_position: int64; negative where the start was overwritten.
+        start_position: int64; negative if the start was overwritten.
         end_position: int64; beyond all events where the end never came.
         start: int64, monotonic nanoseconds.
         end: int64, monotonic nanoseconds.
         is_node: bool, True for autograd nodes and segments of them, False for calls.
         name: int64, number of the module's name; for a node of the portable engine that of its call, else `NO_NAME`.
         call_key: int64, which call of that name; -1 for nodes of the native engine.
-        sequence: int64, of a node its own sequence number, of a call the thread's at enter; -1 where it is not known.
-        exit_sequence: int64, of a call the thread's sequence number at exit; -1 where it is not known.
+        sequence: int64, of a node its own sequence number, of a call the thread's at enter; -1 if it is not known.
+        exit_sequence: int64, of a call the thread's sequence number at exit; -1 if it is not known.
         forward_thread: int64, of a native node the thread that made it, as torch numbers threads; else -1.
         backward_pass: int64, of a node torch's graph task, or below -1 our own number of the pass; -1 for calls.
-        has_start: bool, False where the start was overwritten.
-        has_end: bool, False where the end never came.
+        has_start: bool, False if the start was overwritten.
+        has_end: bool, False if the end never came.
         depth: int64, how many intervals are around it on its thread.
         parent: int64, index of the interval around it, or -1.
     """
@@ -130,7 +130,7 @@ def _bound_by_own_thread(events: Events, columns: IntervalColumns) -> None:
     Within a thread, times follow positions. The clocks of two threads differ by a little, in a damaged file by much.
     """
     end_position, thread, end = columns["end_position"], columns["thread"], columns["end"]
-    # An even position lies between two events of the interval's own thread.
+    # An even position is between two events of the interval's own thread.
     elsewhere = np.flatnonzero((end_position >= 0) & (end_position & 1 == 1))
     elsewhere = elsewhere[events.thread[end_position[elsewhere] >> 1] != thread[elsewhere]]
     for number in np.unique(thread[elsewhere]).tolist():
@@ -174,7 +174,7 @@ def find_parents(track: Int64Array, depth: Int64Array) -> Int64Array:
 
 
 def _depths(thread: Int64Array, start_position: Int64Array, end_position: Int64Array) -> Int64Array | None:
-    """Return each interval's depth on its thread; None where they do not nest."""
+    """Return each interval's depth on its thread; None if they do not nest."""
     count = len(thread)
     interval = np.concatenate([np.arange(count), np.arange(count)])
     sign = np.repeat(np.array([1, -1]), count)
@@ -234,7 +234,7 @@ def attribute_nodes(intervals: Intervals, events: Events, torch_threads: Int64Ar
     Args:
         intervals: calls and nodes.
         events: where they came from.
-        torch_threads: int64, torch's number of each thread of the name table, -1 where it is not known.
+        torch_threads: int64, torch's number of each thread of the name table, -1 if it is not known.
     """
     call = np.full(len(intervals), -1, np.int64)
     _attribute_by_key(intervals, call)

@@ -38,7 +38,7 @@ class OpenCall(NamedTuple):
         fqn: the module's fully qualified name (`GPT.transformer.h.0`).
         phase: "forward", "backward" or "recompute"; or "after backward", the innermost of a thread's, where the thread
             is in a backward pass in which no node runs: it waits, as DistributedDataParallel does for the other ranks.
-            `fqn` is then the module whose node ran last, or empty where none of a module ran yet.
+            `fqn` is then the module whose node ran last, or empty if none of a module ran yet.
         since_ns: when it began, monotonic nanoseconds; for "backward" the autograd node that runs now, for "after
             backward" the end of the last one, or the begin of the pass.
         module_class: the name of the module's class (`Block`).
@@ -56,7 +56,7 @@ class ThreadStack(NamedTuple):
     Attributes:
         thread: its name.
         tid: its id as the operating system has it.
-        calls: the open calls, outermost first; empty where it is in no module.
+        calls: the open calls, outermost first; empty if it is in no module.
         last_ns: its last event, monotonic nanoseconds.
     """
 
@@ -255,7 +255,7 @@ def _open_passes(events: Events, passes: PassColumns) -> list[_OpenPass]:
     others = np.setdiff1d(events.thread, thread).astype(np.int64)
     innermost: dict[int, _OpenPass] = {}
     for index in np.flatnonzero(end < 0).tolist():
-        # One that lies in another that is over has lost its end.
+        # A pass inside of one that is over has lost its end.
         around = (thread == thread[index]) & (begin < begin[index]) & (end > begin[index])
         if not around.any():
             at = begin[index]
@@ -266,7 +266,7 @@ def _open_passes(events: Events, passes: PassColumns) -> list[_OpenPass]:
 
 
 def _events_of_passes(events: Events, passes: list[_OpenPass]) -> BoolArray:
-    """Return which events may tell of the nodes of open passes."""
+    """Return which events may belong to the nodes of open passes."""
     needed = np.zeros(len(events), np.bool_)
     for open_pass in passes:
         threads = np.append(open_pass.others, open_pass.thread)

@@ -286,8 +286,8 @@ class PassColumns(NamedTuple):
 
     Attributes:
         thread: index into the name table's threads.
-        begin: index of the event that begins it; -1 where that was overwritten.
-        end: index of the event that ends it; -1 where it is not over.
+        begin: index of the event that begins it; -1 if that was overwritten.
+        end: index of the event that ends it; -1 if it is not over.
     """
 
     thread: Int64Array

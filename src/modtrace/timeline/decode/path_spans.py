@@ -18,7 +18,7 @@ class LabelledInterval(NamedTuple):
     Attributes:
         start: ns.
         end: ns.
-        path: a key for each call around it, from the outermost to the innermost; empty where it ran for none.
+        path: a key for each call around it, from the outermost to the innermost; empty if it ran for none.
     """
 
     start: int

@@ -95,7 +95,7 @@ def _in_sibling_order(intervals: Intervals) -> Int64Array:
 
 
 def _are_adjacent(intervals: Intervals, nodes: Int64Array) -> BoolArray:
-    """bool[n-1]: True where consecutive sibling nodes of one backward pass have no other event between them."""
+    """bool[n-1]: True if consecutive sibling nodes of one backward pass have no other event between them."""
     order = np.lexsort((intervals.start_position, intervals.parent, intervals.thread))
     position = np.empty(len(intervals), np.int64)
     position[order] = np.arange(len(intervals))
@@ -237,7 +237,7 @@ def assign_tracks(
 
 
 def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:
-    """Return for each call the forward call that it is or repeats; itself where nothing is known to be repeated.
+    """Return for each call the forward call that it is or repeats; itself if nothing is known to be repeated.
 
     A recomputation begins inside a node, and can be several calls in a row. With the non-reentrant kind
     the node belongs to the last of those that are repeated, or to one inside it; with the reentrant kind to the call
