@@ -31,7 +31,7 @@ from modtrace.write.perfetto import perfetto_packets
 
 MIB = 1 << 20
 # Imports what writing needs, so that it does not count.
-FEW = "type(timeline)(columns=timeline.columns.take(slice(0, 0)))"
+FEW = "type(timeline)(slices=timeline.columns.take(slice(0, 0)))"
 
 
 def plain_events(timeline: Timeline, base: int) -> list[dict[str, object]]:

@@ -170,11 +170,11 @@ def test_training_steps_of_more_than_one_chunk(trace_processor: Opener, tmp_path
 def expected_slices_without_arrows(timeline: Timeline, first: int) -> list[dict[str, Any]]:
     """Where every span has its arrow."""
     bare = dataclasses.replace(timeline.columns, link=np.full(len(timeline.columns), -1))
-    return expected_slices(dataclasses.replace(timeline, columns=bare), first)
+    return expected_slices(dataclasses.replace(timeline, slices=bare), first)
 
 
 def test_empty_timelines(trace_processor: Opener, tmp_path: Path) -> None:
-    check(trace_processor, Timeline(columns=Columns.empty()), tmp_path)
+    check(trace_processor, Timeline(slices=Columns.empty()), tmp_path)
     check(trace_processor, dataclasses.replace(timeline_of(), stats=Stats(recorded=7)), tmp_path)
 
 
@@ -238,7 +238,7 @@ def two_ranks() -> Timeline:
         complete=np.ones(count),
     )
     counter = CounterSeries("allocated", "bytes", ranks[0], np.array([EPOCH]), np.array([5]))
-    return Timeline(columns=columns, names=[Name("Net", "Net", "Net")], tracks=tracks, counters=[counter])
+    return Timeline(slices=columns, names=[Name("Net", "Net", "Net")], tracks=tracks, counters=[counter])
 
 
 def test_ranks_are_processes_even_with_one_pid(trace_processor: Opener, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_steps_and_marks_lie_on_a_row_of_that_name(
     spans = timeline_of((0, 4, "a"), (5, 10, "b"))
     tracks = [Track("forward", "MainThread", 7, Process(7, rank)) for rank in range(ranks)]
     timeline = Timeline(
-        columns=dataclasses.replace(spans.columns, track=np.array([0, ranks - 1], np.int32))
+        slices=dataclasses.replace(spans.columns, track=np.array([0, ranks - 1], np.int32))
         if ranks
         else Columns.empty(),
         names=spans.names,

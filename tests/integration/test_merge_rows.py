@@ -14,7 +14,8 @@ import pytest
 
 import modtrace
 from modtrace.timeline import BackwardPass, CollectiveName, Collectives, Group, Mark, Process, Timeline, Track
-from modtrace.timeline.select import keep_tracks
+from modtrace.timeline.join import with_collectives, with_passes
+from modtrace.timeline.select import modules_only
 from tests.support.kineto import BASE, PID, PROCESS, TID, recording, trace, x
 from tests.support.python_process import run_python
 from tests.support.trace_processor import TraceProcessor
@@ -58,17 +59,13 @@ def recorded(late: int = LATE) -> Timeline:
         Track("communication", "worker", WORKER, PROCESS),
     ]
     timeline = replace(calls, tracks=tracks, marks=[Mark(BASE + late + 5100, "step", "step 0")])
-    return replace(
-        timeline,
-        columns=replace(calls.columns, step=np.array([0, 0, 1])),
-        collectives=Collectives.of(
-            NAMES, GROUPS, timeline.track_names, **dict(zip(fields, rows.T, strict=True))
-        ),
-        backward_passes=[
-            BackwardPass(BASE + late + start, BASE + late + end, thread, tid, PROCESS, complete)
-            for start, end, thread, tid, complete in PASSES
-        ],
-    )  # fmt: skip
+    timeline = replace(timeline, slices=replace(calls.columns, step=np.array([0, 0, 1])))
+    collectives = Collectives.of(NAMES, GROUPS, timeline.track_names, **dict(zip(fields, rows.T, strict=True)))
+    passes = [
+        BackwardPass(BASE + late + start, BASE + late + end, thread, tid, PROCESS, complete)
+        for start, end, thread, tid, complete in PASSES
+    ]
+    return with_passes(with_collectives(timeline, collectives), passes)
 
 
 def profile(*events: dict[str, Any]) -> bytes:
@@ -208,8 +205,7 @@ def test_steps_of_the_profiler_count_for_collectives_too(tmp_path: Path) -> None
     unmarked = replace(
         unmarked,
         marks=[],
-        columns=replace(unmarked.columns, step=np.zeros(3, np.int64)),
-        collectives=replace(unmarked.collectives, step=np.zeros(5, np.int64)),
+        slices=replace(unmarked.slices, step=np.zeros(11, np.int64)),
     )
     steps = [x("user_annotation", f"ProfilerStep#{n}", *at) for n, at in ((4, (900, 5100)), (5, (5110, 7900)))]
     loaded = modtrace.load(merged(unmarked, tmp_path, ".json", *steps))
@@ -229,7 +225,7 @@ def test_they_nest_for_every_reader_of_times_since_1970(tmp_path: Path, trace_pr
     table = Collectives.of(NAMES, GROUPS, own.track_names, **dict(zip(fields, rows.T, strict=True)))
     passes = [own.backward_passes[0]._replace(start_ns=start, end_ns=end) for start, end in rows[:, :2].tolist()]
     (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "r", BASE, BASE + 90_000), base=None))
-    merging = replace(own, collectives=table, backward_passes=passes)
+    merging = with_passes(with_collectives(own, table), passes)
     modtrace.merge(tmp_path / "profile.json", merging, tmp_path / "merged.json")
     opened = trace_processor.open(tmp_path / "merged.json")
     assert opened.import_problems() == {}
@@ -250,11 +246,8 @@ def pairs(starts: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def test_of_another_process_nothing_is_merged(tmp_path: Path) -> None:
     own, other = recorded(), Process(PID + 1)
-    both = replace(
-        own,
-        tracks=[*own.tracks[:3], own.tracks[3]._replace(process=other)],
-        backward_passes=[*own.backward_passes[:2], own.backward_passes[2]._replace(process=other)],
-    )
+    of_worker = [track._replace(process=other) if track.tid == WORKER else track for track in own.tracks]
+    both = replace(own, tracks=of_worker)
     loaded = modtrace.load(merged(both, tmp_path, ".pftrace"))
     assert list(loaded.collectives) == list(recorded(late=0).collectives)[:4]
     assert loaded.backward_passes == recorded(late=0).backward_passes[:2]
@@ -268,7 +261,6 @@ def test_under_another_pid_they_are_of_the_traces_process(tmp_path: Path, suffix
     moved = replace(
         own,
         tracks=[track._replace(process=inner) for track in own.tracks],
-        backward_passes=[run._replace(process=inner) for run in own.backward_passes],
     )
     loaded = modtrace.load(merged(moved, tmp_path, suffix))
     assert loaded.backward_passes == recorded(late=0).backward_passes
@@ -284,8 +276,7 @@ def test_no_time_is_counted_twice(tmp_path: Path) -> None:
         x("kernel", "gemm", 3100, 3200, pid=0, tid=7, correlation=2),
     ]
     (tmp_path / "profile.json").write_bytes(profile(*work))
-    only_calls = keep_tracks(recorded(), np.array([True, True, False, False]))
-    only_calls = replace(only_calls, backward_passes=[])
+    only_calls = modules_only(recorded())
     told = [
         modtrace.merge(tmp_path / "profile.json", with_syncs(timeline), tmp_path / "out.json").summary
         for timeline in (recorded(), only_calls)

@@ -24,7 +24,7 @@ def moved(timeline: Timeline, start: int) -> Timeline:
     process = timeline.tracks[0].process._replace(pid=PID)
     return dataclasses.replace(
         timeline,
-        columns=dataclasses.replace(
+        slices=dataclasses.replace(
             timeline.columns, start=timeline.columns.start + shift, end=timeline.columns.end + shift
         ),
         tracks=[track._replace(tid=TID, process=process) for track in timeline.tracks],
@@ -39,7 +39,7 @@ def deep() -> Timeline:
     timeline = call_of_net()
     return dataclasses.replace(
         timeline,
-        columns=Columns.of(
+        slices=Columns.of(
             start=BASE + 1000 * level, end=BASE + 10_000_000 - 1000 * level, name=level % 2, phase=0 * level,
             track=0 * level, depth=level, parent=level - 1, call=level, step=0 * level, link=0 * level - 1,
             complete=level != 3,

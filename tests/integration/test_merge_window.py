@@ -83,7 +83,7 @@ def test_threads_modules_and_counters_of_before_the_window_take_no_byte(
     first = columns.take(np.flatnonzero(columns.step == 0))
     crowded = replace(
         long_recording,
-        columns=type(columns)(
+        slices=type(columns)(
             *(
                 np.concatenate([np.asarray(values, column.dtype), column])
                 for values, column in zip(
@@ -105,6 +105,6 @@ def test_threads_modules_and_counters_of_before_the_window_take_no_byte(
     )
     parent = crowded.columns.parent.copy()
     parent[len(first) :] = np.where(columns.parent >= 0, columns.parent + len(first), -1)
-    crowded = replace(crowded, columns=replace(crowded.columns, parent=parent))
+    crowded = replace(crowded, slices=replace(crowded.columns, parent=parent))
 
     assert merged(crowded, STEPS - 2, tmp_path, suffix) == merged(long_recording, STEPS - 2, tmp_path, suffix)

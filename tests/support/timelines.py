@@ -62,7 +62,7 @@ def gpt2_timeline(spans: int, layers: int = 12, seed: int = 0) -> Timeline:
     )
     process = Process(48213, 0)
     return Timeline(
-        columns=in_start_order(columns),
+        slices=in_start_order(columns),
         names=names,
         tracks=[Track(kind, "MainThread", 48213, process) for kind in ("forward", "backward")],
         stats=Stats(recorded=4 * repeat * modules),
@@ -185,7 +185,7 @@ def timeline_of(
     )
     process = Process(4242, 0)
     tracks = [Track(kind, "MainThread", 4242, process) for kind in kinds]
-    return Timeline(columns=in_start_order(nest_by_time(columns)), names=names, tracks=tracks)
+    return Timeline(slices=in_start_order(nest_by_time(columns)), names=names, tracks=tracks)
 
 
 Texts = st.one_of(
@@ -239,7 +239,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
         Plain.map(lambda text: f"m {text}"),
     )
     return Timeline(
-        columns=columns,
+        slices=columns,
         names=names,
         tracks=tracks,
         stats=draw(st.builds(Stats, *[st.integers(0, 2**40)] * 6)),

@@ -424,7 +424,7 @@ def of_ranks(*ranks: Timeline) -> Timeline:
         for rank, one in enumerate(ranks)
     ]
     columns = Columns(*(np.concatenate([getattr(part, f) for part in parts]) for f in Columns.__slots__))
-    return replace(ranks[0], columns=columns, tracks=tracks)
+    return replace(ranks[0], slices=columns, tracks=tracks)
 
 
 def test_of_a_file_of_several_ranks_a_sample_is_the_mean_of_the_ranks() -> None:

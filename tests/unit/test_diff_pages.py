@@ -104,7 +104,7 @@ def test_ranks_of_both_sides_lie_in_pairs() -> None:
         both = Columns(*(np.concatenate([getattr(columns, f), getattr(other, f)]) for f in Columns.__slots__))
         order = np.lexsort((both.depth, both.start))
         tracks = [timeline.tracks[0], timeline.tracks[0]._replace(process=Process(6, 1))]
-        return replace(timeline, columns=replace(both.take(order), parent=np.full(len(both), -1)), tracks=tracks)
+        return replace(timeline, slices=replace(both.take(order), parent=np.full(len(both), -1)), tracks=tracks)
 
     found = modtrace.diff(two_ranks(steps_of(100, 100, 100)), two_ranks(steps_of(100, 100, 100)))
     assert [track.process.name for track in side_by_side(shown(found)).tracks] == [

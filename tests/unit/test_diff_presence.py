@@ -24,7 +24,7 @@ def keeping(timeline: Timeline, keep: Callable[[str, int], bool]) -> Timeline:
     names = [timeline.names[name].fqn for name in columns.name]
     kept = [keep(fqn, int(step)) for fqn, step in zip(names, columns.step, strict=True)]
     flat = replace(columns, parent=np.full_like(columns.parent, -1), depth=np.zeros_like(columns.depth))
-    return replace(timeline, columns=flat.take(np.flatnonzero(kept)))
+    return replace(timeline, slices=flat.take(np.flatnonzero(kept)))
 
 
 def every(steps: int, timeline: Timeline) -> Timeline:
@@ -132,7 +132,7 @@ def test_what_is_shorter_than_the_clock_tells_has_no_verdict_and_no_percentage()
     def instant(timeline: Timeline) -> Timeline:
         columns = timeline.columns
         end = np.where(columns.name == FQNS.index("Net.h.3"), columns.start, columns.end)
-        return replace(timeline, columns=replace(columns, end=end))
+        return replace(timeline, slices=replace(columns, end=end))
 
     base, new = ([recording(side * 5 + seed) for seed in range(5)] for side in (0, 1))
     both = row(modtrace.diff(list(map(instant, base)), list(map(instant, new))), "Net.h.3")

@@ -20,6 +20,7 @@ from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timelin
 from modtrace.timeline.columns import Columns
 from modtrace.write.html import payload, render_html, write_html
 from tests.support.gpt_timeline import BASE, gpt_timeline
+from tests.support.span_fields import SPAN_FIELDS
 
 TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
 
@@ -61,14 +62,14 @@ def two_spans(**changes: Any) -> Timeline:
     assert changes.keys() <= columns.keys() | timeline.keys()
     columns |= {key: value for key, value in changes.items() if key in columns}
     return Timeline(
-        **{"columns": Columns.of(**columns), **timeline, **{k: v for k, v in changes.items() if k in timeline}}
+        **{"slices": Columns.of(**columns), **timeline, **{k: v for k, v in changes.items() if k in timeline}}
     )
 
 
 def test_every_field_is_in_the_payload() -> None:
     header, body = unpack(payload(two_spans()))
 
-    assert header.pop("arrays").keys() == set(Columns.__slots__) - {"end"} | {"duration"}
+    assert header.pop("arrays").keys() == {*SPAN_FIELDS} - {"end"} | {"duration"}
     counters = header.pop("counters")
     assert header == {
         "version": 1,

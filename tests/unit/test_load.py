@@ -66,8 +66,8 @@ def test_a_round_trip_of_more_than_one_chunk_keeps_the_columns(
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_an_empty_timeline_comes_back_empty(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"trace{suffix}"
-    Timeline(columns=timeline_of().columns).save(path)
-    assert told(load(path)) == told(Timeline(columns=timeline_of().columns))
+    Timeline(slices=timeline_of().columns).save(path)
+    assert told(load(path)) == told(Timeline(slices=timeline_of().columns))
 
 
 def test_content_decides_not_the_name(tmp_path: Path) -> None:

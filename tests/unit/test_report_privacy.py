@@ -34,6 +34,7 @@ from modtrace.timeline import (
     Track,
     build_timeline,
 )
+from modtrace.timeline.join import with_passes
 from tests.support.event_script import EventScript
 
 ENVIRON = {
@@ -190,14 +191,14 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
             0: {"shapes": "float32[2, 8], mask=bool[], …", "doc": "secret"},
             1: {"shapes": "float32[2] # secret", "own": "secret", "compiled_modules": "janed: Head"},
         },
-        backward_passes=[BackwardPass(5, 8, "loader of janed", 8, process, complete=False)],
     )  # fmt: skip
+    timeline = with_passes(timeline, [BackwardPass(5, 8, "loader of janed", 8, process, complete=False)])
 
     clean = clean_timeline(timeline, ReportNames(redact))
 
-    assert clean.columns is columns
+    assert clean.slices is timeline.slices
     assert clean.names == [Name("Net", "Net", "Net"), Name("<user>: Head", "Net.<user>", "Head")]
-    assert clean.tracks == [Track("forward", "thread 1", 8, Process(7, 3))]
+    assert clean.tracks == [Track(kind, "thread 1", 8, Process(7, 3)) for kind in ("forward", "backward pass")]
     assert clean.marks == [Mark(7, "mark", "mark 1"), Mark(8, "step", "step 0")]
     assert [(c.name, c.unit, c.process) for c in clean.counters] == [("counter 1", "bytes", Process(7, 3))]
     assert clean.metadata == {"torch": "2.13.0+cpu", "engine": "native", "capacity": 64}

@@ -39,7 +39,7 @@ def small() -> Timeline:
     ]
     start, end, name, phase, depth, parent, call, step, link = np.array(rows).T
     return Timeline(
-        columns=Columns.of(
+        slices=Columns.of(
             start=start, end=end, name=name, phase=phase, track=phase, depth=depth, parent=parent,
             call=call, step=step, link=link, complete=np.ones(len(rows)),
         ),
@@ -86,7 +86,7 @@ def test_an_empty_span_is_in_a_window_that_holds_its_moment() -> None:
     timeline = small()
     columns = dataclasses.replace(timeline.columns, start=timeline.columns.start.copy())
     columns.start[8] = 290
-    timeline = dataclasses.replace(timeline, columns=columns)
+    timeline = dataclasses.replace(timeline, slices=columns)
     for low, high, found in ((290, 295, True), (280, 291, True), (280, 290, False), (291, 295, False)):
         assert ("Net.b" in {span.fqn for span in window(timeline, low, high).spans}) is found
 
@@ -123,7 +123,7 @@ def test_steps_keep_whole_spans_and_their_marks() -> None:
 def test_steps_of_a_recording_that_lost_its_beginning() -> None:
     """Steps are counted from the start of the training, and the marks of the first ones may be overwritten."""
     timeline = small()
-    later = dataclasses.replace(timeline, columns=dataclasses.replace(timeline.columns, step=timeline.columns.step + 7))
+    later = dataclasses.replace(timeline, slices=dataclasses.replace(timeline.columns, step=timeline.columns.step + 7))
     assert brief(steps(later, 8)) == brief(steps(timeline, 1))
     assert [mark.text for mark in steps(later, 8, 9).marks] == ["here", "1"]
 

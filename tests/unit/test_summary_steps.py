@@ -167,7 +167,7 @@ def two_ranks(*, ranks: tuple[int | None, int | None] = (0, 1)) -> Timeline:
     )
     columns, _ = sort_by_start(join_columns([timeline.columns, added]))
     tracks = [*(track._replace(process=first) for track in timeline.tracks), Track("forward", "MainThread", 2, second)]
-    return replace(timeline, columns=columns, tracks=tracks)
+    return replace(timeline, slices=columns, tracks=tracks)
 
 
 def test_of_several_ranks_steps_and_percentiles_are_of_the_first_and_totals_of_all() -> None:
@@ -205,7 +205,7 @@ def test_of_several_ranks_steps_are_chosen_by_the_marks_of_the_first() -> None:
     columns.start[late], columns.step[late] = 1 * MS, 4
     columns, _ = sort_by_start(columns)
 
-    chosen = replace(timeline, columns=columns).steps(1, 2)
+    chosen = replace(timeline, slices=columns).steps(1, 2)
     assert [mark.text for mark in chosen.marks] == ["step 1"]
 
 

@@ -14,7 +14,7 @@ def test_a_thread_of_each_rank_may_have_the_same_name() -> None:
     tracks = [Track(kind, "MainThread", 7, rank) for rank in RANKS for kind in ("forward", "backward")]
     spans = timeline_of((0, 1, "a"), (2, 3, "a"), (4, 5, "a"), (6, 7, "a"))
     columns = dataclasses.replace(spans.columns, track=np.arange(4, dtype=np.int32))
-    timeline = dataclasses.replace(spans, columns=columns, tracks=tracks)
+    timeline = dataclasses.replace(spans, slices=columns, tracks=tracks)
 
     assert timeline.track_names == ["forward · MainThread", "backward · MainThread"] * 2
     assert [span.track for span in timeline.spans] == timeline.track_names

@@ -146,7 +146,7 @@ def test_every_packet_is_as_the_package_writes_it(tmp_path: Path, timeline: Time
 def test_spans_that_overlap_partly_are_refused(tmp_path: Path) -> None:
     for rows in ([(0, 10, "a"), (5, 15, "b")], [(0, 10, "a"), (5, 15, "b"), (6, 7, "c"), (20, 30, "a")]):
         columns = timeline_of(*rows).columns
-        timeline = dataclasses.replace(timeline_of(*rows), columns=columns)
+        timeline = dataclasses.replace(timeline_of(*rows), slices=columns)
         with pytest.raises(WriteError, match="forward · MainThread overlap"):
             write_perfetto(timeline, tmp_path / "trace.pftrace")
     assert list(tmp_path.iterdir()) == []
@@ -171,7 +171,7 @@ def test_bytes_of_a_span(tmp_path: Path) -> None:
 
 
 def test_an_empty_timeline_is_a_trace(tmp_path: Path) -> None:
-    trace = packets(Timeline(columns=Columns.empty()), tmp_path)
+    trace = packets(Timeline(slices=Columns.empty()), tmp_path)
     assert not any(packet.HasField("track_event") for packet in trace)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from ..timeline import PHASES, CounterSeries, Mark, Process, Timeline
-from ..timeline.columns import Columns, join_columns, sort_by_start
+from ..timeline import PHASES, Mark, Process, Stats, Timeline
 from ..timeline.gpu_tracks import on_gpu
+from ..timeline.join import join
+from ..timeline.rewrite import move_times, replace_processes
+from ..timeline.select import modules_only
 from ..timeline.summary import find_typical_step
 from ..write.html import Comparison
 from .samples import SAMPLED_PHASES, plain_fqn
@@ -54,35 +56,18 @@ def side_by_side(sides: tuple[Side, Side]) -> Timeline:
     shifts = [sides[0].start_ns - side.start_ns for side in sides]
     processes = [_processes(side.step, title) for side, title in zip(sides, TITLES, strict=True)]
     order = _process_order(processes)
-    tracks = [
-        (order.index(process), side, index, track._replace(process=process))
-        for side in range(2)
-        for index, track in enumerate(sides[side].step.tracks)
-        for process in (processes[side][track.process],)
+    parts = [
+        _moved(side, shift, named.__getitem__) for side, shift, named in zip(sides, shifts, processes, strict=True)
     ]
-    tracks.sort(key=lambda row: row[:3])
-    position = {(side, index): row for row, (_, side, index, _) in enumerate(tracks)}
-    ordered, new_index = sort_by_start(_joined(sides, shifts, position))
-    offsets = [0, len(sides[0].step.columns)]
-    return Timeline(
-        ordered,
-        [name for side in sides for name in side.step.names],
-        [track for *_, track in tracks],
+    tracks = [track for part in parts for track in part.tracks]
+    return replace(
+        join(parts, sorted(range(len(tracks)), key=lambda index: order.index(tracks[index].process))),
+        stats=Stats(),
         marks=_marks(sides, shifts),
-        counters=[
-            counter
-            for side, shift, named in zip(sides, shifts, processes, strict=True)
-            for counter in _counters(side, shift, named)
-        ],
         metadata={
             f"{key} {title}": value
             for side, title in zip(sides, TITLES, strict=True)
             for key, value in side.step.metadata.items()
-        },
-        span_args={
-            int(new_index[offset + span]): args
-            for side, offset in zip(sides, offsets, strict=True)
-            for span, args in side.step.span_args.items()
         },
     )
 
@@ -120,30 +105,11 @@ def _process_order(processes: Sequence[Mapping[Process, Process]]) -> list[Proce
     return [side[index] for index in range(longest) for side in pairs if index < len(side)]
 
 
-def _joined(sides: tuple[Side, Side], shifts: Sequence[int], position: Mapping[tuple[int, int], int]) -> Columns:
-    parts = []
-    first_name = 0
-    for number, (side, shift) in enumerate(zip(sides, shifts, strict=True)):
-        columns = side.step.columns
-        track_of = np.array([position[number, index] for index in range(len(side.step.tracks))] or [0], np.int32)
-        parts.append(
-            replace(
-                columns,
-                start=columns.start + shift,
-                end=columns.end + shift,
-                name=columns.name + np.int32(first_name),
-                track=track_of[columns.track],
-                # Calls of the two sides are never joined.
-                link=np.where(columns.link < 0, -1, _numbered(columns.link) * 2 + number),
-            )
-        )
-        first_name += len(side.step.names)
-    return join_columns(parts)
-
-
-def _numbered(link: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Return small numbers that are equal where the links are."""
-    return np.unique(link, return_inverse=True)[1].astype(np.int64)
+def _moved(side: Side, shift: int, process_of: Callable[[Process], Process]) -> Timeline:
+    """Return the modules of a side, and its counters, later by `shift` ns."""
+    counters = [replace(counter, time=np.maximum(counter.time, side.start_ns)) for counter in side.step.counters]
+    part = replace(modules_only(side.step), counters=counters)
+    return move_times(replace_processes(part, process_of), lambda times: times + shift)
 
 
 def _marks(sides: tuple[Side, Side], shifts: Sequence[int]) -> list[Mark]:
@@ -155,10 +121,3 @@ def _marks(sides: tuple[Side, Side], shifts: Sequence[int]) -> list[Mark]:
         if mark.kind != "sync"
     ]
     return sorted(marks, key=lambda mark: mark.time_ns)
-
-
-def _counters(side: Side, shift: int, processes: Mapping[Process, Process]) -> list[CounterSeries]:
-    return [
-        replace(counter, process=processes[counter.process], time=np.maximum(counter.time, side.start_ns) + shift)
-        for counter in side.step.counters
-    ]

@@ -10,7 +10,8 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array
 from ..timeline import BACKWARD, Columns, Process, Timeline, Track
-from ..timeline.columns import join_columns, sort_by_start
+from ..timeline.join import with_modules
+from ..timeline.slices import join_columns, sort_by_start
 from ..timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 from ..timeline.ranges import union_of
 from .call_lookup import CallIndex, InnermostLookup, innermost_spans, runs_module_code
@@ -140,7 +141,7 @@ class _Builder:
             if span_args
             else {}
         )
-        return replace(self.timeline, columns=ordered, tracks=tuple(self.tracks), span_args=arguments)
+        return with_modules(replace(self.timeline, tracks=tuple(self.tracks)), ordered, arguments)
 
     def _track(self, tid: int) -> int:
         track = self.backward_tracks.get(tid)

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
 from .._typing import Int64Array, SignedIntArray
 from ..formats.reader_rounding import read_microseconds_array
 from ..timeline import Timeline
-from ..timeline.nesting import nest_intervals
-from ..write.rows.whole_passes import pass_track
 
 __all__ = ["nest_after_rounding", "nested_timeline", "perfetto_rounding", "time_quantum_ns"]
 
@@ -42,43 +39,11 @@ def perfetto_rounding(nanoseconds: Int64Array) -> Int64Array:
 
 def nested_timeline(timeline: Timeline, quantum: int) -> Timeline:
     """Return a timeline, in ns from the trace's base, with times that nest in every reading, see `time_quantum_ns`."""
-    columns, table, passes = timeline.columns, timeline.collectives, timeline.backward_passes
+    slices = timeline.slices
     start, duration = nest_after_rounding(
-        columns.track.astype(np.int64), columns.start, columns.end, columns.parent, columns.depth, quantum
+        slices.track.astype(np.int64), slices.start, slices.end, slices.parent, slices.depth, quantum
     )
-    rows = _nested(_Rows(table.track.astype(np.int64), table.start, table.end), quantum)
-    of_track = {track: index for index, track in enumerate(dict.fromkeys(map(pass_track, passes)))}
-    tracks = [of_track[pass_track(run)] for run in passes]
-    times = np.array([(run.start_ns, run.end_ns) for run in passes], np.int64).reshape(-1, 2)
-    runs = _nested(_Rows(np.array(tracks, np.int64), times[:, 0], times[:, 1]), quantum)
-    return replace(
-        timeline,
-        columns=replace(columns, start=start, end=start + duration),
-        collectives=replace(table, start=rows.start, end=rows.end),
-        backward_passes=[
-            run._replace(start_ns=begin, end_ns=end)
-            for run, begin, end in zip(passes, runs.start.tolist(), runs.end.tolist(), strict=True)
-        ],
-    )
-
-
-class _Rows(NamedTuple):
-    """What lies on tracks; columns of equal length."""
-
-    track: Int64Array
-    start: Int64Array
-    end: Int64Array
-
-
-def _nested(rows: _Rows, quantum: int) -> _Rows:
-    """Return slices, in any order, with times that nest in every reading."""
-    order = np.lexsort((-rows.end, rows.start))
-    sorted_rows = _Rows(*(column[order] for column in rows))
-    depth, parent = nest_intervals(sorted_rows)
-    start, duration = nest_after_rounding(*sorted_rows, parent, depth, quantum)
-    found = _Rows(rows.track, np.empty_like(rows.start), np.empty_like(rows.end))
-    found.start[order], found.end[order] = start, start + duration
-    return found
+    return replace(timeline, slices=replace(slices, start=start, end=start + duration))
 
 
 def nest_after_rounding(

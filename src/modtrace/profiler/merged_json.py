@@ -23,7 +23,6 @@ from ..write.atomic_file import Sink
 from ..write.chrome import ChromeTimeline, microseconds, row_metadata_events
 from ..write.chrome_events import span_head
 from ..write.lanes import Lanes
-from ..write.rows.whole_passes import with_pass_tracks
 from .device_work import NO_MODULE, Reason
 from .event_columns import ProfilerEvents
 from .json_time_rounding import nest_after_rounding, nested_timeline, time_quantum_ns
@@ -114,7 +113,7 @@ def _recording_events(timeline: Timeline, pid: int | str, places: _RowPlaces, qu
         places: where rows go.
         quantum: see `time_quantum_ns`.
     """
-    timeline = with_pass_tracks(nested_timeline(timeline, quantum))
+    timeline = nested_timeline(timeline, quantum)
     timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
     lanes = Lanes.from_timeline(timeline)
     above = [places.above(pid, timeline.tracks[lane.track].tid) for lane in lanes.lanes]

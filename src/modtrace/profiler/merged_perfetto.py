@@ -22,7 +22,6 @@ from ..timeline.rewrite import move_times
 from ..write.atomic_file import Sink
 from ..write.perfetto import perfetto_packets
 from ..write.perfetto_descriptors import TrackParents, serialize
-from ..write.rows.whole_passes import with_pass_tracks
 from .device_work import NO_MODULE, Reason
 from .event_columns import ProfilerEvents
 from .overlay import Overlay
@@ -114,7 +113,7 @@ def _in_unix_time(timeline: Timeline, base: int) -> Timeline:
 
 def _recorded_tracks(overlaid: Overlay) -> Sequence[Track]:
     """Return the tracks of the recording, those of its backward passes among them."""
-    return with_pass_tracks(overlaid.timeline).tracks
+    return overlaid.timeline.tracks
 
 
 def _tracks_with_modules(overlaid: Overlay) -> list[int]:

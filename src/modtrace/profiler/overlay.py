@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +12,9 @@ from .._errors import TraceError
 from .._typing import Int64Array
 from ..formats.chrome_values import base_time_ns
 from ..timeline import Process, Summary, Timeline
-from ..timeline.columns import join_columns
+from ..timeline.join import join
 from ..timeline.rewrite import move_times
+from ..timeline.select import modules_only
 from .alignment import Alignment, align_by_sync_marks
 from .backward_nodes import Nodes, attribute_nodes, cut_to_nodes
 from .call_lookup import InnermostLookup, innermost_spans, runs_module_code
@@ -213,20 +214,9 @@ def _with_captures(
         aligned = _align(None, *capture)
     launch = find_launches(capture.events)
     graphs = captured_graphs(capture.events, launch, aligned.running, aligned.threads)
-    columns, more = known.columns, aligned.timeline.columns
-    first = len(columns)
-    more = replace(
-        more,
-        name=more.name + len(known.names),
-        track=more.track + len(known.tracks),
-    )
+    first = len(known.columns)
     return (
-        replace(
-            known,
-            columns=join_columns([columns, more]),
-            names=[*known.names, *aligned.timeline.names],
-            tracks=[*known.tracks, *aligned.timeline.tracks],
-        ),
+        join([modules_only(known), modules_only(aligned.timeline)], sort=False),
         [graph._replace(spans=np.where(graph.spans >= 0, graph.spans + first, -1)) for graph in graphs],
     )
 

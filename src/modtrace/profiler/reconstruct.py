@@ -177,7 +177,7 @@ def _name_recomputes_after_forward(timeline: Timeline, events: ProfilerEvents, t
                 if match is not None:
                     unmatched.remove(match)
                     pairs.append((inner, match))
-    return replace(timeline, columns=replace(columns, name=name, call=call))
+    return replace(timeline, slices=replace(columns, name=name, call=call))
 
 
 def _children(parent: Int64Array) -> dict[int, list[int]]:

@@ -52,15 +52,18 @@ def drop_unused(timeline: Timeline) -> Timeline:
     A long recording has seen threads and modules that did not run while the profiler did.
     """
     used = np.zeros(len(timeline.tracks), np.bool_)
-    used[timeline.columns.track] = used[timeline.collectives.track] = True
+    used[timeline.slices.track] = True
     if not used.any():
         return timeline
     timeline = keep_tracks(timeline, used)
-    columns = timeline.columns
-    used_names, name = np.unique(columns.name, return_inverse=True)
+    slices = timeline.slices
+    named = slices.name >= 0
+    used_names, name = np.unique(slices.name[named], return_inverse=True)
+    new_name = np.full(len(slices), -1, np.int32)
+    new_name[named] = name
     return replace(
         timeline,
-        columns=replace(columns, name=name.astype(np.int32)),
+        slices=replace(slices, name=new_name),
         names=[timeline.names[index] for index in used_names.tolist()],
         counters=[counter for counter in timeline.counters if len(counter.time)],
     )
@@ -102,8 +105,7 @@ def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
     marks = [Mark(time, "step", f"step {step}") for time, step in ends]
     return replace(
         timeline,
-        columns=replace(columns, step=steps_of_profile(events, columns.start)),
-        collectives=replace(timeline.collectives, step=steps_of_profile(events, timeline.collectives.start)),
+        slices=replace(timeline.slices, step=steps_of_profile(events, timeline.slices.start)),
         marks=sorted([*timeline.marks, *marks], key=lambda mark: mark.time_ns),
     )
 
@@ -148,7 +150,6 @@ def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]
         replace(
             kept,
             counters=[counter for counter in timeline.counters if counter.process == process],
-            backward_passes=[run for run in timeline.backward_passes if run.process == process],
         ),
         [*notes, f"{len(processes) - 1} other processes of the recording were left out: the trace is of pid {pid}"],
     )

@@ -39,9 +39,9 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
         events = collector.events()
         made = overlay(None, events, stream.keys, file.path)
     timeline = add_gpu_tracks(made.timeline, gpu_spans(made.timeline, events, made.devices))
-    columns = timeline.columns
+    slices = timeline.slices
     return replace(
         timeline,
-        columns=replace(columns, start=columns.start + base, end=columns.end + base),
+        slices=replace(slices, start=slices.start + base, end=slices.end + base),
         metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes]},
     )

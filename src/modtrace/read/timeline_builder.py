@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Mapping, MutableSequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from ..formats.numbering import Numbering
 from ..formats.pass_args import passes_from_rows
 from ..formats.slice_row import SliceRow
 from ..timeline import PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from ..timeline.columns import sort_by_start
 from ..timeline.contents import COMMUNICATION, PASSES
+from ..timeline.join import with_collectives, with_passes
 from ..timeline.nesting import nest_by_time
+from ..timeline.slices import sort_by_start
 
 __all__ = ["SpanColumns", "build_timeline_from"]
 
@@ -105,7 +106,7 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
     )
     columns, position = sort_by_start(nest_by_time(columns))
     timeline = Timeline(
-        columns=columns,
+        columns,
         names=[Name(*(restore(text, escaped_originals) for text in name)) for name in rows.names],
         tracks=tracks,
         stats=Stats(**header["stats"]),
@@ -131,17 +132,5 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
     if communication or "groups" in header:
         groups = groups_from_header(header.get("groups", []), escaped_originals)
         collectives = collectives_from_rows(communication, groups, timeline.track_names, escaped_originals)
-        timeline = replace(timeline, collectives=collectives)
-    return replace(timeline, tracks=_without_passes(tracks), backward_passes=passes_from_rows(passes, tracks))
-
-
-def _without_passes(tracks: list[Track]) -> list[Track]:
-    """Return the tracks but those of backward passes, which stand behind all others in a file.
-
-    Raises:
-        ValueError: they do not.
-    """
-    kept = [track for track in tracks if track.kind != PASSES]
-    if kept != tracks[: len(kept)]:
-        raise ValueError("a track of backward passes stands before another track")
-    return kept
+        timeline = with_collectives(timeline, collectives)
+    return with_passes(timeline, passes_from_rows(passes, tracks))

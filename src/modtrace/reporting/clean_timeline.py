@@ -10,9 +10,7 @@ import numpy as np
 
 from .._version import __version__
 from ..timeline import (
-    BackwardPass,
     CollectiveName,
-    Collectives,
     CounterSeries,
     Group,
     Mark,
@@ -21,6 +19,7 @@ from ..timeline import (
     Timeline,
     Track,
 )
+from ..timeline.collectives import CollectiveDetails
 from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS
 from ..timeline.gpu_tracks import DEVICE_METADATA
 from ..timeline.rewrite import move_times, replace_processes
@@ -109,12 +108,8 @@ class IdNumbers:
 
 def without_identity(timeline: Timeline) -> Timeline:
     """Return the timeline with its start at `REPORT_START_NS`, and with numbers in place of process and thread ids."""
-    columns = timeline.columns
-    starts = [int(columns.start.min())] if len(columns) else []
+    starts = [int(timeline.slices.start.min())] if len(timeline.slices) else []
     starts += [mark.time_ns for mark in timeline.marks]
-    collectives = timeline.collectives
-    starts += [int(collectives.start.min())] if len(collectives) else []
-    starts += [run.start_ns for run in timeline.backward_passes]
     starts += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
     shift = np.int64(REPORT_START_NS - min(starts, default=REPORT_START_NS))
     moved = move_times(timeline, lambda times: times + shift)
@@ -123,7 +118,6 @@ def without_identity(timeline: Timeline) -> Timeline:
     return replace(
         moved,
         tracks=[track._replace(tid=ids.number(track.tid)) if track.device is None else track for track in moved.tracks],
-        backward_passes=[run._replace(tid=ids.number(run.tid)) for run in moved.backward_passes],
     )
 
 
@@ -138,8 +132,8 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         names: replaces texts.
     """
     timeline = replace_processes(timeline, lambda process: Process(process.pid, process.rank))
-    copy = Timeline(
-        columns=timeline.columns,
+    return Timeline(
+        timeline.slices,
         names=[names.name(name) for name in timeline.names],
         tracks=[
             Track(
@@ -163,14 +157,9 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
             for c in timeline.counters
         ],
         metadata=clean_metadata(timeline.metadata),
-        backward_passes=[
-            BackwardPass(run.start_ns, run.end_ns, names.thread(run.thread), run.tid, run.process, run.complete)
-            for run in timeline.backward_passes
-        ],
         span_args={span: cleaned for span, args in timeline.span_args.items() if (cleaned := _clean_args(args, names))},
-        collectives=_clean_collectives(timeline.collectives, names),
+        collective_details=_clean_collectives(timeline.collective_details, names),
     )
-    return replace(copy, collectives=replace(copy.collectives, track_names=copy.track_names))
 
 
 def _clean_args(args: Mapping[str, str], names: ReportNames) -> dict[str, str]:
@@ -183,7 +172,7 @@ def _clean_args(args: Mapping[str, str], names: ReportNames) -> dict[str, str]:
     return {name: text for name, text in cleaned.items() if text}
 
 
-def _clean_collectives(collectives: Collectives, names: ReportNames) -> Collectives:
+def _clean_collectives(collectives: CollectiveDetails, names: ReportNames) -> CollectiveDetails:
     """Return them with the names of groups replaced, which can be the user's; numbers of ranks stay."""
     return replace(
         collectives,

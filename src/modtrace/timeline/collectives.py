@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,11 +13,12 @@ import numpy.typing as npt
 from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks
 from .contents import COMMUNICATION, Track
+from .slices import COLLECTIVE, WAIT, Slices
 
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-__all__ = ["Collective", "CollectiveName", "Collectives", "Group", "launching_spans"]
+__all__ = ["Collective", "CollectiveDetails", "CollectiveName", "Collectives", "Group", "launching_spans"]
 
 
 class Group(NamedTuple):
@@ -89,6 +90,53 @@ class Collective(NamedTuple):
     def duration_ns(self) -> int:
         """How long the call took, nanoseconds."""
         return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True)
+class CollectiveDetails:
+    """What only collectives and waits have; `Slices.detail` is an index into the arrays.
+
+    Attributes:
+        names: what `name` points into.
+        groups: the process groups, by name.
+        name: int32, index into `names`; -1 for a wait for something unknown.
+        counter: int64, see `Collective`; -1 if it is not known.
+        nbytes: int64.
+        done: int64, nanoseconds; -1 if it is not known when, or that, it was complete.
+    """
+
+    names: Sequence[CollectiveName] = ()
+    groups: Sequence[Group] = ()
+    name: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    counter: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    nbytes: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    done: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def cut(self, end_ns: int) -> CollectiveDetails:
+        """Return what is known before a moment: what was complete only behind it is not known to be."""
+        return replace(self, done=np.where(self.done < end_ns, self.done, -1))
+
+    @classmethod
+    def joined(cls, parts: Sequence[CollectiveDetails]) -> CollectiveDetails:
+        """Put the entries of tables one behind the other; of groups with one name the first is kept."""
+        first_name = np.cumsum([0, *(len(part.names) for part in parts)]).tolist()
+        groups: dict[str, Group] = {}
+        for part in parts:
+            for group in part.groups:
+                groups.setdefault(group.name, group)
+        name = [
+            np.where(part.name < 0, -1, part.name + first).astype(np.int32)
+            for part, first in zip(parts, first_name, strict=False)
+        ]
+        return cls(
+            [name for part in parts for name in part.names],
+            list(groups.values()),
+            np.concatenate(name),
+            *(np.concatenate([getattr(part, field) for part in parts]) for field in ("counter", "nbytes", "done")),
+        )
 
 
 @dataclass(frozen=True)
@@ -174,20 +222,48 @@ class Collectives:
         waits = int(np.count_nonzero(self.is_wait))
         return f"<Collectives: {len(self) - waits} on {len(self.groups)} groups, {waits} waits>"
 
+    @classmethod
+    def of_slices(cls, slices: Slices, details: CollectiveDetails, track_names: Sequence[str]) -> Collectives:
+        """Return the collectives and waits among a timeline's slices.
+
+        Args:
+            slices: of all kinds.
+            details: what their `detail` points into.
+            track_names: the names of the timeline's tracks.
+        """
+        rows = slices.take(slices.block_of(COLLECTIVE))
+        return cls(
+            details.names,
+            details.groups,
+            start=rows.start,
+            end=rows.end,
+            done=details.done[rows.detail],
+            name=details.name[rows.detail],
+            is_wait=rows.kind == WAIT,
+            counter=details.counter[rows.detail],
+            nbytes=details.nbytes[rows.detail],
+            track=rows.track,
+            step=rows.step,
+            complete=rows.complete,
+            track_names=track_names,
+        )
+
+    def slices(self) -> tuple[Slices, CollectiveDetails]:
+        """Return the same as slices of a timeline's table, and what only they have."""
+        rows = Slices.of_kind(
+            np.where(self.is_wait, WAIT, COLLECTIVE),
+            self.start,
+            end=self.end,
+            track=self.track,
+            step=self.step,
+            complete=self.complete,
+            detail=np.arange(len(self)),
+        )
+        return rows, CollectiveDetails(self.names, self.groups, self.name, self.counter, self.nbytes, self.done)
+
     def take(self, index: AnyArray) -> Collectives:
         """Return the rows at `index` (indices or a mask)."""
         return replace(self, **{name: getattr(self, name)[index] for name in DTYPES})
-
-    def in_window(self, low: int, high: int) -> Collectives:
-        """Return what overlaps a range of time, cut to it; what was complete only behind it is not known to be."""
-        part = self.take((self.start < high) & (self.end >= low))
-        return replace(
-            part,
-            start=np.maximum(part.start, low),
-            end=np.minimum(part.end, high),
-            done=np.where(part.done < high, part.done, -1),
-            complete=part.complete & (part.start >= low) & (part.end <= high),
-        )
 
 
 DTYPES: dict[str, type[np.generic]] = {

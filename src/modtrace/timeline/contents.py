@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from .._typing import Int64Array
+from .slices import BACKWARD_PASS, COLLECTIVE, KINDS
 
 __all__ = [
     "BACKWARD_PASSES",
@@ -28,8 +29,7 @@ __all__ = [
 
 
 GPU = "gpu"
-COMMUNICATION = "communication"
-PASSES = "backward pass"
+COMMUNICATION, PASSES = KINDS[COLLECTIVE].track, KINDS[BACKWARD_PASS].track
 TRACK_KINDS = ("forward", "backward", PASSES, COMMUNICATION, GPU)
 """What a track can be of, in the order in which they are shown; calls inside backward lie on its track."""
 
@@ -78,13 +78,13 @@ class Process(NamedTuple):
 
 
 class Track(NamedTuple):
-    """One row of spans: what ran forward or backward on a thread, or whose kernels ran on a stream of a GPU.
+    """One row of slices: what ran forward or backward on a thread, or whose kernels ran on a stream of a GPU.
 
     Spans above a GPU stream have the phase of the calls that launched the work.
 
     Attributes:
-        kind: one of `TRACK_KINDS`: "forward", "backward" (and calls inside), "communication" (which holds no spans, see
-            `Timeline.collectives`) or "gpu"; in files also "backward pass", see `Timeline.backward_passes`.
+        kind: one of `TRACK_KINDS`: "forward", "backward" (and calls inside) or "gpu", which hold the spans of modules;
+            "communication", see `Timeline.collectives`; "backward pass", see `Timeline.backward_passes`.
         thread: the thread's name (`MainThread`, `pt_autograd_0`), or the stream's (`stream 7`).
         tid: the thread's id as the operating system has it, or the stream's number.
         process: the process it belongs to; of a GPU's the one that launched the work.

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from .columns import BACKWARD, RECOMPUTE, Columns, join_columns, sort_by_start
 from .contents import GPU, Process, Track
+from .join import with_slices
 from .nesting import nest_by_time
 from .select import keep_tracks
+from .slices import BACKWARD, RECOMPUTE, Columns
 
 if TYPE_CHECKING:
     from .contents import Name
@@ -76,17 +77,8 @@ def add_gpu_tracks(timeline: Timeline, spans: GpuSpans) -> Timeline:
             complete=np.ones(len(spans.start), np.bool_),
         )
     )
-    joined, position = sort_by_start(join_columns([columns, added]))
-    return replace(
-        timeline,
-        columns=joined,
-        names=spans.names,
-        tracks=[
-            *timeline.tracks,
-            *(Track(GPU, f"stream {stream}", stream, process, device, stream) for device, stream in spans.streams),
-        ],
-        span_args={int(position[row]): args for row, args in timeline.span_args.items()},
-    )
+    tracks = [Track(GPU, f"stream {stream}", stream, process, device, stream) for device, stream in spans.streams]
+    return with_slices(replace(timeline, names=spans.names, tracks=[*timeline.tracks, *tracks]), added)
 
 
 def on_gpu(timeline: Timeline) -> BoolArray:

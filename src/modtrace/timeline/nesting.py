@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from .._typing import Int32Array, Int64Array, SignedIntArray
-from .columns import Columns
+
+if TYPE_CHECKING:
+    from .slices import Slices
 
 __all__ = ["Intervals", "nest_by_time", "nest_intervals", "outermost_first"]
 
@@ -47,7 +49,7 @@ def outermost_first(columns: Intervals, rows: SignedIntArray) -> SignedIntArray:
     return rows
 
 
-def nest_by_time(columns: Columns) -> Columns:
+def nest_by_time(columns: Slices) -> Slices:
     """Compute `depth` and `parent` anew, per track, from start and end, see `nest_intervals`; the order stays."""
     depth, parent = nest_intervals(columns)
     return dataclasses.replace(columns, depth=depth, parent=parent)

@@ -24,25 +24,14 @@ def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> 
         timeline: what to move.
         move: int64 nanoseconds → where they are moved to; keeps their order.
     """
-    columns, collectives = timeline.columns, timeline.collectives
-    marks, passes = timeline.marks, timeline.backward_passes
+    slices, details, marks = timeline.slices, timeline.collective_details, timeline.marks
     mark_times = move(np.array([mark.time_ns for mark in marks], np.int64)).tolist()
-    starts = move(np.array([run.start_ns for run in passes], np.int64)).tolist()
-    ends = move(np.array([run.end_ns for run in passes], np.int64)).tolist()
     return replace(
         timeline,
-        columns=replace(columns, start=move(columns.start), end=move(columns.end)),
-        collectives=replace(
-            collectives,
-            start=move(collectives.start),
-            end=move(collectives.end),
-            done=np.where(collectives.done >= 0, move(collectives.done), -1),
-        ),
+        slices=replace(slices, start=move(slices.start), end=move(slices.end)),
+        collective_details=replace(details, done=np.where(details.done >= 0, move(details.done), -1)),
         marks=[mark._replace(time_ns=time) for mark, time in zip(marks, mark_times, strict=True)],
         counters=[replace(counter, time=move(counter.time)) for counter in timeline.counters],
-        backward_passes=[
-            run._replace(start_ns=start, end_ns=end) for run, start, end in zip(passes, starts, ends, strict=True)
-        ],
     )
 
 
@@ -52,5 +41,4 @@ def replace_processes(timeline: Timeline, process_of: Callable[[Process], Proces
         timeline,
         tracks=[track._replace(process=process_of(track.process)) for track in timeline.tracks],
         counters=[replace(counter, process=process_of(counter.process)) for counter in timeline.counters],
-        backward_passes=[run._replace(process=process_of(run.process)) for run in timeline.backward_passes],
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._typing import BoolArray, IndexArray, Int32Array, Int64Array
-from .columns import BACKWARD, Columns, sort_by_start
+from .slices import BACKWARD, KINDS, MODULE, Slices, sort_by_start
 
 if TYPE_CHECKING:
     from .contents import CounterSeries
@@ -20,8 +20,10 @@ __all__ = [
     "chosen_steps",
     "first_ended_step",
     "first_process_tracks",
+    "keep_rows",
     "keep_tracks",
     "modules",
+    "modules_only",
     "steps",
     "steps_at",
     "whole_spans",
@@ -30,53 +32,45 @@ __all__ = [
 
 
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
-    """Return what lies in a range of time; see `Timeline.window`."""
+    """Return what is in a range of time; see `Timeline.window`."""
     low = np.iinfo(np.int64).min if start_ns is None else start_ns
     high = np.iinfo(np.int64).max if end_ns is None else end_ns
     if high < low:
         raise ValueError(f"the window ends {low - high} ns before it starts")
-    columns = timeline.columns
-    # An empty span has no inside to overlap with: it is in where its moment is.
-    overlaps = (columns.start < high) & (columns.end > low) | (columns.start == columns.end) & (columns.start == low)
-    part = _keep(timeline, np.flatnonzero(overlaps & (columns.start < high)))
+    slices = timeline.slices
+    # An empty slice has no inside to overlap with: it is in if its moment is.
+    overlaps = (slices.start < high) & (slices.end > low) | (slices.start == slices.end) & (slices.start == low)
+    part = keep_rows(timeline, np.flatnonzero(overlaps & (slices.start < high)))
     cut = dataclasses.replace(
-        part.columns,
-        start=np.maximum(part.columns.start, low),
-        end=np.minimum(part.columns.end, high),
-        complete=part.columns.complete & (part.columns.start >= low) & (part.columns.end <= high),
+        part.slices,
+        start=np.maximum(part.slices.start, low),
+        end=np.minimum(part.slices.end, high),
+        complete=part.slices.complete & (part.slices.start >= low) & (part.slices.end <= high),
     )
+    # Cutting makes slices begin together: these are sorted by depth.
+    ordered, new_index = sort_by_start(cut)
     return dataclasses.replace(
-        _reordered(part, cut),
+        part,
+        slices=ordered,
+        span_args={int(new_index[row]): args for row, args in part.span_args.items()},
         marks=[mark for mark in timeline.marks if low <= mark.time_ns < high],
         counters=[_samples(counter, low, high) for counter in timeline.counters],
-        collectives=timeline.collectives.in_window(low, high),
-        backward_passes=[
-            run._replace(
-                start_ns=max(run.start_ns, low),
-                end_ns=min(run.end_ns, high),
-                complete=run.complete and low <= run.start_ns and run.end_ns <= high,
-            )
-            for run in timeline.backward_passes
-            if run.start_ns < high and run.end_ns > low
-        ],
+        collective_details=timeline.collective_details.cut(high),
     )
 
 
 def whole_spans(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
     """Return what overlaps a range of time, uncut, with the marks and samples in it."""
-    columns, table = timeline.columns, timeline.collectives
-    rows = np.flatnonzero((columns.start <= end_ns) & (columns.end >= start_ns))
+    slices = timeline.slices
     return dataclasses.replace(
-        _keep(timeline, rows),
+        keep_rows(timeline, np.flatnonzero((slices.start <= end_ns) & (slices.end >= start_ns))),
         marks=[mark for mark in timeline.marks if start_ns <= mark.time_ns <= end_ns],
         counters=[_samples(counter, start_ns, end_ns + 1) for counter in timeline.counters],
-        collectives=table.take((table.start <= end_ns) & (table.end >= start_ns)),
-        backward_passes=[run for run in timeline.backward_passes if run.start_ns <= end_ns and run.end_ns >= start_ns],
     )
 
 
 def keep_tracks(timeline: Timeline, kept: BoolArray) -> Timeline:
-    """Return the timeline with some of its tracks and what lies on them; what lies on no track stays.
+    """Return the timeline with some of its tracks and the slices on them.
 
     Args:
         timeline: what to choose from.
@@ -85,19 +79,12 @@ def keep_tracks(timeline: Timeline, kept: BoolArray) -> Timeline:
     if kept.all():
         return timeline
     new_index = (np.cumsum(kept) - 1).astype(np.int32)
-    rows = np.flatnonzero(kept[timeline.columns.track])
-    position = np.full(len(timeline.columns) + 1, -1, np.int64)
-    position[rows] = np.arange(len(rows))
-    columns = timeline.columns.take(rows)
-    table = timeline.collectives.take(kept[timeline.collectives.track])
-    part = dataclasses.replace(
-        timeline,
-        columns=dataclasses.replace(columns, parent=position[columns.parent], track=new_index[columns.track]),
+    part = keep_rows(timeline, np.flatnonzero(kept[timeline.slices.track]), cut_links=False)
+    return dataclasses.replace(
+        part,
+        slices=dataclasses.replace(part.slices, track=new_index[part.slices.track]),
         tracks=[timeline.tracks[index] for index in np.flatnonzero(kept).tolist()],
-        span_args={int(position[span]): args for span, args in timeline.span_args.items() if position[span] >= 0},
     )
-    table = dataclasses.replace(table, track=new_index[table.track], track_names=part.track_names)
-    return dataclasses.replace(part, collectives=table)
 
 
 def steps(timeline: Timeline, first: int | None = None, last: int | None = None) -> Timeline:
@@ -110,7 +97,8 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
         high = max(low, high)  # as in a slice of a list: nothing
     if high < low:
         raise ValueError(f"step {high} is before step {low}")
-    part = _keep(timeline, np.flatnonzero((columns.step >= low) & (columns.step < high)))
+    slices = timeline.slices
+    part = keep_rows(timeline, np.flatnonzero((slices.step >= low) & (slices.step < high)))
     step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     # The mark that ends step n is the last in it; what had ended when the recording began has no mark.
     first_ended = first_ended_step(timeline, step_ends)
@@ -120,8 +108,6 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
         part,
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
         counters=[_samples(counter, since, until) for counter in timeline.counters],
-        collectives=timeline.collectives.take((timeline.collectives.step >= low) & (timeline.collectives.step < high)),
-        backward_passes=[run for run in timeline.backward_passes if since <= run.start_ns < until],
     )
 
 
@@ -132,23 +118,19 @@ def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
         timeline: what to choose from.
         numbers: int64[n], the steps.
     """
-    columns = timeline.columns
 
     def is_chosen(times: Int64Array) -> BoolArray:
         return np.isin(steps_at(timeline, times), numbers)
 
-    passes_chosen = is_chosen(np.array([run.start_ns for run in timeline.backward_passes], np.int64))
     marks_chosen = is_chosen(np.array([mark.time_ns for mark in timeline.marks], np.int64))
     return dataclasses.replace(
-        _keep(timeline, np.flatnonzero(np.isin(columns.step, numbers))),
+        keep_rows(timeline, np.flatnonzero(np.isin(timeline.slices.step, numbers))),
         marks=[mark for mark, chosen in zip(timeline.marks, marks_chosen, strict=True) if chosen],
         counters=[
             dataclasses.replace(counter, time=counter.time[chosen], value=counter.value[chosen])
             for counter in timeline.counters
             for chosen in (is_chosen(counter.time),)
         ],
-        collectives=timeline.collectives.take(np.isin(timeline.collectives.step, numbers)),
-        backward_passes=[run for run, chosen in zip(timeline.backward_passes, passes_chosen, strict=True) if chosen],
     )
 
 
@@ -158,26 +140,41 @@ def modules(timeline: Timeline, pattern: str | None = None, max_depth: int | Non
     if pattern is not None and timeline.names:
         matches = re.compile(fnmatch.translate(pattern)).match
         chosen = np.array([matches(name.fqn) is not None for name in timeline.names])
-        part = _keep(timeline, np.flatnonzero(chosen[timeline.columns.name]))
+        slices = timeline.slices
+        part = keep_rows(timeline, np.flatnonzero(chosen[slices.name] | (slices.kind != MODULE)))
     if max_depth is not None:
-        part = _keep(part, np.flatnonzero(part.columns.depth < max_depth))
+        part = keep_rows(part, np.flatnonzero((part.slices.depth < max_depth) | (part.slices.kind != MODULE)))
     return part
 
 
-def _keep(timeline: Timeline, rows: IndexArray) -> Timeline:
-    """Keep some spans, in order. Each lies in the innermost one around it that is kept; links to none are dropped."""
-    columns = timeline.columns
-    if len(rows) == len(columns):
+def modules_only(timeline: Timeline) -> Timeline:
+    """Return the timeline without the slices of other kinds, and without their tracks."""
+    others = {kind.track for kind in KINDS}
+    return keep_tracks(timeline, np.array([track.kind not in others for track in timeline.tracks], np.bool_))
+
+
+def keep_rows(timeline: Timeline, rows: IndexArray, *, cut_links: bool = True) -> Timeline:
+    """Keep some slices, in order. Each is then in the innermost kept one around it.
+
+    Args:
+        timeline: what to choose from.
+        rows: indices of the slices that stay, ascending.
+        cut_links: whether a link goes that joined forward and backward and now has one side only.
+    """
+    slices = timeline.slices
+    if len(rows) == len(slices):
         return timeline
-    new_index = np.full(len(columns), -1, np.int64)
+    new_index = np.full(len(slices), -1, np.int64)
     new_index[rows] = np.arange(len(rows))
-    kept = columns.take(rows)
-    parent = _kept_parents(columns.parent, new_index, kept.parent)
-    kept = dataclasses.replace(kept, parent=parent, depth=_depths(parent), link=_complete_links(columns, rows))
+    kept = slices.take(rows)
+    parent = _kept_parents(slices.parent, new_index, kept.parent)
+    kept = dataclasses.replace(kept, parent=parent, depth=_depths(parent))
+    if cut_links:
+        kept = dataclasses.replace(kept, link=_complete_links(slices, rows))
     return dataclasses.replace(
         timeline,
-        columns=kept,
-        span_args={int(new_index[span]): args for span, args in timeline.span_args.items() if new_index[span] >= 0},
+        slices=kept,
+        span_args={int(new_index[row]): args for row, args in timeline.span_args.items() if new_index[row] >= 0},
     )
 
 
@@ -208,7 +205,7 @@ def _depths(parent: Int64Array) -> Int32Array:
     return depth
 
 
-def _complete_links(columns: Columns, rows: IndexArray) -> Int64Array:
+def _complete_links(columns: Slices, rows: IndexArray) -> Int64Array:
     """Return the links of the kept rows, without those that joined forward and backward and have only one left."""
     numbers, link = np.unique(columns.link, return_inverse=True)
     backward = columns.phase == BACKWARD
@@ -221,16 +218,6 @@ def _complete_links(columns: Columns, rows: IndexArray) -> Int64Array:
 
     broken = joining(slice(None)) & ~joining(rows)
     return np.where(broken[link[rows]], -1, columns.link[rows])
-
-
-def _reordered(timeline: Timeline, columns: Columns) -> Timeline:
-    """Sort by (start, depth) anew, as cutting makes spans begin together."""
-    ordered, new_index = sort_by_start(columns)
-    return dataclasses.replace(
-        timeline,
-        columns=ordered,
-        span_args={int(new_index[span]): args for span, args in timeline.span_args.items()},
-    )
 
 
 def _samples(counter: CounterSeries, low: int, high: int) -> CounterSeries:

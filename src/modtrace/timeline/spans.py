@@ -8,8 +8,8 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from .columns import PHASES, Columns
 from .contents import Name
+from .slices import PHASES, Columns
 
 __all__ = ["Span", "Spans"]
 

@@ -6,11 +6,12 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from . import select
-from .collectives import Collectives
-from .columns import Columns
+from .collectives import CollectiveDetails, Collectives
 from .contents import BackwardPass, CounterSeries, Mark, Name, Stats, Track
+from .slices import BACKWARD_PASS, MODULE, Slices
 from .spans import Spans
 from .summary import GroupBy, Summary, find_typical_step, summarize
 
@@ -19,20 +20,19 @@ __all__ = ["Timeline"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of one recording, and what is known about it.
+    """The slices of one recording, and what is known about it.
 
     Attributes:
-        columns: the spans as NumPy columns, in start order.
-        names: what `columns.name` points into.
-        tracks: what `columns.track` points into.
+        slices: all slices as NumPy columns: modules, collectives and waits, backward passes.
+        names: what `slices.name` points into.
+        tracks: what `slices.track` points into.
         stats: what was kept and what was lost.
         marks: steps and marks, in time order.
         counters: sampled quantities.
-        collectives: what the threads did of torch.distributed, as columns and as a sequence of `Collective`.
         metadata: about the recording as a whole: `torch`, `engine`, `modtrace` versions and the like; JSON values.
-        span_args: what single spans hold beyond the fixed fields (`{"shapes": "float32[2, 8]"}`, and as
-            `compiled_modules` those inside of what torch.compile made), by index of the span.
-        backward_passes: the whole backward passes, in the order of their begins; they lie on no track.
+        span_args: what single slices hold beyond the fixed fields (`{"shapes": "float32[2, 8]"}`, and as
+            `compiled_modules` those inside of what torch.compile made), by index of the slice.
+        collective_details: what only collectives and waits have.
 
     Examples:
         >>> timeline = modtrace.load("step.pftrace")
@@ -40,7 +40,7 @@ class Timeline:
         >>> timeline.steps(3, 5).save("two-steps.html")
     """
 
-    columns: Columns
+    slices: Slices
     names: Sequence[Name] = ()
     tracks: Sequence[Track] = ()
     stats: Stats = field(default_factory=Stats)
@@ -48,8 +48,28 @@ class Timeline:
     counters: Sequence[CounterSeries] = ()
     metadata: Mapping[str, object] = field(default_factory=dict)
     span_args: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    backward_passes: Sequence[BackwardPass] = ()
-    collectives: Collectives = field(default_factory=Collectives.of)
+    collective_details: CollectiveDetails = field(default_factory=CollectiveDetails)
+
+    @cached_property
+    def columns(self) -> Slices:
+        """The slices of modules as NumPy columns, in start order: the first rows of `slices`, not copied."""
+        rows = self.slices.block_of(MODULE)
+        return self.slices if rows.stop == len(self.slices) else self.slices.take(rows)
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """What the threads did of torch.distributed, as columns and as a sequence of `Collective`."""
+        return Collectives.of_slices(self.slices, self.collective_details, self.track_names)
+
+    @cached_property
+    def backward_passes(self) -> Sequence[BackwardPass]:
+        """The whole backward passes, in the order of their begins."""
+        rows = self.slices.take(self.slices.block_of(BACKWARD_PASS))
+        columns = (rows.start.tolist(), rows.end.tolist(), rows.track.tolist(), rows.complete.tolist())
+        return [
+            BackwardPass(start, end, (track := self.tracks[index]).thread, track.tid, track.process, complete)
+            for start, end, index, complete in zip(*columns, strict=True)
+        ]
 
     @property
     def spans(self) -> Spans:

@@ -18,7 +18,7 @@ from .lanes import MARKS_ROW, Lanes
 from .progress import show_progress
 from .rows.communication import chrome_communication
 from .rows.slices import microseconds
-from .rows.whole_passes import chrome_passes, with_pass_tracks
+from .rows.whole_passes import chrome_passes
 
 __all__ = ["ChromeTimeline", "chrome_events", "first_moment", "microseconds", "row_metadata_events", "write_chrome"]
 
@@ -31,7 +31,6 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         WriteError: the timeline is longer than eleven days, or the file cannot be written; an existing file is intact.
     """
-    timeline = with_pass_tracks(timeline)
     base = first_moment(timeline)
     chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline), base)
     with atomic_writer(path) as file:
@@ -55,16 +54,15 @@ def chrome_events(timeline: Timeline, base: int, taken: Collection[int] = ()) ->
         base: Unix nanoseconds from which `ts` counts, no later than `first_moment(timeline)`.
         taken: numbers that the trace already uses as pid or tid, which these events shall not share.
     """
-    timeline = with_pass_tracks(timeline)
     chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline, taken), base)
     return (text for _, text in _all_events(chrome))
 
 
 def first_moment(timeline: Timeline) -> int:
     """Return the earliest time in a timeline, in Unix nanoseconds; 0 for an empty one."""
-    starts = [timeline.columns.start, timeline.collectives.start, *(counter.time for counter in timeline.counters)]
-    moments = [int(start[0]) for start in starts if len(start)]
-    moments += [run.start_ns for run in timeline.backward_passes[:1]]
+    slices = timeline.slices
+    moments = [int(slices.start.min())] if len(slices) else []
+    moments += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
     return min(moments + [mark.time_ns for mark in timeline.marks], default=0)
 
 
@@ -139,10 +137,9 @@ def _all_events(chrome: ChromeTimeline) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_length(timeline: Timeline, base: int) -> None:
-    ends = [int(timeline.columns.end.max(initial=base)), *(mark.time_ns for mark in timeline.marks)]
+    ends = [int(timeline.slices.end.max(initial=base)), int(timeline.collective_details.done.max(initial=base))]
+    ends += [mark.time_ns for mark in timeline.marks]
     ends += [int(counter.time.max(initial=base)) for counter in timeline.counters]
-    ends += [run.end_ns for run in timeline.backward_passes]
-    ends += [int(timeline.collectives.end.max(initial=base)), int(timeline.collectives.done.max(initial=base))]
     if max(ends) - base >= MAX_CHROME_NS:
         days = (max(ends) - base) / 86_400e9
         raise WriteError(

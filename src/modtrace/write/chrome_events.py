@@ -81,7 +81,7 @@ class _SpanWriter:
     def text(self, first: int, last: int) -> bytes:
         """Return the events of the spans from `first` to before `last`. Each piece ends where a comma may follow."""
         part = slice(first, last)
-        columns = self._columns.take(part)  # type: ignore[arg-type]
+        columns = self._columns.take(part)
         lane = self._lanes.of_span[part]
         key = columns.name.astype(np.int64) * len(self._lanes.lanes) + lane
         key = (key * len(PHASES) + columns.phase) * 2 + columns.complete

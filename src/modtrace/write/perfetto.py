@@ -21,7 +21,7 @@ from .perfetto_events import CHUNK, SpanPackets
 from .progress import show_progress
 from .rows.communication import CommunicationFlows, communication_slices
 from .rows.slices import perfetto_slices
-from .rows.whole_passes import pass_slices, with_pass_tracks
+from .rows.whole_passes import pass_slices
 
 __all__ = ["perfetto_packets", "write_perfetto"]
 
@@ -47,7 +47,6 @@ def perfetto_packets(timeline: Timeline, parents: TrackParents | None = None) ->
         timeline: what to write.
         parents: the tracks of threads where the file describes them already.
     """
-    timeline = with_pass_tracks(timeline)
     escaped_originals: EscapedOriginals = {}
     names = escaped_names(timeline, escaped_originals)
     escape_late_texts(timeline, escaped_originals)

@@ -115,7 +115,7 @@ def test_a_report_is_the_same_for_the_same_trace() -> None:
 
 def test_an_empty_timeline_has_a_report_too() -> None:
     report = modtrace.report(
-        replace(gpt_timeline(1, 1), columns=gpt_timeline(1, 1).columns.take(np.array([], np.int64)))
+        replace(gpt_timeline(1, 1), slices=gpt_timeline(1, 1).columns.take(np.array([], np.int64)))
     )
 
     assert list(report.files) == FILES

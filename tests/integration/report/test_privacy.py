@@ -68,7 +68,7 @@ def timeline_from_elsewhere() -> Timeline:
     process = Process(40_123, 0, "/srv/milliways/train.py")
     return replace(
         plain,
-        columns=replace(plain.columns, start=plain.columns.start + shift, end=plain.columns.end + shift),
+        slices=replace(plain.columns, start=plain.columns.start + shift, end=plain.columns.end + shift),
         tracks=[track._replace(tid=40_123, thread="arthur@betelgeuse", process=process) for track in plain.tracks],
         marks=[Mark(START_NS + 5, "mark", "login with hf_qwertyuiop12"), Mark(START_NS + 9, "step", "step of arthur")],
         counters=[

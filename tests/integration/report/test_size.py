@@ -59,7 +59,7 @@ def test_the_slowest_steps_are_kept_where_not_all_fit(tmp_path: Path, bare: int)
     end = columns.end.copy()
     for step in (7, 21):
         end[np.flatnonzero((columns.step == step) & (columns.depth == 0))] += 1
-    timeline = replace(timeline, columns=replace(columns, end=end))
+    timeline = replace(timeline, slices=replace(columns, end=end))
     whole = modtrace.report(timeline).size
 
     report = modtrace.report(timeline, max_bytes=bare + (whole - bare) // 10)

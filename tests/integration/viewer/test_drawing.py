@@ -108,7 +108,7 @@ def test_spans_of_recompute_and_incomplete_have_patterns(open_page: Open) -> Non
     complete = columns.complete.copy()
     complete[3] = False
     page = open_page(
-        replace(whole, columns=replace(columns, complete=complete), stats=Stats(recorded=15, unfinished=1))
+        replace(whole, slices=replace(columns, complete=complete), stats=Stats(recorded=15, unfinished=1))
     ).page
 
     def shades(row: str, us: int) -> int:

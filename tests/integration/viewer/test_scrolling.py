@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from modtrace.timeline import Name, Process, Timeline, Track
-from modtrace.timeline.columns import DTYPES, Columns, in_start_order
+from modtrace.timeline.columns import Columns, in_start_order
 from modtrace.write.html import write_html
 from tests.support.browser import launch
 from tests.support.gpt_timeline import BASE
 from tests.support.random_views import check_random_views, random_timeline
 from tests.support.screenshots import Rgb, screen_colors
+from tests.support.span_fields import SPAN_FIELDS
 from tests.support.tracks_screen import BOXES, Screen, screen_of
 from tests.support.viewer_page import GAP_PX, HEADER_PX, LEVEL_PX, MARGIN_PX, Open, settle
 
@@ -81,7 +82,7 @@ def numbered_timeline(threads: int, depths: int) -> Numbered:
                 phase = level.track % 2
                 rows.append((start, start + SLOT_NS - 50, len(names), phase, level.track, level.depth, -1, 0, 0, -1, 1))
                 names.append(Name("span", level.fqn(slot), f"Class{level.number % 40}"))
-    columns = Columns.of(**dict(zip(DTYPES, np.array(rows, np.int64).T, strict=True)))
+    columns = Columns.of(**dict(zip(SPAN_FIELDS, np.array(rows, np.int64).T, strict=True)))
     return Numbered(Timeline(in_start_order(columns), names, tracks), levels, bits)
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ...ring import Kind, RingSnapshot
-from ..columns import BACKWARD, Columns
-from ..contents import BACKWARD_PASSES, STEPS_END_WITH, BackwardPass, CounterSeries, Mark, Process, Stats
+from ..contents import BACKWARD_PASSES, PASSES, STEPS_END_WITH, CounterSeries, Mark, Process, Stats, Track
+from ..join import with_slices
+from ..slices import BACKWARD, BACKWARD_PASS, Slices, join_columns
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
 from .intervals import count_outside_runs, find_parents
+from .path_spans import clip_and_nest
 from .spans import SpanRows, assign_tracks, build_span_rows
 
 __all__ = ["build_timeline"]
@@ -41,7 +43,7 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     tracks, track = assign_tracks(rows, lookup.threads, process)
     tracks, collectives = assign_communication_tracks(tracks, build_collectives(analysis), lookup.threads, process)
     timeline = Timeline(
-        columns=Columns.of(
+        Slices.of(
             **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
             start=clock.to_other(rows["start"]),
             end=clock.to_other(rows["end"]),
@@ -62,14 +64,16 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
         ),
         marks=_marks(analysis),
         counters=_counters(analysis, process),
-        backward_passes=_backward_passes(analysis, process),
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key != "host"}
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
         span_args=_find_span_args(analysis, rows),
     )
     timeline = add_device_spans(timeline, analysis)
-    return replace(timeline, collectives=replace(collectives, track_names=timeline.track_names))
+    tracks, passes = _backward_passes(analysis, timeline.tracks, process)
+    communication, details = collectives.slices()
+    others = join_columns([communication, passes])
+    return with_slices(replace(timeline, tracks=tracks), others, collective_details=details)
 
 
 def _marks(analysis: RingAnalysis) -> list[Mark]:
@@ -86,28 +90,28 @@ def _marks(analysis: RingAnalysis) -> list[Mark]:
     return sorted(marks)
 
 
-def _backward_passes(analysis: RingAnalysis, process: Process) -> list[BackwardPass]:
-    events, clock = analysis.events, analysis.clock
+def _backward_passes(
+    analysis: RingAnalysis, tracks: Sequence[Track], process: Process
+) -> tuple[list[Track], Slices]:
+    """Return the tracks with those of backward passes behind them, and the passes."""
+    events, clock, threads = analysis.events, analysis.clock, analysis.lookup.threads
     thread, begin, end = analysis.passes
     if not len(thread):
-        return []
-    known = (begin >= 0) & (end >= 0)
+        return [*tracks], Slices.empty()
     start_ns = clock.to_other(np.where(begin >= 0, events.time[begin], events.time.min()))
     end_ns = clock.to_other(np.where(end >= 0, events.time[end], events.time.max()))
-    passes = []
-    ends_around: dict[int, list[int]] = {}
-    order = np.lexsort((-end_ns, start_ns))
-    columns = (thread, start_ns, end_ns, known)
-    for number, start, end, whole in zip(*(column[order].tolist() for column in columns), strict=True):
-        around = ends_around.setdefault(number, [])
-        while around and around[-1] <= start:
-            around.pop()
-        # One whose end is lost cannot outlast the one around it.
-        until = min([end, *around[-1:]])
-        around.append(until)
-        name, tid = analysis.lookup.threads[number]
-        passes.append(BackwardPass(start, until, name, tid, process, whole and until == end))
-    return passes
+    # One whose end is lost cannot outlast the one around it.
+    until, _, _ = clip_and_nest(thread, start_ns, end_ns, np.arange(len(thread)))
+    first_seen = [*dict.fromkeys(thread[np.lexsort((-end_ns, start_ns))].tolist())]
+    rows = Slices.of_kind(
+        BACKWARD_PASS,
+        start_ns,
+        end=until,
+        track=[len(tracks) + first_seen.index(number) for number in thread.tolist()],
+        step=analysis.steps_before(np.maximum(2 * begin + 1, 0)),
+        complete=(begin >= 0) & (end >= 0) & (until == end_ns),
+    )
+    return [*tracks, *(Track(PASSES, name, tid, process) for name, tid in map(threads.__getitem__, first_seen))], rows
 
 
 def _counters(analysis: RingAnalysis, process: Process) -> list[CounterSeries]:

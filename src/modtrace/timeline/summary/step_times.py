@@ -8,10 +8,10 @@ import numpy as np
 
 from ..._errors import ModtraceError
 from ..._typing import BoolArray, Int64Array
-from ..columns import FORWARD, RECOMPUTE
 from ..gpu_tracks import without_gpu
 from ..ranges import Ranges, union_of
 from ..select import first_ended_step, first_process_tracks, keep_tracks
+from ..slices import BACKWARD_PASS, FORWARD, RECOMPUTE
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -79,11 +79,9 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
     modules = all_busy.time_within(start, end)
     backward = _union(timeline, is_backward & (is_root | ~is_backward[columns.parent])).time_within(start, end)
     recompute = _union(timeline, recomputes & (is_root | ~recomputes[columns.parent])).time_within(start, end)
-    own = {track.process for track in timeline.tracks}
-    passes = np.array(
-        [(run.start_ns, run.end_ns) for run in timeline.backward_passes if not own or run.process in own], np.int64
-    ).reshape(-1, 2)
-    whole_passes = union_of(passes[:, 0], passes[:, 1]).time_within(start, end)
+    passes = timeline.slices.block_of(BACKWARD_PASS)
+    pass_times = union_of(timeline.slices.start[passes], timeline.slices.end[passes])
+    whole_passes = pass_times.time_within(start, end)
     before, after = _edges_outside(all_busy, start, end)
     rows = zip(
         (end - start).tolist(),

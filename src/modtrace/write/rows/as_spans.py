@@ -15,7 +15,7 @@ from ...timeline.columns import join_columns, sort_by_start
 from ...timeline.contents import PASSES
 from ...timeline.nesting import nest_by_time
 from ...timeline.select import steps_at
-from .whole_passes import pass_track, with_pass_tracks
+from .whole_passes import pass_track
 
 __all__ = ["with_row_spans"]
 
@@ -36,7 +36,6 @@ def with_row_spans(timeline: Timeline) -> Timeline:
 
     What the spans of modules have no field for is in their args. Their phase says nothing.
     """
-    timeline = with_pass_tracks(timeline)
     rows = [*_communication(timeline), *_passes(timeline)]
     if not rows:
         return timeline
@@ -58,11 +57,12 @@ def with_row_spans(timeline: Timeline) -> Timeline:
             complete=complete,
         )
     )
-    joined, position = sort_by_start(join_columns([timeline.columns, added]))
-    all_args = {**timeline.span_args, **{spans + index: own for index, own in enumerate(args) if own}}
+    joined, position = sort_by_start(join_columns([timeline.columns, added]))  # all as modules, in one block
+    own_args = {row: args for row, args in timeline.span_args.items() if row < spans}
+    all_args = {**own_args, **{spans + index: own for index, own in enumerate(args) if own}}
     return replace(
         timeline,
-        columns=joined,
+        slices=joined,
         names=[*timeline.names, *names],
         span_args={int(position[span]): own for span, own in all_args.items()},
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ...formats.pass_args import SLICE_NAME, pass_args
 from ...timeline import BackwardPass, Timeline, Track
@@ -11,13 +10,7 @@ from ...timeline.contents import PASSES
 from ..lanes import Lane, Lanes
 from .slices import RowSlice, chrome_slice
 
-__all__ = ["chrome_passes", "pass_slices", "pass_track", "with_pass_tracks"]
-
-
-def with_pass_tracks(timeline: Timeline) -> Timeline:
-    """Return the timeline with a track for the passes of each thread that has any, behind all others."""
-    added = dict.fromkeys(map(pass_track, timeline.backward_passes))
-    return replace(timeline, tracks=[*timeline.tracks, *added]) if added else timeline
+__all__ = ["chrome_passes", "pass_slices", "pass_track"]
 
 
 def pass_track(run: BackwardPass) -> Track:
