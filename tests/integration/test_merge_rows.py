@@ -14,9 +14,9 @@ import pytest
 
 import modtrace
 from modtrace.timeline import BackwardPass, CollectiveName, Collectives, Group, Mark, Process, Timeline, Track
-from modtrace.timeline.join import with_collectives, with_passes
 from modtrace.timeline.select import modules_only
 from tests.support.kineto import BASE, PID, PROCESS, TID, recording, trace, x
+from tests.support.other_kinds import with_collectives, with_passes
 from tests.support.python_process import run_python
 from tests.support.trace_processor import TraceProcessor
 

@@ -17,7 +17,7 @@ from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import BackwardPass, OpenCall, Process, RingAnalysis, Timeline, build_timeline
 from modtrace.timeline.select import chosen_steps
 from modtrace.track.engine import EngineName
-from modtrace.write.rows.as_spans import with_row_spans
+from modtrace.write.slices import all_as_modules
 from tests.support.event_script import WALL, EventScript
 from tests.support.small_modules import Failing
 
@@ -215,7 +215,7 @@ def test_a_pass_is_a_slice_between_backward_and_communication(tmp_path: Path) ->
 
 
 def test_the_page_has_a_row_of_passes() -> None:
-    shown = with_row_spans(two_threads())
+    shown = all_as_modules(two_threads())
 
     own = [index for index, track in enumerate(shown.tracks) if track.kind == "backward pass"]
     rows = [

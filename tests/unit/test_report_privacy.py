@@ -34,8 +34,8 @@ from modtrace.timeline import (
     Track,
     build_timeline,
 )
-from modtrace.timeline.join import with_passes
 from tests.support.event_script import EventScript
+from tests.support.other_kinds import with_passes
 
 ENVIRON = {
     "HOME": "/home/Jane Doe",

@@ -27,8 +27,8 @@ from .._errors import TraceError, WriteError
 from .._version import __version__
 from ..timeline import Name, Process, Stats, Timeline
 from ..timeline.contents import TRACK_KINDS
-from .communication_args import group_header, groups_from_header
 from .escape import UNNAMED, EscapedOriginals, escaped, escaped_json, restore
+from .slice_args import group_header, groups_from_header
 
 __all__ = [
     "EDITED_FILE_ERRORS",
@@ -102,8 +102,8 @@ def make_header(
         ],
         "lanes": [{"track": track, "pid": pid, "tid": tid} for track, pid, tid in lanes],
     }
-    if timeline.collectives.groups:
-        header["groups"] = group_header(timeline.collectives.groups, escaped_originals)
+    if timeline.collective_details.groups:
+        header["groups"] = group_header(timeline.collective_details.groups, escaped_originals)
     return {**header, "escaped_originals": escaped_originals}
 
 
@@ -122,7 +122,7 @@ def escape_late_texts(timeline: Timeline, escaped_originals: EscapedOriginals) -
     """Note what was escaped in marks' texts and spans' own args, which are written after the header."""
     texts = {mark.text for mark in timeline.marks}
     texts.update(text for span_args in timeline.span_args.values() for pair in span_args.items() for text in pair)
-    texts.update(text for name in timeline.collectives.names for text in (name.operator, name.group))
+    texts.update(text for name in timeline.collective_details.names for text in (name.operator, name.group))
     for text in texts:
         escaped(text, escaped_originals)
 

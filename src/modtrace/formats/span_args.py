@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .._errors import WriteError
+from ..timeline import Timeline
 from .escape import escaped
 
-__all__ = ["CALL_FIELDS", "FLOW_CATEGORY", "FLOW_NAME", "RESERVED_ARGS", "escaped_span_args"]
+__all__ = ["CALL_FIELDS", "FLOW_CATEGORY", "FLOW_NAME", "RESERVED_ARGS", "escaped_span_args", "module_args"]
 
 CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "complete": 6}
 """The fixed args by their field number in the protobuf message that holds them in a Perfetto trace.
@@ -22,6 +23,11 @@ RESERVED_ARGS = frozenset(CALL_FIELDS)
 FLOW_CATEGORY = "call"
 FLOW_NAME = "backward"
 """Category and name of the flow events in JSON, from a call's forward span to its first backward span."""
+
+
+def module_args(timeline: Timeline) -> dict[int, Mapping[str, str]]:
+    """Return the own args of those slices that are modules', by index."""
+    return {row: args for row, args in timeline.span_args.items() if row < len(timeline.columns)}
 
 
 def escaped_span_args(span_args: Mapping[str, str]) -> dict[str, str]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .._errors import TraceError
 from .._typing import Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
-from ..formats.communication_args import is_collective
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header, is_int64, is_tid
-from ..formats.slice_row import SliceRow
+from ..formats.slice_args import CATEGORIES, FileSlice, is_usable
 from ..formats.span_args import RESERVED_ARGS
 from ..timeline import PHASES, RECOMPUTE, Mark, Name, Timeline
-from ..timeline.contents import COMMUNICATION, PASSES, TRACK_KINDS
+from ..timeline.contents import TRACK_KINDS
 from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number
 from .timeline_builder import SpanColumns, build_timeline_from
 
@@ -24,26 +23,6 @@ __all__ = ["MergedEvents"]
 
 SEPARATOR = " · "
 """What stands between the kind of a track and its thread."""
-
-
-class _Slice(NamedTuple):
-    """A slice of what is no span; times in µs from the trace's base.
-
-    Attributes:
-        kind: of the track that it is to lie on.
-        where: its row.
-        start: when it begins.
-        duration: how long it is.
-        name: of the slice.
-        args: its args.
-    """
-
-    kind: str
-    where: TrackKey
-    start: float
-    duration: float
-    name: str
-    args: Mapping[str, Any]
 
 
 class MergedEvents:
@@ -62,7 +41,7 @@ class MergedEvents:
         self._links: dict[tuple[int | str, str, int], int] = {}
         self._marks: list[tuple[float, str, str]] = []
         self._samples: dict[tuple[int | str, str, str], list[tuple[float, int]]] = {}
-        self._slices: list[_Slice] = []
+        self._slices: list[tuple[dict[str, Any], float, float]] = []
 
     def __len__(self) -> int:
         """How many spans were found."""
@@ -78,8 +57,8 @@ class MergedEvents:
         kind, category = event["ph"], event.get("cat")
         if kind == "X" and category in PHASES and "fqn" in event.get("args", ()):
             self._span(event, PHASES.index(category))
-        elif kind == "X" and category in self._columns.slices:
-            self._slice(event, category)
+        elif kind == "X" and category in CATEGORIES:
+            self._slice(event)
         elif kind == "M" and event["name"] == "thread_name":
             self._row_names[_row(event)] = str(event["args"]["name"])
         elif kind == "i" and category in ("step", "mark"):
@@ -133,16 +112,14 @@ class MergedEvents:
     def _add_slices(
         self, chosen: SpanColumns, header: Mapping[str, Any], lane_of_row: Mapping[TrackKey, int], base: int
     ) -> None:
-        """Take the slices that lie on a row of their kind."""
-        starts = base + _nanoseconds([found.start for found in self._slices])
-        ends = starts + _nanoseconds([found.duration for found in self._slices])
-        for found, start, end in zip(self._slices, starts.tolist(), ends.tolist(), strict=True):
-            lane = lane_of_row.get(found.where)
-            if lane is None or header["tracks"][header["lanes"][lane]["track"]]["kind"] != found.kind:
-                continue
-            row = SliceRow(lane, start, end, found.name, found.args)
-            if found.kind != COMMUNICATION or is_collective(row):
-                chosen.slices[found.kind].append(row)
+        """Take the slices that are on a row of their kind."""
+        starts = base + _nanoseconds([start for _, start, _ in self._slices])
+        ends = starts + _nanoseconds([duration for *_, duration in self._slices])
+        for (event, *_), start, end in zip(self._slices, starts.tolist(), ends.tolist(), strict=True):
+            lane = lane_of_row.get(_row(event))
+            if lane is not None and header["tracks"][header["lanes"][lane]["track"]]["kind"] == event["cat"]:
+                found = FileSlice(event["cat"], lane, start, end, event["name"], event.get("args", {}))
+                chosen.slices += [found] if is_usable(found) else []
 
     def _stream_spans(self, start: Int64Array, end: Int64Array) -> Iterator[StreamSpan]:
         columns, names = self._columns, list(self._columns.names)
@@ -164,7 +141,6 @@ class MergedEvents:
         """Return what a header says, as far as names of rows tell it: `forward · MainThread`."""
         parted = {row: name.split(SEPARATOR, 1) for row, name in self._row_names.items() if SEPARATOR in name}
         tracks = {row: parts for row, parts in parted.items() if parts[0] in TRACK_KINDS}
-        tracks = dict(sorted(tracks.items(), key=lambda track: track[1][0] == PASSES))  # these stand behind all others
         pids = list(dict.fromkeys([pid for pid, _ in tracks] + [pid for pid, _, _ in self._samples]))
         return {
             "processes": [
@@ -203,10 +179,10 @@ class MergedEvents:
         if own:
             columns.span_args[len(self._where) - 1] = own
 
-    def _slice(self, event: dict[str, Any], kind: str) -> None:
-        duration, args = _time(event["dur"]), event.get("args", {})
-        if duration >= 0 and isinstance(args, dict):
-            self._slices.append(_Slice(kind, _row(event), _time(event["ts"]), duration, _text(event["name"]), args))
+    def _slice(self, event: dict[str, Any]) -> None:
+        start, duration = _time(event["ts"]), _time(event["dur"])
+        if _row(event) and duration >= 0 and isinstance(event.get("args", {}), dict):
+            self._slices.append((event, start, duration))
 
 
 def _text(value: Any) -> str:

@@ -12,7 +12,6 @@ import orjson
 
 from .._errors import TraceError
 from .._typing import Int64Array
-from ..formats.communication_args import LAUNCH_CATEGORY
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import (
     BIND_ID_OFFSET,
@@ -24,10 +23,9 @@ from ..formats.limits import (
     LimitError,
     check_nested_json,
 )
-from ..formats.slice_row import SliceRow
+from ..formats.slice_args import CATEGORIES, LAUNCH_CATEGORY, FileSlice
 from ..formats.span_args import RESERVED_ARGS
 from ..timeline import PHASES, Mark, Timeline
-from ..timeline.contents import COMMUNICATION
 from .timeline_builder import SpanColumns, build_timeline_from
 
 __all__ = ["load_chrome"]
@@ -131,7 +129,7 @@ class _Reader:
         self._phases = {phase: code for code, phase in enumerate(PHASES)}
         self._marks: list[tuple[float, str, str]] = []
         self._samples: dict[int, list[tuple[float, int]]] = {}
-        self._slices: dict[str, list[Event]] = {kind: [] for kind in self._rows.slices}
+        self._slices: list[Event] = []
 
     def take(self, events: list[Event]) -> None:
         """Take the next events of the file."""
@@ -139,11 +137,11 @@ class _Reader:
         flow_ends: list[tuple[int, int]] = []
         for event in events:
             kind = event["ph"]
-            if kind == "X" and event["cat"] in self._slices:
-                self._slices[event["cat"]].append(event)
+            if kind == "X" and event["cat"] in CATEGORIES:
+                self._slices.append(event)
             elif kind == "X":
                 spans.append(event)
-            elif kind in ("s", "f") and event["cat"] not in (LAUNCH_CATEGORY, COMMUNICATION):
+            elif kind in ("s", "f") and event["cat"] not in (LAUNCH_CATEGORY, *CATEGORIES):
                 # The writer puts an arrow's end right behind its span.
                 flow_ends.append((len(self._ts) + len(spans) - 1, event["id"]))
             elif kind == "i":
@@ -172,12 +170,11 @@ class _Reader:
         for counter, samples in self._samples.items():
             times = (base + _nanoseconds(array("d", (ts for ts, _ in samples)))).tolist()
             rows.samples[counter] = (times, [value for _, value in samples])
-        for of_kind, slices in self._slices.items():
-            starts, lengths = (_nanoseconds(array("d", (event[key] for event in slices))) for key in ("ts", "dur"))
-            for event, begin, length in zip(slices, starts.tolist(), lengths.tolist(), strict=True):
-                lane = self._lanes[event["pid"], event["tid"]]
-                times = (base + begin, base + begin + length)
-                rows.slices[of_kind].append(SliceRow(lane, *times, event["name"], event["args"]))
+        starts, lengths = (_nanoseconds(array("d", (event[key] for event in self._slices))) for key in ("ts", "dur"))
+        for event, begin, length in zip(self._slices, starts.tolist(), lengths.tolist(), strict=True):
+            lane = self._lanes[event["pid"], event["tid"]]
+            times = (base + begin, base + begin + length)
+            rows.slices.append(FileSlice(event["cat"], lane, *times, event["name"], event["args"]))
         return build_timeline_from(self._header, rows, base + start, base + start + _nanoseconds(self._dur))
 
     def _spans(self, spans: list[Event]) -> None:

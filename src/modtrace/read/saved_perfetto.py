@@ -21,7 +21,7 @@ from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import MAX_LINK
 from ..formats.packet_stream import read_packet_batches
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, SequenceIds
-from ..formats.slice_row import SliceRow
+from ..formats.slice_args import CATEGORIES, FileSlice
 from ..formats.span_args import CALL_FIELDS
 from ..timeline import Mark, Timeline
 from .timeline_builder import SpanColumns, build_timeline_from
@@ -69,8 +69,8 @@ class _Reader:
         self._lanes = 0
         self._sequences = SequenceIds(0)
         self._rows = SpanColumns()
-        # By the sequence of their lane.
-        self._slices: dict[int, list[SliceRow]] = {}
+        # The category of the slices on each sequence that has no modules.
+        self._categories: dict[int, str] = {}
         self._start = array("q")
         self._end = array("q")
         self._names: dict[tuple[int, int, int], int] = {}
@@ -125,16 +125,15 @@ class _Reader:
                 self._sequences = SequenceIds(self._lanes)
                 tracks = self._header["tracks"]
                 kinds = [tracks[lane["track"]]["kind"] for lane in self._header["lanes"]]
-                slices = self._rows.slices
-                self._slices = {
-                    self._sequences.lane(lane): slices[kind] for lane, kind in enumerate(kinds) if kind in slices
+                self._categories = {
+                    self._sequences.lane(lane): kind for lane, kind in enumerate(kinds) if kind in CATEGORIES
                 }
 
     def _event(self, packet: Any) -> None:
         sequence, event = packet.trusted_packet_sequence_id, packet.track_event
         time = self._clock[sequence] = self._clock[sequence] + packet.timestamp
         kind = event.type
-        if sequence in self._slices:
+        if sequence in self._categories:
             self._slice(sequence, event, time)
         elif kind == END:
             self._end[self._open[sequence].pop()] = time
@@ -151,7 +150,7 @@ class _Reader:
             self._rows.marks.append(Mark(time, event.categories[0], event.name))
 
     def _slice(self, sequence: int, event: Any, time: int) -> None:
-        rows = self._slices[sequence]
+        rows = self._rows.slices
         open_rows = self._open.setdefault(sequence, [])
         if event.type == END:
             row = open_rows.pop()
@@ -159,7 +158,8 @@ class _Reader:
             return
         args = {entry.name: getattr(entry, entry.WhichOneof("value")) for entry in event.debug_annotations}
         open_rows.append(len(rows))
-        rows.append(SliceRow(self._sequences.lane_of(sequence), time, time, event.name, args))
+        lane = self._sequences.lane_of(sequence)
+        rows.append(FileSlice(self._categories[sequence], lane, time, time, event.name, args))
 
     def _begin(self, lane: int, event: Any) -> None:
         rows, call = self._rows, event.Extensions[self._args]

@@ -11,14 +11,10 @@ from typing import Any
 import numpy as np
 
 from .._typing import Int64Array
-from ..formats.communication_args import collectives_from_rows, groups_from_header
 from ..formats.escape import restore
 from ..formats.numbering import Numbering
-from ..formats.pass_args import passes_from_rows
-from ..formats.slice_row import SliceRow
+from ..formats.slice_args import FileSlice, add_file_slices, groups_from_header
 from ..timeline import PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from ..timeline.contents import COMMUNICATION, PASSES
-from ..timeline.join import with_collectives, with_passes
 from ..timeline.nesting import nest_by_time
 from ..timeline.slices import sort_by_start
 
@@ -36,7 +32,7 @@ class SpanColumns:
         span_args: what some spans say beyond the fixed fields, by position.
         marks: (time, kind, text).
         samples: per counter of the header its times and values.
-        slices: of what is no span by the kind of its track, with the lane in place of the track.
+        slices: those that are no modules', with the lane in place of the track.
     """
 
     lane: MutableSequence[int] = field(default_factory=lambda: array("q"))
@@ -50,7 +46,7 @@ class SpanColumns:
     span_args: dict[int, Mapping[str, str]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
-    slices: dict[str, list[SliceRow]] = field(default_factory=lambda: {COMMUNICATION: [], PASSES: []})
+    slices: list[FileSlice] = field(default_factory=list)
 
 
 def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int64Array, end: Int64Array) -> Timeline:
@@ -125,12 +121,6 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         metadata=restore(header["metadata"], escaped_originals),
         span_args={int(position[row]): restore(args, escaped_originals) for row, args in rows.span_args.items()},
     )
-    communication, passes = (
-        [row._replace(track=int(track_of_lane[row.track])) for row in rows.slices[kind]]
-        for kind in (COMMUNICATION, PASSES)
-    )
-    if communication or "groups" in header:
-        groups = groups_from_header(header.get("groups", []), escaped_originals)
-        collectives = collectives_from_rows(communication, groups, timeline.track_names, escaped_originals)
-        timeline = with_collectives(timeline, collectives)
-    return with_passes(timeline, passes_from_rows(passes, tracks))
+    slices = [found._replace(track=int(track_of_lane[found.track])) for found in rows.slices]
+    groups = groups_from_header(header.get("groups", []), escaped_originals)
+    return add_file_slices(timeline, slices, groups, escaped_originals)

@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .collectives import CollectiveDetails
-from .contents import PASSES, Stats, Track
-from .select import keep_rows, steps_at
-from .slices import BACKWARD_PASS, COLLECTIVE, MODULE, WAIT, Slices, join_columns, sort_by_start
+from .contents import Stats
+from .select import keep_rows
+from .slices import MODULE, Slices, join_columns, sort_by_start
 
 if TYPE_CHECKING:
-    from .collectives import Collectives
-    from .contents import BackwardPass
     from .timeline import Timeline
 
-__all__ = ["join", "with_collectives", "with_modules", "with_passes", "with_slices"]
+__all__ = ["join", "with_modules", "with_slices"]
 
 
-def with_slices(timeline: Timeline, rows: Slices, *, instead_of: Collection[int] = ()) -> Timeline:
+def with_slices(
+    timeline: Timeline,
+    rows: Slices,
+    span_args: Mapping[int, Mapping[str, str]] | None = None,
+    collective_details: CollectiveDetails | None = None,
+) -> Timeline:
     """Return the timeline with more slices, whose names and tracks are the timeline's.
 
     Args:
         timeline: what is added to.
-        rows: slices that no other slice of the timeline is around or in.
-        instead_of: kinds whose present slices go.
+        rows: the slices; no other slice of the timeline is around or in one of them.
+        span_args: what some of them hold beyond the fixed fields, by index.
+        collective_details: what their `detail` points into, if they have any.
     """
-    if instead_of:
-        timeline = keep_rows(timeline, np.flatnonzero(~np.isin(timeline.slices.kind, [*instead_of])))
+    if collective_details is not None:
+        first = len(timeline.collective_details)
+        rows = replace(rows, detail=np.where(rows.detail < 0, -1, rows.detail + first).astype(np.int32))
+        details = CollectiveDetails.joined([timeline.collective_details, collective_details])
+        timeline = replace(timeline, collective_details=details)
     if not len(rows):
         return timeline
     slices, position = sort_by_start(join_columns([timeline.slices, rows]))
-    span_args = {int(position[row]): args for row, args in timeline.span_args.items()}
-    return replace(timeline, slices=slices, span_args=span_args)
+    all_args = [*timeline.span_args.items()]
+    all_args += [(len(timeline.slices) + row, args) for row, args in (span_args or {}).items()]
+    return replace(timeline, slices=slices, span_args={int(position[row]): args for row, args in all_args})
 
 
 def with_modules(timeline: Timeline, columns: Slices, span_args: Mapping[int, Mapping[str, str]]) -> Timeline:
@@ -51,33 +59,6 @@ def with_modules(timeline: Timeline, columns: Slices, span_args: Mapping[int, Ma
         return replace(timeline, slices=columns, span_args=span_args)
     behind = {len(columns) + row: args for row, args in rest.span_args.items()}
     return replace(timeline, slices=join_columns([columns, rest.slices]), span_args={**span_args, **behind})
-
-
-def with_collectives(timeline: Timeline, collectives: Collectives) -> Timeline:
-    """Return the timeline with these collectives and waits in place of its own."""
-    rows, details = collectives.slices()
-    timeline = with_slices(timeline, rows, instead_of=(COLLECTIVE, WAIT))
-    return replace(timeline, collective_details=details)
-
-
-def with_passes(timeline: Timeline, passes: Sequence[BackwardPass]) -> Timeline:
-    """Return the timeline with these backward passes in place of its own, each on the track of its thread.
-
-    A pass is of the step in which it began. Tracks that are missing are added behind the others.
-    """
-    of_pass = [Track(PASSES, run.thread, run.tid, run.process) for run in passes]
-    tracks = list(dict.fromkeys([*timeline.tracks, *of_pass]))
-    index = {track: number for number, track in enumerate(tracks)}
-    start = np.array([run.start_ns for run in passes], np.int64)
-    rows = Slices.of_kind(
-        BACKWARD_PASS,
-        start,
-        end=[run.end_ns for run in passes],
-        track=[index[track] for track in of_pass],
-        step=steps_at(timeline, start),
-        complete=[run.complete for run in passes],
-    )
-    return with_slices(replace(timeline, tracks=tracks), rows, instead_of=(BACKWARD_PASS,))
 
 
 def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *, sort: bool = True) -> Timeline:

@@ -16,9 +16,7 @@ from .atomic_file import atomic_writer
 from .chrome_events import span_events
 from .lanes import MARKS_ROW, Lanes
 from .progress import show_progress
-from .rows.communication import chrome_communication
-from .rows.slices import microseconds
-from .rows.whole_passes import chrome_passes
+from .slices import chrome_slices, microseconds
 
 __all__ = ["ChromeTimeline", "chrome_events", "first_moment", "microseconds", "row_metadata_events", "write_chrome"]
 
@@ -96,9 +94,8 @@ class ChromeTimeline:
 
     def events(self) -> Iterator[tuple[int, bytes]]:
         """Yield everything else, some events with commas between them at a time, and how many spans they show."""
-        communication = chrome_communication(self.timeline, self.lanes, self.base)
-        passes = chrome_passes(self.timeline, self.lanes, self.base)
-        for events in (self._row_events(), self._mark_events(), self._counter_events(), communication, passes):
+        slices = chrome_slices(self.timeline, self.lanes, self.base)
+        for events in (self._row_events(), self._mark_events(), self._counter_events(), slices):
             text = b",\n".join(events)
             if text:
                 yield 0, text

@@ -14,7 +14,7 @@ import orjson
 
 from .._typing import AnyArray, IndexArray, Int32Array, ObjectArray, UInt8Array
 from ..formats.limits import BIND_ID_OFFSET
-from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args
+from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args, module_args
 from ..timeline import PHASES, Columns, Name, Timeline
 from .columns.decimal_columns import digit_count, format_decimal, format_microseconds
 from .flows import FlowRole, flow_roles
@@ -73,8 +73,8 @@ class _SpanWriter:
         self._lanes = lanes
         self._names = names
         self._base = base
-        self._span_args = timeline.span_args
-        self._with_args = np.fromiter(sorted(timeline.span_args), np.int64, len(timeline.span_args))
+        self._span_args = module_args(timeline)
+        self._with_args = np.fromiter(sorted(self._span_args), np.int64, len(self._span_args))
         self._roles = _chrome_roles(timeline, lanes, resolution_ns)
         self._head_of = functools.cache(self._head)
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
-from ..timeline import BACKWARD, CollectiveName, Columns, Group, Timeline
+from ..timeline import BACKWARD, CollectiveName, Columns, Group, Timeline, launching_spans
+from ..timeline.slices import COLLECTIVE
 
-__all__ = ["CallFlows", "FlowRole", "call_flows", "flow_pairs", "flow_roles"]
+__all__ = ["CallFlows", "CollectiveFlows", "FlowRole", "call_flows", "flow_pairs", "flow_roles"]
 
 _PEER_OPERATORS = ("send", "recv", "recv_any_source")
 _CHUNK = 1 << 16
@@ -118,6 +119,47 @@ def _meeting(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]
         return None
     ends = (ranks.index(rank), name.peer) if name.operator == "send" else (name.peer, ranks.index(rank))
     return (name.group, ends)
+
+
+class CollectiveFlows:
+    """The flows of collectives: from the spans that launched them, and between ranks.
+
+    Args:
+        timeline: what is written.
+
+    Attributes:
+        first_row: the row of the timeline's slices that the first collective or wait has.
+        launched_by: int64, per collective or wait the span that launched it; -1 for none, and for waits.
+        calls: the flows between ranks.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.first_row = timeline.slices.block_of(COLLECTIVE).start
+        self.launched_by = np.where(timeline.collectives.is_wait, -1, launching_spans(timeline))
+        self.calls = call_flows(timeline)
+        self._first_call = MAX_LINK + len(timeline.collectives)
+
+    def of_row(self, index: int) -> tuple[list[int], list[int]]:
+        """Return the ids in a Perfetto trace of the flows that go on from a collective, and of those that end there.
+
+        Args:
+            index: of the slice, from `first_row`; slices of other kinds have no flows.
+        """
+        going_on: list[int] = []
+        ending: list[int] = []
+        if 0 <= index < len(self.launched_by):
+            ending += [MAX_LINK + index] if self.launched_by[index] >= 0 else []
+            if self.calls.flow[index] >= 0:
+                flow = self._first_call + int(self.calls.flow[index])
+                (ending if self.calls.is_last[index] else going_on).append(flow)
+        return going_on, ending
+
+    def launches(self) -> dict[int, list[int]]:
+        """Return the ids of the flows that each launching span begins in a Perfetto trace."""
+        flows: dict[int, list[int]] = {}
+        for index in np.flatnonzero(self.launched_by >= 0).tolist():
+            flows.setdefault(int(self.launched_by[index]), []).append(MAX_LINK + index)
+        return flows
 
 
 class _LinkIndex:

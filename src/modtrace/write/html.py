@@ -19,7 +19,7 @@ from ..timeline import Process, Timeline
 from ..timeline.columns import Columns
 from .atomic_file import Sink, atomic_writer
 from .chrome import first_moment
-from .rows.as_spans import with_row_spans
+from .slices import all_as_modules
 
 __all__ = ["Comparison", "payload", "render_html", "write_html"]
 
@@ -81,7 +81,7 @@ def render_html(timeline: Timeline, comparison: Comparison | None = None) -> byt
 
 def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     """Return what the page unpacks: u32 length of a JSON header, the header, then the columns as plain arrays."""
-    timeline = with_row_spans(timeline)
+    timeline = all_as_modules(timeline)
     base = first_moment(timeline)
     arrays = _Arrays()
     columns = timeline.columns

@@ -15,13 +15,12 @@ from ..timeline import Timeline
 from .atomic_file import atomic_writer
 from .columns.packet_columns import message_field_tag, track_event_packets
 from .columns.protobuf_columns import interleave, varint
+from .flows import CollectiveFlows
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
 from .perfetto_events import CHUNK, SpanPackets
 from .progress import show_progress
-from .rows.communication import CommunicationFlows, communication_slices
-from .rows.slices import perfetto_slices
-from .rows.whole_passes import pass_slices
+from .slices import perfetto_slices
 
 __all__ = ["perfetto_packets", "write_perfetto"]
 
@@ -61,13 +60,16 @@ def perfetto_packets(timeline: Timeline, parents: TrackParents | None = None) ->
     for index in range(len(timeline.counters)):
         for part in _counter(timeline, tracks, index, sequences.counter(index)):
             yield 0, part
-    flows = CommunicationFlows(timeline)
-    spans = SpanPackets(timeline, lanes, interned, flows.launched_by)
+    flows = CollectiveFlows(timeline)
+    spans = SpanPackets(timeline, lanes, interned, flows)
+    first_other = len(timeline.columns)
     for index, rows in enumerate(lanes.spans_by_lane(timeline)):
         sequence = sequences.lane(index)
-        slices = communication_slices(timeline, flows, lanes.lanes[index]) or pass_slices(timeline, lanes.lanes[index])
-        for part in perfetto_slices(slices, tracks.lane(index), sequence):
-            yield 0, part
+        track = lanes.lanes[index].track
+        others = first_other + np.flatnonzero(timeline.slices.track[first_other:] == track)
+        if len(others) and not lanes.lanes[index].first_level:
+            for part in perfetto_slices(timeline, flows, others, tracks.lane(index), sequence):
+                yield 0, part
         if len(rows):
             yield 0, serialize(sequence_start(sequence, tracks.lane(index), int(timeline.columns.start[rows[0]])))
             for packet in interned.packets(sequence):

@@ -16,7 +16,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 from ..formats.escape import UNNAMED, EscapedOriginals, escaped
 from ..formats.header import is_tid, make_header
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK
-from ..formats.span_args import CALL_FIELDS
+from ..formats.span_args import CALL_FIELDS, module_args
 from ..timeline import PHASES, CounterSeries, Name, Process, Timeline
 from .lanes import MARKS_ROW, Lanes
 
@@ -60,7 +60,7 @@ class InternTable:
         check = zlib.crc32(schema.SerializeToString())
         self.extension = 9900 + check % 100  # the range that Perfetto leaves to everyone
         self._schema = _named(schema, f"modtrace_{check:08x}", self.extension)
-        pairs = [pair for arguments in timeline.span_args.values() for pair in arguments.items()]
+        pairs = [pair for arguments in module_args(timeline).values() for pair in arguments.items()]
         self.annotations = _iids(escaped(key) for key, _ in pairs)
         self.texts = _iids(escaped(value) for _, value in pairs)
 

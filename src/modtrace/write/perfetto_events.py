@@ -10,15 +10,14 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from .._errors import WriteError
 from .._typing import IndexArray, Int32Array, Int64Array
 from ..formats.limits import MAX_LEVELS_PER_ROW
-from ..formats.span_args import CALL_FIELDS, escaped_span_args
+from ..formats.span_args import CALL_FIELDS, escaped_span_args, module_args
 from ..timeline import PHASES, Timeline
 from ..timeline.nesting import nest_by_time
 from .columns.packet_columns import LENGTH_DELIMITED, field_tag, message_field_tag, track_event_packets
 from .columns.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
-from .flows import FlowRole, flow_roles
+from .flows import CollectiveFlows, FlowRole, flow_roles
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable
-from .rows.communication import LaunchFlows
 
 __all__ = ["CHUNK", "SpanPackets"]
 
@@ -40,10 +39,10 @@ class SpanPackets:
         timeline: whose spans.
         lanes: its rows.
         interned: the numbers that stand for its texts.
-        launched_by: int64, the span that launched each collective, or -1.
+        flows: of the collectives that some of the spans launched.
     """
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, interned: InternTable, launched_by: Int64Array) -> None:
+    def __init__(self, timeline: Timeline, lanes: Lanes, interned: InternTable, flows: CollectiveFlows) -> None:
         self._columns = columns = timeline.columns
         self._names = timeline.names
         self._lanes = lanes
@@ -66,7 +65,7 @@ class SpanPackets:
         modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
         self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
         self._args_index, self._args = _own_args(timeline, interned)
-        self._launches = LaunchFlows(launched_by, len(columns))
+        self._launch_index, self._launches = _launches(flows, len(columns))
 
     def of_lane(self, lane: int, sequence: int, rows: IndexArray) -> Iterator[tuple[int, bytes]]:
         """Yield packets, some thousand at a time, and how many spans they end.
@@ -133,10 +132,9 @@ class SpanPackets:
         if np.any(incomplete):
             call.append(repeat(_COMPLETE + b"\0", count).where(incomplete))
         own_args = [] if self._args is None else [self._args.pick(self._args_index[rows])]
-        launches = self._launches.table
         return [
             *own_args,
-            *([] if launches is None else [launches.pick(self._launches.index(rows))]),
+            *([] if self._launches is None else [self._launches.pick(self._launch_index[rows])]),
             self._begin.pick(columns.phase[rows].astype(np.int64) * len(self._names) + name),
             _FLOW_TAGS.pick(roles),
             link.where(roles >= FlowRole.BEGIN),
@@ -154,13 +152,25 @@ def _module(fqn: int, module_class: int) -> bytes:
     return b"".join(varint(np.array([value]), field_tag(number)).text.tobytes() for number, value in fields)
 
 
+def _launches(flows: CollectiveFlows, span_count: int) -> tuple[Int32Array, ByteTable | None]:
+    """Return which flows to collectives each span begins, and all sets of them as bytes; None if there are none."""
+    launches = flows.launches()
+    if not launches:
+        return np.empty(0, np.int32), None
+    index = np.zeros(span_count, np.int32)
+    index[[*launches]] = np.arange(1, len(launches) + 1)
+    events = [TrackEvent(flow_ids_old=ids).SerializeToString() for ids in launches.values()]
+    return index, ByteTable([b"", *events])
+
+
 def _own_args(timeline: Timeline, interned: InternTable) -> tuple[Int32Array, ByteTable | None]:
     """Return which args of its own each span has, and all that occur as bytes; None where there are none."""
-    if not timeline.span_args:
+    of_modules = module_args(timeline)
+    if not of_modules:
         return np.empty(0, np.int32), None
     index = np.zeros(len(timeline.columns), np.int32)
     known: dict[tuple[tuple[str, str], ...], int] = {(): 0}
-    for row, span_args in timeline.span_args.items():
+    for row, span_args in of_modules.items():
         index[row] = known.setdefault(tuple(span_args.items()), len(known))
     return index, ByteTable([_annotations(dict(span_args), interned) for span_args in known])
 

@@ -1,1 +1,0 @@
-"""Rows of what is no span, collectives and whole backward passes: tables of the timeline, written as slices."""
