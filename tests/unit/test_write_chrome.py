@@ -17,7 +17,7 @@ from modtrace import WriteError
 from modtrace.formats.limits import MAX_CHROME_NS
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.write.chrome import chrome_events, first_moment, write_chrome
-from modtrace.write.columns.decimal_columns import digit_count, format_decimal, format_microseconds
+from modtrace.write.decimal_columns import digit_count, format_decimal, format_microseconds
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of
 
 PROCESS = Process(4242, 0)

@@ -15,8 +15,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 
 from modtrace import WriteError
 from modtrace.timeline import Columns, Timeline
-from modtrace.write.columns.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
 from modtrace.write.perfetto import write_perfetto
+from modtrace.write.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
 from tests.support.test_scale import scaled
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of, timelines
 from tests.unit.test_write_chrome import call_of_net

@@ -14,7 +14,7 @@ from .._typing import Int64Array
 from ..formats.escape import restore
 from ..formats.numbering import Numbering
 from ..formats.slice_args import FileSlice, add_file_slices, groups_from_header
-from ..timeline import PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
+from ..timeline import PHASES, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
 from ..timeline.nesting import nest_by_time
 from ..timeline.slices import sort_by_start
 
@@ -87,7 +87,7 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         for track in header["tracks"]
     ]
     track_of_lane = np.array([lane["track"] for lane in header["lanes"]], np.int32)
-    columns = Columns.of(
+    columns = Slices.of(
         start=start,
         end=end,
         name=rows.name,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..read import FileKind, load
 from ..timeline import Timeline
-from ..timeline.tail import choose_slowest, last_spans, slowest_steps
+from ..timeline.excerpt import choose_slowest, last_spans, slowest_steps
 from ..write.perfetto import write_perfetto
 from .clean_profile import clean_profile, cut_profile
 from .clean_timeline import clean_timeline, without_identity

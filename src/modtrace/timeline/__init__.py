@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .collectives import Collective, CollectiveName, Collectives, Group, launching_spans
-from .columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
 from .decode import AFTER_BACKWARD, OpenCall, RingAnalysis, ThreadStack, build_timeline
+from .slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns, Slices
 from .spans import Span, Spans
 from .summary import DeviceModule, DeviceSummary, GpuStepTimes, GpuTotals, ModuleTimes, Overview, StepTimes, Summary
 from .timeline import Timeline
@@ -36,6 +36,7 @@ __all__ = [
     "Overview",
     "Process",
     "RingAnalysis",
+    "Slices",
     "Span",
     "Spans",
     "Stats",

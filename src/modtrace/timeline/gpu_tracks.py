@@ -13,7 +13,7 @@ from .contents import GPU, Process, Track
 from .join import with_slices
 from .nesting import nest_by_time
 from .select import keep_tracks
-from .slices import BACKWARD, RECOMPUTE, Columns
+from .slices import BACKWARD, RECOMPUTE, Slices
 
 if TYPE_CHECKING:
     from .contents import Name
@@ -63,7 +63,7 @@ def add_gpu_tracks(timeline: Timeline, spans: GpuSpans) -> Timeline:
     process = timeline.tracks[0].process if timeline.tracks else Process(0)
     first_track = len(timeline.tracks)
     added = nest_by_time(
-        Columns.of(
+        Slices.of(
             start=spans.start,
             end=spans.end,
             name=spans.name,
@@ -93,7 +93,7 @@ def without_gpu(timeline: Timeline) -> Timeline:
     return keep_tracks(timeline, np.array([track.device is None for track in timeline.tracks], np.bool_))
 
 
-def _links(columns: Columns, spans: GpuSpans) -> Int64Array:
+def _links(columns: Slices, spans: GpuSpans) -> Int64Array:
     """Return the link of each span's call, -1 where it has none; a recompute has none on its thread either."""
     known: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero((columns.link >= 0) & (columns.phase <= BACKWARD)).tolist():

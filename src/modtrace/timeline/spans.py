@@ -9,7 +9,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from .contents import Name
-from .slices import PHASES, Columns
+from .slices import PHASES, Slices
 
 __all__ = ["Span", "Spans"]
 
@@ -65,7 +65,7 @@ class Spans(Sequence[Span]):
 
     _CHUNK = 1 << 14
 
-    def __init__(self, columns: Columns, names: Sequence[Name], tracks: Sequence[str]) -> None:
+    def __init__(self, columns: Slices, names: Sequence[Name], tracks: Sequence[str]) -> None:
         self._columns = columns
         self._names = names
         self._tracks = tracks

@@ -14,7 +14,7 @@ from ..formats.trace_file import TraceFile
 from ..profiler.merge import merge_timeline
 from ..read import FileKind, errors_about, extract_trace, file_kind, load
 from ..timeline import Timeline
-from ..timeline.tail import last_steps
+from ..timeline.excerpt import last_steps
 from ..write.html import render_html
 from .server import Page
 

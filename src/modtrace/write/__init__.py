@@ -35,7 +35,7 @@ def find_writer(path: str | os.PathLike[str]) -> Callable[[Timeline, str | os.Pa
     name = os.fspath(path).lower()
     suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
     if suffix == ".speedscope.json":
-        from .speedscope import write_speedscope
+        from .flame_graphs import write_speedscope
 
         return write_speedscope
     if suffix in (".json", ".json.gz"):
@@ -47,7 +47,7 @@ def find_writer(path: str | os.PathLike[str]) -> Callable[[Timeline, str | os.Pa
 
         return write_perfetto
     if suffix == ".folded":
-        from .folded import write_folded
+        from .flame_graphs import write_folded
 
         return write_folded
     if suffix == ".html":

@@ -15,8 +15,8 @@ import orjson
 from .._typing import AnyArray, IndexArray, Int32Array, ObjectArray, UInt8Array
 from ..formats.limits import BIND_ID_OFFSET
 from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args, module_args
-from ..timeline import PHASES, Columns, Name, Timeline
-from .columns.decimal_columns import digit_count, format_decimal, format_microseconds
+from ..timeline import PHASES, Name, Slices, Timeline
+from .decimal_columns import digit_count, format_decimal, format_microseconds
 from .flows import FlowRole, flow_roles
 from .lanes import Lanes
 
@@ -128,7 +128,7 @@ def _chrome_roles(timeline: Timeline, lanes: Lanes, resolution_ns: int) -> UInt8
     return roles
 
 
-def _by_link(columns: Columns, roles: UInt8Array, role: FlowRole) -> IndexArray:
+def _by_link(columns: Slices, roles: UInt8Array, role: FlowRole) -> IndexArray:
     """Return the spans of one role by their link, which no two of them share."""
     rows = np.flatnonzero(roles == role)
     return rows[np.argsort(columns.link[rows])]
@@ -149,7 +149,7 @@ def _format_unique(values: AnyArray, form: Callable[[int], bytes]) -> ObjectArra
     return texts
 
 
-def _event_suffixes(columns: Columns, roles: UInt8Array, lane: Int32Array, lanes: Lanes, base: int) -> ObjectArray:
+def _event_suffixes(columns: Slices, roles: UInt8Array, lane: Int32Array, lanes: Lanes, base: int) -> ObjectArray:
     """Return what ends the spans: their times, their links, and where a flow begins or ends its event."""
     start, duration = columns.start - base, columns.end - columns.start
     negative = start < 0

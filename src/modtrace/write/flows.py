@@ -10,7 +10,7 @@ import numpy as np
 
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
-from ..timeline import BACKWARD, CollectiveName, Columns, Group, Timeline, launching_spans
+from ..timeline import BACKWARD, CollectiveName, Group, Slices, Timeline, launching_spans
 from ..timeline.slices import COLLECTIVE
 
 __all__ = ["CallFlows", "CollectiveFlows", "FlowRole", "call_flows", "flow_pairs", "flow_roles"]
@@ -32,7 +32,7 @@ class FlowRole(enum.IntEnum):
     BIND_IN = 5
 
 
-def flow_roles(columns: Columns) -> UInt8Array:
+def flow_roles(columns: Slices) -> UInt8Array:
     """Return uint8[n], the `FlowRole` of each span, without those that only JSON has."""
     roles: UInt8Array = np.where(columns.link >= 0, np.uint8(FlowRole.LINK_ARG), np.uint8(FlowRole.NO_LINK))
     for begins, ends in flow_pairs(columns):
@@ -41,7 +41,7 @@ def flow_roles(columns: Columns) -> UInt8Array:
     return roles
 
 
-def flow_pairs(columns: Columns) -> Iterator[tuple[IndexArray, IndexArray]]:
+def flow_pairs(columns: Slices) -> Iterator[tuple[IndexArray, IndexArray]]:
     """Yield the positions of the spans where flows begin and of those where they end, some thousand pairs at a time.
 
     A link has a flow if its first span that is not backward starts before its first backward span.

@@ -16,7 +16,7 @@ import orjson
 
 from .._typing import AnyArray, Int32Array
 from ..timeline import Process, Timeline
-from ..timeline.columns import Columns
+from ..timeline.slices import Slices
 from .atomic_file import Sink, atomic_writer
 from .chrome import first_moment
 from .slices import all_as_modules
@@ -135,7 +135,7 @@ def _process(process: Process) -> dict[str, object]:
     return {"pid": process.pid, "rank": process.rank, "name": process.name}
 
 
-def _columns(columns: Columns, base: int, arrays: _Arrays) -> dict[str, Mapping[str, object]]:
+def _columns(columns: Slices, base: int, arrays: _Arrays) -> dict[str, Mapping[str, object]]:
     links = np.full(len(columns), -1, np.int64)
     linked = columns.link >= 0
     # A link is only ever compared, so that small numbers do as well and fit.

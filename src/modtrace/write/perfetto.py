@@ -13,13 +13,12 @@ from ..formats.header import escape_late_texts, escaped_names
 from ..formats.perfetto_ids import SequenceIds
 from ..timeline import Timeline
 from .atomic_file import atomic_writer
-from .columns.packet_columns import message_field_tag, track_event_packets
-from .columns.protobuf_columns import interleave, varint
 from .flows import CollectiveFlows
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
 from .perfetto_events import CHUNK, SpanPackets
 from .progress import show_progress
+from .protobuf_columns import interleave, message_field_tag, track_event_packets, varint
 from .slices import perfetto_slices
 
 __all__ = ["perfetto_packets", "write_perfetto"]

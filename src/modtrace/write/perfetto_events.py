@@ -13,11 +13,21 @@ from ..formats.limits import MAX_LEVELS_PER_ROW
 from ..formats.span_args import CALL_FIELDS, escaped_span_args, module_args
 from ..timeline import PHASES, Timeline
 from ..timeline.nesting import nest_by_time
-from .columns.packet_columns import LENGTH_DELIMITED, field_tag, message_field_tag, track_event_packets
-from .columns.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
 from .flows import CollectiveFlows, FlowRole, flow_roles
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable
+from .protobuf_columns import (
+    LENGTH_DELIMITED,
+    BytesColumn,
+    ByteTable,
+    field_tag,
+    interleave,
+    message_field_tag,
+    record_lengths,
+    repeat,
+    track_event_packets,
+    varint,
+)
 
 __all__ = ["CHUNK", "SpanPackets"]
 

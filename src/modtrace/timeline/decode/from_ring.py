@@ -90,9 +90,7 @@ def _marks(analysis: RingAnalysis) -> list[Mark]:
     return sorted(marks)
 
 
-def _backward_passes(
-    analysis: RingAnalysis, tracks: Sequence[Track], process: Process
-) -> tuple[list[Track], Slices]:
+def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: Process) -> tuple[list[Track], Slices]:
     """Return the tracks with those of backward passes behind them, and the passes."""
     events, clock, threads = analysis.events, analysis.clock, analysis.lookup.threads
     thread, begin, end = analysis.passes

@@ -1,10 +1,10 @@
-"""Columns of integers as columns of decimal digits, many at a time in NumPy."""
+"""Slices of integers as columns of decimal digits, many at a time in NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..._typing import Int64Array, UInt8Array, UInt32Array
+from .._typing import Int64Array, UInt8Array, UInt32Array
 
 __all__ = ["digit_count", "format_decimal", "format_microseconds"]
 

@@ -1,15 +1,31 @@
-"""Protobuf records of varying length, thousands at a time: varints and byte strings side by side in NumPy."""
+"""Protobuf records of varying length and packets of track events, thousands at a time, as columns in NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
-from ..._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
+from .._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
+from ..formats.packet_stream import PACKET_TAG
 
-__all__ = ["ByteTable", "BytesColumn", "Column", "RaggedColumn", "interleave", "record_lengths", "repeat", "varint"]
+__all__ = [
+    "LENGTH_DELIMITED",
+    "VARINT",
+    "ByteTable",
+    "BytesColumn",
+    "Column",
+    "RaggedColumn",
+    "field_tag",
+    "interleave",
+    "message_field_tag",
+    "record_lengths",
+    "repeat",
+    "track_event_packets",
+    "varint",
+]
 
 
 class BytesColumn(NamedTuple):
@@ -163,3 +179,34 @@ def _as_items(text: UInt8Array) -> RecordArray:
     """Return the rows as one item each."""
     items: RecordArray = np.ascontiguousarray(text).view(f"V{text.shape[1]}")[:, 0]
     return items
+
+
+VARINT, LENGTH_DELIMITED = 0, 2
+"""Wire types of protobuf: how the value of a field is encoded."""
+
+
+def field_tag(number: int, wire_type: int = VARINT) -> bytes:
+    """Return what stands before a field: its number and its wire type."""
+    return varint(np.array([number << 3 | wire_type])).text.tobytes()
+
+
+def message_field_tag(message: type[Any], name: str, wire_type: int = VARINT) -> bytes:
+    """Return what stands before a field of one of the perfetto package's messages."""
+    return field_tag(message.DESCRIPTOR.fields_by_name[name].number, wire_type)
+
+
+_PACKET = bytes([PACKET_TAG])
+_TIMESTAMP = message_field_tag(TracePacket, "timestamp")
+_EVENT = message_field_tag(TracePacket, "track_event", LENGTH_DELIMITED)
+
+
+def track_event_packets(timestamp: Int64Array, sequence: bytes, event: Sequence[Column]) -> list[Column]:
+    """Return packets of track events as they stand in a file, for `interleave`.
+
+    Args:
+        timestamp: int64[n], on the clock of the sequence.
+        sequence: the fields that all packets of the sequence have, serialized.
+        event: the fields of each event.
+    """
+    packet = [varint(timestamp, _TIMESTAMP), varint(record_lengths(event), sequence + _EVENT), *event]
+    return [varint(record_lengths(packet), _PACKET), *packet]

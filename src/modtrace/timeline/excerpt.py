@@ -1,4 +1,4 @@
-"""A part of a timeline, where all of it would be too much: its end, or its slowest steps."""
+"""An excerpt of a timeline, if all of it would be too much: its end, or its slowest steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .._typing import Float64Array, IndexArray, Int64Array
 from .select import chosen_steps, steps, window
 from .timeline import Timeline
 
-__all__ = ["Tail", "choose_slowest", "last_spans", "last_steps", "slowest_steps"]
+__all__ = ["Excerpt", "choose_slowest", "last_spans", "last_steps", "slowest_steps"]
 
 
-class Tail(NamedTuple):
+class Excerpt(NamedTuple):
     """A part of a timeline.
 
     Attributes:
@@ -25,26 +25,26 @@ class Tail(NamedTuple):
     description: str
 
 
-def last_steps(timeline: Timeline, max_spans: int) -> Tail | None:
+def last_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
     """Return the last steps that together have at most `max_spans` spans; None where not even one step fits."""
     steps_held, counts = np.unique(timeline.columns.step, return_counts=True)
     fitting = int(np.count_nonzero(np.cumsum(counts[::-1]) <= max_spans))
     if not fitting or len(steps_held) < 2:
         return None
     which = "the last step" if fitting == 1 else f"the last {fitting} steps"
-    return Tail(steps(timeline, int(steps_held[-fitting])), f"{which} of {len(steps_held)}")
+    return Excerpt(steps(timeline, int(steps_held[-fitting])), f"{which} of {len(steps_held)}")
 
 
-def last_spans(timeline: Timeline, max_spans: int) -> Tail:
+def last_spans(timeline: Timeline, max_spans: int) -> Excerpt:
     """Return what lies behind the start of the first of the last `max_spans` spans; what was open then is cut there."""
     columns = timeline.columns
     start = int(columns.start[-max_spans]) if max_spans < len(columns) else int(columns.start[0])
     end = int(columns.end.max())
     kept_ms, whole_ms = (end - start) / 1e6, (end - int(columns.start[0])) / 1e6
-    return Tail(window(timeline, start), f"the last {kept_ms:,.3f} ms of {whole_ms:,.3f} ms")
+    return Excerpt(window(timeline, start), f"the last {kept_ms:,.3f} ms of {whole_ms:,.3f} ms")
 
 
-def slowest_steps(timeline: Timeline, max_spans: int) -> Tail | None:
+def slowest_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
     """Return the slowest steps that together have at most `max_spans` spans; None where not even one step fits."""
     columns = timeline.columns
     numbers, index, counts = np.unique(columns.step, return_inverse=True, return_counts=True)
@@ -58,7 +58,7 @@ def slowest_steps(timeline: Timeline, max_spans: int) -> Tail | None:
     if not len(chosen):
         return None
     which = "the slowest step" if len(chosen) == 1 else f"the {len(chosen)} slowest steps"
-    return Tail(chosen_steps(timeline, numbers[chosen]), f"{which} of {len(numbers)}")
+    return Excerpt(chosen_steps(timeline, numbers[chosen]), f"{which} of {len(numbers)}")
 
 
 def choose_slowest(durations: Int64Array | Float64Array, counts: Int64Array, max_count: int) -> IndexArray:
