@@ -26,9 +26,8 @@ from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microse
 from ..formats.escape import UNNAMED, escaped
 from ..formats.numbering import Numbering
 from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
-from ..write.protobuf_columns import message_field_tag, track_event_packets
-from ..write.protobuf_columns import ByteTable, RaggedColumn, interleave, varint
 from ..write.perfetto_descriptors import serialize
+from ..write.protobuf_columns import ByteTable, RaggedColumn, interleave, message_field_tag, track_event_packets, varint
 
 __all__ = [
     "EventEncoder",
