@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import modtrace
 from modtrace.ring import Kind
-from modtrace.ring.collective_text import CollectiveName, collective_text, format_ranks, parse_collective, parse_ranks
+from modtrace.ring.collective_text import CollectiveName, collective_text, parse_collective, parse_ranks, rank_list
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import Group, Timeline, build_timeline, launching_spans
 from modtrace.timeline.communication_totals import communication_line, sum_up_communication
@@ -154,13 +154,13 @@ def test_a_summary_counts_collectives_apart_from_modules() -> None:
     ],
 )
 def test_ranks_are_written_as_ranges(ranks: list[int], text: str) -> None:
-    assert format_ranks(ranks) == text
+    assert rank_list(ranks) == text
     assert parse_ranks(text) == sorted(ranks)
 
 
 @given(st.sets(st.integers(0, 1000)))
 def test_any_ranks_are_read_again(ranks: set[int]) -> None:
-    assert parse_ranks(format_ranks(ranks)) == sorted(ranks)
+    assert parse_ranks(rank_list(ranks)) == sorted(ranks)
 
 
 @pytest.mark.parametrize("text", ["a", "1,,2", "3-1", "0-9999999999", "-1", "0-4:0"])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._typing import Int64Array
-from ..ring.collective_text import CollectiveName, format_ranks, parse_ranks
+from ..ring.collective_text import CollectiveName, parse_ranks, rank_list
 from ..timeline import Group, Name, Timeline
 from ..timeline.collectives import CollectiveDetails
 from ..timeline.contents import COMMUNICATION
@@ -213,7 +213,7 @@ def group_header(groups: Sequence[Group], escaped_originals: EscapedOriginals) -
     return [
         {
             "name": escaped(group.name, escaped_originals),
-            "ranks": format_ranks(group.ranks),
+            "ranks": rank_list(group.ranks),
             "description": escaped(group.description, escaped_originals),
         }
         for group in groups

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
-from ..ring.collective_text import format_ranks, parse_ranks
+from ..ring.collective_text import parse_ranks, rank_list
 from ..timeline import Name, Timeline
 from ..timeline.summary import self_times
 from .all_ranks import load_rank
@@ -228,7 +228,7 @@ def _step_number(text: str) -> int:
 
 def group_text(name: str, ranks: Sequence[int]) -> str:
     """Return a text that no other group of the job has (`0 [0-3]`)."""
-    return f"{name} [{format_ranks(ranks)}]" if ranks else name
+    return f"{name} [{rank_list(ranks)}]" if ranks else name
 
 
 def ranks_in_group(text: str) -> list[int]:

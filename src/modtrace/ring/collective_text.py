@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["CollectiveName", "collective_text", "format_ranks", "parse_collective", "parse_ranks"]
+__all__ = ["CollectiveName", "collective_text", "parse_collective", "parse_ranks", "rank_list"]
 
 _MAX_RANKS = 1 << 20
 
@@ -50,7 +50,7 @@ def parse_collective(text: str) -> CollectiveName:
     return CollectiveName(text, "")
 
 
-def format_ranks(ranks: Iterable[int]) -> str:
+def rank_list(ranks: Iterable[int]) -> str:
     """Write ranks as ranges, with a stride where there is one: `0-3`, `0-24:8`, `0,5`."""
     left = sorted(set(ranks))
     parts = []
@@ -69,7 +69,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Return the ranks that `format_ranks` wrote.
+    """Return the ranks that `rank_list` wrote.
 
     Raises:
         ValueError: it did not write that.

@@ -105,7 +105,7 @@ class NameTable:
         self._append({"kind": "compiled", "name": name_id, "modules": clean(modules)})
 
     def group(self, name: str, ranks: str, description: str) -> None:
-        """Note a process group, as `collective_text.format_ranks` writes its ranks."""
+        """Note a process group, as `collective_text.rank_list` writes its ranks."""
         self._append({"kind": "group", "name": clean(name), "ranks": clean(ranks), "description": clean(description)})
 
     def note(self, record: Record) -> None:

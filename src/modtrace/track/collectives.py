@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .._interrupts import WeakMap
 from ..ring import Kind, NameTable
-from ..ring.collective_text import collective_text, format_ranks
+from ..ring.collective_text import collective_text, rank_list
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from .call_patch import Patch, PatchTarget, WrappedFunction
 from .event_sink import EventSink, OnError
@@ -79,7 +79,7 @@ class CollectiveNames:
         if group_name not in self._noted:
             self._noted.add(group_name)
             ranks, description = _describe_group(group_name)
-            self._names.group(group_name, format_ranks(ranks), description)
+            self._names.group(group_name, rank_list(ranks), description)
         name = name.removesuffix("_")
         return self._names.text(collective_text(OPERATORS.get(name, name), group_name, peer, device))
 

@@ -298,6 +298,6 @@ def _describe_time(job: JobTime) -> list[str]:
 
 
 def _list(ranks: list[int]) -> str:
-    from ...ring.collective_text import format_ranks
+    from ...ring.collective_text import rank_list
 
-    return format_ranks(ranks)
+    return rank_list(ranks)

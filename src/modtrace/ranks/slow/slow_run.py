@@ -19,7 +19,7 @@ import numpy as np
 from ..._tables import Table, to_html
 from ..._terminal import counted
 from ..._typing import Float32Array, Int64Array, UInt8Array
-from ...ring.collective_text import format_ranks
+from ...ring.collective_text import rank_list
 from ...write.atomic_file import atomic_writer
 from .late_steps import OUTSIDE, StepFinding
 
@@ -135,7 +135,7 @@ class SlowRun:
         slow = [one for one in self.late if one.is_slow]
         lines += [self._rank_sentence(one) for one in slow[:_NAMED_RANKS]]
         if len(slow) > _NAMED_RANKS:
-            lines.append(f"so were ranks {format_ranks([one.rank for one in slow[_NAMED_RANKS:]])}")
+            lines.append(f"so were ranks {rank_list([one.rank for one in slow[_NAMED_RANKS:]])}")
         if not slow:
             lines.append("no rank is slower than the others again and again")
         once = len(told) - sum(one.steps for one in slow)
@@ -200,7 +200,7 @@ class SlowRun:
                 ranks.setdefault((fqn, phase), []).append(one.rank)
         in_order = sorted(totals.items(), key=lambda item: -item[1][1])[:limit]
         rows = [
-            [fqn or _OUTSIDE_TEXT, phase, str(steps), f"{cost / 1e6:,.3f}", format_ranks(ranks[fqn, phase])]
+            [fqn or _OUTSIDE_TEXT, phase, str(steps), f"{cost / 1e6:,.3f}", rank_list(ranks[fqn, phase])]
             for (fqn, phase), (steps, cost) in in_order
         ]
         kinds: list[Any] = ["name", "text", "number", "number", "text"]
