@@ -136,7 +136,23 @@ def test_one_recording_a_side_is_held_against_what_modules_of_its_size_do() -> N
     assert set(freedom) == {SIZE_FREEDOM}
 
 
-def test_one_recording_a_side_in_which_everything_changed_is_not_all_noise() -> None:
-    estimates = [estimate(np.zeros(1), np.full(1, 0.4 * (module % 2))) for module in range(20)]
+def test_noise_follows_how_much_the_steps_vary() -> None:
+    # The variance between recordings is four times that of the steps; of the last module's steps it is not known yet.
+    within = np.array([*[1e-4] * 8, 9e-4])
+    estimates = [Estimate(0.0, 0.0, 4 * 8e-4, 8, 0.4)] * 8 + [estimate(np.zeros(1), np.zeros(1))]
 
-    assert np.sqrt(noise_of(np.zeros(20), np.full(20, 0.002**2), estimates)[0].max()) <= 0.05
+    # Half of what is expected is the module's own: (9 + 1) / 2.
+    median = 4e-4 / (1 - 2 / 72) ** 3
+    assert noise_of(np.zeros(9), within, estimates)[0][8] == pytest.approx(5 * median)
+
+
+def test_one_recording_a_side_does_not_show_whether_most_modules_changed() -> None:
+    estimates = [estimate(np.zeros(1), np.full(1, 0.4 * (module % 3 > 0))) for module in range(21)]
+
+    assert np.sqrt(noise_of(np.zeros(21), np.full(21, 0.002**2), estimates)[0].min()) > 0.2
+
+
+def test_a_module_alone_with_one_recording_a_side_has_the_noise_of_any() -> None:
+    variance, freedom = noise_of(np.zeros(1), np.full(1, 1e-6), [estimate(np.zeros(1), np.ones(1))])
+
+    assert (variance.tolist(), freedom.tolist()) == ([0.05**2], [SIZE_FREEDOM])

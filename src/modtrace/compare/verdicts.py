@@ -47,13 +47,13 @@ MIN_MODULES = 6
 """With fewer modules and phases, a change of the machine looks like one of the modules."""
 LARGEST_WEIGHT = 1 / 3
 """How much one module may count for the machine's speed, against all others together."""
-SIZE_RATIO, NEIGHBOURS = 4.0, 16
+SIZE_RATIO, NEIGHBOURS = 4.0, 32
 """Modules are of one size if their times differ by at most this factor; the nearest so many count."""
-SIZE_FREEDOM = 6.0
+SIZE_FREEDOM = 5.0
 """As how many recordings the noise of modules of its size counts beside a module's own: on three architectures and a
 busy machine, modules differed in their noise as variances of 5 to 12 degrees of freedom do."""
 SINGLE_SPREAD, SINGLE_STEP_SPREAD = 0.05, 0.1
-"""With one recording a side: what modules differ by at most and whole steps do, unless the steps vary by more."""
+"""With one recording a side: what a module without others differs by, and whole steps do."""
 _MEDIAN_OF_SQUARE = 0.455
 """Of the square of a normal number with variance 1."""
 _CUT = 0.125
@@ -205,8 +205,8 @@ def noise_of(
 ) -> tuple[Float64Array, Float64Array]:
     """Return the variance of each module between recordings, and its degrees of freedom.
 
-    It is what the module's own recordings say, drawn towards the median of modules of its size. With one recording a
-    side it is what modules of its size differ by.
+    It is what the module's own recordings say, drawn towards modules of its size: the median of what these differ by,
+    as a multiple of what their steps make expect. With one recording a side it is that alone.
 
     Args:
         size: float64[modules], logarithms of times.
@@ -218,6 +218,7 @@ def noise_of(
     own = squares / np.maximum(freedom, 1)
     # The median of a variance with few degrees of freedom is below its mean.
     scaled = own / np.where(freedom > 0, (1 - 2 / (9 * np.maximum(freedom, 1))) ** 3, _MEDIAN_OF_SQUARE)
+    expected = (within + np.median(within)) / 2 if len(within) else within
     order = np.argsort(size, kind="stable")
     variance, total = own.copy(), freedom.copy()
     for place, module in enumerate(order.tolist()):
@@ -225,15 +226,13 @@ def noise_of(
         near = np.delete(order[first : place + NEIGHBOURS // 2 + 1], place - first)
         if freedom[module]:
             near = near[np.abs(size[near] - size[module]) <= math.log(SIZE_RATIO)]
-        usual = float(np.median(scaled[near])) if len(near) else 0.0
+        usual = float(np.median(scaled[near] / expected[near])) * expected[module] if len(near) else SINGLE_SPREAD**2
         if freedom[module]:
             count = min(SIZE_FREEDOM, len(near))
             total[module] += count
             variance[module] = (count * usual + squares[module]) / total[module]
         else:
-            total[module] = SIZE_FREEDOM
-            most = max(SINGLE_SPREAD**2, 25 * within[module])
-            variance[module] = min(usual, most) if len(near) else most
+            variance[module], total[module] = usual, SIZE_FREEDOM
     return np.maximum(variance, within), total
 
 
