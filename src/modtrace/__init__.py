@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .profiler.handler import on_trace_ready as on_trace_ready
     from .read import load as load
     from .recording import Recording as Recording
+    from .recording import current as current
+    from .recording import range as range  # noqa: A004  # only as modtrace.range
     from .recording import record as record
     from .reporting import Report as Report
     from .reporting import report as report
@@ -57,7 +59,7 @@ _NAMES = {
     ".merging": ("MergeResult", "merge"),
     ".profiler.handler": ("on_trace_ready",),
     ".read": ("load",),
-    ".recording": ("Recording", "record"),
+    ".recording": ("Recording", "current", "range", "record"),
     ".reporting": ("Report", "report"),
     ".timeline": ("BackwardPass", "Collective", "Mark", "ModuleTimes", "Span", "StepTimes", "Summary", "Timeline"),
     ".trackers.trackers": ("ModTracker", "ModuleTracker"),

@@ -54,6 +54,7 @@ class RecordOptions(TypedDict, total=False):
     device_times: bool
     device_depth: int | None
     device_modules: str | None
+    ranges: bool
 
 
 @dataclass(frozen=True)
@@ -195,5 +196,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("device_times", _flag, "Also record when the device (a GPU) is in chosen calls, by events.", None, False),
     Option("device_depth", _positive, "Choose calls with fewer than N around them (2, unless by name).", "N"),
     Option("device_modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
+    Option("ranges", _flag, "Record named ranges: data loading, optimizer, your own.", None, True),
 )
 """All of `RecordOptions`."""

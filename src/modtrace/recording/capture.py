@@ -47,6 +47,7 @@ class Capture:
         host_name: write the host's name.
         strip_wrappers: leave wrappers out of names.
         device: which calls get device times, or None.
+        ranges: note ranges.
         sampler: what is sampled at calls.
         stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
 
@@ -71,6 +72,7 @@ class Capture:
         host_name: bool,
         strip_wrappers: bool,
         device: DeviceChoice | None,
+        ranges: bool,
         sampler: Sampler,
         stacks_on_signal: int | None,
     ) -> None:
@@ -81,7 +83,7 @@ class Capture:
             metadata[STACKS_SIGNAL] = int(stacks_on_signal)
         self.ring = Ring(capacity, ring, metadata)
         alive = model() if isinstance(model, weakref.ref) else model
-        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers, device)
+        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers, device, ranges)
         self._sampler = sampler
         self._clocks = JobClocks(self.ring.names)
         self._regions = regions

@@ -66,6 +66,9 @@ class _Recording(Protocol):
     replaceable: bool
     replaced_by: Any
 
+    @property
+    def destination(self) -> str: ...
+
     def _switch_off(self) -> None: ...
 
     def _stop_and_log(self, when: str) -> None: ...
@@ -107,7 +110,10 @@ def start_alone(recording: _Recording, switch_on: Callable[[], None]) -> None:
             _current.replaced_by = recording
             _current._stop_and_log("when another one started")
         if _current is not None:
-            raise RecordingError("a recording is running in this process; stop it before starting another")
+            raise RecordingError(
+                f"a recording is running in this process, {_current.destination}; stop it before starting another: "
+                "modtrace.current().stop()"
+            )
         _complete = False
         _current = recording
         switch_on()

@@ -39,6 +39,7 @@ def record(
     device_times: bool = False,
     device_depth: int | None = None,
     device_modules: str | None = None,
+    ranges: bool = True,
 ) -> Recording:
     """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
 
@@ -78,6 +79,8 @@ def record(
         device_depth: choose calls with fewer calls around them than this. 2 (the outermost, and what these call) unless
             `device_modules` is given.
         device_modules: choose calls whose fully qualified name matches this pattern, like a shell's: `GPT.blocks.*`.
+        ranges: also record named ranges: what `torch.profiler.record_function` names, in torch and in your code,
+            without a profiler, and clipping, scalers, schedulers, compilations, `torch.save` and `torch.load`.
 
     Raises:
         RecordingError: the arguments make no sense, `%r` has no value, or this is a free-threaded build of CPython.
@@ -106,6 +109,7 @@ def record(
         host_name=host_name,
         strip_wrappers=strip_wrappers,
         device=device,
+        ranges=ranges,
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
     )

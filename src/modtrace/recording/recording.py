@@ -15,6 +15,7 @@ from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import RingAnalysis, ThreadStack, Timeline, build_timeline
 from ..track.optimizer_steps import OptimizerSteps
+from ..track.ranges import NamedRange
 from .capture import Capture
 from .current import block_exit, change_alone, is_running, running, start_alone, stop_alone
 from .outputs import Action, Cycles, Outputs, Schedule, log_saved
@@ -107,6 +108,12 @@ class Recording:
     def path(self) -> str | None:
         """Where it saves, with the rank and the like filled in; with a schedule, the cycle that runs or comes next."""
         return self._outputs.path
+
+    @property
+    def destination(self) -> str:
+        """Where it records, for a message: `to step.pftrace`, or `in memory`."""
+        path = self.path or self._outputs.ring_path
+        return "in memory" if path is None else f"to {path}"
 
     @property
     def saved_paths(self) -> list[str]:
@@ -282,6 +289,16 @@ class Recording:
             raise TypeError(f"the text of a mark is a str, not {type(text).__name__}")
         self._write_mark(Kind.MARK, lambda names: names.text(text), 0)
 
+    def range(self, name: str) -> NamedRange:
+        """Return a block, `with recording.range("augment"):`, that is a range of this name; also a decorator.
+
+        It does nothing if this recording does not run, or has `ranges=False`. See `modtrace.range`.
+
+        Raises:
+            TypeError: the name is no text.
+        """
+        return NamedRange(name, lambda: self.running)
+
     def _write_mark(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
         if not self.running:
             self._started()
@@ -361,7 +378,7 @@ class Recording:
 
 
 def current() -> Recording | None:
-    """Return the recording that runs in this process, None where none does."""
+    """Return the recording that runs in this process, or None; `modtrace.current().stop()` ends it."""
     recording = running()
     assert recording is None or isinstance(recording, Recording)
     return recording

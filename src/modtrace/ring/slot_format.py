@@ -51,6 +51,7 @@ __all__ = [
     "NAME_MASK",
     "NOT_AWAITED_BIT",
     "NO_NAME",
+    "RANGE_KINDS",
     "RECOMPUTE_BIT",
     "SEQUENCE_BITS",
     "SEQUENCE_MASK",
@@ -195,6 +196,10 @@ class Kind(IntEnum):
     """A backward pass that runs inside of no other and builds no graph has given gradients to leaf tensors. Value: how
     many of its kind had before; name: 0 if they were added to `.grad`, 1 where they were returned. There is none
     behind a `STEP` or an `OPTIMIZER_STEP`."""
+    RANGE_BEGIN = 40
+    """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
+    RANGE_END = 41
+    """It ends, perhaps on another thread. Value: the same; name: a text, which counts and not that of the begin."""
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
@@ -204,6 +209,8 @@ COMMUNICATION_KINDS = (
     *(Kind.WAIT_ENTER, Kind.WAIT_EXIT),
 )
 """The kinds that say what a thread does of torch.distributed; no module's and no node's."""
+RANGE_KINDS = (Kind.RANGE_BEGIN, Kind.RANGE_END)
+"""The kinds that say in which named range a thread is; no module's and no node's."""
 _DEVICE_READER_KINDS = (Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM, Kind.DEVICE_PENDING)
 DEVICE_KINDS = (Kind.DEVICE_QUEUED, *_DEVICE_READER_KINDS)
 """The kinds that say when a device came by; no module's and no node's either."""

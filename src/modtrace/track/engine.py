@@ -60,6 +60,7 @@ def make_engine(
     on_error: OnError,
     strip_wrappers: bool = True,
     device: DeviceChoice | None = None,
+    ranges: bool = False,
 ) -> Engine:
     """Return an engine that was not started.
 
@@ -70,15 +71,16 @@ def make_engine(
         on_error: called with what went wrong inside.
         strip_wrappers: see `ModuleNames`.
         device: which calls get device times; None: none do. The portable engine says that it has none.
+        ranges: note ranges.
 
     Raises:
         EngineError: the native engine is asked for and cannot be had.
     """
     if kind == "native":
-        return NativeEngine(ring, model, on_error, strip_wrappers, device)
+        return NativeEngine(ring, model, on_error, strip_wrappers, device, ranges)
     if device is not None:
         say_no_device_times("the portable engine has none; `modtrace doctor` says why the native one does not record")
-    return PortableEngine(ring, model, on_error, strip_wrappers)
+    return PortableEngine(ring, model, on_error, strip_wrappers, ranges)
 
 
 @cache

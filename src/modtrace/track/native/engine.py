@@ -17,6 +17,7 @@ from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
 from ..event_sink import OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames
+from ..ranges import Ranges
 from .device_times import DeviceChoice, NativeDeviceTimes
 from .library import load
 
@@ -32,6 +33,7 @@ class NativeEngine:
         on_error: called with what went wrong inside.
         strip_wrappers: see `ModuleNames`.
         device: which calls get events of the device; None: none do.
+        ranges: note ranges.
 
     Raises:
         EngineError: it is not built for this torch.
@@ -46,6 +48,7 @@ class NativeEngine:
         on_error: OnError,
         strip_wrappers: bool = True,
         device: DeviceChoice | None = None,
+        ranges: bool = False,
     ) -> None:
         self._native: ModuleType = load()
         self._ring = ring
@@ -53,6 +56,7 @@ class NativeEngine:
         self._sync = SyncMarks(self, ring.names)
         self._module_names = ModuleNames(ring.names, model, self._native.forget_module, strip_wrappers=strip_wrappers)
         self._reruns = CheckpointReruns()
+        self._ranges = Ranges(self, ring.names, on_error, by_class=False) if ranges else None
         self._collectives = NativeCollectives(self._native, ring.names)
         self._device_times = (
             None if device is None else NativeDeviceTimes(self._native, self._module_names, ring.names, device)
@@ -76,10 +80,13 @@ class NativeEngine:
             self._on_error,
             self._reruns.note,
             self._reruns.runs_again,
+            None if self._ranges is None else self._ranges.name_id,
         )
         for patch in _patches(self._native):
             patch.install(self)
         self._collectives.start()
+        if self._ranges is not None:
+            self._ranges.start()
         if self._device_times is not None:
             self._device_times.start()
 
@@ -88,6 +95,8 @@ class NativeEngine:
         if self._device_times is not None:
             self._device_times.stop()
         self._native.stop()
+        if self._ranges is not None:
+            self._ranges.stop()
         # Begun by another thread meanwhile.
         self._native.stop_device_times()
         for patch in _patches(self._native):
@@ -101,6 +110,8 @@ class NativeEngine:
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
         self._native.after_fork()
+        if self._ranges is not None:
+            self._ranges.stop()
         for patch in _patches(self._native):
             patch.uninstall()
         self._collectives.stop()

@@ -37,6 +37,7 @@ from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import PortableCollectives
 from ..event_sink import OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames, OpenCall
+from ..ranges import Ranges
 from ..skip_dynamo import is_backward_compiled, skip_all, skip_frame
 from .passes import NO_GRAPH_TASK, PASS_PATCH, CallFrame, GraphTasks, ThreadState, current_graph_task, gives_gradients
 from .segment_hooks import SegmentHooks
@@ -76,12 +77,18 @@ class PortableEngine(SegmentHooks):
         model: where names start, see `ModuleNames`.
         on_error: called with what went wrong inside.
         strip_wrappers: see `ModuleNames`.
+        ranges: note ranges.
     """
 
     kind = "python"
 
     def __init__(
-        self, ring: Ring, model: nn.Module | str | None, on_error: OnError, strip_wrappers: bool = True
+        self,
+        ring: Ring,
+        model: nn.Module | str | None,
+        on_error: OnError,
+        strip_wrappers: bool = True,
+        ranges: bool = False,
     ) -> None:
         self._write = ring.make_writer()
         self._ring = ring
@@ -102,6 +109,7 @@ class PortableEngine(SegmentHooks):
         self._write_sync_mark = SyncMarks(self, ring.names)
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self._reruns = CheckpointReruns()
+        self._ranges = Ranges(self, ring.names, on_error, by_class=True) if ranges else None
         self._collectives = PortableCollectives(self, ring.names, on_error)
         self._next_gradients = itertools.count().__next__, itertools.count().__next__
         self._active = self._steps_told = False
@@ -112,6 +120,8 @@ class PortableEngine(SegmentHooks):
         _PATCH.install(self)
         PASS_PATCH.install(self)
         self._collectives.start()
+        if self._ranges is not None:
+            self._ranges.start()
 
     def stop(self) -> None:
         """Stop recording and restore what of torch was wrapped; hooks that live graphs still hold become no-ops."""
@@ -119,6 +129,8 @@ class PortableEngine(SegmentHooks):
         _PATCH.uninstall()
         PASS_PATCH.uninstall()
         self._collectives.stop()
+        if self._ranges is not None:
+            self._ranges.stop()
 
     def unmatched_model(self) -> str | None:
         """Return the class of the model where names were to start, where none started there; else None."""

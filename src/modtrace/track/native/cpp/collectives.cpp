@@ -158,7 +158,7 @@ std::optional<int64_t> ask_name(const std::string& operator_name, const std::str
   const PyRef found = args ? call_without_dynamo(function, args.get()) : PyRef();
   if (!found) {
     report_error(*session);
-    if (PyErr_Occurred() != nullptr) PyErr_WriteUnraisable(nullptr);
+    raise_later();
     return std::nullopt;
   }
   return PyLong_AsLongLong(found.get());

@@ -8,7 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -122,6 +124,7 @@ struct Session {
   PyRef emit_sync_mark;      // () → anything
   PyRef on_error;            // (exception) → anything
   PyRef note_call;           // (module, inputs, sequence number) → anything; see CheckpointReruns, also for the next
+  PyRef name_range;          // (name) → text id of a range, see track/ranges.py; null where ranges are left out
   PyRef runs_again;          // (module, inputs) → whether a checkpoint makes this call
   PyRef begin_device_times;  // () → True, or anything where it is to be called again; null once it has returned True
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
@@ -153,8 +156,9 @@ struct ThreadState {
   int64_t last_call_name = kNoName, last_call_index = 0;  // the outermost call that made nodes last
   uint64_t noted_sequence = UINT64_MAX;                   // at the last call that `note_call` was told of
   SequenceBoundaries boundaries;
-  SequenceBoundaries device_boundaries;  // of the calls that get events of the device
-  ThreadState* next = nullptr;           // in the list of all threads
+  SequenceBoundaries device_boundaries;                     // of the calls that get events of the device
+  std::map<std::string, int64_t, std::less<>> range_names;  // the ids of those that it has met in this session
+  ThreadState* next = nullptr;                              // in the list of all threads
 };
 
 // A backward pass with hooks on its segments. The hooks outlive it where the graph is retained, and do nothing then.
@@ -182,6 +186,8 @@ struct EngineState {
   std::atomic<uint64_t> generation{0};
   std::atomic<ThreadState*> threads{nullptr};
   std::atomic<bool> device_times_active{false};
+  std::atomic<bool> ranges_active{false};
+  std::atomic<int64_t> last_range{0};  // the highest number that a range had
 
   std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;             // by number modulo
   std::array<HookedGraphTask, kMaxConcurrentPasses> hooked_graph_tasks;  // by task modulo
@@ -211,6 +217,7 @@ inline ThreadState& this_thread() {
       if (state == nullptr) return;
       state->boundaries.reset();
       state->device_boundaries.reset();
+      state->range_names.clear();
     }
   } owner;
   if (owner.state == nullptr) owner.state = add_thread_state();

@@ -13,6 +13,7 @@
 #include "collectives.h"
 #include "device/calls.h"
 #include "module_calls.h"
+#include "ranges.h"
 #include "ring_writer.h"
 
 namespace modtrace {
@@ -124,9 +125,11 @@ PyObject* py_start(PyObject*, PyObject* args) {
   auto session = std::make_unique<Session>();
   Py_ssize_t offset;
   unsigned long long capacity;
-  PyObject *resolve_name, *dead, *forget_dead, *add_thread, *emit_sync_mark, *on_error, *note_call, *runs_again;
-  if (!PyArg_ParseTuple(args, "w*nKOO!OOOOOO", &session->buffer, &offset, &capacity, &resolve_name, &PyList_Type, &dead,
-                        &forget_dead, &add_thread, &emit_sync_mark, &on_error, &note_call, &runs_again)) {
+  PyObject *resolve_name, *dead, *forget_dead, *add_thread, *emit_sync_mark, *on_error, *note_call, *runs_again,
+      *name_range;
+  if (!PyArg_ParseTuple(args, "w*nKOO!OOOOOOO", &session->buffer, &offset, &capacity, &resolve_name, &PyList_Type,
+                        &dead, &forget_dead, &add_thread, &emit_sync_mark, &on_error, &note_call, &runs_again,
+                        &name_range)) {
     return nullptr;
   }
   const auto length = static_cast<unsigned long long>(session->buffer.len);
@@ -146,14 +149,19 @@ PyObject* py_start(PyObject*, PyObject* args) {
   session->on_error = PyRef::borrow(on_error);
   session->note_call = PyRef::borrow(note_call);
   session->runs_again = PyRef::borrow(runs_again);
+  const bool with_ranges = name_range != Py_None;
+  if (with_ranges) session->name_range = PyRef::borrow(name_range);
   engine.generation.fetch_add(1, std::memory_order_relaxed);
   engine.next_serial.store(0);
   engine.active_session.store(session.release());
+  if (with_ranges) watch_ranges();
+  engine.ranges_active.store(with_ranges);
   Py_RETURN_NONE;
 }
 
 // Waits for the threads that are writing, and gives the ring back.
 void end_session(Session& session) {
+  engine.ranges_active.store(false);
   abandon_backward_passes();
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) {
     while (thread->busy.load(std::memory_order_seq_cst)) std::this_thread::yield();
@@ -181,8 +189,8 @@ PyObject* py_after_fork(PyObject*, PyObject*) {
 PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS,
      "start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error, "
-     "note_call,\n"
-     "runs_again): begin a session, which writes `capacity` slots from byte `offset` of the buffer on. RuntimeError\n"
+     "note_call, runs_again, name_range): begin a session, which writes `capacity` slots from byte `offset` of the "
+     "buffer on. RuntimeError\n"
      "where one runs already."},
     {"stop", py_stop, METH_NOARGS, "stop(): end the session, once no thread writes any more."},
     {"after_fork", py_after_fork, METH_NOARGS, "after_fork(): end the session of the parent, in a forked child."},

@@ -2,6 +2,8 @@
 
 #include <ATen/record_function.h>
 
+#include <memory>
+
 namespace modtrace {
 namespace {
 
@@ -17,6 +19,17 @@ PyRef exchange_compiler(PyObject* compiler) {
       set_eval_frame == nullptr ? nullptr : PyObject_CallFunctionObjArgs(set_eval_frame, compiler, nullptr));
   if (!before) PyErr_Clear();
   return before;
+}
+
+struct PendingError {
+  PyObject *type, *value, *traceback;
+};
+
+// Called by the interpreter, in the main thread.
+int raise_pending(void* argument) {
+  const std::unique_ptr<PendingError> error(static_cast<PendingError*>(argument));
+  PyErr_Restore(error->type, error->value, error->traceback);
+  return -1;
 }
 
 }  // namespace
@@ -44,6 +57,7 @@ bool register_thread(Session& session, ThreadState& thread) {
   thread.open_passes = 0;
   thread.last_call_name = kNoName;
   thread.noted_sequence = UINT64_MAX;
+  thread.range_names.clear();
   thread.generation = current_generation();
   return true;
 }
@@ -53,7 +67,7 @@ void register_thread_without_gil(ThreadState& thread) {
   const GilLock gil;
   Session* session = engine.active_session.load();
   if (session == nullptr || thread.generation == current_generation()) return;
-  if (!register_thread(*session, thread) && PyErr_Occurred()) PyErr_WriteUnraisable(nullptr);
+  if (!register_thread(*session, thread)) raise_later();
 }
 
 void release_session(Session& session) {
@@ -71,6 +85,15 @@ PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* seco
     PyErr_Restore(type, value, traceback);
   }
   return result;
+}
+
+void raise_later() {
+  if (PyErr_Occurred() == nullptr) return;
+  auto* error = new PendingError;
+  PyErr_Fetch(&error->type, &error->value, &error->traceback);
+  if (Py_AddPendingCall(raise_pending, error) == 0) return;
+  raise_pending(error);  // too many are waiting
+  PyErr_WriteUnraisable(nullptr);
 }
 
 void report_error(Session& session) {

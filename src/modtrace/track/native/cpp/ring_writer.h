@@ -104,6 +104,10 @@ class SessionRef {
 PyRef call_without_dynamo(const PyRef& function, PyObject* first = nullptr, PyObject* second = nullptr,
                           PyObject* third = nullptr);
 
+// Has the pending error, if there is one, raised in the main thread: that of a handler of a signal, which ran while
+// torch called us where nothing can be raised.
+void raise_later();
+
 // Hands the pending Python error to the recording, which stops; the user's call goes on. An error that the recording
 // raises again is the user's own (an interrupt), and is pending afterwards.
 void report_error(Session& session);

@@ -1,0 +1,42 @@
+"""How a ring writes down the name of a range and its category."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal, NamedTuple, get_args
+
+__all__ = ["CATEGORIES", "RangeCategory", "RangeName", "parse_range", "range_text"]
+
+RangeCategory = Literal[
+    "user", "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation", "torch"
+]
+CATEGORIES: tuple[RangeCategory, ...] = get_args(RangeCategory)
+"""What a range is for. `user` is a name of the user's, `torch` one that torch gives and that fits no other."""
+
+
+class RangeName(NamedTuple):
+    """What a range is called.
+
+    Attributes:
+        name: as torch or the user calls it.
+        category: one of `CATEGORIES`.
+    """
+
+    name: str
+    category: str
+
+
+def range_text(name: str, category: RangeCategory) -> str:
+    """Return the text of a range's name: a JSON array, `["optimizer", "Optimizer.step#AdamW.step"]`."""
+    return json.dumps([category, name])
+
+
+def parse_range(text: str) -> RangeName:
+    """Return the name that a text stands for; any text is one, as a ring can be damaged."""
+    try:
+        match json.loads(text):
+            case [str(category), str(name)] if category in CATEGORIES:
+                return RangeName(name, category)
+    except (ValueError, RecursionError):
+        pass
+    return RangeName(text, "user")

@@ -1,0 +1,82 @@
+#include "ranges.h"
+
+#include <ATen/record_function.h>
+
+#include <cstring>
+#include <memory>
+
+#include "ring_writer.h"
+
+namespace modtrace {
+namespace {
+
+constexpr int64_t kNoRangeName = -1;
+constexpr size_t kMaxRangeNames = 4096;  // that a thread remembers
+
+// A range that began and was noted.
+struct OpenRange final : at::ObserverContext {
+  OpenRange(uint64_t session, int64_t name, int64_t value) : generation(session), name_id(name), number(value) {}
+  uint64_t generation;
+  int64_t name_id, number;
+};
+
+// Asks Python for the id of a range's name, on a thread that may not hold the lock.
+int64_t ask_range_name(const char* name) {
+  if (!Py_IsInitialized()) return kNoRangeName;
+  const GilLock gil;
+  Session* session = engine.active_session.load();
+  if (session == nullptr || !session->name_range) return kNoRangeName;
+  const SessionRef hold(*session);
+  const auto length = static_cast<Py_ssize_t>(std::strlen(name));
+  const PyRef text = PyRef::steal(PyUnicode_DecodeUTF8(name, length, "replace"));
+  const PyRef found = text ? call_without_dynamo(session->name_range, text.get()) : PyRef();
+  if (!found) {
+    report_error(*session);
+    raise_later();
+    return kNoRangeName;
+  }
+  return PyLong_AsLongLong(found.get());
+}
+
+int64_t range_name(ThreadState& thread, const char* name) {
+  const auto known = thread.range_names.find(name);
+  if (C10_LIKELY(known != thread.range_names.end())) return known->second;
+  const uint64_t generation = thread.generation;
+  const int64_t name_id = ask_range_name(name);
+  const bool is_same = thread.generation == generation && generation == current_generation();
+  if (name_id < 0 || name_id == kNoName || !is_same) return kNoRangeName;
+  if (thread.range_names.size() < kMaxRangeNames) thread.range_names.emplace(name, name_id);
+  return name_id;
+}
+
+std::unique_ptr<at::ObserverContext> on_range_begin(const at::RecordFunction& function) {
+  if (C10_LIKELY(!engine.ranges_active.load(std::memory_order_relaxed))) return nullptr;
+  ThreadState& thread = registered_thread();
+  const uint64_t generation = current_generation();
+  if (thread.generation != generation) return nullptr;
+  const int64_t name_id = range_name(thread, function.name());
+  if (name_id == kNoRangeName) return nullptr;
+  // Even, since Python counts those that it notes by odd numbers.
+  const int64_t number = engine.last_range.fetch_add(2, std::memory_order_relaxed) + 2;
+  write_without_gil(thread, kRangeBegin << kKindShift | name_id, number);
+  return std::make_unique<OpenRange>(generation, name_id, number);
+}
+
+void on_range_end(const at::RecordFunction&, at::ObserverContext* context) {
+  const auto* range = static_cast<const OpenRange*>(context);
+  if (range == nullptr || range->generation != current_generation()) return;
+  // Another thread may end it.
+  ThreadState& thread = registered_thread();
+  if (thread.generation != range->generation) return;
+  write_without_gil(thread, kRangeEnd << kKindShift | range->name_id, range->number);
+}
+
+}  // namespace
+
+void watch_ranges() {
+  static const at::CallbackHandle callback = at::addGlobalCallback(
+      at::RecordFunctionCallback(on_range_begin, on_range_end).scopes({at::RecordScope::USER_SCOPE}));
+  static_cast<void>(callback);
+}
+
+}  // namespace modtrace

@@ -1,0 +1,330 @@
+"""Ranges: what a thread does that is no module, by name.
+
+torch names many of them itself, and users do, with `record_function`. The native engine gets these from torch's own
+callbacks; the portable one wraps the class. What torch gives no name (clipping, scalers, schedulers, saving, compiling)
+is wrapped here. All of this is put in its place once per process and stays; a recording switches it on and off.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, TypeVar, cast, overload
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.compiler import is_dynamo_compiling
+from torch.optim import lr_scheduler
+
+from .._after_import import call_after_import
+from ..ring import Kind, NameTable
+from ..ring.range_text import RangeCategory, range_text
+from .event_sink import EventSink, OnError
+from .skip_dynamo import skip_all, skip_frame
+
+__all__ = ["NamedRange", "OpenRange", "Ranges", "category_of", "named_range"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_MAX_NAMES = 4096
+"""Names that a program makes anew all the time must not fill the name table."""
+_OTHERS = "other ranges"
+_PREFIXES: tuple[tuple[str, RangeCategory], ...] = (
+    ("enumerate(", "data loading"),
+    ("Optimizer.", "optimizer"),
+    ("gloo:", "communication"),
+    ("nccl:", "communication"),
+    ("mpi:", "communication"),
+    ("ucc:", "communication"),
+    ("xccl:", "communication"),
+    ("FSDP::", "communication"),
+    ("FullyShardedDataParallel.", "torch"),
+    ("DistributedDataParallel.", "torch"),
+    ("torch.distributed.", "torch"),
+    ("ProfilerStep#", "torch"),
+    ("Torch-Compiled Region", "torch"),
+    ("TorchDynamo ", "torch"),
+    ("CompiledFunction", "torch"),
+    ("## Call CompiledFxGraph", "torch"),
+)
+"""How names begin that torch gives; all others are the user's."""
+_COMPILE_MODULE = "torch._dynamo.callback"
+
+OpenRange = tuple[int, int]
+"""The id of a range's name, and its number."""
+
+
+@cache
+def category_of(name: str) -> RangeCategory:
+    """Return the category of a range that torch or the user gave this name."""
+    return next((category for prefix, category in _PREFIXES if name.startswith(prefix)), "user")
+
+
+class Ranges:
+    """Writes ranges into a ring, from `start` to `stop`.
+
+    Args:
+        events: takes the events.
+        names: takes the names.
+        on_error: called with what went wrong inside.
+        by_class: whether each `record_function` is noted here; the native engine sees these itself.
+    """
+
+    def __init__(self, events: EventSink, names: NameTable, on_error: OnError, *, by_class: bool) -> None:
+        self._events = events
+        self._names = names
+        self._on_error = on_error
+        self.by_class = by_class
+        self._ids: dict[tuple[str, RangeCategory], int] = {}
+        # Odd, since the native engine counts its own by even numbers.
+        self._next_number = itertools.count(1, 2).__next__
+
+    def start(self) -> None:
+        """Begin."""
+        global _active
+        _wrap_functions()
+        if self.by_class:
+            _wrap_record_function()
+        call_after_import(_COMPILE_MODULE, _watch_compilations)
+        _active = self
+
+    def stop(self) -> None:
+        """End; what was wrapped stays and only passes calls on."""
+        global _active
+        if _active is self:
+            _active = None
+
+    def name_id(self, name: str, category: RangeCategory | None = None) -> int:
+        """Return the id of a range's name; from the 4,096th name on all share one."""
+        key = name, category or category_of(name)
+        found = self._ids.get(key)
+        if found is None:
+            text = range_text(*key) if len(self._ids) < _MAX_NAMES else range_text(_OTHERS, key[1])
+            found = self._names.text(text)
+            if len(self._ids) < _MAX_NAMES:
+                self._ids[key] = found
+        return found
+
+    @skip_all
+    def begin(self, name: str, category: RangeCategory | None = None) -> OpenRange | None:
+        """Write that this thread begins a range; None if an error came in between.
+
+        Args:
+            name: of the range.
+            category: its category; None finds it by the name.
+        """
+        try:
+            name_id, number = self.name_id(name, category), self._next_number()
+            self._events.write_event(Kind.RANGE_BEGIN, name_id, number)
+        except Exception as error:
+            self._on_error(error)
+            return None
+        return name_id, number
+
+    @skip_all
+    def end(self, opened: OpenRange | None) -> None:
+        """Write that a range ends, which `begin` returned."""
+        if opened is not None and _active is self:
+            try:
+                self._events.write_event(Kind.RANGE_END, *opened)
+            except Exception as error:
+                self._on_error(error)
+
+
+_active: Ranges | None = None
+"""Those of the recording that runs."""
+
+
+class NamedRange:
+    """A range of the user's own; a block or a function that runs in it. It does nothing if nothing records.
+
+    Args:
+        name: its name.
+        is_on: returns whether it is noted.
+    """
+
+    def __init__(self, name: str, is_on: Callable[[], bool] = lambda: True) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a range is a str, not {type(name).__name__}")
+        self._name = name
+        self._is_on = is_on
+        self._opened: list[tuple[Ranges, OpenRange | None] | None] = []
+
+    def __enter__(self) -> NamedRange:
+        if not is_dynamo_compiling():
+            self._opened.append(_begin_named(self._name, self._is_on))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if not is_dynamo_compiling():
+            opened = self._opened.pop()
+            if opened is not None:
+                opened[0].end(opened[1])
+
+    def __call__(self, function: _Function) -> _Function:
+        """Return a function that runs in the range each time."""
+
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with NamedRange(self._name, self._is_on):
+                return function(*args, **kwargs)
+
+        return cast("_Function", call)
+
+
+@skip_all
+def _begin_named(name: str, is_on: Callable[[], bool]) -> tuple[Ranges, OpenRange | None] | None:
+    ranges = _active
+    return None if ranges is None or not is_on() else (ranges, ranges.begin(name, "user"))
+
+
+@overload
+def named_range(name: str) -> NamedRange: ...
+@overload
+def named_range(name: _Function) -> _Function: ...
+def named_range(name: Any) -> Any:
+    """Name what runs in a block or a function: a row of its own in the recording that runs, without a profiler.
+
+    It does nothing if nothing records, or the recording has `ranges=False`. In compiled code it is left out.
+
+    Args:
+        name: the name of the range; or a function, whose name is taken.
+
+    Example:
+        >>> with modtrace.range("augment"):
+        ...     batch = augment(batch)
+        >>> @modtrace.range("sample")
+        ... def sample(model): ...
+    """
+    return NamedRange(name) if isinstance(name, str) else NamedRange(name.__qualname__)(name)
+
+
+def _in_range(function: Callable[..., Any], name: str, category: RangeCategory) -> Any:
+    """Return a function that calls `function` in a range; a `{}` in its name is the class of the first argument."""
+    is_of_class = "{}" in name
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = __traceback_hide__ = True
+        if is_dynamo_compiling() or (ranges := _active) is None:
+            return function(*args, **kwargs)
+        opened = None
+        try:
+            opened = ranges.begin(name.format(type(args[0]).__name__) if is_of_class else name, category)
+            return function(*args, **kwargs)
+        finally:
+            ranges.end(opened)
+
+    return skip_frame(call)
+
+
+@cache
+def _wrap_functions() -> None:
+    """Wrap what torch gives no range, once per process."""
+    clipping = torch.nn.utils.clip_grad
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        _wrap_inside(vars(clipping)[name], name)
+    scaler = torch.amp.grad_scaler.GradScaler
+    for name in ("step", "unscale_", "update"):
+        _wrap_method(scaler, name, f"GradScaler.{name}")
+    for kind in list(vars(lr_scheduler).values()):
+        if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
+            _wrap_method(kind, "step", "LRScheduler.step#{}.step")
+    for name in ("save", "load"):
+        function = getattr(torch, name)
+        # One wrapper in both places: a function is pickled by where it is found.
+        wrapper = _in_range(function, f"torch.{name}", "saving")
+        for module in (torch, torch.serialization):
+            if vars(module).get(name) is function:
+                setattr(module, name, wrapper)
+
+
+def _wrap_method(kind: type, method: str, name: str) -> None:
+    setattr(kind, method, _in_range(vars(kind)[method], name, "optimizer"))
+
+
+def _wrap_inside(function: Any, name: str) -> None:
+    """Wrap what a decorated function calls, where its decorator keeps it: so it is for whoever imported it before."""
+    for cell in function.__closure__ or ():
+        if callable(cell.cell_contents) and getattr(cell.cell_contents, "__name__", "") == name:
+            cell.cell_contents = _in_range(cell.cell_contents, name, "optimizer")
+
+
+@cache
+def _wrap_record_function() -> None:
+    """Wrap the two methods of `record_function`, once per process."""
+    enter: Any = record_function.__enter__
+    leave: Any = record_function.__exit__
+
+    @wraps(enter)
+    def __enter__(self: Any) -> Any:  # noqa: N807  # what it stands for
+        ranges = _active
+        if ranges is not None and ranges.by_class:
+            self._modtrace_range = ranges, ranges.begin(self.name)
+        return enter(self)
+
+    @wraps(leave)
+    def __exit__(self: Any, *exception: Any) -> Any:  # noqa: N807  # what it stands for
+        try:
+            return leave(self, *exception)
+        finally:
+            ranges, opened = vars(self).pop("_modtrace_range", (None, None))
+            if ranges is not None:
+                ranges.end(opened)
+
+    record_function.__enter__ = skip_all(__enter__)  # type: ignore[method-assign]
+    record_function.__exit__ = skip_all(__exit__)  # type: ignore[method-assign]
+
+
+class _Callbacks(list[Callable[[Any], None]]):
+    """Callbacks of torch.compile; `torch._dynamo.reset` removes all but ours."""
+
+    def clear(self) -> None:
+        self[:] = [callback for callback in self if callback in (_compilation_begins, _compilation_ends)]
+
+
+def _watch_compilations() -> None:
+    """Have torch.compile call us when it begins and ends to compile, once per process."""
+    handler: Any = sys.modules[_COMPILE_MODULE].callback_handler
+    if not isinstance(handler.start_callbacks, _Callbacks):
+        handler.start_callbacks = _Callbacks([*handler.start_callbacks, _compilation_begins])
+        handler.end_callbacks = _Callbacks([*handler.end_callbacks, _compilation_ends])
+
+
+_compilation: tuple[Ranges, OpenRange | None] | None = None
+"""The one that runs: torch tells of the outermost only."""
+
+
+@skip_all
+def _compilation_begins(args: Any) -> None:
+    global _compilation
+    ranges = _active
+    if ranges is not None:
+        _compilation = ranges, ranges.begin(_compilation_name(args), "compile")
+
+
+@skip_all
+def _compilation_ends(_args: Any) -> None:
+    global _compilation
+    running, _compilation = _compilation, None
+    if running is not None:
+        running[0].end(running[1])
+
+
+def _compilation_name(args: Any) -> str:
+    """Return what is compiled, and why again: `torch.compile 0/1: tensor 'x' size mismatch at index 0. …`."""
+    trigger = getattr(getattr(args, "callback_trigger", None), "name", "DYNAMO")
+    name = f"torch.compile {getattr(args, 'compile_id', '')}"
+    if trigger != "DYNAMO":
+        return f"{name}: {trigger.lower().replace('_', ' ')}"
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    try:
+        reason = utils.get_metrics_context()._metrics.get("recompile_reason")
+    except AttributeError:  # private, and of later versions of torch
+        reason = None
+    if not isinstance(reason, str):
+        return name
+    # Without the id of the compilation that did not fit.
+    return f"{name}: {reason.partition(': ')[2] or reason}"
