@@ -1,0 +1,285 @@
+"""Ranges: what is named and is no module, against counts of hooks and calls of their own, with both engines."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import StepLR
+from torch.profiler import record_function
+from torch.utils.data import DataLoader, TensorDataset
+
+import modtrace
+from modtrace.record_options import EngineName
+from modtrace.ring import Kind
+from modtrace.ring.range_text import RangeName, parse_range
+
+
+def noted(recording: modtrace.Recording) -> list[RangeName]:
+    """Return the names of the ranges in the order in which they ended; each has one begin and one end."""
+    snapshot = recording._started().ring.read()
+    texts = {record["id"]: record["text"] for record in snapshot.records if record["kind"] == "text"}
+    events = snapshot.slots.events
+    begun, ended = events.kind == Kind.RANGE_BEGIN, events.kind == Kind.RANGE_END
+    assert sorted(events.value[begun].tolist()) == sorted(events.value[ended].tolist())
+    assert len(set(events.value[begun].tolist())) == begun.sum()
+    return [parse_range(texts[name]) for name in events.name[ended].tolist()]
+
+
+class Training:
+    """A step with everything that has a range, and how often each was done."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(4, 1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.scheduler = StepLR(self.optimizer, 1)
+        self.scaler = torch.amp.GradScaler("cpu")
+        self.loader = DataLoader(TensorDataset(torch.ones(6, 4)), batch_size=2)
+
+    def run(self) -> None:
+        for (batch,) in self.loader:
+            with record_function("forward of mine"):
+                loss = self.model(batch).sum()
+            self.scaler.scale(loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            clip_grad_norm_(self.model.parameters(), 1.0)
+            torch.nn.utils.clip_grad_value_(self.model.parameters(), 1.0)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+        buffer = io.BytesIO()
+        torch.save(self.model.state_dict(), buffer)
+        buffer.seek(0)
+        torch.load(buffer)
+
+
+EXPECTED = {
+    # The fourth one ends the epoch.
+    ("data loading", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"): 4,
+    ("user", "forward of mine"): 3,
+    ("optimizer", "GradScaler.unscale_"): 3,
+    ("optimizer", "clip_grad_norm_"): 3,
+    ("optimizer", "clip_grad_value_"): 3,
+    ("optimizer", "GradScaler.step"): 3,
+    ("optimizer", "GradScaler.update"): 3,
+    ("optimizer", "Optimizer.step#AdamW.step"): 3,
+    ("optimizer", "Optimizer.zero_grad#AdamW.zero_grad"): 3,
+    ("optimizer", "LRScheduler.step#StepLR.step"): 3,
+    ("saving", "torch.save"): 1,
+    ("saving", "torch.load"): 1,
+}
+
+
+def test_each_part_of_a_training_has_its_ranges(engine: EngineName) -> None:
+    training = Training()
+
+    with modtrace.record(engine=engine) as recording:
+        training.run()
+
+    assert Counter((name.category, name.name) for name in noted(recording)) == EXPECTED
+
+
+def test_ranges_are_left_out_on_request(engine: EngineName) -> None:
+    training = Training()
+
+    with modtrace.record(engine=engine, ranges=False) as recording:
+        training.run()
+        with recording.range("own"), modtrace.range("own"):
+            pass
+
+    assert noted(recording) == []
+
+
+def test_nothing_is_noted_outside_of_recordings(engine: EngineName) -> None:
+    training = Training()
+
+    with modtrace.record(engine=engine) as first:
+        pass
+    training.run()
+    with record_function("before"):
+        with modtrace.record(engine=engine) as second:
+            range_ = record_function("begun inside")
+            range_.__enter__()
+        range_.__exit__(None, None, None)
+
+    assert noted(first) == []
+    begun = second._started().ring.read().slots.events
+    assert Counter(begun.kind.tolist()) == {Kind.RANGE_BEGIN: 1}
+
+
+def test_a_range_of_ones_own_is_a_block_and_a_decorator(engine: EngineName) -> None:
+    @modtrace.range("named")
+    def named(depth: int) -> int:
+        return depth if depth == 0 else named(depth - 1)
+
+    @modtrace.range
+    def unnamed() -> str:
+        return "returned"
+
+    assert named(1) == 0  # nothing records
+    with modtrace.record(engine=engine) as recording:
+        with recording.range("outer"), modtrace.range("inner"):
+            assert named(2) == 0
+        assert unnamed() == "returned"
+        with pytest.raises(ZeroDivisionError), modtrace.range("raises"):
+            raise ZeroDivisionError
+    with recording.range("too late"):
+        pass
+
+    own = f"{test_a_range_of_ones_own_is_a_block_and_a_decorator.__qualname__}.<locals>.unnamed"
+    names = ["named", "named", "named", "inner", "outer", own, "raises"]
+    assert noted(recording) == [RangeName(name, "user") for name in names]
+    assert (named.__name__, unnamed.__name__) == ("named", "unnamed")
+
+
+def test_the_name_of_a_range_is_text() -> None:
+    with pytest.raises(TypeError, match="the name of a range is a str, not int"):
+        modtrace.record().range(3)  # type: ignore[arg-type]
+
+
+def test_ranges_of_threads_belong_to_their_threads(engine: EngineName) -> None:
+    def work() -> None:
+        for _ in range(50):
+            with record_function("of a thread"), modtrace.range("own"):
+                pass
+
+    with modtrace.record(engine=engine) as recording:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert Counter(name.name for name in noted(recording)) == {"of a thread": 200, "own": 200}
+    events = recording._started().ring.read().slots.events
+    assert sorted(Counter(events.thread.tolist()).values()) == [200] * 4
+
+
+def test_names_without_end_share_one(engine: EngineName) -> None:
+    with modtrace.record(engine=engine) as recording:
+        for number in range(4200):
+            with record_function(f"batch {number}"):
+                pass
+
+    names = Counter(name.name for name in noted(recording))
+    assert len(names) == 4097
+    assert names["other ranges"] == 104
+
+
+def test_a_compilation_is_a_range_with_its_reason(engine: EngineName) -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend="eager")
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    with modtrace.record(engine=engine) as recording:
+        torch._dynamo.reset()  # which forgets the callbacks that others registered
+        for length in (2, 2, 3, 4):
+            double(torch.ones(length))
+
+    compilations = [name.name for name in noted(recording) if name.category == "compile"]
+    assert len(compilations) == 2
+    assert compilations[0].startswith("torch.compile ")
+    assert ": " not in compilations[0]
+    assert compilations[1].endswith(": tensor 'x' size mismatch at index 0. expected 2, actual 3")
+
+
+def test_graphs_of_torch_compile_are_the_same(engine: EngineName) -> None:
+    model = nn.Linear(4, 4)
+    scheduler = StepLR(torch.optim.SGD(model.parameters(), 0.1), 1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+    def clipped(x: Tensor) -> Tensor:
+        with modtrace.range("own"), record_function("torch's"):
+            y = model(x)
+        clip_grad_norm_(model.parameters(), 1.0)
+        return y.sum()
+
+    def scheduled(x: Tensor) -> Tensor:
+        y = model(x)
+        scheduler.step()
+        return y.sum()
+
+    def compile_all() -> tuple[Any, ...]:
+        torch._dynamo.reset()
+        counters = torch._dynamo.utils.counters
+        counters.clear()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compiled = [torch.compile(function, backend="eager") for function in (clipped, scheduled)]
+            values = [function(torch.ones(2, 4)).item() for function in compiled for _ in range(2)]
+        breaks = sum(counters["graph_break"].values())
+        return values, dict(counters["stats"]), breaks, [str(warning.message) for warning in caught]
+
+    compile_all()  # some warnings come once
+    before = compile_all()
+    with modtrace.record(engine=engine):
+        during = compile_all()
+
+    assert during == before
+    assert before[2] == 1  # at the scheduler
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_what_is_wrapped_is_pickled_and_scripted_as_before(engine: EngineName) -> None:
+    with modtrace.record(engine=engine):
+        for function in (clip_grad_norm_, torch.save, torch.load, torch.serialization.save):
+            assert pickle.loads(pickle.dumps(function)) is function
+        pickle.dumps([torch.amp.GradScaler("cpu"), StepLR, record_function("x")])
+
+        class Scripted(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                with torch.autograd.profiler.record_function("scripted"):
+                    return x + 1
+
+        scripted: Any = torch.jit.script(Scripted())  # type: ignore[no-untyped-call]
+        assert scripted(torch.ones(1)).item() == 2
+
+
+def test_a_second_recording_is_told_of_the_first(engine: EngineName) -> None:
+    assert modtrace.current() is None
+    with modtrace.record("first.pftrace", engine=engine) as recording:
+        assert modtrace.current() is recording
+        with pytest.raises(modtrace.RecordingError, match=r"in this process, to first\.pftrace; .*current\(\)\.stop"):
+            modtrace.record(engine=engine).start()
+        recording._outputs._trace = None
+        modtrace.current().stop()  # type: ignore[union-attr]
+        assert modtrace.current() is None
+
+
+def test_an_interrupt_that_comes_while_a_name_is_asked_for_is_the_users() -> None:
+    code = """
+import signal, torch, modtrace
+from torch.profiler import record_function
+from modtrace.track.ranges import Ranges
+ask = Ranges.name_id
+def interrupted(self, name, category=None):
+    if name == "here":
+        signal.raise_signal(signal.SIGINT)
+    return ask(self, name, category)
+Ranges.name_id = interrupted
+try:
+    with modtrace.record(engine="native"):
+        with record_function("here"):
+            pass
+        for _ in range(10):
+            pass
+        print("lost")
+except KeyboardInterrupt:
+    print("raised")
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.stdout.strip(), run.stderr) == ("raised", "")
