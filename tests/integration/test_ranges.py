@@ -264,13 +264,13 @@ def test_an_interrupt_that_comes_while_a_name_is_asked_for_is_the_users() -> Non
     code = """
 import signal, torch, modtrace
 from torch.profiler import record_function
-from modtrace.track.ranges import Ranges
-ask = Ranges.name_id
+from modtrace.track.ranges import RangeRecorder
+ask = RangeRecorder.name_id
 def interrupted(self, name, category=None):
     if name == "here":
         signal.raise_signal(signal.SIGINT)
     return ask(self, name, category)
-Ranges.name_id = interrupted
+RangeRecorder.name_id = interrupted
 try:
     with modtrace.record(engine="native"):
         with record_function("here"):

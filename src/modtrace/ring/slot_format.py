@@ -199,7 +199,7 @@ class Kind(IntEnum):
     RANGE_BEGIN = 40
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41
-    """It ends, perhaps on another thread. Value: the same; name: a text, which counts and not that of the begin."""
+    """It ends, perhaps because another thread ends it. Value and name: the same."""
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
@@ -214,7 +214,7 @@ RANGE_KINDS = (Kind.RANGE_BEGIN, Kind.RANGE_END)
 _DEVICE_READER_KINDS = (Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM, Kind.DEVICE_PENDING)
 DEVICE_KINDS = (Kind.DEVICE_QUEUED, *_DEVICE_READER_KINDS)
 """The kinds that say when a device came by; no module's and no node's either."""
-KINDS_OF_OTHER_THREADS = (Kind.COLLECTIVE_DONE, *_DEVICE_READER_KINDS)
+KINDS_OF_OTHER_THREADS = (Kind.COLLECTIVE_DONE, Kind.RANGE_END, *_DEVICE_READER_KINDS)
 """The kinds that are written by others than the thread that they name, at any later time."""
 
 

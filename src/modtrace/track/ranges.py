@@ -24,7 +24,7 @@ from ..ring.range_text import RangeCategory, range_text
 from .event_sink import EventSink, OnError
 from .skip_dynamo import skip_all, skip_frame
 
-__all__ = ["NamedRange", "OpenRange", "Ranges", "category_of", "named_range"]
+__all__ = ["NamedRange", "OpenRange", "RangeRecorder", "category_of", "named_range"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -62,7 +62,7 @@ def category_of(name: str) -> RangeCategory:
     return next((category for prefix, category in _PREFIXES if name.startswith(prefix)), "user")
 
 
-class Ranges:
+class RangeRecorder:
     """Writes ranges into a ring, from `start` to `stop`.
 
     Args:
@@ -133,7 +133,7 @@ class Ranges:
                 self._on_error(error)
 
 
-_active: Ranges | None = None
+_active: RangeRecorder | None = None
 """Those of the recording that runs."""
 
 
@@ -150,7 +150,7 @@ class NamedRange:
             raise TypeError(f"the name of a range is a str, not {type(name).__name__}")
         self._name = name
         self._is_on = is_on
-        self._opened: list[tuple[Ranges, OpenRange | None] | None] = []
+        self._opened: list[tuple[RangeRecorder, OpenRange | None] | None] = []
 
     def __enter__(self) -> NamedRange:
         if not is_dynamo_compiling():
@@ -175,7 +175,7 @@ class NamedRange:
 
 
 @skip_all
-def _begin_named(name: str, is_on: Callable[[], bool]) -> tuple[Ranges, OpenRange | None] | None:
+def _begin_named(name: str, is_on: Callable[[], bool]) -> tuple[RangeRecorder, OpenRange | None] | None:
     ranges = _active
     return None if ranges is None or not is_on() else (ranges, ranges.begin(name, "user"))
 
@@ -293,7 +293,7 @@ def _watch_compilations() -> None:
         handler.end_callbacks = _Callbacks([*handler.end_callbacks, _compilation_ends])
 
 
-_compilation: tuple[Ranges, OpenRange | None] | None = None
+_compilation: tuple[RangeRecorder, OpenRange | None] | None = None
 """The one that runs: torch tells of the outermost only."""
 
 

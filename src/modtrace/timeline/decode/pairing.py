@@ -20,6 +20,7 @@ from ...ring.slot_format import (
     FORWARD_THREAD_SHIFT,
     GRAPH_TASK_MASK,
     NO_NAME,
+    RANGE_KINDS,
     RECOMPUTE_BIT,
     SEQUENCE_BITS,
     SEQUENCE_MASK,
@@ -48,8 +49,8 @@ A position is -1 if there is no such event.
 
 
 def is_of_modules(events: Events) -> BoolArray:
-    """Return which events are of modules and nodes, not of torch.distributed or of devices."""
-    return np.isin(events.kind, (*COMMUNICATION_KINDS, *DEVICE_KINDS), invert=True)
+    """Return which events are of modules and nodes, not of torch.distributed, of devices or of ranges."""
+    return np.isin(events.kind, (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS), invert=True)
 
 
 def _columns(count: int, **columns: AnyArray | int | bool) -> IntervalColumns:

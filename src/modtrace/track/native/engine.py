@@ -17,7 +17,7 @@ from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
 from ..event_sink import OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames
-from ..ranges import Ranges
+from ..ranges import RangeRecorder
 from .device_times import DeviceChoice, NativeDeviceTimes
 from .library import load
 
@@ -56,7 +56,7 @@ class NativeEngine:
         self._sync = SyncMarks(self, ring.names)
         self._module_names = ModuleNames(ring.names, model, self._native.forget_module, strip_wrappers=strip_wrappers)
         self._reruns = CheckpointReruns()
-        self._ranges = Ranges(self, ring.names, on_error, by_class=False) if ranges else None
+        self._ranges = RangeRecorder(self, ring.names, on_error, by_class=False) if ranges else None
         self._collectives = NativeCollectives(self._native, ring.names)
         self._device_times = (
             None if device is None else NativeDeviceTimes(self._native, self._module_names, ring.names, device)

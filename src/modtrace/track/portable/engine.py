@@ -37,7 +37,7 @@ from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import PortableCollectives
 from ..event_sink import OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames, OpenCall
-from ..ranges import Ranges
+from ..ranges import RangeRecorder
 from ..skip_dynamo import is_backward_compiled, skip_all, skip_frame
 from .passes import NO_GRAPH_TASK, PASS_PATCH, CallFrame, GraphTasks, ThreadState, current_graph_task, gives_gradients
 from .segment_hooks import SegmentHooks
@@ -109,7 +109,7 @@ class PortableEngine(SegmentHooks):
         self._write_sync_mark = SyncMarks(self, ring.names)
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self._reruns = CheckpointReruns()
-        self._ranges = Ranges(self, ring.names, on_error, by_class=True) if ranges else None
+        self._ranges = RangeRecorder(self, ring.names, on_error, by_class=True) if ranges else None
         self._collectives = PortableCollectives(self, ring.names, on_error)
         self._next_gradients = itertools.count().__next__, itertools.count().__next__
         self._active = self._steps_told = False

@@ -15,9 +15,9 @@ constexpr size_t kMaxRangeNames = 4096;  // that a thread remembers
 
 // A range that began and was noted.
 struct OpenRange final : at::ObserverContext {
-  OpenRange(uint64_t session, int64_t name, int64_t value) : generation(session), name_id(name), number(value) {}
+  OpenRange(uint64_t session, int64_t bits, int64_t value) : generation(session), end_meta(bits), number(value) {}
   uint64_t generation;
-  int64_t name_id, number;
+  int64_t end_meta, number;
 };
 
 // Asks Python for the id of a range's name, on a thread that may not hold the lock.
@@ -58,17 +58,16 @@ std::unique_ptr<at::ObserverContext> on_range_begin(const at::RecordFunction& fu
   if (name_id == kNoRangeName) return nullptr;
   // Even, since Python counts those that it notes by odd numbers.
   const int64_t number = engine.last_range.fetch_add(2, std::memory_order_relaxed) + 2;
-  write_without_gil(thread, kRangeBegin << kKindShift | name_id, number);
-  return std::make_unique<OpenRange>(generation, name_id, number);
+  const int64_t bits = thread.meta_bits | name_id;
+  write_without_gil(thread, generation, kRangeBegin << kKindShift | bits, number);
+  return std::make_unique<OpenRange>(generation, kRangeEnd << kKindShift | bits, number);
 }
 
 void on_range_end(const at::RecordFunction&, at::ObserverContext* context) {
   const auto* range = static_cast<const OpenRange*>(context);
-  if (range == nullptr || range->generation != current_generation()) return;
+  if (range == nullptr || engine.active_session.load() == nullptr) return;
   // Another thread may end it.
-  ThreadState& thread = registered_thread();
-  if (thread.generation != range->generation) return;
-  write_without_gil(thread, kRangeEnd << kKindShift | range->name_id, range->number);
+  write_without_gil(this_thread(), range->generation, range->end_meta, range->number);
 }
 
 }  // namespace
