@@ -73,6 +73,11 @@ def pair_calls(events: Events) -> IntervalColumns:
     """Pair enters and exits by name and key."""
     is_enter = np.isin(events.kind, CALL_ENTER_KINDS)
     index = np.flatnonzero(is_enter | np.isin(events.kind, CALL_EXIT_KINDS))
+    # An exit that an interrupt came into is written again, and the first one counts.
+    key = call_ids(events, index)
+    order = np.argsort(key, kind="stable")
+    follows_exit = np.append(False, (np.diff(key[order]) == 0) & ~is_enter[index[order[:-1]]])
+    index = np.sort(index[order[~(follows_exit & ~is_enter[index[order]])]])
     first, last = _pair_by_key(index, is_enter[index], call_ids(events, index))
     known = np.where(first >= 0, first, last)
     recompute = np.isin(events.kind[known], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
