@@ -204,12 +204,12 @@ def test_graphs_of_torch_compile_are_the_same(engine: EngineName) -> None:
 
     def clipped(x: Tensor) -> Tensor:
         with modtrace.range("own"), record_function("torch's"):
-            y = model(x)
+            y: Tensor = model(x)
         clip_grad_norm_(model.parameters(), 1.0)
         return y.sum()
 
     def scheduled(x: Tensor) -> Tensor:
-        y = model(x)
+        y: Tensor = model(x)
         scheduler.step()
         return y.sum()
 
@@ -245,7 +245,7 @@ def test_what_is_wrapped_is_pickled_and_scripted_as_before(engine: EngineName) -
                 with torch.autograd.profiler.record_function("scripted"):
                     return x + 1
 
-        scripted: Any = torch.jit.script(Scripted())  # type: ignore[no-untyped-call]
+        scripted: Any = torch.jit.script(Scripted())
         assert scripted(torch.ones(1)).item() == 2
 
 
