@@ -66,13 +66,19 @@ def test_a_collective_is_a_span_of_a_class_of_its_own_below_the_module_that_laun
     found = overlaid(CALLS, *MADE, *LAUNCHED)
     devices = found.devices
     above = [
-        (start, end, depth, found.collective_names[collective] if collective >= 0 else "", found.known.names[name].fqn)
+        (
+            start,
+            end,
+            depth,
+            found.collective_names[collective] if collective >= 0 else "",
+            found.timeline_with_captures.names[name].fqn,
+        )
         for start, end, depth, collective, name, track in zip(
             devices.start.tolist(),
             devices.end.tolist(),
             devices.depth.tolist(),
             devices.collective.tolist(),
-            found.known.columns.name[devices.span].tolist(),
+            found.timeline_with_captures.columns.name[devices.span].tolist(),
             devices.track.tolist(),
             strict=True,
         )

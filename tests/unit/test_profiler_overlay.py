@@ -32,10 +32,10 @@ def slices(found: Overlay, kind: str = "backward") -> list[tuple[str, int, int, 
 
 
 def device_slices(found: Overlay) -> list[tuple[str, int, int, int, str]]:
-    columns, devices = found.known.columns, found.devices
+    columns, devices = found.timeline_with_captures.columns, found.devices
     return [
         (
-            found.known.names[columns.name[span]].label if span >= 0 else NO_MODULE,
+            found.timeline_with_captures.names[columns.name[span]].label if span >= 0 else NO_MODULE,
             start,
             end,
             depth,

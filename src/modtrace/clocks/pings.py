@@ -184,7 +184,7 @@ class PingClient:
         clock: returns nanoseconds.
 
     Raises:
-        OSError: nobody answers there.
+        OSError: there is no answer.
     """
 
     def __init__(self, address: tuple[str, int], token: str, clock: Clock = time.monotonic_ns) -> None:
@@ -202,7 +202,7 @@ class PingClient:
         """Ask for the other clock some times, and return how far it is ahead.
 
         Raises:
-            OSError: there is no answer any more.
+            OSError: the answers stopped.
             ValueError: a clock jumped.
         """
         return estimate_offset([self._ping() for _ in range(pings)])

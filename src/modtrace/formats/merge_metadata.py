@@ -111,7 +111,7 @@ def _search_from_front(source: TraceFile) -> dict[str, Any] | None:
 
 
 def _metadata(data: bytes) -> dict[str, Any] | None:
-    """Return the metadata of a merge that stand in `data` as a whole."""
+    """Return the metadata of a merge if `data` holds all of it."""
     for needle in (_IN_JSON, _IN_PACKETS):
         found = data.rfind(needle)
         # Not the first brace: the bytes in between hold the length of what follows, and one of them may look like it.

@@ -15,12 +15,12 @@ from ..timeline.join import with_modules
 from ..timeline.ranges import union_of
 from ..timeline.slices import join_columns, sort_by_start
 from .call_lookup import CallIndex, InnermostLookup, innermost_spans, runs_module_code
-from .event_columns import ProfilerEvents, SliceColumns
+from .event_columns import EventColumns, ProfilerEvents
 
-__all__ = ["Nodes", "attribute_nodes", "cut_to_nodes"]
+__all__ = ["Nodes", "cut_to_nodes", "find_calls_of_nodes"]
 
 
-def attribute_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Nodes:
+def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Nodes:
     """Find the call of each autograd node of the trace.
 
     By its sequence number; where the trace does not hold what made it, by the recorded backward span around its
@@ -237,7 +237,7 @@ class Nodes:
         numbered: bool[n], whether its number was found among the trace's forward operations.
     """
 
-    def __init__(self, rows: SliceColumns) -> None:
+    def __init__(self, rows: EventColumns) -> None:
         order = np.lexsort((-rows.duration, rows.start, rows.track))
         self.rows = rows.take(order)
         self.track, self.start, self.end = self.rows.track, self.rows.start, self.rows.end
@@ -327,7 +327,7 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes, threads: Int64Array) -
     return {thread_id: counter.most_common(1)[0][0] for thread_id, counter in votes.items()}
 
 
-def _making_ops(ops: SliceColumns, nodes: SliceColumns, made_on: dict[int, int]) -> Int64Array:
+def _making_ops(ops: EventColumns, nodes: EventColumns, made_on: dict[int, int]) -> Int64Array:
     """Return for each node the last operation with its number that began before it on its forward thread, or -1."""
     order = np.lexsort((ops.start, ops.value, ops.track))
     key = _key(ops.track[order], ops.value[order])

@@ -1,4 +1,4 @@
-"""Find the call that was running on a thread at a moment, and the forward span that stands for a call."""
+"""Find the call that was running on a thread at a moment, and the forward span of a call."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ COARSE_REACH_NS = 5_000_000
 _STEP_NS = 1_000
 _DRIFT_LIMIT = 500e-6
 _MAX_DRIFTS = 250
-"""How many are tried to each side of 0: over a long time only small ones are, as of clocks that nobody sets."""
+"""How many are tried to each side of 0: over a long time only small ones are, as clocks drift that are not set."""
 _SPAN_NS = 20_000_000_000
 """How long a part of the trace is looked at at most."""
 _STRETCHES, _STRETCH_CALLS, _STRETCH_NS = 48, 64, 20_000_000

@@ -11,7 +11,7 @@ from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
 from ..timeline.ranges import union_of
 from ..timeline.summary import GpuStepTimes, GpuTotals, ModuleTimes, Summary, summarize
-from .device_work import KINDS, CpuCollectives, Reason, WorkOwners, no_module_name
+from .device_work import KINDS, CpuCollectives, NoModuleReason, WorkOwners, no_module_name
 from .event_columns import ProfilerEvents
 
 __all__ = ["compute_module_times"]
@@ -57,13 +57,13 @@ def compute_module_times(
             rows.setdefault(name.fqn, ModuleTimes(name.fqn, name.module_class))
             outer = int(columns.parent[outer])
     modules = len(rows)
-    for reason in Reason:
+    for reason in NoModuleReason:
         if reason and ((owners.reason == reason).any() or (on_cpu.reason == reason).any()):
             rows[no_module_name(reason)] = ModuleTimes(no_module_name(reason), "")
     index_of = {fqn: index for index, fqn in enumerate(rows)}
     of_name = np.array([index_of.get(name.fqn, -1) for name in known.names] or [-1], np.int64)
-    of_reason = np.array([index_of.get(no_module_name(reason), -1) for reason in Reason], np.int64)
-    # The last entry of each stands for no span, whose index is -1.
+    of_reason = np.array([index_of.get(no_module_name(reason), -1) for reason in NoModuleReason], np.int64)
+    # The last entry of each is for work without a span, whose index is -1.
     row_of_span, phase_of = np.append(of_name[columns.name], -1), np.append(columns.phase.astype(np.int64), 0)
     row = np.where(owners.span >= 0, row_of_span[owners.span], of_reason[owners.reason])
     computes = owners.collective < 0
@@ -73,7 +73,7 @@ def compute_module_times(
     np.add.at(launched_ns, owners.span[computes], work.duration[computes])
     total_ns = _with_outer_modules(launched_ns, columns.parent, phase_of, row_of_span, len(rows))
     self_ns, kind_ns = own.sum(axis=0), own.sum(axis=1)
-    self_ns[:, modules:] = 0  # of what no module launched nobody knows the phase
+    self_ns[:, modules:] = 0  # the phase of work that no module launched is not known
     kernels = np.bincount(row[computes & (work.other == 0)], minlength=len(rows))
     communication = _communication(events, owners, row, on_cpu, row_of_span, of_reason)
     collectives = np.bincount(communication.row, minlength=len(rows))

@@ -23,12 +23,12 @@ __all__ = [
     "KINDS",
     "NO_MODULE",
     "CpuCollectives",
-    "Reason",
+    "NoModuleReason",
     "WorkOwners",
-    "attribute_gpu_work",
+    "attribute_device_work",
     "find_cpu_collectives",
     "no_module_name",
-    "steps_at",
+    "steps_of_work",
 ]
 
 KINDS = ("kernel", "memcpy", "memset")
@@ -38,7 +38,7 @@ NO_MODULE = "(no module)"
 """What is called so belongs to no module."""
 
 
-class Reason(IntEnum):
+class NoModuleReason(IntEnum):
     """Why a piece of GPU work has no module."""
 
     KNOWN = 0
@@ -66,7 +66,7 @@ _REASON_TEXTS = (
 
 def no_module_name(reason: int) -> str:
     """Return what the row of a summary is called that has the work without a module for one reason."""
-    return f"{NO_MODULE[:-1]}: {Reason(reason).text})"
+    return f"{NO_MODULE[:-1]}: {NoModuleReason(reason).text})"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class WorkOwners:
 
     Attributes:
         span: int64[n], the innermost span in which it was launched, or -1.
-        reason: int8[n], a `Reason`: why there is none.
+        reason: int8[n], a `NoModuleReason`: why there is none.
         collective: int64[n], index into `ProfilerEvents.collective_names`; -1 where it computes.
         replay: int64[n], the row of the launch that replayed it as part of a graph, or -1.
         step: int64[n], the step in which it was launched.
@@ -88,7 +88,7 @@ class WorkOwners:
     step: Int64Array
 
 
-def attribute_gpu_work(
+def attribute_device_work(
     timeline: Timeline,
     events: ProfilerEvents,
     launch: Int64Array,
@@ -117,24 +117,24 @@ def attribute_gpu_work(
     found = np.where(captured >= 0, captured, found)
     time = work.start.copy()
     time[launched] = launches.start[rows]
-    reason = np.full(len(work), Reason.OUTSIDE, np.int8)
+    reason = np.full(len(work), NoModuleReason.OUTSIDE, np.int8)
     process_of = processes_of(events)
     recorded = np.unique(process_of[threads >= 0])
-    reason[launched[~np.isin(process_of[launches.track[rows]], recorded)]] = Reason.OTHER_PROCESS
-    reason[is_replay & (reason == Reason.OUTSIDE)] = Reason.GRAPH
-    reason[launch < 0] = Reason.NO_LAUNCH
-    reason[work.value < 0] = Reason.NO_CORRELATION
-    reason[found >= 0] = Reason.KNOWN
+    reason[launched[~np.isin(process_of[launches.track[rows]], recorded)]] = NoModuleReason.OTHER_PROCESS
+    reason[is_replay & (reason == NoModuleReason.OUTSIDE)] = NoModuleReason.GRAPH
+    reason[launch < 0] = NoModuleReason.NO_LAUNCH
+    reason[work.value < 0] = NoModuleReason.NO_CORRELATION
+    reason[found >= 0] = NoModuleReason.KNOWN
     return WorkOwners(
         span=found,
         reason=reason,
         collective=_collectives(events, launch),
         replay=np.where(captured >= 0, launch, -1),
-        step=steps_at(timeline, events, time),
+        step=steps_of_work(timeline, events, time),
     )
 
 
-def steps_at(timeline: Timeline, events: ProfilerEvents, time: Int64Array) -> Int64Array:
+def steps_of_work(timeline: Timeline, events: ProfilerEvents, time: Int64Array) -> Int64Array:
     """Return the step in which each moment lies, by the marks of the timeline, else by the profiler's own.
 
     What comes behind the last step in which a module ran counts to that one.
@@ -179,7 +179,7 @@ class CpuCollectives:
         start: int64[n], ns from the trace's base.
         end: int64[n].
         span: int64[n], the innermost span in which each was launched, or -1.
-        reason: int8[n], a `Reason`: why there is none.
+        reason: int8[n], a `NoModuleReason`: why there is none.
         step: int64[n], the step in which it was launched.
         overlap: int64[n], ns of it while any module ran on another thread.
     """
@@ -209,7 +209,7 @@ def find_cpu_collectives(
     ran = events.cpu_collectives
     launches = events.collectives.take(events.collectives.other == 1)
     span = np.full(len(ran), -1, np.int64)
-    reason = np.full(len(ran), Reason.NO_LAUNCH, np.int8)
+    reason = np.full(len(ran), NoModuleReason.NO_LAUNCH, np.int8)
     time = ran.start.copy()
     for name in np.unique(ran.value).tolist():
         here, launched = np.flatnonzero(ran.value == name), np.flatnonzero(launches.value == name)
@@ -218,9 +218,9 @@ def find_cpu_collectives(
         here = here[np.argsort(ran.start[here], kind="stable")]
         launched = launched[np.argsort(launches.start[launched], kind="stable")]
         time[here] = launches.start[launched]
-        reason[here] = Reason.OUTSIDE
+        reason[here] = NoModuleReason.OUTSIDE
         span[here] = running.on_threads(threads[launches.track[launched]], time[here])
-    reason[span >= 0] = Reason.KNOWN
+    reason[span >= 0] = NoModuleReason.KNOWN
     columns = timeline.columns
     outermost = columns.parent < 0
     busy = union_of(columns.start[outermost], columns.end[outermost])
@@ -229,6 +229,6 @@ def find_cpu_collectives(
         end=ran.end,
         span=span,
         reason=reason,
-        step=steps_at(timeline, events, time),
+        step=steps_of_work(timeline, events, time),
         overlap=busy.time_within(ran.start, ran.end),
     )

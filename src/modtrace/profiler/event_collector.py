@@ -16,7 +16,7 @@ import numpy as np
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..formats.header import is_int64
 from ..formats.numbering import Numbering
-from .event_columns import ApiCall, FlowPairs, ProfilerEvents, SliceColumns, SliceTable
+from .event_columns import ApiCall, EventColumns, FlowPairs, ProfilerEvents, SliceTable
 
 __all__ = ["EventCollector", "collective_of_annotation", "collective_of_kernel"]
 
@@ -344,10 +344,10 @@ class EventCollector:
         windows = tables.pop("windows")
         work = tables["work"]
         details = np.array(self._work_details, np.int64).reshape(-1, _WORK_DETAILS)[work.other >> 2]
-        tables["work"] = SliceColumns(*work[:4], work.other & 3)
+        tables["work"] = EventColumns(*work[:4], work.other & 3)
         collective, graph, node, external = details.T
         launches = tables["launches"]
-        tables["launches"] = SliceColumns(*launches[:4], launches.other & 7)
+        tables["launches"] = EventColumns(*launches[:4], launches.other & 7)
         return ProfilerEvents(
             tracks=list(self._tracks),
             thread_names=self._thread_names,

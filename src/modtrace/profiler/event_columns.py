@@ -16,7 +16,7 @@ import numpy as np
 from .._typing import AnyArray, Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, microseconds_to_ns
 
-__all__ = ["ApiCall", "FlowPairs", "ProfilerEvents", "SliceColumns", "SliceTable"]
+__all__ = ["ApiCall", "EventColumns", "FlowPairs", "ProfilerEvents", "SliceTable"]
 
 
 class ApiCall(IntEnum):
@@ -31,7 +31,7 @@ class ApiCall(IntEnum):
     CAPTURE_END = 6
 
 
-class SliceColumns(NamedTuple):
+class EventColumns(NamedTuple):
     """Slices of one kind; columns of equal length.
 
     Attributes:
@@ -56,9 +56,9 @@ class SliceColumns(NamedTuple):
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, index: AnyArray) -> SliceColumns:
+    def take(self, index: AnyArray) -> EventColumns:
         """Return the rows at `index` (positions or a mask)."""
-        return SliceColumns(*(column[index] for column in self))
+        return EventColumns(*(column[index] for column in self))
 
 
 @dataclass(frozen=True)
@@ -107,27 +107,27 @@ class ProfilerEvents:
     thread_names: dict[TrackKey, str]
     process_names: dict[int | str, str]
     sort_indexes: dict[TrackKey, int]
-    ops: SliceColumns
-    plain_ops: SliceColumns
-    nodes: SliceColumns
-    launches: SliceColumns
-    captures: SliceColumns
-    work: SliceColumns
+    ops: EventColumns
+    plain_ops: EventColumns
+    nodes: EventColumns
+    launches: EventColumns
+    captures: EventColumns
+    work: EventColumns
     work_collective: Int64Array
     work_graph: Int64Array
     work_node: Int64Array
     work_external: Int64Array
     launch_external: Int64Array
-    collectives: SliceColumns
-    cpu_collectives: SliceColumns
+    collectives: EventColumns
+    cpu_collectives: EventColumns
     collective_names: list[str]
-    regions: SliceColumns
+    regions: EventColumns
     region_names: list[str]
-    modules: SliceColumns
-    steps: SliceColumns
+    modules: EventColumns
+    steps: EventColumns
     module_names: list[str]
     syncs: dict[str, list[tuple[int, int]]]
-    flows: SliceColumns
+    flows: EventColumns
     first: int
     last: int
     window: tuple[int, int] | None
@@ -199,13 +199,13 @@ class SliceTable:
         self.other += other
         return float(first.min(initial=np.inf)), float(last.max(initial=-np.inf)), zeros, broken
 
-    def take_rows(self) -> SliceColumns:
+    def take_rows(self) -> EventColumns:
         """Return the columns, with times in nanoseconds, and empty the table: nothing is in memory twice."""
         start, duration = (microseconds_to_ns(_array(column, np.float64)) for column in (self.start, self.duration))
         track, value, other = (_array(column, np.int64) for column in (self.track, self.value, self.other))
         self.track, self.value, self.other = array("q"), array("q"), array("q")
         self.start, self.duration = array("d"), array("d")
-        return SliceColumns(track, start, duration, value, other)
+        return EventColumns(track, start, duration, value, other)
 
 
 def _array(column: array[Any], dtype: type[np.generic]) -> Any:
@@ -239,7 +239,7 @@ class FlowPairs:
         if 0 <= start < MAX_TIME_US:
             self._ends[flow] = (track, start)
 
-    def columns(self) -> SliceColumns:
+    def columns(self) -> EventColumns:
         """Return a row for each arrow that has both: the track and the time of its end, `value` its begin's track."""
         rows = [
             (track, start, self._begins[flow]) for flow, (track, start) in self._ends.items() if flow in self._begins
@@ -247,4 +247,4 @@ class FlowPairs:
         start = microseconds_to_ns(np.array([start for _, start, _ in rows], np.float64))
         track, begin = np.array([(track, begin) for track, _, begin in rows], np.int64).reshape(-1, 2).T
         zeros = np.zeros(len(rows), np.int64)
-        return SliceColumns(track, start, zeros, begin, zeros)
+        return EventColumns(track, start, zeros, begin, zeros)

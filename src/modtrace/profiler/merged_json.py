@@ -23,7 +23,7 @@ from ..write.atomic_file import Sink
 from ..write.chrome import ChromeTimeline, microseconds, row_metadata_events
 from ..write.chrome_events import span_head
 from ..write.lanes import Lanes
-from .device_work import NO_MODULE, Reason
+from .device_work import NO_MODULE, NoModuleReason
 from .event_columns import ProfilerEvents
 from .json_time_rounding import nest_after_rounding, nested_timeline, time_quantum_ns
 from .overlay import Overlay
@@ -109,7 +109,7 @@ def _recording_events(timeline: Timeline, pid: int | str, places: _RowPlaces, qu
 
     Args:
         timeline: in ns from the trace's base.
-        pid: the process it belongs to, as it stands in the trace.
+        pid: the process it belongs to, as the trace has it.
         places: where rows go.
         quantum: see `time_quantum_ns`.
     """
@@ -134,7 +134,11 @@ def _device_events(overlaid: Overlay, rows: Mapping[int, _DeviceRow], quantum: i
     """
     for row in rows.values():
         yield from row_metadata_events(*row)
-    slices, columns, names = overlaid.devices, overlaid.known.columns, overlaid.known.names
+    slices, columns, names = (
+        overlaid.devices,
+        overlaid.timeline_with_captures.columns,
+        overlaid.timeline_with_captures.names,
+    )
     start, duration = nest_after_rounding(slices.track, slices.start, slices.end, slices.parent, slices.depth, quantum)
     head_of = functools.lru_cache(maxsize=1 << 14)(span_head)
     texts: list[bytes] = []
@@ -162,7 +166,7 @@ def _device_events(overlaid: Overlay, rows: Mapping[int, _DeviceRow], quantum: i
         else:
             label = NO_MODULE if name is None else name.label
             event = {"ph": "X", "pid": row.pid, "tid": row.tid, "cat": "gpu", "name": label}
-            reason_text = orjson.dumps(Reason(reason).text)
+            reason_text = orjson.dumps(NoModuleReason(reason).text)
             texts.append(orjson.dumps(event)[:-1] + b',"args":{"reason":' + reason_text + b"," + times)
         if len(texts) == _BLOCK:
             yield b",\n".join(texts)
@@ -175,7 +179,7 @@ class _DeviceRow(NamedTuple):
     """A row of spans above a stream.
 
     Attributes:
-        pid: of the device, as it stands in the trace.
+        pid: of the device, as the trace has it.
         tid: ours.
         name: what it is called, escaped.
         sort_index: just before that of the stream.

@@ -22,7 +22,7 @@ from ..timeline.rewrite import move_times
 from ..write.atomic_file import Sink
 from ..write.perfetto import perfetto_packets
 from ..write.perfetto_descriptors import TrackParents, serialize
-from .device_work import NO_MODULE, Reason
+from .device_work import NO_MODULE, NoModuleReason
 from .event_columns import ProfilerEvents
 from .overlay import Overlay
 from .slice_packets import EventEncoder, ProfilerSlices, sequence_packet, slice_packets
@@ -192,7 +192,7 @@ def _stream_slices(
     overlaid: Overlay, track: int, encoder: EventEncoder
 ) -> tuple[Int64Array, Int64Array, list[int], list[bytes]]:
     """Return start and duration (ns from the base), names and fields of the module spans above a stream."""
-    spans, timeline = overlaid.devices, overlaid.known
+    spans, timeline = overlaid.devices, overlaid.timeline_with_captures
     columns = timeline.columns
     rows = np.flatnonzero(spans.track == track)
     names, fields = [], []
@@ -212,7 +212,7 @@ def _stream_slices(
                 "step": step,
             }
         else:
-            args["reason"] = Reason(reason).text
+            args["reason"] = NoModuleReason(reason).text
         names.append(encoder.names[label])
         fields.append(encoder.fields(category, args))
     return spans.start[rows], spans.end[rows] - spans.start[rows], names, fields

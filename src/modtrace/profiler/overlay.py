@@ -16,10 +16,10 @@ from ..timeline.join import join
 from ..timeline.rewrite import move_times
 from ..timeline.select import modules_only
 from .alignment import Alignment, align_by_sync_marks
-from .backward_nodes import Nodes, attribute_nodes, cut_to_nodes
+from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
 from .call_lookup import InnermostLookup, innermost_spans, runs_module_code
 from .device_totals import compute_module_times
-from .device_work import Reason, attribute_gpu_work, find_cpu_collectives
+from .device_work import NoModuleReason, attribute_device_work, find_cpu_collectives
 from .event_columns import ProfilerEvents
 from .launches import CudaGraphCapture, captured_graphs, find_launches
 from .reconstruct import reconstruct
@@ -45,10 +45,10 @@ class Overlay:
 
     Attributes:
         timeline: in ns from the trace's base.
-        pid: the process it belongs to, as it stands in the trace.
+        pid: the process it belongs to, as the trace has it.
         alignment: None where the timeline was made from the trace itself.
-        known: the timeline, and behind its spans those that launched what a captured graph holds.
-        devices: spans above the streams, whose calls are spans of `known`.
+        timeline_with_captures: the timeline, and behind its spans those that launched what a captured graph holds.
+        devices: spans above the streams, whose calls are spans of `timeline_with_captures`.
         collective_names: of the collectives among them.
         summary: what each module took.
         nodes: autograd nodes of the trace.
@@ -64,7 +64,7 @@ class Overlay:
     timeline: Timeline
     pid: int | str
     alignment: Alignment | None
-    known: Timeline
+    timeline_with_captures: Timeline
     devices: StreamSpans
     collective_names: list[str]
     summary: Summary
@@ -139,14 +139,14 @@ def overlay(
     if capture is not None:
         known, added = _with_captures(known, timeline, capture)
         graphs += added
-    owners = attribute_gpu_work(aligned.timeline, events, launch, threads, aligned.running, graphs)
+    owners = attribute_device_work(aligned.timeline, events, launch, threads, aligned.running, graphs)
     on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
-    reasons = np.bincount(owners.reason, minlength=len(Reason)).tolist()
+    reasons = np.bincount(owners.reason, minlength=len(NoModuleReason)).tolist()
     return Overlay(
         timeline=aligned.timeline,
         pid=aligned.pid,
         alignment=aligned.alignment,
-        known=known,
+        timeline_with_captures=known,
         devices=build_stream_spans(known, events, owners),
         collective_names=events.collective_names,
         summary=compute_module_times(aligned.timeline, known, events, owners, on_cpu),
@@ -154,7 +154,7 @@ def overlay(
         attributed_nodes=int(np.count_nonzero(aligned.nodes.call >= 0)),
         work=len(owners.span),
         attributed_work=int(np.count_nonzero(owners.span >= 0)),
-        unattributed={reason.text: reasons[reason] for reason in Reason if reason and reasons[reason]},
+        unattributed={reason.text: reasons[reason] for reason in NoModuleReason if reason and reasons[reason]},
         straddling_ops=aligned.straddling_ops,
         max_straddle_ns=aligned.max_straddle_ns,
         notes=aligned.notes,
@@ -187,7 +187,7 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
         count = events.times_up_to_zero
         notes.append(f"{count} of the profiler's slices lie at time 0 or before it and were left as they are")
     cuts, worst = _straddling_ops(timeline, events, threads)
-    nodes = attribute_nodes(timeline, events, threads)
+    nodes = find_calls_of_nodes(timeline, events, threads)
     names = {
         tid: events.thread_names.get(events.tracks[index], "") for index, tid in enumerate(threads.tolist()) if tid >= 0
     }

@@ -13,7 +13,7 @@ from ..timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Tra
 from ..timeline.columns import in_start_order
 from ..timeline.contents import REGION_CLASS
 from ..timeline.decode.path_spans import clip_and_nest
-from .backward_nodes import Nodes, attribute_nodes
+from .backward_nodes import Nodes, find_calls_of_nodes
 from .call_lookup import CallIndex
 from .event_columns import ProfilerEvents
 
@@ -143,7 +143,7 @@ def _name_recomputes_after_forward(timeline: Timeline, events: ProfilerEvents, t
     roots = np.flatnonzero((columns.phase == RECOMPUTE) & (columns.parent < 0))
     if not len(roots):
         return timeline
-    nodes = attribute_nodes(timeline, events, threads)
+    nodes = find_calls_of_nodes(timeline, events, threads)
     track_of_tid = {int(tid): index for index, tid in enumerate(threads.tolist()) if tid >= 0}
     track = np.array([track_of_tid[timeline.tracks[t].tid] for t in columns.track[roots].tolist()], np.int64)
     node = nodes.innermost.on_threads(track, columns.start[roots])

@@ -136,7 +136,7 @@ def threads_of_trace(events: ProfilerEvents, pid: int | str) -> Int64Array:
 def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]:
     """Return what a timeline has of the threads of one process, and what was left out.
 
-    Of a timeline of a single process these are all its threads, whatever the process' pid.
+    If the timeline has a single process, these are all its threads, whatever the process' pid.
     """
     notes = [_NO_DEVICE_TIMES] if any(key in timeline.metadata for key in DEVICE_METADATA) else []
     metadata = {key: value for key, value in timeline.metadata.items() if key not in DEVICE_METADATA}

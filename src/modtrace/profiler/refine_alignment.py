@@ -93,7 +93,7 @@ def refine_by_operators(
             shift = most_likely_shift(edges, busy, least - guessed, most - guessed)
             bounds = bounds_from_gaps(edges, shift, busy, tolerance)
             low, high = bounds.low + guessed, bounds.high + guessed
-            # Of a mark it is certain in which slice it lies, of an edge only likely in which gap.
+            # The slice of a mark is certain, the gap of an edge only likely.
             agrees = (low <= most) & (high >= least) & (np.isfinite(low) | np.isfinite(high))
             times.append(bounds.time[agrees])
             lows.append(low[agrees])
@@ -214,7 +214,7 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
     start = np.concatenate([events.ops.start, events.plain_ops.start])
     end = np.concatenate([events.ops.end, events.plain_ops.end])
     on = threads[track]
-    holds = np.zeros(len(columns) + 1, np.bool_)  # the last is no span
+    holds = np.zeros(len(columns) + 1, np.bool_)  # the last entry is not a span
     holds[columns.parent[chosen]] = True
     for thread in np.unique(thread_of_span[chosen]).tolist():
         running = on == thread

@@ -18,11 +18,11 @@ from .event_columns import ProfilerEvents
 __all__ = ["COMMUNICATION", "StreamSpans", "build_stream_spans", "collective_name", "gpu_spans"]
 
 COMMUNICATION = "communication"
-"""The class of what stands for a collective among the modules."""
+"""The class of a collective among the modules."""
 
 _COLLECTIVE, _NO_MODULE = -1, -2
 _Key = tuple[int, int, int]
-"""Of a call its forward span, its phase and the replay; of a collective -1 and the piece; of no module -2 and why."""
+"""A call: its forward span, phase and replay; a collective: -1 and the piece; no module: -2 and the reason."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class StreamSpans:
         work: kernels, memcpys and memsets in each.
         collective: index into `ProfilerEvents.collective_names`; -1 where it is no collective.
         step: the step in which the work was launched.
-        reason: a `Reason`, why there is no module; 0 where there is one.
+        reason: a `NoModuleReason`, why there is no module; 0 if there is one.
     """
 
     track: Int64Array
@@ -156,7 +156,7 @@ class _Paths:
     """The chain of calls around a span: keys that all spans of one call and phase share.
 
     Attributes:
-        keys: the span that stands for each key, or -1.
+        keys: a span of each key, or -1.
     """
 
     def __init__(self, timeline: Timeline) -> None:

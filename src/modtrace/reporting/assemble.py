@@ -201,12 +201,12 @@ def _pack_file(path: str | os.PathLike[str], names: ReportNames, folder: Path, m
 def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
     """Return the table with GPU times of a merged trace; None for any other."""
     from ..formats.merge_metadata import read_merged_summary
-    from ..profiler.device_work import Reason, no_module_name
+    from ..profiler.device_work import NoModuleReason, no_module_name
 
     summary = read_merged_summary(path)
     if summary is None:
         return None
-    no_module = {no_module_name(reason) for reason in Reason}
+    no_module = {no_module_name(reason) for reason in NoModuleReason}
     rows = []
     for row in summary.rows:
         if row.fqn not in no_module:
