@@ -12,6 +12,7 @@ import pytest
 
 import modtrace
 from modtrace.timeline import CounterSeries, Name, Process, Timeline, Track
+from modtrace.timeline.slices import join_columns
 from tests.support.gpt_timeline import gpt_timeline
 
 LAYERS, STEPS = 2, 1000
@@ -81,21 +82,15 @@ def test_threads_modules_and_counters_of_before_the_window_take_no_byte(
     process = Process(1000, 0)
     columns = long_recording.columns
     first = columns.take(np.flatnonzero(columns.step == 0))
+    old = replace(
+        first,
+        name=first.name + np.int32(modules),
+        track=first.track + np.int32(threads),
+        link=np.full(len(first), -1),
+    )
     crowded = replace(
         long_recording,
-        slices=type(columns)(
-            *(
-                np.concatenate([np.asarray(values, column.dtype), column])
-                for values, column in zip(
-                    (
-                        *(first.start, first.end, first.name + modules, first.phase, first.track + threads),
-                        *(first.depth, first.parent, first.call, first.step, np.full(len(first), -1), first.complete),
-                    ),
-                    (getattr(columns, field) for field in type(columns).__slots__),
-                    strict=True,
-                )
-            )
-        ),
+        slices=join_columns([old, columns]),
         names=[*long_recording.names, *(Name(f"old {n}: Old", f"Old.{n}", "Old") for n in range(modules))],
         tracks=[*long_recording.tracks, *(Track("forward", f"worker {n}", 70 + n, process) for n in range(threads))],
         counters=[
@@ -103,8 +98,4 @@ def test_threads_modules_and_counters_of_before_the_window_take_no_byte(
             CounterSeries("of another time", "bytes", process, np.empty(0, np.int64), np.empty(0, np.int64)),
         ],
     )
-    parent = crowded.columns.parent.copy()
-    parent[len(first) :] = np.where(columns.parent >= 0, columns.parent + len(first), -1)
-    crowded = replace(crowded, slices=replace(crowded.columns, parent=parent))
-
     assert merged(crowded, STEPS - 2, tmp_path, suffix) == merged(long_recording, STEPS - 2, tmp_path, suffix)
