@@ -16,10 +16,10 @@ from .._typing import Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks, rank_list
 from ..timeline import Group, Name, Timeline
 from ..timeline.collectives import CollectiveDetails
-from ..timeline.contents import COMMUNICATION
+from ..timeline.contents import COMMUNICATION, RANGE_CLASS, range_name
 from ..timeline.join import with_slices
 from ..timeline.select import steps_at
-from ..timeline.slices import COLLECTIVE, KINDS, MODULE, WAIT, Slices
+from ..timeline.slices import COLLECTIVE, KINDS, MODULE, RANGE, WAIT, Slices
 from .escape import EscapedOriginals, escaped, restore
 from .limits import MAX_TIME_NS
 
@@ -91,6 +91,8 @@ def file_slices(timeline: Timeline, rows: Int64Array | None = None) -> Iterator[
             label, args = _collective(timeline.collective_details, detail, start, step, is_wait=code == WAIT)
         else:
             label = kind.label or escaped(timeline.names[name].label)
+            if code == RANGE:
+                args["category"] = escaped(timeline.names[name].module_class.removeprefix(RANGE_CLASS))
         if not complete:
             args["complete"] = False
         yield FileSlice(kind.track, track, start, end, label, args)
@@ -156,17 +158,18 @@ def add_file_slices(
         if not rows:
             continue
         start = np.array([one.start for one in rows], np.int64)
-        texts = [] if KINDS[code].label else [restore(one.name, escaped_originals) for one in rows]
-        names = [*timeline.names, *(Name(text, text, category) for text in dict.fromkeys(texts))]
-        index_of = {name.label: index for index, name in enumerate(names[len(timeline.names) :], len(timeline.names))}
+        own = [] if KINDS[code].label else [_own_name(one, code, escaped_originals) for one in rows]
+        names = [*timeline.names, *dict.fromkeys(own)]
+        index_of = {name: index for index, name in enumerate(names[len(timeline.names) :], len(timeline.names))}
+        left_out = ("complete", "category") if code == RANGE else ("complete",)
         own_args = {
-            index: restore({key: text for key, text in one.args.items() if key != "complete"}, escaped_originals)
+            index: restore({key: text for key, text in one.args.items() if key not in left_out}, escaped_originals)
             for index, one in enumerate(rows)
         }
         slices = Slices.of_kind(
             code,
             start,
-            name=[index_of[text] for text in texts] or -1,
+            name=[index_of[name] for name in own] or -1,
             end=[one.end for one in rows],
             track=[one.track for one in rows],
             step=steps_at(timeline, start),
@@ -176,6 +179,14 @@ def add_file_slices(
             replace(timeline, names=names), slices, {row: args for row, args in own_args.items() if args}
         )
     return timeline
+
+
+def _own_name(found: FileSlice, code: int, escaped_originals: EscapedOriginals) -> Name:
+    """Return the name of a slice of a kind whose slices have names of their own."""
+    text = restore(found.name, escaped_originals)
+    if code != RANGE:
+        return Name(text, text, found.category)
+    return range_name(text, restore(found.args.get("category", "user"), escaped_originals))
 
 
 def _add_collectives(

@@ -32,6 +32,7 @@ from .recorded_part import (
     threads_of_trace,
     with_pid,
     with_profiled_steps,
+    without_annotated_ranges,
 )
 from .refine_alignment import refine_by_operators
 from .stream_spans import StreamSpans, build_stream_spans
@@ -182,6 +183,7 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
         timeline = move_times(timeline, alignment.to_trace)
         _check_common(timeline, events, path, alignment)
         timeline = clip_to_profile(timeline, profiled_window(events))
+        timeline = without_annotated_ranges(timeline, events)
     timeline = with_profiled_steps(timeline, events)
     if events.times_up_to_zero:
         count = events.times_up_to_zero

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,8 @@ from .._typing import Int64Array
 from ..timeline import Mark, Process, Timeline
 from ..timeline.gpu_tracks import DEVICE_METADATA, without_gpu
 from ..timeline.rewrite import replace_processes
-from ..timeline.select import keep_tracks, whole_spans
+from ..timeline.select import keep_rows, keep_tracks, whole_spans
+from ..timeline.slices import RANGE
 from .event_columns import ProfilerEvents
 
 __all__ = [
@@ -23,7 +25,11 @@ __all__ = [
     "threads_of_trace",
     "with_pid",
     "with_profiled_steps",
+    "without_annotated_ranges",
 ]
+
+_SPECIAL_ANNOTATION = re.compile(r"ProfilerStep#|(?:nccl|rccl|gloo|mpi|ucc|xccl):")
+"""Annotations that are no regions of a trace: the profiler's steps, and collectives."""
 
 
 def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:
@@ -44,6 +50,22 @@ def clip_to_profile(timeline: Timeline, window: tuple[int, int] | None) -> Timel
         window: see `profiled_window`; None keeps all.
     """
     return timeline if window is None else whole_spans(timeline, *window)
+
+
+def without_annotated_ranges(timeline: Timeline, events: ProfilerEvents) -> Timeline:
+    """Return the timeline without the ranges that the profiler shows as annotations of the same names.
+
+    Args:
+        timeline: what ran while the profiler did.
+        events: the trace's.
+    """
+    shown = set(events.region_names)
+    dropped = [name.label in shown or _SPECIAL_ANNOTATION.match(name.label) is not None for name in timeline.names]
+    if not dropped:
+        return timeline
+    slices = timeline.slices
+    kept = (slices.kind != RANGE) | ~np.array(dropped, np.bool_)[slices.name]
+    return keep_rows(timeline, np.flatnonzero(kept), cut_links=False)
 
 
 def drop_unused(timeline: Timeline) -> Timeline:

@@ -89,9 +89,10 @@ def _describe(timeline: Timeline) -> list[str]:
         return [*lines, "No module spans."]
     length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
     steps = len(np.unique(columns.step))
+    modules = len({timeline.names[name] for name in set(columns.name.tolist())})
     processes = {track.process for track in timeline.tracks}
     lines.append(
-        f"{len(columns):,} spans of {len(set(timeline.names)):,} modules in {counted(steps, 'step')}, "
+        f"{len(columns):,} spans of {modules:,} modules in {counted(steps, 'step')}, "
         f"{length:,.3f} ms, on {counted(len(timeline.tracks), 'track')} "
         f"of {len(processes):,} {'process' if len(processes) == 1 else 'processes'}."
     )

@@ -9,8 +9,9 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 
+from ..ring.range_text import CATEGORIES
 from ..timeline import Name
-from ..timeline.contents import REGION_CLASS
+from ..timeline.contents import RANGE_CLASS, REGION_CLASS, range_name
 
 __all__ = ["AliasedNames", "Redactor", "ReportNames"]
 
@@ -127,6 +128,11 @@ _LIBRARY_KERNEL = re.compile(
     r"|flash_|splitKreduce|gemm|gemv|epilogue::|internal::)[\w:]*"
 )
 _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
+_KNOWN_RANGE = re.compile(
+    r"clip_grad_(?:norm|value)_|GradScaler\.(?:step|unscale_|update)|torch\.(?:save|load)|torch\.compile \d+/\d+"
+    r"|enumerate\(DataLoader\)\#_(?:SingleProcess|MultiProcessing)DataLoaderIter\.__next__|other ranges"
+)
+_SCHEDULER = re.compile(r"LRScheduler\.step\#(.*)\.step")
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)\#(.*)\.\1")
 _KNOWN_COUNTER = re.compile(r"process RSS|cuda:\d+ (?:allocated|reserved)|bytes|Total (?:Allocated|Reserved)")
 _KNOWN_GROUP = re.compile(r"\d{1,6}|default_pg|undefined|", re.ASCII)
@@ -167,6 +173,8 @@ class ReportNames:
         """Return a module's label, fully qualified name and class; of a range of `record_function` an alias of each."""
         if name.module_class == REGION_CLASS:
             return self._region(name)
+        if name.module_class.startswith(RANGE_CLASS):
+            return self._range(name)
         return Name(self.text(name.label), self.fqn(name.fqn), self.module_class(name.module_class))
 
     def module(self, fqn: str, module_class: str) -> tuple[str, str]:
@@ -229,6 +237,19 @@ class ReportNames:
         """Return the name of a kernel."""
         return self._use("kernel", self.text(text))
 
+    def _range(self, name: Name) -> Name:
+        # What follows the id of a compilation is its reason, with names of the user's.
+        known = _KNOWN_RANGE.fullmatch(name.label.partition(": ")[0])
+        scheduler = _SCHEDULER.fullmatch(name.label)
+        if known is not None:
+            label = self._use("annotation", known[0])
+        elif scheduler is not None:
+            label = self._use("annotation", f"LRScheduler.step#{self.module_class(scheduler[1])}.step")
+        else:
+            label = self.annotation(name.label)
+        category = name.module_class.removeprefix(RANGE_CLASS)
+        return range_name(label, category if category in CATEGORIES else "user")
+
     def _region(self, name: Name) -> Name:
         label = self.annotation(name.label)
         return Name(label, self._region_fqn(name.fqn), REGION_CLASS)
@@ -269,6 +290,8 @@ class AliasedNames(ReportNames):
         """Return aliases of a module's label, fully qualified name and class."""
         if name.module_class == REGION_CLASS:
             return self._region(name)
+        if name.module_class.startswith(RANGE_CLASS):
+            return self._range(name)
         module_class = self.module_class(name.module_class)
         fqn = self.fqn(name.fqn)
         path = name.label.removesuffix(f": {name.module_class}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .collectives import Collective, CollectiveName, Collectives, Group, launching_spans
 from .communication_totals import OperatorTotals
-from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Stats, Track
+from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Range, Stats, Track
 from .decode import AFTER_BACKWARD, OpenCall, RingAnalysis, ThreadStack, build_timeline
 from .slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns, Slices
 from .spans import Span, Spans
@@ -35,6 +35,7 @@ __all__ = [
     "OperatorTotals",
     "Overview",
     "Process",
+    "Range",
     "RingAnalysis",
     "Slices",
     "Span",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from .._typing import Int64Array
-from .slices import BACKWARD_PASS, COLLECTIVE, KINDS
+from .slices import BACKWARD_PASS, COLLECTIVE, KINDS, RANGE
 
 __all__ = [
     "BACKWARD_PASSES",
@@ -15,6 +15,8 @@ __all__ = [
     "COMPILED_CLASS",
     "GPU",
     "PASSES",
+    "RANGES",
+    "RANGE_CLASS",
     "REGION_CLASS",
     "STEPS_END_WITH",
     "TRACK_KINDS",
@@ -23,14 +25,16 @@ __all__ = [
     "Mark",
     "Name",
     "Process",
+    "Range",
     "Stats",
     "Track",
+    "range_name",
 ]
 
 
 GPU = "gpu"
-COMMUNICATION, PASSES = KINDS[COLLECTIVE].track, KINDS[BACKWARD_PASS].track
-TRACK_KINDS = ("forward", "backward", PASSES, COMMUNICATION, GPU)
+COMMUNICATION, PASSES, RANGES = KINDS[COLLECTIVE].track, KINDS[BACKWARD_PASS].track, KINDS[RANGE].track
+TRACK_KINDS = ("forward", "backward", PASSES, RANGES, COMMUNICATION, GPU)
 """What a track can be of, in the order in which they are shown; calls inside backward lie on its track."""
 
 
@@ -56,6 +60,15 @@ class Name(NamedTuple):
     label: str
     fqn: str
     module_class: str
+
+
+RANGE_CLASS = "range · "
+"""What the class in the name of a range begins with; its category follows."""
+
+
+def range_name(name: str, category: str) -> Name:
+    """Return the name of a range."""
+    return Name(name, name, f"{RANGE_CLASS}{category}")
 
 
 class Process(NamedTuple):
@@ -84,7 +97,8 @@ class Track(NamedTuple):
 
     Attributes:
         kind: one of `TRACK_KINDS`: "forward", "backward" (and calls inside) or "gpu", which hold the spans of modules;
-            "communication", see `Timeline.collectives`; "backward pass", see `Timeline.backward_passes`.
+            "communication", see `Timeline.collectives`; "backward pass", see `Timeline.backward_passes`; "ranges", see
+            `Timeline.ranges`.
         thread: the thread's name (`MainThread`, `pt_autograd_0`), or the stream's (`stream 7`).
         tid: the thread's id as the operating system has it, or the stream's number.
         process: the process it belongs to; of a GPU's the one that launched the work.
@@ -125,6 +139,38 @@ class BackwardPass(NamedTuple):
     thread: str
     tid: int
     process: Process
+    complete: bool = True
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took."""
+        return self.end_ns - self.start_ns
+
+
+class Range(NamedTuple):
+    """What a thread did, by name: a fetch of data, an optimizer's step, or a range of the user's.
+
+    Attributes:
+        name: as torch or the user calls it (`Optimizer.step#AdamW.step`).
+        category: "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation", "torch"
+            (another name of torch's), "user".
+        start_ns: Unix nanoseconds.
+        end_ns: Unix nanoseconds; if it is not complete the edge of what is known.
+        depth: how many ranges are around it on its track.
+        track: the name of the track (`ranges · MainThread`).
+        thread: the thread's name (`MainThread`).
+        step: the number of steps that had ended when it began.
+        complete: False if its begin was overwritten or its end never came.
+    """
+
+    name: str
+    category: str
+    start_ns: int
+    end_ns: int
+    depth: int
+    track: str
+    thread: str
+    step: int
     complete: bool = True
 
     @property

@@ -21,6 +21,7 @@ __all__ = [
     "KINDS",
     "MODULE",
     "PHASES",
+    "RANGE",
     "RECOMPUTE",
     "WAIT",
     "Columns",
@@ -55,9 +56,10 @@ KINDS = (
     SliceKind("collective", "communication"),
     SliceKind("wait", "communication"),
     SliceKind("backward pass", "backward pass", "backward"),
+    SliceKind("range", "ranges"),
 )
 """Each kind of slice, by its code in `Slices.kind`. Kinds with the same tracks are neighbours."""
-MODULE, COLLECTIVE, WAIT, BACKWARD_PASS = range(len(KINDS))
+MODULE, COLLECTIVE, WAIT, BACKWARD_PASS, RANGE = range(len(KINDS))
 
 _BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertools.pairwise(KINDS))], dtype=np.int8)
 """The block of rows that each kind is in: one for modules, then one per kind of track."""

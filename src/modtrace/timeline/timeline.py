@@ -10,8 +10,8 @@ from functools import cached_property
 
 from . import select
 from .collectives import CollectiveDetails, Collectives
-from .contents import BackwardPass, CounterSeries, Mark, Name, Stats, Track
-from .slices import BACKWARD_PASS, MODULE, Slices
+from .contents import RANGE_CLASS, BackwardPass, CounterSeries, Mark, Name, Range, Stats, Track
+from .slices import BACKWARD_PASS, MODULE, RANGE, Slices
 from .spans import Spans
 from .summary import GroupBy, Summary, find_typical_step, summarize
 
@@ -23,7 +23,7 @@ class Timeline:
     """The slices of one recording, and what is known about it.
 
     Attributes:
-        slices: all slices as NumPy columns: modules, collectives and waits, backward passes.
+        slices: all slices as NumPy columns: modules, collectives and waits, backward passes, ranges.
         names: what `slices.name` points into.
         tracks: what `slices.track` points into.
         stats: what was kept and what was lost.
@@ -69,6 +69,27 @@ class Timeline:
         return [
             BackwardPass(start, end, (track := self.tracks[index]).thread, track.tid, track.process, complete)
             for start, end, index, complete in zip(*columns, strict=True)
+        ]
+
+    @cached_property
+    def ranges(self) -> Sequence[Range]:
+        """What threads did by name, beside modules, in the order of their begins."""
+        rows = self.slices.take(self.slices.block_of(RANGE))
+        columns = (rows.name, rows.start, rows.end, rows.depth, rows.track, rows.step, rows.complete)
+        tracks = self.track_names
+        return [
+            Range(
+                self.names[name].label,
+                self.names[name].module_class.removeprefix(RANGE_CLASS),
+                start,
+                end,
+                depth,
+                tracks[track],
+                self.tracks[track].thread,
+                step,
+                complete,
+            )
+            for name, start, end, depth, track, step, complete in zip(*(c.tolist() for c in columns), strict=True)
         ]
 
     @property

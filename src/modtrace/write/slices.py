@@ -13,6 +13,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from .._typing import Int64Array
 from ..formats.slice_args import CALLS_NAME, LAUNCH_CATEGORY, LAUNCH_NAME, FileSlice, file_slices
 from ..timeline import Name, Timeline
+from ..timeline.contents import range_name
 from ..timeline.slices import MODULE, sort_by_start
 from .flows import CollectiveFlows
 from .lanes import Lanes
@@ -132,7 +133,8 @@ def all_as_modules(timeline: Timeline) -> Timeline:
     span_args = {row: args for row, args in timeline.span_args.items() if row < first}
     for row, found in enumerate(file_slices(timeline), first):
         what = f"{found.args['operator'] or 'wait'} · group {found.args['group']}" if "operator" in found.args else None
-        shown = Name(found.name, what or found.category, found.name)
+        category = found.args.get("category")
+        shown = range_name(found.name, category) if category else Name(found.name, what or found.category, found.name)
         name[row] = len(timeline.names) + names.setdefault(shown, len(names))
         call[row] = found.args.get("counter", 0) if what else seen[found.category]
         seen[found.category] += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
 from .intervals import count_outside_runs, find_parents
 from .path_spans import clip_and_nest
+from .ranges import add_ranges
 from .spans import SpanRows, assign_tracks, build_span_rows
 
 __all__ = ["build_timeline"]
@@ -72,8 +72,8 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
     communication, details = collectives.slices()
-    others = join_columns([communication, passes])
-    return with_slices(replace(timeline, tracks=tracks), others, collective_details=details)
+    timeline, ranges = add_ranges(timeline, analysis, tracks, process)
+    return with_slices(timeline, join_columns([communication, passes, ranges]), collective_details=details)
 
 
 def _marks(analysis: RingAnalysis) -> list[Mark]:

@@ -34,11 +34,13 @@ __all__ = [
     "call_ids",
     "find_key",
     "is_of_modules",
+    "pair_by_key",
     "pair_calls",
     "pair_nodes",
     "pair_passes",
     "pair_segments",
     "segment_pass",
+    "without_repeated_ends",
 ]
 
 IntervalColumns = dict[str, AnyArray]
@@ -73,12 +75,8 @@ def pair_calls(events: Events) -> IntervalColumns:
     """Pair enters and exits by name and key."""
     is_enter = np.isin(events.kind, CALL_ENTER_KINDS)
     index = np.flatnonzero(is_enter | np.isin(events.kind, CALL_EXIT_KINDS))
-    # An exit that an interrupt came into is written again, and the first one counts.
-    key = call_ids(events, index)
-    order = np.argsort(key, kind="stable")
-    follows_exit = np.append(False, (np.diff(key[order]) == 0) & ~is_enter[index[order[:-1]]])
-    index = np.sort(index[order[~(follows_exit & ~is_enter[index[order]])]])
-    first, last = _pair_by_key(index, is_enter[index], call_ids(events, index))
+    index = without_repeated_ends(index, is_enter[index], call_ids(events, index))
+    first, last = pair_by_key(index, is_enter[index], call_ids(events, index))
     known = np.where(first >= 0, first, last)
     recompute = np.isin(events.kind[known], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
     call_index = events.value[known] >> SEQUENCE_BITS & CALL_INDEX_MASK
@@ -117,7 +115,7 @@ def pair_nodes(events: Events) -> IntervalColumns:
     differs = [np.diff(column[order], prepend=-1) != 0 for column in (name, value, thread)]
     key = np.empty(len(index), np.int64)
     key[order] = np.cumsum(np.logical_or.reduce(differs))
-    first, last = _pair_by_key(index, events.kind[index] == Kind.NODE_BEGIN, key)
+    first, last = pair_by_key(index, events.kind[index] == Kind.NODE_BEGIN, key)
     known = np.where(first >= 0, first, last)
     end = events.time[last].copy()
     _extend_to_next(events, last, last >= 0, end)
@@ -147,7 +145,23 @@ def find_key(keys: Int64Array, wanted: Int64Array) -> Int64Array:
     return np.where(keys[position] == wanted, position, -1)
 
 
-def _pair_by_key(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> tuple[Int64Array, Int64Array]:
+def without_repeated_ends(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> SignedIntArray:
+    """Return the events without ends that follow an end of the same key.
+
+    An end that an interrupt came into is written again, and the first one counts.
+
+    Args:
+        index: the events, ascending.
+        is_begin: which of them begin something.
+        key: what they begin or end.
+    """
+    order = np.argsort(key, kind="stable")
+    is_end = ~is_begin[order]
+    repeats = is_end & np.append(False, is_end[:-1] & (np.diff(key[order]) == 0))
+    return np.sort(index[order[~repeats]])
+
+
+def pair_by_key(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the events that begin and end each thing; -1 if there is none. Those of one key are paired as they nest.
 
     Args:
