@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .timeline import Collective as Collective
     from .timeline import Mark as Mark
     from .timeline import ModuleTimes as ModuleTimes
+    from .timeline import Range as Range
     from .timeline import Span as Span
     from .timeline import StepTimes as StepTimes
     from .timeline import Summary as Summary
@@ -61,7 +62,17 @@ _NAMES = {
     ".read": ("load",),
     ".recording": ("Recording", "current", "range", "record"),
     ".reporting": ("Report", "report"),
-    ".timeline": ("BackwardPass", "Collective", "Mark", "ModuleTimes", "Span", "StepTimes", "Summary", "Timeline"),
+    ".timeline": (
+        "BackwardPass",
+        "Collective",
+        "Mark",
+        "ModuleTimes",
+        "Range",
+        "Span",
+        "StepTimes",
+        "Summary",
+        "Timeline",
+    ),
     ".trackers.trackers": ("ModTracker", "ModuleTracker"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import subprocess
 import sys
 import threading
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,6 +260,48 @@ def test_a_second_recording_is_told_of_the_first(engine: EngineName) -> None:
         recording._outputs._trace = None
         modtrace.current().stop()  # type: ignore[union-attr]
         assert modtrace.current() is None
+
+
+def test_a_merge_shows_each_range_once(engine: EngineName, tmp_path: Path) -> None:
+    training = Training()
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        modtrace.record(engine=engine) as recording,
+    ):
+        training.run()
+        with modtrace.range("of modtrace"):
+            training.model(torch.ones(1, 4))
+    profiler.export_chrome_trace(str(tmp_path / "profile.json"))
+
+    modtrace.merge(tmp_path / "profile.json", recording.timeline(), tmp_path / "merged.json")
+
+    events = json.loads((tmp_path / "merged.json").read_bytes())["traceEvents"]
+    shown = Counter(event["name"] for event in events if event.get("ph") == "X")
+    names = {name: count for (_, name), count in EXPECTED.items()}
+    assert {name: shown[name] for name in names} == names
+    assert shown["of modtrace"] == 1
+    ours = Counter(event["name"] for event in events if event.get("cat") == "ranges")
+    assert ours.keys() == {name for name in names if name.startswith(WITHOUT_ANNOTATION)} | {"of modtrace"}
+
+
+WITHOUT_ANNOTATION = ("clip_grad_", "GradScaler.", "LRScheduler.", "torch.")
+
+
+@pytest.mark.parametrize("suffix", ["json", "pftrace", "html"])
+def test_every_file_is_written_with_the_ranges_of_a_training(engine: EngineName, suffix: str, tmp_path: Path) -> None:
+    training = Training()
+
+    with modtrace.record(tmp_path / f"trace.{suffix}", engine=engine) as recording:
+        training.run()
+
+    timeline = recording.timeline()
+    assert Counter((row.category, row.name) for row in timeline.ranges) == EXPECTED
+    assert {row.track for row in timeline.ranges} == {"ranges · MainThread"}
+    assert all(row.complete for row in timeline.ranges)
+    inner = [row for row in timeline.ranges if row.name.startswith("Optimizer.step")]
+    assert [row.depth for row in inner] == [1, 1, 1]  # in GradScaler.step
+    if suffix != "html":
+        assert modtrace.load(tmp_path / f"trace.{suffix}").ranges == timeline.ranges
 
 
 def test_an_interrupt_that_comes_while_a_name_is_asked_for_is_the_users() -> None:
