@@ -67,7 +67,7 @@ def test_types_that_public_functions_return_are_public_or_documented() -> None:
     section = (ROOT / "src/modtrace/README.md").read_text().split("### Types of attributes\n")[1].split("\n#")[0]
     documented = {
         name: module
-        for module, names in re.findall(r"^\| `(modtrace\.\w+)` \| (.*?) \|", section, re.MULTILINE)
+        for module, names in re.findall(r"^\| `(modtrace\.[\w.]+)` \| (.*?) \|", section, re.MULTILINE)
         for name in re.findall(r"`(\w+)`", names)
     }
     returned = {name for public in modtrace.__all__ for name in names_returned(getattr(modtrace, public))}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .compare import diff, save_baseline
 from .diff_result import Diff, suffix_of
+from .run_times import RunTimes
 from .side_by_side import Side
 from .verdicts import Change
 
-__all__ = ["Change", "Diff", "Side", "diff", "save_baseline", "suffix_of"]
+__all__ = ["Change", "Diff", "RunTimes", "Side", "diff", "save_baseline", "suffix_of"]

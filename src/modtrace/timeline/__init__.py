@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .collectives import Collective, CollectiveName, Collectives, Group, launching_spans
+from .collectives import Collective, CollectiveDetails, CollectiveName, Collectives, Group, launching_spans
 from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Range, Stats, Track
 from .decode import AFTER_BACKWARD, OpenCall, RingAnalysis, ThreadStack, build_timeline
@@ -19,6 +19,7 @@ __all__ = [
     "RECOMPUTE",
     "BackwardPass",
     "Collective",
+    "CollectiveDetails",
     "CollectiveName",
     "Collectives",
     "Columns",
