@@ -9,27 +9,35 @@ export interface BarCounts {
   readonly passes: number;
   /** Calls of torch.distributed, and waits for them. */
   readonly communication: number;
+  /** Ranges: what threads do by name. */
+  readonly ranges: number;
 }
+
+const COUNTED_AS = new Map<string, "passes" | "communication" | "ranges">([
+  ["backward pass", "passes"],
+  ["communication", "communication"],
+  ["ranges", "ranges"],
+]);
 
 /** Count the bars of a trace, by index, for which `isCounted` holds. */
 export function countBars({ spans, tracks }: Trace, isCounted: (bar: number) => boolean): BarCounts {
   const perTrack = new Array<number>(tracks.length).fill(0);
   for (let i = 0; i < spans.count; i++) if (isCounted(i)) perTrack[spans.track[i]]++;
-  const counts = { all: 0, spans: 0, passes: 0, communication: 0 };
+  const counts = { all: 0, spans: 0, passes: 0, communication: 0, ranges: 0 };
   tracks.forEach((track, i) => {
     counts.all += perTrack[i];
-    const kind = isOfModules(track) ? "spans" : track.kind === "backward pass" ? "passes" : "communication";
-    counts[kind] += perTrack[i];
+    counts[isOfModules(track) ? "spans" : (COUNTED_AS.get(track.kind) ?? "communication")] += perTrack[i];
   });
   return counts;
 }
 
 /** `425 spans, 5 backward passes`: each kind that there is. */
-export function describeBars({ spans, passes, communication }: BarCounts): string {
+export function describeBars({ spans, passes, communication, ranges }: BarCounts): string {
   const parts = [
     spans && plural(spans, "span"),
     passes && plural(passes, "backward pass", "backward passes"),
     communication && plural(communication, "communication call"),
+    ranges && plural(ranges, "range"),
   ];
   return parts.filter(Boolean).join(", ") || plural(0, "span");
 }

@@ -89,7 +89,7 @@ test("countBars and describeBars tell spans from backward passes and communicati
     ["forward", "backward", "backward pass", "communication", "gpu"],
   );
   const all = countBars(bars, () => true);
-  expect(all).toEqual({ all: 7, spans: 3, passes: 2, communication: 2 });
+  expect(all).toEqual({ all: 7, spans: 3, passes: 2, communication: 2, ranges: 0 });
   expect(describeBars(all)).toBe("3 spans, 2 backward passes, 2 communication calls");
   expect(describeBars(countBars(bars, (bar) => bar === 2))).toBe("1 backward pass");
   expect(describeBars(countBars(bars, () => false))).toBe("0 spans");

@@ -30,7 +30,7 @@ test("extent of an empty trace can be drawn", () => {
 });
 
 test("reportLosses of a trace with losses gives a sentence for each", () => {
-  expect(countIncomplete(trace)).toEqual({ all: 1, spans: 1, passes: 0, communication: 0 });
+  expect(countIncomplete(trace)).toEqual({ all: 1, spans: 1, passes: 0, communication: 0, ranges: 0 });
   const lost = { ...trace, stats: { recorded: 5000, overwritten: 1200, unfinished: 1 } };
   expect(reportLosses(lost)).toEqual([
     "1,200 of 5,000 events were overwritten by newer ones: what came first is not shown.",

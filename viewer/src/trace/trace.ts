@@ -56,8 +56,8 @@ export interface Track {
   readonly name: string;
 }
 
-/** Kinds of a thread's tracks from top to bottom; the bars of the last two are no calls of modules. */
-export const THREAD_KINDS = ["forward", "backward", "backward pass", "communication"];
+/** Kinds of a thread's tracks from top to bottom; the bars of the last three are no calls of modules. */
+export const THREAD_KINDS = ["forward", "backward", "backward pass", "ranges", "communication"];
 
 /** Whether the bars of a track are calls of modules. */
 export const isOfModules = ({ kind }: Track): boolean => THREAD_KINDS.indexOf(kind) < 2;
