@@ -85,6 +85,8 @@ def summary_command(
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
+        if summary.step_parts and not tree:
+            console.print(f"{summary.parts_text(console.width)}\n", soft_wrap=True)
         console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)
         if summary.device is not None and not tree:
             console.print("\n" + summary.device_text(limit, console.width), soft_wrap=True)

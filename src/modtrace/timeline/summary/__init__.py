@@ -6,11 +6,13 @@ from .device_summary import DeviceModule, DeviceSummary
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, ModuleTimes
 from .module_summary import SORT_KEYS, Summary
 from .overview import Overview
+from .parts import PARTS, PartTimes, StepParts, divide_steps, sum_up_parts
 from .self_times import self_times
 from .step_times import StepTimes, find_typical_step, measure_steps, warm_up_steps
 from .totals import summarize
 
 __all__ = [
+    "PARTS",
     "SORT_KEYS",
     "DeviceModule",
     "DeviceSummary",
@@ -19,11 +21,15 @@ __all__ = [
     "GroupBy",
     "ModuleTimes",
     "Overview",
+    "PartTimes",
+    "StepParts",
     "StepTimes",
     "Summary",
+    "divide_steps",
     "find_typical_step",
     "measure_steps",
     "self_times",
+    "sum_up_parts",
     "summarize",
     "warm_up_steps",
 ]

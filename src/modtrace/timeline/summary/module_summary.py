@@ -17,6 +17,7 @@ from . import render
 from .device_summary import DeviceModule, DeviceSummary, render_device
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview
+from .parts import PartTimes, StepParts, sum_up_parts
 from .step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Summary:
         others_ns: what the processes but the first took, whose steps are not marked: each from the start of its first
             span to the end of its last, in nanoseconds together.
         device: what the streams of devices did; None if the recording has no device times.
+        step_parts: each step in parts, and why a slow one was slow; in the order of `steps`.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -66,6 +68,12 @@ class Summary:
     gpu_steps: Sequence[GpuStepTimes] = ()
     others_ns: int = 0
     device: DeviceSummary | None = None
+    step_parts: Sequence[StepParts] = ()
+
+    @property
+    def parts(self) -> list[PartTimes]:
+        """What the steps were spent on: their totals add up to the time of all steps of the first process."""
+        return sum_up_parts(self.step_parts, [step.step for step in self.steps if step.whole])
 
     def sort_by(self, key: str | None = None, limit: int | None = None) -> Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.
@@ -195,6 +203,10 @@ class Summary:
         """
         return render_device(self.device, limit, width)
 
+    def parts_text(self, width: int | None = None) -> str:
+        """Return the table of the parts of a step, times in ms, and why the slowest steps were slow."""
+        return render.parts_text(self, width)
+
     def steps_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return the table of the `limit` slowest steps, times in ms."""
         return render.steps_text(self, limit, width)
@@ -221,12 +233,14 @@ class Summary:
         return render.summary_html(self)
 
     def to_json(self) -> str:
-        """Return a JSON object: `rows` and `steps` (times in ns), `overview`, `modules`, and `gpu` if profiled."""
+        """Return a JSON object: `rows`, `steps` and `parts` (times in ns), `overview`, `modules`, `gpu` if profiled."""
         values = self.to_json_values()
         for row, times in zip(values["rows"], self.rows, strict=True):
             row |= {field: getattr(times, field) for field in _DERIVED_FIELDS}
         values["by"] = self.by
-        values["steps"] = [step._asdict() for step in self.steps]
+        values["parts"] = [part._asdict() for part in self.parts]
+        in_parts = {step.step: {"parts": step.parts, "cause": step.cause} for step in self.step_parts}
+        values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in self.steps]
         if self.device is not None:
             values["device"] = self.device._asdict() | {"rows": [row._asdict() for row in self.device.rows]}
         if self.overview is not None:

@@ -21,6 +21,7 @@ __all__ = [
     "modules_table",
     "modules_text",
     "modules_tree",
+    "parts_text",
     "steps_markdown",
     "steps_table",
     "steps_text",
@@ -118,6 +119,37 @@ def steps_table(summary: Summary) -> Table:
     return Table(
         [*table.headings, *beside.headings], rows, [*table.kinds, *beside.kinds], [*table.ranks, *beside.ranks]
     )
+
+
+_BAR_WIDTH = 24
+_MAX_CAUSES = 5
+
+
+def parts_text(summary: Summary, width: int | None = None) -> str:
+    """Return the table of the parts of a step, and below it why the slowest steps were slow; times are in ms.
+
+    Args:
+        summary: what to show.
+        width: characters in a line: the bars, and then the 95th percentiles, are hidden until it fits.
+    """
+    rows = [
+        [
+            part.part,
+            f"{part.p50_ns / 1e6:.3f}",
+            f"{part.p95_ns / 1e6:.3f}",
+            f"{100 * part.share:.1f}",
+            "█" * round(_BAR_WIDTH * part.share),
+        ]
+        for part in summary.parts
+    ]
+    headings, kinds = ["part of a step", "median ms", "p95", "%", ""], ["name", *["number"] * 3, "name"]
+    table, _ = without_columns(Table(headings, rows, kinds, [0, 0, 1, 0, 2]), width)
+    slow = {step.step: step.cause for step in summary.step_parts if step.cause is not None}
+    by_duration = sorted(summary.steps, key=lambda step: step.duration_ns, reverse=True)
+    causes = [printable(cause) for step in by_duration if (cause := slow.get(step.step)) is not None]
+    more = len(causes) - _MAX_CAUSES
+    lines = causes[:_MAX_CAUSES] + ([counted(more, "more slow step")] if more > 0 else [])
+    return "\n".join([*to_text(table, width), *(part for line in lines for part in wrapped(line, width))])
 
 
 def _table(

@@ -11,12 +11,28 @@ from ..._typing import BoolArray, Int64Array
 from ..gpu_tracks import without_gpu
 from ..ranges import Ranges, union_of
 from ..select import first_ended_step, first_process_tracks, keep_tracks
-from ..slices import BACKWARD_PASS, FORWARD, RECOMPUTE
+from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["StepTimes", "find_typical_step", "measure_steps", "warm_up_steps"]
+__all__ = ["StepBounds", "StepTimes", "find_step_bounds", "find_typical_step", "measure_steps", "warm_up_steps"]
+
+
+class StepBounds(NamedTuple):
+    """From when to when each step lasts; arrays of equal length, in time order.
+
+    Attributes:
+        number: int64[n], the step's number, from 0.
+        start: int64[n], Unix nanoseconds: the end of the step before; of the first, what began first on any thread.
+        end: int64[n], Unix nanoseconds.
+        whole: bool[n], False if its beginning was overwritten, or its end not marked.
+    """
+
+    number: Int64Array
+    start: Int64Array
+    end: Int64Array
+    whole: BoolArray
 
 
 class StepTimes(NamedTuple):
@@ -54,24 +70,47 @@ class StepTimes(NamedTuple):
     whole: bool = True
 
 
-def measure_steps(timeline: Timeline) -> list[StepTimes]:
-    """Return the steps of a timeline in order; all of it is one step if none was marked.
+def find_step_bounds(timeline: Timeline) -> StepBounds:
+    """Return the steps of the first process in order; all of the timeline is one step if none was marked.
 
-    The first begins with its first span, as a recording does not say when its steps began. A step in which no span
-    begins is left out. With several processes, marks and spans of the first count.
+    The first begins with its first span or range, as a recording does not say when its steps began. A step in which no
+    span begins is left out.
+    """
+    columns = timeline.columns
+    own = np.flatnonzero(first_process_tracks(timeline)[columns.track])
+    if not len(own):
+        nothing = np.zeros(0, np.int64)
+        return StepBounds(nothing, nothing, nothing, np.zeros(0, np.bool_))
+    starts, last_end = columns.start[own], int(columns.end[own].max())
+    marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
+    first_step = first_ended_step(timeline, marks)
+    first_start = min([int(starts[0]), *marks[:1].tolist(), *_first_range_start(timeline)])
+    edges = np.concatenate([[first_start], marks])
+    whole = np.ones(len(marks), np.bool_)
+    if not len(marks) or starts[-1] >= marks[-1]:
+        edges, whole = np.append(edges, max(last_end, int(edges[-1]))), np.append(whole, False)
+    if timeline.stats.overwritten:
+        whole[0] = False
+    number = first_step + np.arange(len(whole), dtype=np.int64)
+    begun = np.isin(np.arange(len(whole)), np.searchsorted(marks, starts, side="right"))
+    return StepBounds(number[begun], edges[:-1][begun], edges[1:][begun], whole[begun])
+
+
+def _first_range_start(timeline: Timeline) -> list[int]:
+    """Return when the first range of the first process began; nothing if it has none."""
+    slices, rows = timeline.slices, timeline.slices.block_of(RANGE)
+    starts = slices.start[rows][first_process_tracks(timeline)[slices.track[rows]]]
+    return [int(starts.min())] if len(starts) else []
+
+
+def measure_steps(timeline: Timeline) -> list[StepTimes]:
+    """Return the steps of a timeline in order, as `find_step_bounds` tells them.
+
+    With several processes, marks and spans of the first count.
     """
     timeline = keep_tracks(timeline, first_process_tracks(timeline))
     columns = timeline.columns
-    if not len(columns):
-        return []
-    marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    first_step = first_ended_step(timeline, marks)
-    first_start, last_end = int(columns.start[0]), int(columns.end.max())
-    edges = np.concatenate([[min(first_start, int(marks[0]) if len(marks) else first_start)], marks])
-    is_ended = np.ones(len(marks), np.bool_)
-    if not len(marks) or columns.start[-1] >= marks[-1]:
-        edges, is_ended = np.append(edges, max(last_end, int(edges[-1]))), np.append(is_ended, False)
-    start, end = edges[:-1], edges[1:]
+    number, start, end, whole = find_step_bounds(timeline)
     is_root = columns.parent < 0
     recomputes = columns.phase == RECOMPUTE
     is_backward = columns.phase != FORWARD
@@ -84,6 +123,7 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
     whole_passes = pass_times.time_within(start, end)
     before, after = _edges_outside(all_busy, start, end)
     rows = zip(
+        number.tolist(),
         (end - start).tolist(),
         (modules - backward).tolist(),
         (backward - recompute).tolist(),
@@ -92,14 +132,10 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
         (end - start - modules - before - after).tolist(),
         after.tolist(),
         whole_passes.tolist(),
-        is_ended.tolist(),
+        whole.tolist(),
         strict=True,
     )
-    steps = [StepTimes(first_step + index, *row) for index, row in enumerate(rows)]
-    if timeline.stats.overwritten:
-        steps[0] = steps[0]._replace(whole=False)
-    begun = set(np.searchsorted(marks, columns.start, side="right").tolist())
-    return [step for index, step in enumerate(steps) if index in begun]
+    return [StepTimes(*row) for row in rows]
 
 
 def _union(timeline: Timeline, spans: BoolArray) -> Ranges:

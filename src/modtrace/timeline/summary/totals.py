@@ -14,6 +14,7 @@ from .device_summary import summarize_device
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
 from .overview import describe_recording
+from .parts import divide_steps
 from .percentiles import median_and_p95_by_group
 from .self_times import is_outermost, self_times, times_in_phase
 from .step_times import measure_steps
@@ -80,6 +81,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
         by=by,
         others_ns=_time_of_others(timeline),
         device=device,
+        step_parts=divide_steps(timeline),
     )
 
 

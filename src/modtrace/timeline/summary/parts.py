@@ -1,0 +1,309 @@
+"""A step in parts: every nanosecond of a step belongs to exactly one, so that the parts add up to the step.
+
+The time of a step is cut at each edge of what its thread did: spans, backward passes, collectives, ranges and garbage
+collections. The layers are then painted over each other, from what says least to what says most: the last one wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..._typing import AnyArray, BoolArray, Int64Array
+from ..contents import RANGE_CLASS
+from ..ranges import union_of
+from ..slices import BACKWARD_PASS, COLLECTIVE, KINDS, MODULE, RANGE, RECOMPUTE, WAIT, Slices
+from .percentiles import nearest_rank
+from .step_times import StepBounds, find_step_bounds
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+
+__all__ = ["PARTS", "PartTimes", "StepParts", "divide_steps", "sum_up_parts"]
+
+PARTS = (
+    *("data loading", "forward", "loss", "backward", "recompute", "communication"),
+    *("optimizer", "gc", "compile", "saving", "evaluation"),
+)
+"""The parts of a step, in the order in which they are shown; user ranges by name and `other` follow."""
+OTHER = "other"
+
+_LOSS_SUFFIX = "Loss"
+_SLOW_BY, _SPREADS = 0.25, 8
+"""A step is slow if it takes a quarter more than the median, and more by 8 times the usual distance from it."""
+
+
+class PartTimes(NamedTuple):
+    """One part of all steps; times are integer nanoseconds.
+
+    Attributes:
+        part: "data loading", "forward", "loss" (from the end of forward to the begin of backward), "backward",
+            "recompute", "communication" (in which the thread of the step did nothing else), "optimizer", "gc",
+            "compile", "saving", "evaluation", the name of a range of the user's, or "other".
+        total_ns: in all steps together; the totals of all parts are the time of all steps.
+        p50_ns: the median over the whole steps.
+        p95_ns: what 95 % of the whole steps do not exceed.
+        share: of the time of all steps, from 0 to 1.
+    """
+
+    part: str
+    total_ns: int
+    p50_ns: int
+    p95_ns: int
+    share: float
+
+
+class StepParts(NamedTuple):
+    """The parts of one step.
+
+    Attributes:
+        step: its number, from 0.
+        parts: nanoseconds by part, without those that are 0; they add up to the duration of the step.
+        cause: for a step that is much slower than usual, which part made it so, in a sentence; else None.
+    """
+
+    step: int
+    parts: Mapping[str, int]
+    cause: str | None = None
+
+
+class _Layer(NamedTuple):
+    """Intervals that do not overlap, and the part that each belongs to."""
+
+    start: Int64Array
+    end: Int64Array
+    part: Int64Array
+
+
+def divide_steps(timeline: Timeline) -> list[StepParts]:
+    """Return the parts of each step of the first process, in the order of `measure_steps`.
+
+    A step is divided on the thread that spends most time in modules and backward passes in it.
+    """
+    bounds = find_step_bounds(timeline)
+    if not len(bounds.number):
+        return []
+    parts = _PartNames()
+    process = timeline.tracks[0].process
+    threads = list(
+        dict.fromkeys(track.tid for track in timeline.tracks if track.process == process and not track.device)
+    )
+    divided = [_divide_on_thread(timeline, bounds, tid, parts) for tid in threads]
+    ns = np.zeros((len(threads), len(bounds.number), len(parts.names)), np.int64)
+    for of_thread, (table, _) in zip(ns, divided, strict=True):
+        of_thread[:, : table.shape[1]] = table
+    busiest = np.argmax(np.stack([busy for _, busy in divided]), axis=0)
+    chosen = ns[busiest, np.arange(len(bounds.number))]
+    longest = _longest_ranges(timeline, bounds, threads, busiest)
+    causes = _causes(bounds, chosen, parts.names, longest)
+    return [
+        StepParts(number, {parts.names[part]: ns for part, ns in enumerate(row) if ns}, cause)
+        for number, row, cause in zip(bounds.number.tolist(), chosen.tolist(), causes, strict=True)
+    ]
+
+
+def sum_up_parts(steps: Sequence[StepParts], whole_steps: Sequence[int]) -> list[PartTimes]:
+    """Return each part over all steps, in the order of `PARTS`, then the user's ranges by name, then `other`.
+
+    Args:
+        steps: the divided steps.
+        whole_steps: the numbers of those that percentiles are of; none given: all.
+    """
+    whole = set(whole_steps) or {step.step for step in steps}
+    names = dict.fromkeys(name for step in steps for name in step.parts)
+    users = sorted(names.keys() - {*PARTS, OTHER})
+    total = sum(sum(step.parts.values()) for step in steps)
+    times = []
+    for name in [*(part for part in PARTS if part in names), *users, *([OTHER] if steps else [])]:
+        part_ns = sum(step.parts.get(name, 0) for step in steps)
+        in_whole = np.array([step.parts.get(name, 0) for step in steps if step.step in whole], np.int64)
+        p50_ns, p95_ns = int(np.median(in_whole)), nearest_rank(in_whole.tolist(), 0.95)
+        times.append(PartTimes(name, part_ns, p50_ns, p95_ns, part_ns / total if total else 0.0))
+    return times
+
+
+class _PartNames:
+    """The parts by number: `other` is 0, `PARTS` follow, then the names of the user's ranges."""
+
+    def __init__(self) -> None:
+        self.names = [OTHER, *PARTS]
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+
+    def number(self, name: str) -> int:
+        """Return the number of a part, a new one for a new name."""
+        if name not in self._numbers:
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return self._numbers[name]
+
+
+def _divide_on_thread(
+    timeline: Timeline, bounds: StepBounds, tid: int, parts: _PartNames
+) -> tuple[Int64Array, Int64Array]:
+    """Return int64[steps, parts] of what one thread did, and int64[steps] of its time in modules and passes."""
+    layers = list(_layers(timeline, tid, parts))
+    edges = np.unique(np.concatenate([bounds.start, bounds.end, *(edge for one in layers for edge in one[:2])]))
+    start = edges[:-1]
+    part = np.zeros(len(start), np.int64)
+    for layer in layers:
+        inside, at = _covered(layer, start)
+        part[inside] = layer.part[at[inside]]
+    step = np.searchsorted(bounds.start, start, side="right") - 1
+    in_step = (step >= 0) & (start < bounds.end[step])
+    table = np.zeros((len(bounds.number), len(parts.names)), np.int64)
+    np.add.at(table, (step[in_step], part[in_step]), (edges[1:] - start)[in_step])
+    of_model = [parts.number(name) for name in ("forward", "backward", "recompute", "evaluation")]
+    return table, table[:, of_model].sum(axis=1)
+
+
+def _covered(layer: _Layer, moment: Int64Array) -> tuple[BoolArray, Int64Array]:
+    """Return which moments the intervals of a layer cover, and the index of the interval at each."""
+    if not len(layer.start):
+        return np.zeros(len(moment), np.bool_), np.zeros(len(moment), np.int64)
+    at = np.searchsorted(layer.start, moment, side="right") - 1
+    return (at >= 0) & (moment < layer.end[at]), at
+
+
+def _layers(timeline: Timeline, tid: int, parts: _PartNames) -> Iterator[_Layer]:
+    """Yield the layers of a thread, the one that is painted first at the beginning."""
+    slices, tracks = timeline.slices, timeline.tracks
+    process = tracks[0].process
+    is_own = np.array([track.process == process and not track.device for track in tracks], np.bool_)
+    on_thread = is_own & np.array([track.tid == tid for track in tracks], np.bool_)
+    kind_of_track = np.array([track.kind for track in tracks])
+    own = on_thread[slices.track]
+    modules = np.flatnonzero(own & (slices.kind == MODULE))
+    passes = np.flatnonzero(own & (slices.kind == BACKWARD_PASS))
+    on_backward = modules[kind_of_track[slices.track[modules]] == "backward"]
+    roots = modules[(kind_of_track[slices.track[modules]] == "forward") & (slices.parent[modules] < 0)]
+    is_loss = np.array([name.module_class.endswith(_LOSS_SUFFIX) for name in timeline.names] or [False], np.bool_)
+    losses, models = roots[is_loss[slices.name[roots]]], roots[~is_loss[slices.name[roots]]]
+    ranges = np.flatnonzero(own & (slices.kind == RANGE))
+    category = np.array([_category(timeline, name) for name in slices.name[ranges].tolist()])
+    users, encloses = ranges[category == "user"], np.zeros(len(slices), np.bool_)
+    encloses[users] = _hold_any(slices, users, np.concatenate([models, passes]))
+
+    yield from _by_name(timeline, users[encloses[users]], parts)
+    # A timeline that was saved without whole passes has the first backward spans in their place.
+    begins = passes if len(passes) else on_backward[slices.parent[on_backward] < 0]
+    yield _gaps_before_passes(slices, models, begins, parts.number("loss"))
+    yield from _by_name(timeline, users[~encloses[users]], parts)
+    yield _union_layer(slices, ranges[category == "optimizer"], parts.number("optimizer"))
+    yield _union_layer(slices, models, parts.number("forward"))
+    yield _union_layer(slices, losses, parts.number("loss"))
+    yield _union_layer(slices, np.concatenate([passes, on_backward]), parts.number("backward"))
+    yield _recompute(slices, is_own, passes, on_backward, parts.number("recompute"))
+    waits = np.flatnonzero(own & np.isin(slices.kind, (COLLECTIVE, WAIT)))
+    yield _union_layer(
+        slices, np.concatenate([waits, ranges[category == "communication"]]), parts.number("communication")
+    )
+    for part in ("data loading", "evaluation", "saving", "compile"):
+        yield _union_layer(slices, ranges[category == part], parts.number(part))
+    collections = np.array([kind.word == "garbage collection" for kind in KINDS], np.bool_)[slices.kind]
+    yield _union_layer(
+        slices, np.concatenate([np.flatnonzero(own & collections), ranges[category == "gc"]]), parts.number("gc")
+    )
+
+
+def _category(timeline: Timeline, name: int) -> str:
+    return timeline.names[name].module_class.removeprefix(RANGE_CLASS)
+
+
+def _union_layer(slices: Slices, rows: AnyArray, part: int) -> _Layer:
+    """Return the time that any of the rows covers."""
+    times = union_of(slices.start[rows], slices.end[rows])
+    return _Layer(times.start, times.end, np.full(len(times.start), part, np.int64))
+
+
+def _by_name(timeline: Timeline, rows: AnyArray, parts: _PartNames) -> Iterator[_Layer]:
+    """Yield a layer for each depth of ranges, the outermost first; a range is the part of its name."""
+    slices = timeline.slices
+    for depth in np.unique(slices.depth[rows]).tolist():
+        level = rows[slices.depth[rows] == depth]
+        level = level[np.argsort(slices.start[level], kind="stable")]
+        number = np.array([parts.number(timeline.names[name].label) for name in slices.name[level].tolist()], np.int64)
+        yield _Layer(slices.start[level], slices.end[level], number)
+
+
+def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
+    """Return for each row whether one of `inner` begins in it."""
+    starts = np.sort(slices.start[inner])
+    first, last = np.searchsorted(starts, slices.start[rows]), np.searchsorted(starts, slices.end[rows])
+    return np.asarray(last > first, np.bool_)
+
+
+def _gaps_before_passes(slices: Slices, models: AnyArray, passes: AnyArray, part: int) -> _Layer:
+    """Return the time from the end of the last call before each backward pass to the begin of the pass."""
+    calls = union_of(slices.start[models], slices.end[models])
+    begins = np.unique(slices.start[passes])
+    if not len(calls.start):
+        return _Layer(calls.start, calls.end, calls.start)
+    at = np.searchsorted(calls.end, begins, side="right") - 1
+    begins, at = begins[at >= 0], at[at >= 0]
+    # One gap per call: a second pass behind the same call is no loss of it.
+    at, first = np.unique(at, return_index=True)
+    start, end = calls.end[at], begins[first]
+    next_start = np.append(calls.start, np.iinfo(np.int64).max)[at + 1]
+    kept = end <= next_start
+    return _Layer(start[kept], end[kept], np.full(int(np.count_nonzero(kept)), part, np.int64))
+
+
+def _recompute(slices: Slices, is_own: BoolArray, passes: AnyArray, on_backward: AnyArray, part: int) -> _Layer:
+    """Return when modules ran again: on this thread, or on a device's thread while this one was in a pass."""
+    here = on_backward[slices.phase[on_backward] == RECOMPUTE]
+    anywhere = np.flatnonzero((slices.kind == MODULE) & (slices.phase == RECOMPUTE) & is_own[slices.track])
+    elsewhere = np.setdiff1d(anywhere, here)
+    if len(passes) and len(elsewhere):
+        begins = np.sort(slices.start[passes])
+        at = np.searchsorted(begins, slices.start[elsewhere], side="right") - 1
+        ends = slices.end[passes][np.argsort(slices.start[passes], kind="stable")]
+        here = np.concatenate([here, elsewhere[(at >= 0) & (slices.end[elsewhere] <= ends[at])]])
+    return _union_layer(slices, here, part)
+
+
+def _longest_ranges(
+    timeline: Timeline, bounds: StepBounds, threads: Sequence[int], busiest: Int64Array
+) -> dict[tuple[int, str], str]:
+    """Return the name of the longest range by index of the step and category, on the thread of that step."""
+    slices, tracks = timeline.slices, timeline.tracks
+    rows = np.flatnonzero(slices.kind == RANGE)
+    step = np.searchsorted(bounds.start, slices.start[rows], side="right") - 1
+    tid = np.array([track.tid for track in tracks] or [0])[slices.track[rows]]
+    kept = (step >= 0) & (slices.start[rows] < bounds.end[step]) & (np.array(threads)[busiest[step]] == tid)
+    rows, step = rows[kept], step[kept]
+    order = np.argsort(slices.end[rows] - slices.start[rows], kind="stable")
+    names = slices.name[rows[order]].tolist()
+    return {
+        (index, _category(timeline, name)): timeline.names[name].label
+        for index, name in zip(step[order].tolist(), names, strict=True)
+    }
+
+
+def _causes(
+    bounds: StepBounds, ns: Int64Array, names: Sequence[str], longest: Mapping[tuple[int, str], str]
+) -> list[str | None]:
+    """Return for each step the sentence that says why it was slow, or None."""
+    causes: list[str | None] = [None] * len(ns)
+    whole = np.flatnonzero(bounds.whole)
+    if len(whole) < 4:
+        return causes
+    duration = bounds.end - bounds.start
+    usual = np.median(duration[whole])
+    limit = usual + max(_SLOW_BY * usual, _SPREADS * np.median(np.abs(duration[whole] - usual)))
+    usual_parts = np.median(ns[whole], axis=0)
+    for index in whole[duration[whole] > limit].tolist():
+        part = int(np.argmax(ns[index] - usual_parts))
+        named = longest.get((index, names[part]), "") if names[part] in {"optimizer", "compile", "saving"} else ""
+        causes[index] = (
+            f"step {bounds.number[index]}: {_ms(duration[index])}, of which {_ms(ns[index, part])} {names[part]}"
+            f"{f' ({named})' if named else ''}; usually {_ms(usual_parts[part])}"
+        )
+    return causes
+
+
+def _ms(ns: float) -> str:
+    """Return milliseconds as one reads them: three digits below 10 ms, whole ones from there on."""
+    ms = float(ns) / 1e6
+    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms" if ms >= 0.001 else "0 ms"

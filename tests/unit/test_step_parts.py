@@ -1,0 +1,165 @@
+"""Steps in parts: whose each nanosecond is, worked out by hand, and that the parts of any step add up to it."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+
+from modtrace.ring import Kind
+from modtrace.ring.range_text import range_text
+from modtrace.timeline import Timeline, build_timeline
+from modtrace.timeline.summary import StepParts, divide_steps, measure_steps
+from tests.support.event_script import EventScript
+from tests.support.timelines import timelines
+from tests.support.training_timeline import MS, training
+
+FETCH = range_text("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data loading")
+STEP, CLIP = range_text("Optimizer.step#SGD.step", "optimizer"), range_text("clip_grad_norm_", "optimizer")
+COMPILE, SAVE = range_text("torch.compile 0/0", "compile"), range_text("torch.save", "saving")
+LOOP, NOTE, INNER = (range_text(name, "user") for name in ("loop", "note", "inner"))
+
+
+class _Ranges:
+    """Writes ranges, each with a number of its own."""
+
+    def __init__(self, script: EventScript) -> None:
+        self._script, self._count = script, 0
+
+    def begin(self, time: int, text: str) -> tuple[str, int]:
+        self._count += 1
+        self._script.collective(time, Kind.RANGE_BEGIN, text, self._count)
+        return text, self._count
+
+    def end(self, time: int, opened: tuple[str, int]) -> None:
+        self._script.collective(time, Kind.RANGE_END, *opened)
+
+    def whole(self, start: int, end: int, text: str) -> None:
+        self.end(end, self.begin(start, text))
+
+
+def parts_of(timeline: Timeline) -> list[dict[str, int]]:
+    return [dict(step.parts) for step in divide_steps(timeline)]
+
+
+def test_each_nanosecond_of_a_step_is_of_one_part() -> None:
+    script = EventScript()
+    ranges, model, loss = (
+        _Ranges(script),
+        script.name("Net", module_class="Net"),
+        script.name("MSELoss", module_class="MSELoss"),
+    )
+    loop = ranges.begin(0, LOOP)  # around modules: what no other part has
+    ranges.whole(10, 30, FETCH)
+    script.enter(40, model)
+    ranges.whole(45, 50, COMPILE)
+    ranges.whole(52, 54, NOTE)  # in a module: its time is forward
+    script.exit(60, model)
+    note = ranges.begin(64, NOTE)  # between the model and the pass: the user's own name is more than "loss"
+    ranges.whole(66, 67, INNER)
+    ranges.end(70, note)
+    script.enter(72, loss)
+    script.exit(75, loss)
+    script.pass_begin(80)
+    script.pass_end(100)
+    ranges.whole(105, 110, CLIP)
+    step = ranges.begin(111, STEP)
+    script.step(120, 0)
+    ranges.end(121, step)
+    ranges.end(130, loop)
+
+    assert parts_of(build_timeline(script.snapshot()))[:1] == [
+        {
+            "data loading": 20,
+            "forward": 15,
+            "compile": 5,
+            "loss": 4 + 10,  # 60–64, and 70–80 with the loss module
+            "note": 5,
+            "inner": 1,
+            "backward": 20,
+            "optimizer": 5 + 9,
+            "loop": 10 + 10 + 5 + 1,
+        }
+    ]
+
+
+def test_recompute_is_not_backward_and_what_is_left_is_other() -> None:
+    assert divide_steps(training()) == [
+        StepParts(
+            0, {"forward": 30 * MS, "loss": 10 * MS, "backward": 30 * MS, "recompute": 10 * MS, "other": 10 * MS}
+        ),
+        StepParts(1, {"forward": 10 * MS, "other": 190 * MS}),
+    ]
+
+
+def test_totals_and_percentiles_of_parts() -> None:
+    parts = training().summary().parts
+
+    assert [(one.part, one.total_ns // MS, one.p50_ns // MS, one.p95_ns // MS) for one in parts] == [
+        ("forward", 40, 20, 30),
+        ("loss", 10, 5, 10),
+        ("backward", 30, 15, 30),
+        ("recompute", 10, 5, 10),
+        ("other", 200, 100, 190),
+    ]
+    assert [one.share for one in parts] == [40 / 290, 10 / 290, 30 / 290, 10 / 290, 200 / 290]
+
+
+def slow_steps(slow: dict[int, tuple[str, str]]) -> Timeline:
+    """Twenty steps of 100 ms, but those in which a range of 4 ms takes 204."""
+    script, now = EventScript(capacity=256), 0
+    ranges, model = _Ranges(script), script.name("Net", module_class="Net")
+    for number in range(20):
+        long = slow.get(number)
+        for text in (FETCH, STEP, SAVE):
+            length = 204 if long is not None and long[0] == text else 4
+            ranges.whole(now * MS, (now + length) * MS, text)
+            now += length
+        script.enter(now * MS, model)
+        now += 88
+        script.exit(now * MS, model)
+        script.step(now * MS, number)
+    return build_timeline(script.snapshot())
+
+
+def test_a_slow_step_says_which_part_made_it_so() -> None:
+    steps = divide_steps(slow_steps({12: (FETCH, ""), 14: (STEP, ""), 17: (SAVE, "")}))
+
+    assert {step.step: step.cause for step in steps if step.cause is not None} == {
+        12: "step 12: 300 ms, of which 204 ms data loading; usually 4 ms",
+        14: "step 14: 300 ms, of which 204 ms optimizer (Optimizer.step#SGD.step); usually 4 ms",
+        17: "step 17: 300 ms, of which 204 ms saving (torch.save); usually 4 ms",
+    }
+
+
+def test_no_step_of_a_quiet_run_is_slow() -> None:
+    assert [step.cause for step in divide_steps(slow_steps({}))] == [None] * 20
+
+
+def test_json_has_the_parts_of_all_steps_and_of_each() -> None:
+    document = json.loads(training().summary().to_json())
+
+    assert document["parts"][0] == {
+        "part": "forward",
+        "total_ns": 40 * MS,
+        "p50_ns": 20 * MS,
+        "p95_ns": 30 * MS,
+        "share": 40 / 290,
+    }
+    assert document["steps"][1]["parts"] == {"forward": 10 * MS, "other": 190 * MS}
+    assert document["steps"][1]["cause"] is None
+
+
+def test_the_table_of_parts_has_a_bar_and_the_sentences() -> None:
+    text = slow_steps({12: (FETCH, "")}).summary().parts_text().splitlines()
+
+    assert text[0].split() == ["part", "of", "a", "step", "median", "ms", "p95", "%"]
+    assert text[1].split() == ["data", "loading", "4.000", "4.000", "12.7", "███"]
+    assert text[-1] == "step 12: 300 ms, of which 204 ms data loading; usually 4 ms"
+
+
+@given(timelines())
+def test_the_parts_of_any_step_add_up_to_it(timeline: Timeline) -> None:
+    durations = {step.step: step.duration_ns for step in measure_steps(timeline)}
+
+    assert {step.step: sum(step.parts.values()) for step in divide_steps(timeline)} == durations
