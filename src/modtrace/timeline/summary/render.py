@@ -142,7 +142,8 @@ def parts_text(summary: Summary, width: int | None = None) -> str:
         ]
         for part in summary.parts
     ]
-    headings, kinds = ["part of a step", "median ms", "p95", "%", ""], ["name", *["number"] * 3, "name"]
+    headings = ["part of a step", "median ms", "p95", "%", ""]
+    kinds: list[CellKind] = ["name", "number", "number", "number", "name"]
     table, _ = without_columns(Table(headings, rows, kinds, [0, 0, 1, 0, 2]), width)
     slow = {step.step: step.cause for step in summary.step_parts if step.cause is not None}
     by_duration = sorted(summary.steps, key=lambda step: step.duration_ns, reverse=True)
