@@ -8,7 +8,18 @@ from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Range, S
 from .decode import AFTER_BACKWARD, OpenCall, RingAnalysis, ThreadStack, build_timeline
 from .slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns, Slices
 from .spans import Span, Spans
-from .summary import DeviceModule, DeviceSummary, GpuStepTimes, GpuTotals, ModuleTimes, Overview, StepTimes, Summary
+from .summary import (
+    DeviceModule,
+    DeviceSummary,
+    GpuStepTimes,
+    GpuTotals,
+    ModuleTimes,
+    Overview,
+    PartTimes,
+    StepParts,
+    StepTimes,
+    Summary,
+)
 from .timeline import Timeline
 
 __all__ = [
@@ -35,6 +46,7 @@ __all__ = [
     "OpenCall",
     "OperatorTotals",
     "Overview",
+    "PartTimes",
     "Process",
     "Range",
     "RingAnalysis",
@@ -42,6 +54,7 @@ __all__ = [
     "Span",
     "Spans",
     "Stats",
+    "StepParts",
     "StepTimes",
     "Summary",
     "ThreadStack",
