@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { assignColors, hash, luminance } from "./color";
+import { assignColors, colorKey, hash, luminance, partColor } from "./color";
 
 const MANY = Array.from({ length: 200 }, (_, i) => `Class${i}`);
 
@@ -37,4 +37,16 @@ test("luminance of white, black and pure red is as WCAG defines it", () => {
   expect(luminance("#ffffff")).toBeCloseTo(1);
   expect(luminance("#000000")).toBe(0);
   expect(luminance("#ff0000")).toBeCloseTo(0.2126);
+});
+
+test("a range has the colour of its category, one of the user's that of its name", () => {
+  const loading = { label: "enumerate(DataLoader)", moduleClass: "range · data loading" };
+  const own = [
+    { label: "rollout", moduleClass: "range · user" },
+    { label: "reward", moduleClass: "range · user" },
+  ];
+  const colors = assignColors([loading, ...own].map(colorKey));
+  expect(colors.get(colorKey(loading))).toEqual(partColor("data loading"));
+  expect(own.map((name) => colors.get(colorKey(name)))).toEqual([partColor("rollout"), partColor("reward")]);
+  expect(partColor("rollout")).not.toEqual(partColor("reward"));
 });

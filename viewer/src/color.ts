@@ -1,5 +1,6 @@
 /** One colour per module class, which depends on the class alone: the same in every recording. */
 import type { Verdict } from "./trace/comparison";
+import type { Name } from "./trace/trace";
 
 export interface Color {
   /** `#rrggbb` of the span. */
@@ -77,7 +78,37 @@ export const VERDICT_COLORS: Readonly<Record<Verdict, Color>> = {
   removed: { fill: "#7446a8", ink: "#ffffff" },
 };
 
-/** The colour of each class. */
-export function assignColors(classes: Iterable<string>): Map<string, Color> {
-  return new Map([...new Set(classes)].sort().map((moduleClass) => [moduleClass, colorOf(moduleClass)]));
+/** What the parts of a step are painted in; a range of the user's has the colour of its name. */
+const PART_COLORS: Readonly<Record<string, Color>> = {
+  "data loading": { fill: "#e08a1e", ink: "#000000" },
+  forward: { fill: "#3a9e5c", ink: "#000000" },
+  loss: { fill: "#a3c644", ink: "#000000" },
+  backward: { fill: "#3f7fd0", ink: "#000000" },
+  recompute: { fill: "#7fb3f0", ink: "#000000" },
+  communication: { fill: "#8e5bc0", ink: "#ffffff" },
+  optimizer: { fill: "#d4578f", ink: "#000000" },
+  gc: { fill: "#d93025", ink: "#ffffff" },
+  compile: { fill: "#7a5a46", ink: "#ffffff" },
+  saving: { fill: "#0f8b8d", ink: "#000000" },
+  evaluation: { fill: "#e3c32c", ink: "#000000" },
+  torch: { fill: "#8793a0", ink: "#000000" },
+  other: { fill: "#c3cad2", ink: "#000000" },
+};
+
+/** The colour of a part of a step, or of a range's category. */
+export const partColor = (part: string): Color => PART_COLORS[part] ?? colorOf(part);
+
+/** What the class of a range begins with; its category follows. */
+const RANGE_CLASS = "range · ";
+
+/** What decides the colour of a name: its class, of a range its category, of a range of the user's its own name. */
+export function colorKey({ label, moduleClass }: Pick<Name, "label" | "moduleClass">): string {
+  return moduleClass === `${RANGE_CLASS}user` ? label : moduleClass || label;
+}
+
+/** The colour of each key of a colour. */
+export function assignColors(keys: Iterable<string>): Map<string, Color> {
+  const color = (key: string) =>
+    key.startsWith(RANGE_CLASS) ? partColor(key.slice(RANGE_CLASS.length)) : colorOf(key);
+  return new Map([...new Set(keys)].sort().map((key) => [key, color(key)]));
 }

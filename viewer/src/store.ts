@@ -5,12 +5,12 @@ import { matchSpans, parseQuery, QueryError } from "./analysis/query";
 import { flaggedSpans, nextMatch } from "./analysis/search";
 import type { Device } from "./analysis/spans-in-range";
 import { type Grouping, groupsOf } from "./analysis/totals";
-import { assignColors, type Color, VERDICT_COLORS } from "./color";
+import { assignColors, type Color, colorKey, VERDICT_COLORS } from "./color";
 import { layoutRows, metricsFor } from "./layout/rows";
 import { clamp, overlapOf, reveal, withMargin } from "./layout/viewport";
 import { VERDICTS } from "./trace/comparison";
 import { buildDepthLevels } from "./trace/depth-levels";
-import { shownStep, stepBeside, stepsOf } from "./trace/steps";
+import { type Step, shownStep, stepBeside, stepsOf } from "./trace/steps";
 import { extent, spansByLink, type TimeRange, type Trace } from "./trace/trace";
 
 export type Tab = "changes" | "selection" | "modules" | "steps" | "flame" | "recording";
@@ -27,7 +27,9 @@ export interface Coloring {
 export function createStore(trace: Trace) {
   const bounds = extent(trace);
   const levels = buildDepthLevels(trace.spans, trace.tracks.length);
-  const steps = stepsOf(trace);
+  const marked = stepsOf(trace);
+  // Where nobody marks steps, calls or ranges can be steps.
+  const steps: readonly Step[] = marked.length ? marked : (trace.stepParts?.steps ?? []);
 
   /** The viewport that shows all. */
   const home = withMargin(bounds, bounds);
@@ -92,7 +94,7 @@ export function createStore(trace: Trace) {
     const { ofName } = groups.value;
     return Uint8Array.from(trace.spans.name, (name, i) => (ofName[name] === group ? (flags?.[i] ?? 1) : 0));
   });
-  const classColors = assignColors(trace.names.map((name) => name.moduleClass || name.label));
+  const classColors = assignColors(trace.names.map(colorKey));
   const coloring = computed((): Coloring => {
     if (comparison && colorBy.value === "change") {
       const ofChange = comparison.changes.map(({ verdict }) => VERDICTS.indexOf(verdict));
@@ -102,7 +104,7 @@ export function createStore(trace: Trace) {
       return { colors, ofSpan: (span) => ofChange[comparison.ofSpan[span]] ?? unknown };
     }
     const position = new Map([...classColors.keys()].map((moduleClass, i) => [moduleClass, i]));
-    const ofName = Int32Array.from(trace.names, (name) => position.get(name.moduleClass || name.label)!);
+    const ofName = Int32Array.from(trace.names, (name) => position.get(colorKey(name))!);
     return { colors: [...classColors.values()], ofSpan: (span) => ofName[trace.spans.name[span]] };
   });
   const matches = computed(() => flaggedSpans(highlighted.value));

@@ -195,5 +195,6 @@ export function compareSteps(trace: Trace, steps: readonly [Step, Step]): Trace 
       origins.flatMap(({ span }, i) => (trace.spanArgs[span] ? [[i, trace.spanArgs[span]]] : [])),
     ),
     comparison,
+    stepParts: null,
   };
 }

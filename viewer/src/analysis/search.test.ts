@@ -85,12 +85,12 @@ test("parseQuery of a name in angle brackets is one of a name", () => {
 
 test("countBars and describeBars tell spans from backward passes and communication", () => {
   const bars = makeTrace(
-    [0, 1, 2, 2, 3, 3, 4].map((track, i) => ({ time: [i, i + 1], name: "a", track })),
-    ["forward", "backward", "backward pass", "communication", "gpu"],
+    [0, 1, 2, 2, 3, 3, 4, 5].map((track, i) => ({ time: [i, i + 1], name: "a", track })),
+    ["forward", "backward", "backward pass", "communication", "gpu", "ranges"],
   );
   const all = countBars(bars, () => true);
-  expect(all).toEqual({ all: 7, spans: 3, passes: 2, communication: 2, ranges: 0 });
-  expect(describeBars(all)).toBe("3 spans, 2 backward passes, 2 communication calls");
+  expect(all).toEqual({ all: 8, spans: 3, passes: 2, communication: 2, ranges: 1 });
+  expect(describeBars(all)).toBe("3 spans, 2 backward passes, 2 communication calls, 1 range");
   expect(describeBars(countBars(bars, (bar) => bar === 2))).toBe("1 backward pass");
   expect(describeBars(countBars(bars, () => false))).toBe("0 spans");
 });

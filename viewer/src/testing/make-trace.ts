@@ -52,6 +52,7 @@ export function makeTrace(
     metadata: {},
     spanArgs: {},
     comparison: null,
+    stepParts: null,
     ...rest,
   };
 }

@@ -207,3 +207,44 @@ test("decode of a comparison with a change that is not there or an unknown verdi
   expect(() => decode(compared(32))).toThrow("a span has a change that is not there");
   expect(() => decode(compared(48, "worse"))).toThrow("unknown verdict");
 });
+
+/** A block with one step of 30 ns, all of which are of one part. */
+const withSteps = (change: (steps: Record<string, unknown>) => void = () => {}) =>
+  block((header) => {
+    const ref = (type: string, offset: number) => ({ type, offset, length: 1 });
+    const steps = {
+      parts: [["forward", 0.75]],
+      names: ["step\u00073"],
+      causes: ["slow: 30\u0007 ns"],
+      start: ref("f64", 0),
+      duration: ref("f64", 8),
+      whole: ref("u8", 40),
+      ns: ref("f64", 8),
+    };
+    change(steps);
+    Object.assign(header, { step_parts: steps });
+  });
+
+test("decode of steps returns what each was spent on", () => {
+  expect(decode(block()).stepParts).toBeNull();
+  const parts = decode(withSteps()).stepParts!;
+  expect(parts.parts).toEqual([{ name: "forward", share: 0.75 }]);
+  expect(parts.steps).toEqual([{ name: "step␇3", start: 10, end: 40, isWhole: true }]);
+  expect(parts.causes).toEqual(["slow: 30␇ ns"]);
+  expect([...parts.ns]).toEqual([30]);
+});
+
+test("decode of steps that lack values is refused", () => {
+  const broken = [
+    (steps: Record<string, unknown>) => Object.assign(steps, { causes: [] }),
+    (steps: Record<string, unknown>) => Object.assign(steps, { names: ["step 3", "step 4"] }),
+    (steps: Record<string, unknown>) =>
+      Object.assign(steps, {
+        parts: [
+          ["a", 0.5],
+          ["b", 0.5],
+        ],
+      }),
+  ];
+  for (const change of broken) expect(() => decode(withSteps(change))).toThrow("its steps lack values");
+});

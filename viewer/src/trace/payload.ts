@@ -1,6 +1,7 @@
 /** From the page's data block to a trace: base64 of gzip of (u32 H, H bytes of JSON, arrays). */
 import { visibleText } from "../format";
 import { type Comparison, VERDICTS, type Verdict } from "./comparison";
+import type { StepParts } from "./step-parts";
 import { type CounterSeries, type IntegerArray, PHASES, type Spans, type Trace } from "./trace";
 
 const FORMAT_VERSION = 1;
@@ -27,6 +28,19 @@ interface Header {
   readonly counters: { name: string; unit: string; process: number; time: ArrayRef; value: ArrayRef }[];
   readonly arrays: Record<string, ArrayRef>;
   readonly comparison?: HeaderComparison;
+  readonly step_parts?: HeaderStepParts;
+}
+
+interface HeaderStepParts {
+  /** Each part and its fraction of the time of all steps. */
+  readonly parts: [string, number][];
+  readonly names: string[];
+  readonly causes: (string | null)[];
+  readonly start: ArrayRef;
+  readonly duration: ArrayRef;
+  readonly whole: ArrayRef;
+  /** Nanoseconds, part by part of one step after the other. */
+  readonly ns: ArrayRef;
 }
 
 interface HeaderComparison {
@@ -109,6 +123,29 @@ export function decode(block: ArrayBuffer): Trace {
       Object.entries(header.span_args).map(([span, record]) => [span, visibleRecord(record)]),
     ),
     comparison: header.comparison ? readComparison(header.comparison, array(header.comparison.of_span), spans) : null,
+    stepParts: header.step_parts ? readStepParts(header.step_parts, doubles) : null,
+  };
+}
+
+function readStepParts(header: HeaderStepParts, doubles: (ref: ArrayRef) => Float64Array): StepParts {
+  const [start, duration, whole, ns] = [header.start, header.duration, header.whole, header.ns].map(doubles);
+  const count = header.names.length;
+  const isComplete =
+    [start, duration, whole, header.causes].every((column) => column.length === count) &&
+    ns.length === count * header.parts.length;
+  if (!isComplete || ![...start, ...duration, ...ns].every(Number.isFinite)) {
+    throw new PayloadError("The timeline in this page is broken: its steps lack values.");
+  }
+  return {
+    parts: header.parts.map(([name, share]) => ({ name: visibleText(name), share })),
+    steps: header.names.map((name, i) => ({
+      name: visibleText(name),
+      start: start[i],
+      end: start[i] + duration[i],
+      isWhole: whole[i] === 1,
+    })),
+    causes: header.causes.map((cause) => (cause === null ? null : visibleText(cause))),
+    ns,
   };
 }
 

@@ -1,5 +1,6 @@
 /** A timeline in memory: columns of spans as typed arrays, and the tables that they index. */
 import type { Comparison } from "./comparison";
+import type { StepParts } from "./step-parts";
 
 export const FORWARD = 0;
 export const BACKWARD = 1;
@@ -102,6 +103,8 @@ export interface Trace {
   readonly spanArgs: Readonly<Record<string, Readonly<Record<string, string>>>>;
   /** Where it holds two sides side by side: how they differ. */
   readonly comparison: Comparison | null;
+  /** What each step was spent on; null where no step is known. */
+  readonly stepParts: StepParts | null;
 }
 
 /** Nanoseconds after the base. */

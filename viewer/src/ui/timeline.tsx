@@ -5,6 +5,7 @@ import { describeSpan } from "../analysis/describe";
 import { plural } from "../format";
 import { rowsHeight } from "../layout/rows";
 import type { Store } from "../store";
+import { StepBars } from "./step-bars";
 import { TimelineController } from "./timeline-controller";
 import { type Hover, Tooltip } from "./tooltip";
 import { TrackLabels } from "./track-labels";
@@ -84,6 +85,7 @@ export function Timeline({ store, pointer, onPainted }: TimelineProps) {
   return (
     <section class="timeline" aria-label="Timeline">
       <div class="ruler">
+        <StepBars store={store} />
         <div class="corner">
           <FoldAll store={store} />
         </div>

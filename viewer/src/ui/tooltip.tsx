@@ -7,6 +7,8 @@ export interface Hover {
   readonly span: number;
   readonly title: string;
   readonly detail: string;
+  /** Coloured lines below. */
+  readonly rows?: readonly { readonly color: string; readonly name: string; readonly value: string }[];
   readonly x: number;
   readonly y: number;
 }
@@ -15,14 +17,14 @@ export interface Hover {
 const GAP_X = 12;
 const GAP_Y = 16;
 /** Beyond this part of the window it stands on the other side of the pointer. */
-const FAR = 0.6;
+const FAR = 0.5;
 /** Characters of its texts. */
 const TITLE_LIMIT = 120;
 const DETAIL_LIMIT = 240;
 
 export function Tooltip({ hover }: { hover: { readonly value: Hover | null } }) {
   if (!hover.value) return null;
-  const { title, detail, x, y } = hover.value;
+  const { title, detail, rows = [], x, y } = hover.value;
   const horizontal = x > innerWidth * FAR ? { right: `${innerWidth - x + GAP_X}px` } : { left: `${x + GAP_X}px` };
   const vertical =
     y > innerHeight * FAR
@@ -32,6 +34,13 @@ export function Tooltip({ hover }: { hover: { readonly value: Hover | null } }) 
     <div class="tooltip" aria-hidden="true" style={{ ...horizontal, ...vertical }}>
       <strong>{shortenFromLeft(title, TITLE_LIMIT)}</strong>
       {detail && <span>{shortenFromLeft(detail, DETAIL_LIMIT)}</span>}
+      {rows.map((row) => (
+        <div key={row.name} class="tooltip-row">
+          <i class="color-swatch" style={{ background: row.color }} />
+          {shortenFromLeft(row.name, TITLE_LIMIT)}
+          <b>{row.value}</b>
+        </div>
+      ))}
     </div>
   );
 }

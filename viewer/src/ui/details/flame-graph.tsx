@@ -2,6 +2,7 @@
 import { useRef } from "preact/hooks";
 
 import type { CallTreeNode } from "../../analysis/merged-tree";
+import { colorKey } from "../../color";
 import { formatDuration } from "../../format";
 import type { FlameCell } from "../../layout/flame-layout";
 import type { Store } from "../../store";
@@ -62,7 +63,7 @@ export function FlameGraph(props: FlameGraphProps) {
       onKeyDown={onKeyDown}
     >
       {cells.map(({ node, left, width, row }, i) => {
-        const color = node.depth >= firstColored ? store.classColors.get(node.moduleClass || node.label) : undefined;
+        const color = node.depth >= firstColored ? store.classColors.get(colorKey(node)) : undefined;
         return (
           <button
             key={i}

@@ -5,6 +5,7 @@ import { Fragment } from "preact";
 import { type DeviceTime, deviceTimes } from "../../analysis/device-times";
 import { flaggedSpans } from "../../analysis/search";
 import { computeTotals, type SortKey, sortTotals, type Total } from "../../analysis/totals";
+import { colorKey } from "../../color";
 import { formatCount, formatDuration } from "../../format";
 import type { Store } from "../../store";
 import { hasDeviceTimes } from "../../trace/trace";
@@ -156,10 +157,7 @@ export function ModulesPanel({ store }: { store: Store }) {
             <Fragment key={row.group}>
               <tr class={row.group === picked ? "picked" : ""}>
                 <th scope="row">
-                  <span
-                    class="color-swatch"
-                    style={{ background: store.classColors.get(row.moduleClass || row.label)?.fill }}
-                  />
+                  <span class="color-swatch" style={{ background: store.classColors.get(colorKey(row))?.fill }} />
                   <button
                     type="button"
                     class="link"

@@ -2,6 +2,7 @@
 import type { ComponentChildren } from "preact";
 
 import { describePhase } from "../../analysis/describe";
+import { colorKey } from "../../color";
 import { formatCount, formatDuration, formatMoment } from "../../format";
 import type { Store } from "../../store";
 import { sameCall } from "../../trace/neighbours";
@@ -92,7 +93,10 @@ export function SelectionPanel({ store }: { store: Store }) {
     <>
       <div class="selection-head">
         <h2 class="selection-title">
-          <span class="color-swatch" style={{ background: store.classColors.get(moduleClass || label)?.fill }} />
+          <span
+            class="color-swatch"
+            style={{ background: store.classColors.get(colorKey({ label, moduleClass }))?.fill }}
+          />
           {label}
           {!spans.complete[span] && <span class="badge">incomplete</span>}
         </h2>
