@@ -29,7 +29,7 @@ from modtrace.demo import GPT
 from modtrace.demo.gpt import batches, make_optimizer
 from modtrace.ring.file import SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
-from modtrace.where import find_hangs, read_rank_state
+from modtrace.whereabouts import find_hangs, read_rank_state
 
 RANKS, STUCK = 4, "GPT.blocks.3.mlp"
 RUN_WHERE = """

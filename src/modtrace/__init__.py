@@ -52,6 +52,8 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .timeline import Timeline as Timeline
     from .trackers.trackers import ModTracker as ModTracker
     from .trackers.trackers import ModuleTracker as ModuleTracker
+    from .whereabouts import WhereResult as WhereResult
+    from .whereabouts import where as where
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _NAMES = {
@@ -74,6 +76,7 @@ _NAMES = {
         "Timeline",
     ),
     ".trackers.trackers": ("ModTracker", "ModuleTracker"),
+    ".whereabouts": ("WhereResult", "where"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

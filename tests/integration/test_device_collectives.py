@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from modtrace.track.engine import EngineName
-from modtrace.where import read_rank_state
+from modtrace.whereabouts import read_rank_state
 from tests.support import fake_device
 from tests.support.fake_streams import compile_fake_streams, compile_for_torch
 from tests.support.python_process import run_python, start_python

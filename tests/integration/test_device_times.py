@@ -13,7 +13,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import modtrace
-from modtrace.where import StreamState, read_rank_state
+from modtrace.whereabouts import StreamState, read_rank_state
 from tests.support import fake_device
 from tests.support.device_times_job import MS
 from tests.support.fake_streams import compile_fake_streams

@@ -64,7 +64,7 @@ COMMANDS = [
     "ranks slow dataset",
     "ranks query dataset 'select fqn, count(*) as n from spans group by fqn order by fqn'",
     "where run.modtrace",
-    "where run.modtrace --json",
+    "where run.modtrace --format json",
     "top run.modtrace",
 ]
 HELP = [f"{name} -h" for name in ["ranks slow", *group.list_commands(click.Context(group))]]

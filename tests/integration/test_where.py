@@ -20,7 +20,7 @@ import modtrace
 from modtrace.demo import GPT
 from modtrace.timeline import RingAnalysis
 from modtrace.track.engine import EngineName
-from modtrace.where import read_rank_state
+from modtrace.whereabouts import read_rank_state
 from tests.support.python_process import python_environment, run_python, start_python
 
 HANGS = """
@@ -170,7 +170,9 @@ def test_command_groups_hung_ranks_by_open_modules(ranks: list[subprocess.Popen[
     done = run_python("-m", "modtrace", "where", f"{tmp_path}/run-*.modtrace")
     ranks[2].kill()
     ranks[2].wait()
-    told = run_python("-m", "modtrace", "where", "--json", f"{tmp_path}/run-2.modtrace", f"{tmp_path}/run-3.modtrace")
+    told = run_python(
+        "-m", "modtrace", "where", "--format", "json", f"{tmp_path}/run-2.modtrace", f"{tmp_path}/run-3.modtrace"
+    )
 
     lines = done.stdout.splitlines()
     assert lines[0] == "rank 2 is in Net.mlp, the other 3 in Net.attn"
@@ -180,7 +182,7 @@ def test_command_groups_hung_ranks_by_open_modules(ranks: list[subprocess.Popen[
     lasted = r"[\d.]+ m?s( to [\d.]+ m?s)?"
     shown = rf"ranks 0-1 +{pids} +running +1 +MainThread +forward Net › attn \(Layer\) +{lasted} +{lasted}"
     assert len([line for line in lines if re.fullmatch(shown, line)]) == 1
-    states = json.loads(told.stdout)
+    states = json.loads(told.stdout)["ranks"]
     assert [(state["rank"], state["state"], state["step"]) for state in states] == [(2, "dead", 1), (3, "running", 1)]
     assert [call["phase"] for call in states[1]["threads"][0]["stack"]] == ["backward", "backward"]
     assert states[1]["threads"][0]["stack"][0]["seconds"] > 0

@@ -15,7 +15,7 @@ from modtrace.ring.slot_format import (
     THREAD_SHIFT,
 )
 from modtrace.timeline import OpenCall, ThreadStack
-from modtrace.where import RankState
+from modtrace.whereabouts import RankState
 
 __all__ = ["SECOND", "Writer", "state"]
 

@@ -38,7 +38,11 @@ def test_every_module_of_the_package_is_a_command() -> None:
     result = CliRunner().invoke(group, ["--help"])
 
     assert result.exit_code == 0
-    assert [line.split()[0] for line in result.output.split("Commands:\n")[1].splitlines()] == COMMANDS
+    listed = result.output.split("Record:\n")[1].splitlines()
+    assert sorted(line.split()[0] for line in listed if line.startswith("  ")) == COMMANDS
+    assert [line for line in listed if line and line[0] != " "] == ["Look:", "Compare:", "Jobs:", "Maintenance:"]
+    folder = Path(modtrace.cli.__file__).parent / "commands"
+    assert sorted(path.stem for path in folder.glob("[!_]*.py")) == COMMANDS
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -129,6 +133,13 @@ def test_doctor_says_in_one_screen_why_the_portable_engine_records(
     assert lines["modtrace"] == f"{modtrace.__version__} in {Path(modtrace.__file__).parent}"
     assert lines["cache"] == "~/cache, can be written, 0 engines"
     assert str(tmp_path) not in result.output
+    assert (
+        json.loads(CliRunner().invoke(group, ["doctor", "--format", "json"]).output).items()
+        >= {
+            "torch": lines["torch"],
+            "compiler": lines["compiler"],
+        }.items()
+    )
 
 
 @pytest.mark.parametrize("raised", ["ImportError", "OSError", "RuntimeError"])
@@ -225,6 +236,26 @@ def test_check_names_the_file_of_each_fault_where_there_are_several() -> None:
         f"{faulty}: id-out-of-range: event 2: tid 1.5 is not within 0 to 4294967295",
         "       2 id-out-of-range",
         f"{good}: no faults",
+    ]
+
+
+def test_check_prints_json() -> None:
+    faulty, good = str(DATA / "tid-out-of-range.json"), str(DATA / "good.json")
+
+    result = CliRunner().invoke(group, ["check", "--format", "json", faulty, good])
+
+    rule, first = "id-out-of-range", "tid 4294967296 is not within 0 to 4294967295"
+    second = "tid 1.5 is not within 0 to 4294967295"
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == [
+        {
+            "path": faulty,
+            "faults": [
+                {"rule": rule, "message": first, "event": 0, "of_profiler": False},
+                {"rule": rule, "message": second, "event": 2, "of_profiler": False},
+            ],
+        },
+        {"path": good, "faults": []},
     ]
 
 

@@ -95,7 +95,7 @@ def test_a_terminal_gets_names_shortened_from_the_left(width: int) -> None:
     ("typed", "said"),
     [
         ("sumary", "modtrace: There is no command 'sumary'. Did you mean summary?"),
-        ("xyz", "modtrace: There is no command 'xyz'. There are build, check, "),
+        ("xyz", "modtrace: There is no command 'xyz'. There are run, demo, view, summary, "),
     ],
 )
 def test_a_mistyped_command_is_answered_with_a_similar_one(typed: str, said: str) -> None:
@@ -151,7 +151,7 @@ def test_a_command_needs_no_stream_to_say_how_far_it_is(arguments: str, closed: 
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_no_line_of_the_commands_is_clipped(width: int) -> None:
-    assert "..." not in invoke("--help", width=width).output.split("Commands:")[1]
+    assert "..." not in invoke("--help", width=width).output.split("Record:")[1]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ from modtrace.top import RankRates, read_rank_rates
 from modtrace.top.live import TerminalKeys, _Latest, _read_on, show_live
 from modtrace.top.rates import ModuleRate, merge_ranks, sort_modules, steps_per_second
 from modtrace.top.screen import JobView, ScreenState, render
-from modtrace.where import RankState
+from modtrace.whereabouts import RankState
 from tests.support.where_rings import Writer
 from tests.unit.test_hangs import NOW, called, calls, state
 
@@ -321,6 +322,12 @@ def test_into_a_pipe_the_state_of_now_is_printed_once(tmp_path: Path) -> None:
     assert shown[0].startswith("rank 0 dead · step 3 · ")
     assert shown[1] == "rank 0 died"
     assert shown[4].split()[:3] == ["Net", "57.1", "57.1"]
+
+    (rank,) = json.loads(CliRunner().invoke(commands, ["top", "--format", "json", str(tmp_path)]).output)
+    assert (rank["rank"], rank["window_ns"]) == (0, int(3.5 * SECOND))
+    assert rank["modules"] == [
+        {"fqn": "Net", "module_class": "M", "total_ns": 2 * SECOND, "self_ns": 2 * SECOND},
+    ]
 
 
 def test_where_nothing_can_be_read_the_exit_status_says_so(tmp_path: Path) -> None:

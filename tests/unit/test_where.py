@@ -25,10 +25,10 @@ from modtrace.ring.slot_format import (
     NO_NAME,
     SLOT_BYTES,
 )
-from modtrace.where import RankState, group_ranks, headline, read_rank_state
-from modtrace.where.places import format_stack
-from modtrace.where.rank_state import is_alive
-from modtrace.where.render import render
+from modtrace.whereabouts import RankState, group_ranks, headline, read_rank_state
+from modtrace.whereabouts.places import format_stack
+from modtrace.whereabouts.rank_state import is_alive
+from modtrace.whereabouts.render import render
 from tests.support.python_process import start_python
 from tests.support.where_rings import SECOND, Writer, state
 

@@ -17,8 +17,8 @@ from modtrace.ring import Kind
 from modtrace.ring.slot_format import (
     NO_NAME,
 )
-from modtrace.where import read_rank_state
-from modtrace.where import where as look
+from modtrace.whereabouts import read_rank_state
+from modtrace.whereabouts import where as look
 from tests.support.python_process import start_python
 from tests.support.where_rings import SECOND, Writer
 
@@ -87,10 +87,10 @@ def test_command_takes_the_rings_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("[]")
     (tmp_path / "empty").mkdir()
 
-    done = where("--json", tmp_path, tmp_path / "run-1.modtrace")
+    done = where("--format", "json", tmp_path, tmp_path / "run-1.modtrace")
     without = where(tmp_path / "empty", tmp_path / "*.ring")
 
-    assert [state["rank"] for state in json.loads(done.stdout)] == [0, 1]
+    assert [state["rank"] for state in json.loads(done.stdout)["ranks"]] == [0, 1]
     assert without.exit_code == 1
     assert without.stdout.splitlines() == [
         f"{tmp_path}/empty: no recording in this folder; they end in .modtrace",
@@ -124,9 +124,9 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
     writer.enter(1, "Net")
     writer.call(3, Kind.FORWARD_ENTER, "Net.a", 3)
 
-    done = where("--json", tmp_path / "run.modtrace")
+    done = where("--format", "json", tmp_path / "run.modtrace")
 
-    (found,) = json.loads(done.stdout)
+    (found,) = json.loads(done.stdout)["ranks"]
     wall = found.pop("last_event_ns")
     assert abs(wall - time.time_ns() - 3 * SECOND) < 60 * SECOND
     assert found == {
@@ -178,13 +178,24 @@ def test_command_for_a_recording_without_events_shows_no_module(tmp_path: Path) 
     assert "no module" in done.stdout
 
 
+def test_a_trace_in_place_of_a_ring_is_named_so(tmp_path: Path) -> None:
+    trace = tmp_path / "step.pftrace"
+    trace.write_bytes(b"\n\0")
+
+    done = where(trace)
+
+    assert done.exit_code == 1
+    said = f"{trace}: this is a trace, and not the ring file of a process; see it with modtrace summary"
+    assert said in " ".join(done.stdout.split())
+
+
 def test_command_with_wrong_usage_exits_with_2() -> None:
     assert where().exit_code == 2
-    assert where("--watch", "--json", "run.modtrace").exit_code == 2
-    with_dumps = where("--json", "--flight-recorder", "dumps", "run.modtrace")
-    assert (with_dumps.exit_code, with_dumps.stderr.splitlines()[-1]) == (
+    assert where("--watch", "--format", "json", "run.modtrace").exit_code == 2
+    with_stacks = where("--format", "json", "--stacks", "run.modtrace")
+    assert (with_stacks.exit_code, with_stacks.stderr.splitlines()[-1]) == (
         2,
-        "modtrace: --json is of rings; leave out --flight-recorder.",
+        "modtrace: --format json has no Python stacks; leave out --stacks.",
     )
 
 
@@ -204,7 +215,7 @@ def test_where_in_python_says_what_the_command_prints_as_json(tmp_path: Path) ->
     done = where("--format", "json", tmp_path)
     printed = json.loads(done.stdout)
     assert (done.exit_code, list(printed)) == (0, ["sentence", "hangs", "ranks", "errors"])
-    assert printed["ranks"] == json.loads(where("--json", tmp_path).stdout)
+    assert printed["ranks"] == [state.to_json() for state in result.ranks]
     assert (printed["sentence"], printed["hangs"], printed["errors"]) == (result.sentence, [], [])
     assert where("--format", "json", "--watch", tmp_path).exit_code == 2
 

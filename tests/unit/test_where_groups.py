@@ -10,9 +10,9 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
-from modtrace.where import group_ranks, headline
-from modtrace.where.places import format_durations, format_ranges, format_stack
-from modtrace.where.render import render
+from modtrace.whereabouts import group_ranks, headline
+from modtrace.whereabouts.places import format_durations, format_ranges, format_stack
+from modtrace.whereabouts.render import render
 from tests.support.where_rings import SECOND, state
 
 

@@ -84,7 +84,8 @@ def work_folder() -> Iterator[Path]:
 
 
 RING_SUFFIXES = (".modtrace",)
-RECORDING_SUFFIXES = (".pftrace", ".pftrace.gz", ".json", ".json.gz", ".zip", *RING_SUFFIXES)
+_TRACE_SUFFIXES = (".pftrace", ".pftrace.gz", ".json", ".json.gz", ".zip")
+RECORDING_SUFFIXES = (*_TRACE_SUFFIXES, *RING_SUFFIXES)
 
 FileKind = tuple[str, ...] | Callable[[str], bool]
 """Which files of a folder are meant: the ends of their names, or a function that decides by the path."""
@@ -104,17 +105,18 @@ def find_recordings(paths: Iterable[str], kind: FileKind = RECORDING_SUFFIXES) -
 
 
 def find_each(paths: Iterable[str], kind: FileKind) -> tuple[list[str], list[str]]:
-    """Return the files of a kind that arguments mean, and what is wrong with arguments that mean none."""
-    results = [_files_or_error(path, kind) for path in paths]
-    files = dict.fromkeys(file for result in results if not isinstance(result, str) for file in result)
-    return list(files), [result for result in results if isinstance(result, str)]
-
-
-def _files_or_error(path: str, kind: FileKind) -> list[str] | str:
-    try:
-        return _files_of(path, kind)
-    except ModtraceError as error:
-        return str(error)
+    """Return the files of a kind that arguments mean, and an error for each argument without files."""
+    files: dict[str, None] = {}
+    errors = []
+    for path in paths:
+        if kind == RING_SUFFIXES and path.lower().endswith(_TRACE_SUFFIXES) and os.path.isfile(path):
+            errors.append(f"{path}: this is a trace, and not the ring file of a process; see it with modtrace summary")
+            continue
+        try:
+            files |= dict.fromkeys(_files_of(path, kind))
+        except ModtraceError as error:
+            errors.append(str(error))
+    return list(files), errors
 
 
 def _files_of(path: str, kind: FileKind) -> list[str]:

@@ -17,12 +17,12 @@ __all__ = [
     "ONWARD",
     "START",
     "STEP",
+    "ArrangedSlices",
     "Fault",
     "FlowEnd",
     "FlowEnds",
     "FlowKey",
-    "NameTable",
-    "SliceColumns",
+    "StringIds",
     "TrackEvents",
     "TrackKey",
     "TrackLayout",
@@ -190,7 +190,7 @@ NEVER_NS = 2**63 - 1
 """The end of a slice whose end never came."""
 
 
-class NameTable(dict[str, int]):
+class StringIds(dict[str, int]):
     """Numbers names from 0 as they are asked for; 0 is "", no name."""
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class TrackEvents:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceColumns:
+class ArrangedSlices:
     """The slices of one track, by start; of several with the same start the longest first.
 
     Attributes:
@@ -281,11 +281,11 @@ class TrackLayout:
         unbegun: ends without a begin.
     """
 
-    names: NameTable = field(default_factory=NameTable)
+    names: StringIds = field(default_factory=StringIds)
     tracks: dict[TrackKey, TrackEvents] = field(default_factory=dict)
     flows: FlowEnds = field(default_factory=FlowEnds)
     events: int = 0
-    slices: dict[TrackKey, SliceColumns] = field(default_factory=dict)
+    slices: dict[TrackKey, ArrangedSlices] = field(default_factory=dict)
     unended: list[UnpairedEvent] = field(default_factory=list)
     unbegun: list[UnpairedEvent] = field(default_factory=list)
 
@@ -367,15 +367,15 @@ def _time_order(times: array[int]) -> Int64Array:
     return np.argsort(column, kind="stable")
 
 
-def _sort(events: TrackEvents, is_paired: bool) -> SliceColumns:
+def _sort(events: TrackEvents, is_paired: bool) -> ArrangedSlices:
     if not events.start:
         empty = np.empty(0, np.int64)
-        return SliceColumns(empty, empty, empty, empty.astype(np.int32), True, 0)
+        return ArrangedSlices(empty, empty, empty, empty.astype(np.int32), True, 0)
     start, end, position = (np.frombuffer(part, np.int64) for part in (events.start, events.end, events.position))
     order = np.lexsort((position, -end, start))
     start, end = start[order], end[order]
     name = np.frombuffer(events.name, np.int32)[order]
-    return SliceColumns(start, end, position[order], name, is_paired, _max_depth(start, end))
+    return ArrangedSlices(start, end, position[order], name, is_paired, _max_depth(start, end))
 
 
 def _max_depth(start: Int64Array, end: Int64Array) -> int | None:

@@ -1,11 +1,10 @@
-"""The group of subcommands: found by file name, imported when used."""
+"""The group of subcommands, each imported when it is used: `modtrace NAME` is `NAME_command` of `commands/NAME.py`."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import sys
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn
 
@@ -13,11 +12,39 @@ import click
 
 from .._errors import ModtraceError
 from .._version import __version__
-from . import commands
 from .options import did_you_mean
 from .output import echo
 
 __all__ = ["ScriptError", "group"]
+
+
+_SECTIONS: dict[str, dict[str, str]] = {
+    "Record": {
+        "run": "Record an unchanged script.",
+        "demo": "Record the training of a small GPT.",
+    },
+    "Look": {
+        "view": "Open a trace in the browser.",
+        "summary": "Print the time that modules and steps took.",
+        "convert": "Write a trace in another format.",
+        "check": "Find faults that viewers hide.",
+        "report": "Pack a trace for a bug report.",
+    },
+    "Compare": {
+        "diff": "Say which modules became slower or faster.",
+        "merge": "Add module tracks to a torch.profiler trace.",
+    },
+    "Jobs": {
+        "where": "Say which modules each process is in.",
+        "top": "Show what a running job does now.",
+        "ranks": "Put all ranks of a job on one timeline.",
+    },
+    "Maintenance": {
+        "doctor": "Say what is installed and which engine records.",
+        "build": "Compile the native engine.",
+    },
+}
+"""The commands by what they are for, as `modtrace --help` lists them without importing them."""
 
 
 class ScriptError(BaseException):
@@ -56,24 +83,31 @@ class CliUsageError(click.UsageError):
 
 
 class LazyGroup(click.Group):
-    """One subcommand per module of `commands`, imported when it is used."""
+    """The subcommands of `_SECTIONS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        """Return the names of the subcommands: those of the modules."""
-        return sorted(path.stem for path in Path(commands.__path__[0]).glob("[!_]*.py"))
+        """Return the names of the subcommands."""
+        return [name for section in _SECTIONS.values() for name in section]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of subcommands, section by section."""
+        width = max(len(name) for name in self.list_commands(ctx))
+        for title, section in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in section.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a subcommand; None where there is none of that name."""
+        """Import a subcommand; None if there is none of that name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"{commands.__name__}.{cmd_name}")
+        module = importlib.import_module(f".commands.{cmd_name}", __package__)
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand; where there is none of that name, say which are similar."""
+        """Find the subcommand; if there is none of that name, say which are similar."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not ctx.resilient_parsing:
             hint = did_you_mean(name, known) or f" There are {', '.join(known)}."
@@ -100,7 +134,7 @@ class LazyGroup(click.Group):
 
 
 def _print_all_characters() -> None:
-    """Print `?` for what the output cannot encode, as Windows' pipes cannot encode what trees are drawn with."""
+    """Print `?` for characters that the output cannot encode, such as the lines of trees in a pipe of Windows."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
@@ -112,7 +146,7 @@ def _raise_in_our_style(error: click.UsageError) -> NoReturn:
 
 
 def _message_of(error: click.UsageError) -> str:
-    """Return what is wrong; of an unknown name with those that are like it, whatever click finds like it."""
+    """Return what is wrong, and for an unknown name those that are like it."""
     if error.ctx is None:
         return error.format_message()
     if isinstance(error, click.NoSuchOption):
@@ -128,7 +162,7 @@ def _message_of(error: click.UsageError) -> str:
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from .versions import engine_line, installed_torch
+    from .commands.doctor import engine_line, installed_torch
 
     echo(f"modtrace, version {__version__}")
     echo(f"torch {installed_torch() or 'is not installed: nothing can be recorded'}")

@@ -12,21 +12,24 @@ import click
 __all__ = [
     "LazyChoice",
     "TableFormat",
+    "TextFormat",
     "did_you_mean",
     "format_option",
     "interval",
     "max_depth_option",
     "only_option",
     "steps_option",
+    "text_or_json_option",
 ]
 
 TableFormat = Literal["table", "markdown", "csv", "json"]
+TextFormat = Literal["text", "json"]
 
 Number = TypeVar("Number", int, float)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence, after a space, with the names that are like one; empty where none is."""
+    """Return a sentence, after a space, with the names that are like one; empty if none is."""
     bare = {candidate.lstrip("-"): candidate for candidate in known}
     similar = difflib.get_close_matches(name.lstrip("-"), bare)
     return f" Did you mean {' or '.join(bare[match] for match in similar)}?" if similar else ""
@@ -54,7 +57,7 @@ def interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Num
 
 
 class LazyChoice(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3 only
-    """A choice whose values are looked up when they are needed: they lie in a module that is slow to import.
+    """A choice whose values are looked up when they are needed, as their module is slow to import.
 
     Args:
         values: returns them.
@@ -66,7 +69,7 @@ class LazyChoice(click.ParamType):  # type: ignore[type-arg]  # generic since cl
         self._values = values
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the value, where it is one of them."""
+        """Return the value if it is one of them."""
         known = self._values()
         try:
             return click.Choice(known).convert(value, param, ctx)
@@ -88,6 +91,14 @@ format_option = click.option(
     show_default=True,
     help="Times are ms in table and markdown, ns in csv and json.",
 )
+text_or_json_option = click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Text or JSON.",
+)
 only_option = click.option(
     "--only",
     metavar="PATTERN",
@@ -97,7 +108,7 @@ max_depth_option = click.option(
     "--max-depth",
     type=click.IntRange(1),
     metavar="N",
-    help="Take N levels of modules; the time of what lies below counts to the last.",
+    help="Take N levels of modules; the time of those below counts to the last.",
 )
 steps_option = click.option(
     "--steps", metavar="A:B", type=interval(int), help="Take steps A to B, without B; 0 is the first, -1 the last."

@@ -1,4 +1,4 @@
-"""What the options of several commands leave of a timeline, and what they say where that is nothing."""
+"""What the options of several commands leave of a timeline, and what they say if that is nothing."""
 
 from __future__ import annotations
 

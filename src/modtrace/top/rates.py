@@ -15,7 +15,7 @@ from ..timeline.decode import RingAnalysis
 from ..timeline.ranges import union_of
 from ..timeline.summary import ModuleTimes
 from ..timeline.summary.module_rows import fold_below
-from ..where import RankState, rank_state_of
+from ..whereabouts import RankState, rank_state_of
 
 __all__ = ["SORT_KEYS", "ModuleRate", "RankRates", "merge_ranks", "read_rank_rates", "sort_modules", "steps_per_second"]
 

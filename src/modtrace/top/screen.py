@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from .._terminal import counted, printable
-from ..where import RankGroup, find_hangs
-from ..where.places import format_durations, format_stack
-from ..where.render import EndOfText
+from ..whereabouts import RankGroup, find_hangs
+from ..whereabouts.places import format_durations, format_stack
+from ..whereabouts.render import EndOfText
 from .rates import SORT_KEYS, ModuleRate, RankRates, merge_ranks, sort_modules
 
 __all__ = ["KEYS_HELP", "JobView", "ScreenState", "render"]

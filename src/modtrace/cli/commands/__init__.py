@@ -1,1 +1,1 @@
-"""The subcommands: each module here is the one of its name, and `convert.py` has `convert_command`."""
+"""The subcommands: `convert.py` has `convert_command`, and so on."""

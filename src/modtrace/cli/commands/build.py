@@ -10,7 +10,7 @@ from ..output import echo, show_status
 __all__ = ["build_command"]
 
 
-@click.command("build", short_help="Compile the native engine.")
+@click.command("build")
 @click.option("--force", is_flag=True, help="Build even if it is already built.")
 def build_command(force: bool) -> None:
     """Compile the native engine against the installed torch, into the user's cache folder.

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
 
 import click
 
 from ..._errors import TraceError
+from ..options import TextFormat, text_or_json_option
 from ..output import echo, show_reading
 
 __all__ = ["check_command"]
 
 
-@click.command("check", short_help="Find faults that viewers hide.")
+@click.command("check")
 @click.argument("traces", type=click.Path(), metavar="TRACE...", nargs=-1, required=True)
 @click.option("--strict", is_flag=True, help="Exit with 1 for faults of torch.profiler's own events too.")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@text_or_json_option
 @click.pass_context
-def check_command(
-    context: click.Context, traces: tuple[str, ...], strict: bool, output_format: Literal["text", "json"]
-) -> None:
+def check_command(context: click.Context, traces: tuple[str, ...], strict: bool, output_format: TextFormat) -> None:
     """Check each TRACE: Chrome JSON or Perfetto, plain or gzipped, from modtrace or from anything else.
 
     In a report's .zip the trace inside is checked; a ring file is converted first. Prints what viewers drop, hide or

@@ -14,18 +14,18 @@ from ..selection import require_spans
 __all__ = ["convert_command"]
 
 
-@click.command("convert", short_help="Write a trace in another format.")
+@click.command("convert")
 @click.argument("source", type=click.Path(), metavar="IN")
 @click.argument("target", type=click.Path(), metavar="OUT")
+@steps_option
+@only_option
+@max_depth_option
 @click.option(
     "--window",
     metavar="START:END",
     type=interval(float),
     help="Keep what lies between two times, in ms from the first span.",
 )
-@steps_option
-@only_option
-@max_depth_option
 def convert_command(
     source: str,
     target: str,

@@ -14,7 +14,7 @@ __all__ = ["demo_command"]
 STEPS = 20
 
 
-@click.command("demo", short_help="Record the training of a small GPT.")
+@click.command("demo")
 @click.option(
     "-o",
     "--output",

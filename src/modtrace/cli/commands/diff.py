@@ -44,7 +44,7 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     return {old: new for old, _, new in names}
 
 
-@click.command("diff", short_help="Say which modules became slower or faster.")
+@click.command("diff")
 @click.argument("sides", type=click.Path(), nargs=-1, required=True, metavar="BASE NEW")
 @format_option
 @click.option(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,29 +15,81 @@ import click
 
 import modtrace
 
+from ..._errors import EngineError
 from ..._requirements import is_free_threaded
 from ..._version import __version__
+from ..options import TextFormat, text_or_json_option
 from ..output import echo, show_status
-from ..versions import installed, installed_torch
 
-__all__ = ["doctor_command"]
+__all__ = ["doctor_command", "engine_line", "installed", "installed_torch"]
+
+
+def installed(distribution: str) -> str | None:
+    """Return the installed version of a distribution, None if it is not installed."""
+    from importlib import metadata  # which is a tenth of what --help imports, and is not needed there
+
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def installed_torch() -> str | None:
+    """Return the version that the installed torch gives itself, None if it is not installed.
+
+    pip calls it 2.13.0 and torch itself 2.13.0+cu130; an engine is built for the latter.
+    """
+    from importlib import metadata
+
+    known_to_pip = installed("torch")
+    if known_to_pip is None:
+        return None
+    try:
+        source = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text("utf-8")
+    except OSError:
+        return known_to_pip
+    found = re.search(r"^__version__ = '(.+)'$", source, re.MULTILINE)
+    return found[1] if found else known_to_pip
+
+
+def engine_line() -> str:
+    """Say whether the cache has a native engine for the installed torch, without importing torch to load it."""
+    from ...track.native.cache_folder import engines_for
+
+    torch = installed_torch()
+    if torch is None:
+        return "native engine: none"
+    try:
+        is_there = bool(engines_for(torch))
+    except EngineError as error:
+        return f"native engine: none, as {error}"
+    return (
+        "native engine: built for this torch; `modtrace doctor` says whether it loads"
+        if is_there
+        else "native engine: not built for this torch; run `modtrace build`"
+    )
+
 
 _PACKAGE = Path(modtrace.__file__).parent
 _LIBRARIES = ("numpy", "orjson", "perfetto", "protobuf", "click", "rich")
 _LABEL_WIDTH = 12
 
 
-@click.command("doctor", short_help="Say what is installed and which engine records.")
-def doctor_command() -> None:
-    """Say in one screen what is installed, which engine records and why, and what of the machine matters to modtrace.
+@click.command("doctor")
+@text_or_json_option
+def doctor_command(output_format: TextFormat) -> None:
+    """Say in one screen what is installed, which engine records and why, and what the machine offers.
 
     Made to be pasted into a bug report: the home folder is written ~, and no host, user or script is named. Exits with
-    1 where nothing can be recorded here.
+    1 if nothing can be recorded here.
     """
     with show_status("looking"):
-        lines = [*_versions(), *_engine(), *_machine()]
-    for label, text in lines:
-        echo(f"{label:{_LABEL_WIDTH}} {_without_home(text)}")
+        lines = {label: _without_home(text) for label, text in (*_versions(), *_engine(), *_machine())}
+    if output_format == "json":
+        click.echo(json.dumps(lines, indent=2))
+    else:
+        for label, text in lines.items():
+            echo(f"{label:{_LABEL_WIDTH}} {text}")
     if installed("torch") is None or is_free_threaded() or sys.modules.get("torch") is None:
         raise click.exceptions.Exit(1)
 
@@ -63,7 +117,7 @@ def _engine() -> Iterator[tuple[str, str]]:
             from ...track.native.library import find_library, why_unavailable
 
             try:
-                # First: what this process has loaded may be there no more for others.
+                # First: what this process has loaded may be gone for others.
                 library, reason = str(find_library()), why_unavailable()
             except EngineError as error:
                 library, reason = "no", str(error)
@@ -103,7 +157,7 @@ def _ptrace_scope() -> str:
         scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text("utf-8").strip()
     except OSError:
         return "not restricted by yama"
-    meaning = {"0": "own processes", "1": "own children; py-spy needs root", "2": "root only", "3": "nobody"}
+    meaning = {"0": "own processes", "1": "own children; py-spy needs root", "2": "root only", "3": "disabled"}
     return f"{scope}: {meaning.get(scope, 'unknown')}"
 
 

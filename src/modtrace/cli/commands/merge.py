@@ -9,7 +9,7 @@ from ..output import echo, show_reading
 __all__ = ["merge_command"]
 
 
-@click.command("merge", short_help="Add module tracks to a torch.profiler trace.")
+@click.command("merge")
 @click.argument("profile", type=click.Path())
 @click.argument("recording", type=click.Path(), required=False)
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="OUT", help=".json, .json.gz or .pftrace.")

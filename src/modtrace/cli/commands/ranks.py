@@ -36,7 +36,7 @@ _runner_option = click.option(
 )
 
 
-@click.group("ranks", short_help="All ranks of a job on one timeline.")
+@click.group("ranks")
 def ranks_command() -> None:
     """Look at the recordings of all ranks of a job together.
 

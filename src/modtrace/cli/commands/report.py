@@ -11,7 +11,7 @@ from ..output import echo, show_status
 __all__ = ["report_command"]
 
 
-@click.command("report", short_help="Pack a trace for a bug report.")
+@click.command("report")
 @click.argument("trace", type=click.Path())
 @click.option(
     "-o", "--output", type=click.Path(), metavar="OUT", help="The .zip to write; may be left out with --show."

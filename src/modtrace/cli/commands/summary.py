@@ -26,9 +26,8 @@ def _sort_keys() -> tuple[str, ...]:
     return SORT_KEYS
 
 
-@click.command("summary", short_help="Print the time that modules and steps took.")
+@click.command("summary")
 @click.argument("trace", type=click.Path())
-@format_option
 @click.option(
     "--by",
     type=click.Choice(["module", "class", "step"]),
@@ -47,6 +46,7 @@ def _sort_keys() -> tuple[str, ...]:
 @only_option
 @max_depth_option
 @steps_option
+@format_option
 def summary_command(
     trace: str,
     output_format: TableFormat,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..._system.files import RING_SUFFIXES, find_each
-from ..output import make_console
+from ..options import TextFormat, text_or_json_option
+from ..output import echo, make_console
 
 if TYPE_CHECKING:
     from ..._system.processes import ParallelReader
+    from ...top import RankRates
     from ...top.screen import JobView
 
 __all__ = ["top_command"]
@@ -26,7 +29,7 @@ _NICENESS = 10
 _SECONDS = click.FloatRange(0.1, 3600)
 
 
-@click.command("top", short_help="Show what a running job does now.")
+@click.command("top")
 @click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1, required=True)
 @click.option(
     "--seconds", type=_SECONDS, metavar="SECONDS", default=10.0, show_default=True, help="How far to look back."
@@ -34,7 +37,8 @@ _SECONDS = click.FloatRange(0.1, 3600)
 @click.option(
     "--refresh", type=_SECONDS, metavar="SECONDS", default=1.0, show_default=True, help="Time between readings."
 )
-def top_command(rings: tuple[str, ...], seconds: float, refresh: float) -> None:
+@text_or_json_option
+def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_format: TextFormat) -> None:
     """Show what a job does now: steps per second, and what each module takes in the last seconds.
 
     RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them.
@@ -42,27 +46,45 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float) -> None:
     is replaced by a new run is followed. Ranks are shown together; what hangs, stalls or died is in red.
 
     Keys: q quits, p pauses, s sorts by the next column, - and + fold, m shows a line per rank, [ and ] choose a rank,
-    arrows scroll. Into a pipe, the state of now is printed once.
+    arrows scroll. Into a pipe, and as JSON, the state of now is printed once.
     """
     from ..._system.processes import ParallelReader
     from ...top.screen import ScreenState, render
 
     console = make_console()
     with ParallelReader() as reader:
-        if console.is_terminal:
+        if console.is_terminal and output_format == "text":
             from ...top.live import show_live
 
             _yield_to_training()
             show_live(lambda: _read(reader, rings, seconds), console, refresh)
             return
         job = _read(reader, rings, seconds)
-    console.print(render(job, ScreenState(), _PIPE_WIDTH))
+    if output_format == "json":
+        click.echo(json.dumps([_to_json(rank) for rank in job.ranks], indent=2))
+        for error in job.errors:
+            echo(f"modtrace: {error}", err=True)
+    else:
+        console.print(render(job, ScreenState(), _PIPE_WIDTH))
     if not job.ranks:
         raise click.exceptions.Exit(1)
 
 
+def _to_json(rank: RankRates) -> dict[str, Any]:
+    """Return where a process is, as `where` says it, and what each module took in `window_ns`."""
+    return rank.state.to_json() | {
+        "steps_per_s": rank.steps_per_s,
+        "window_ns": rank.window_ns,
+        "communication_ns": rank.communication_ns,
+        "modules": [
+            {"fqn": row.fqn, "module_class": row.module_class, "total_ns": row.total_ns, "self_ns": row.self_ns}
+            for row in rank.rows
+        ],
+    }
+
+
 def _yield_to_training() -> None:
-    """Run behind what else wants the processors, as do the processes that this one starts."""
+    """Give other programs the processors first; processes that this one starts do so too."""
     if hasattr(os, "nice"):  # not on Windows
         os.nice(_NICENESS)
 

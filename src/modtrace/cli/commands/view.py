@@ -21,7 +21,7 @@ def _origin(context: click.Context, parameter: click.Parameter, url: str | None)
     return url
 
 
-@click.command("view", short_help="Open a trace in the browser.")
+@click.command("view")
 @click.argument("trace", type=click.Path())
 @click.option("--offline", is_flag=True, help="Show the modules in modtrace's own page, which needs no network.")
 @click.option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .flight_recorder import find_all_hangs
+from .flight_recorder import FlightRecord, find_all_hangs
 from .hangs import Hang, find_hangs
 from .look import WhereResult, read_job, where
 from .places import RankGroup, group_ranks, headline
@@ -12,6 +12,7 @@ from .streams import StreamState
 
 __all__ = [
     "NO_STACKS",
+    "FlightRecord",
     "Hang",
     "RankGroup",
     "RankState",
