@@ -32,6 +32,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "device_times": ("1", True),
     "device_depth": ("3", 3),
     "device_modules": ("GPT.blocks.*", "GPT.blocks.*"),
+    "ranges": ("false", False),
 }
 
 
