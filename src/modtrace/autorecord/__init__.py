@@ -1,4 +1,4 @@
-"""Recordings that nobody wrote a line for: by the variable `MODTRACE`, or by `modtrace run`.
+"""Recordings without a line of code: by the variable `MODTRACE`, or by `modtrace run`.
 
 `MODTRACE=trace.pftrace python train.py` records a script that imports modtrace and saves at its end;
 `MODTRACE=run-%r.modtrace` keeps a ring file. Or give `path` and the options of `modtrace.record` by name, as text:

@@ -37,8 +37,8 @@ class AutoRecording:
     Args:
         arguments: of `modtrace.record`, `path` included; paths are absolute.
         prepare: called before the recording starts, when torch is imported.
-        unattended: nobody waits for the recording: log what keeps it from starting, and say on stderr where the file is
-            once it is there. False lets such an error leave the script's import of torch.
+        unattended: no command waits for the recording: log what keeps it from starting, and say on stderr where the
+            file is once it is there. False lets such an error leave the script's import of torch.
 
     Attributes:
         recording: None until torch is imported.
@@ -186,7 +186,7 @@ def start_from_variable() -> None:
 
 
 def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of `modtrace.record` that a value of the variable stands for.
+    """Return the arguments of `modtrace.record` that a value of the variable means.
 
     Args:
         text: the value: a path, or `name=value` joined by commas.

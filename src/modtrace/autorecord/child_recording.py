@@ -46,7 +46,7 @@ def call_at_first_module_call(function: Callable[[], None]) -> None:
 
 
 def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # its name in torch
         __tracebackhide__ = __traceback_hide__ = True
         call_first = patched.observer
         if is_dynamo_compiling() or call_first is None:

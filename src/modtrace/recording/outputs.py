@@ -151,7 +151,7 @@ class OutputPath:
         _claims[real] = claim
 
     def check(self, path: str) -> None:
-        """Make sure that no other rank wrote what stands at `path`, as far as that can be told.
+        """Make sure that no other rank wrote the file at `path`, as far as that can be known.
 
         Raises:
             RecordingError: another rank has, or another process since this one began.
@@ -169,7 +169,7 @@ class OutputPath:
                 raise _taken(path, f", or remove what rank {writer} wrote there")
 
     def note_written(self, path: str) -> None:
-        """Remember that what stands at `path` is this process's own."""
+        """Remember that the file at `path` is this process's own."""
         if self._is_shared:
             with contextlib.suppress(OSError):
                 status = os.stat(path)

@@ -362,7 +362,7 @@ class Recording:
         self._stop_and_log("when its block was left")
 
     def _stop_and_log(self, when: str) -> None:
-        """Stop where nobody could handle an error of saving: log it."""
+        """Stop, and log an error of saving: no caller could handle it."""
         try:
             self.stop()
         except ModtraceError as error:

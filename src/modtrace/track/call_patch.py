@@ -162,7 +162,7 @@ class Patch:
         _exclusive.run(lambda: self._install(observer))
 
     def uninstall(self) -> None:
-        """Tell nobody of calls any more; where the target is restored, take off what nothing of others is around."""
+        """Make all wrappers inactive; if the target is restored, take off those that no other code has wrapped."""
         _exclusive.run(self._uninstall)
 
     def _install(self, observer: object) -> None:

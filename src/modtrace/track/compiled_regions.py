@@ -189,7 +189,7 @@ class CompiledRegion(nn.Module):
         names: list[str] = getattr(code, "co_qualname", code.co_name).split(".")  # since Python 3.11
         resumed = _RESUMED.match(names[-1])
         name = resumed[1] if resumed else names[-1]
-        # What torch.compile itself made, as of a backward pass, is nobody's function.
+        # torch.compile itself made it, for a backward pass: it is no function of the user's.
         self.is_generated = code.co_filename.startswith("<eval_with_key>")
         self.is_call_of_module = name in _CALLS_OF_MODULES
         owner = names[-2:-1] if names[-2:-1] != ["<locals>"] else []
@@ -271,7 +271,7 @@ class CompiledRegions:
         _wrap_all()
 
     def stop(self) -> None:
-        """End: calls of regions are told nobody."""
+        """End: calls of regions are not noted any more."""
         global _watching
         if _watching is self:
             _watching = None

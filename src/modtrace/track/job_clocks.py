@@ -164,7 +164,7 @@ def _initialized() -> bool:
 
 
 def _own_connection(store: Any) -> Any:
-    """Return a connection of our own to the job's store, where it can be had, so that nobody waits for ours."""
+    """Return a connection of our own to the job's store, if there is one, so that no other thread waits for ours."""
     try:
         return store.clone()
     except (AttributeError, NotImplementedError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Where optimizers step: torch's hook behind each step, and what stands in for it in compiled code.
+"""Where optimizers step: torch's hook behind each step, and what replaces it in compiled code.
 
 torch.compile traces the hooks of an optimizer that it compiles, so nothing of them is left to run. Most optimizers keep
 their own step out of what calls it, by graph breaks: then torch's wrapper around `step` is on the stack where what was
@@ -39,7 +39,7 @@ OptimizerRef = weakref.ref[Optimizer]
 # The same name and the same function for good: torch.compile compiles what it met again where these change.
 _NAME: Any = "modtrace"
 _WRAPPER: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
-"""Of what torch puts around the `step` of each class of optimizers, and calls the hooks from."""
+"""The code that torch puts around the `step` of each class of optimizers, and that calls the hooks."""
 
 _log = logging.getLogger("modtrace")
 _listeners: list[Callable[[Optimizer], None]] = []

@@ -235,7 +235,7 @@ def _find_others(key: object) -> WeakMap[object, bool]:
     kinds: list[type[Optimizer]] = [Optimizer]
     for kind in kinds:
         kinds += type.__subclasses__(kind)
-    # Where torch does not wrap `step`, as of what accelerate puts around an optimizer, nothing tells of it.
+    # If torch does not wrap `step`, as in accelerate's wrapper of an optimizer, no hook is called.
     kinds = [kind for kind in kinds if getattr(kind.step, "hooked", False)]
     found: WeakMap[object, bool] = WeakMap()
     # An object refers to its class. To ask the collector for those that do is twice as quick as to look at each.

@@ -259,14 +259,14 @@ def _wrap_record_function() -> None:
     leave: Any = record_function.__exit__
 
     @wraps(enter)
-    def __enter__(self: Any) -> Any:  # noqa: N807  # what it stands for
+    def __enter__(self: Any) -> Any:  # noqa: N807  # its name in torch
         ranges = _active
         if ranges is not None and ranges.by_class:
             self._modtrace_range = ranges, ranges.begin(self.name)
         return enter(self)
 
     @wraps(leave)
-    def __exit__(self: Any, *exception: Any) -> Any:  # noqa: N807  # what it stands for
+    def __exit__(self: Any, *exception: Any) -> Any:  # noqa: N807  # its name in torch
         try:
             return leave(self, *exception)
         finally:
@@ -294,7 +294,7 @@ def _watch_compilations() -> None:
 
 
 _compilation: tuple[RangeRecorder, OpenRange | None] | None = None
-"""The one that runs: torch tells of the outermost only."""
+"""The one that runs: torch calls us for the outermost only."""
 
 
 @skip_all

@@ -104,7 +104,7 @@ def _memory_counters() -> list[tuple[str, int]]:
 
 
 def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # its name in torch
         __tracebackhide__ = __traceback_hide__ = True
         sampler = patched.observer
         if not is_dynamo_compiling() and sampler is not None:

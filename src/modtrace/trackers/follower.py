@@ -91,7 +91,7 @@ class _BackwardFollower(SegmentHooks):
     def _begin_graph_task(self, thread: LiveThread, graph_task_id: int) -> None:
         tasks, depth = thread.graph_tasks, backward_nesting_depth()
         # The engine's own threads run tasks by turns. On others one runs inside of another or follows it, also where
-        # the one before ended by an exception; for that the engine calls nobody.
+        # the one before ended by an exception; the engine has no callback for that.
         tasks[:] = [
             task
             for task in tasks
@@ -258,7 +258,7 @@ class Follower(_BackwardFollower):
         if name == NO_NAME:
             return None
         if thread.graph_tasks and current_graph_task() == NO_GRAPH_TASK:
-            # Those that ended by an exception; for these the engine calls nobody.
+            # Those that ended by an exception: the engine has no callback for that.
             thread.graph_tasks.clear()
         call = Call(fqn, ref, outer.call_id)
         inputs = (args, kwargs) if kwargs else args
@@ -332,7 +332,7 @@ class Follower(_BackwardFollower):
 
 
 def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # its name in torch
         __tracebackhide__ = __traceback_hide__ = True
         if is_dynamo_compiling():
             return patched.wrapped(self, *args, **kwargs)

@@ -161,7 +161,7 @@ class _Tracker:
 
 
 class ModuleTracker(_Tracker):
-    """Tells which modules run now; stands in for `torch.utils.module_tracker.ModuleTracker`.
+    """Says which modules run now; a drop-in for `torch.utils.module_tracker.ModuleTracker`.
 
     Names start at each outermost called module's class (`GPT.transformer.h.0`). All of it holds for the thread
     that asks. It may be entered again while it is entered; the last exit ends it.
@@ -176,7 +176,7 @@ class ModuleTracker(_Tracker):
 
 
 class ModTracker(_Tracker, _TorchHooks):
-    """Tells which modules run now, and calls hooks; stands in for `torch.distributed._tools.mod_tracker.ModTracker`.
+    """Says which modules run now, and calls hooks; a drop-in for `torch.distributed._tools.mod_tracker.ModTracker`.
 
     As `ModuleTracker`; a graph made inside the block is followed as long as it lives.
     """

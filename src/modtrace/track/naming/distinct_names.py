@@ -1,7 +1,7 @@
 """Which module has which fully qualified name: if two are alive at once, the second gets another one.
 
 A name is free again once its module is dead, for one of the same class: modules that are made anew in each step share
-one. What stands for another module shares the name of that one: replicas of `nn.DataParallel`, and what was scripted.
+one. Replicas of `nn.DataParallel` and scripted modules share the name of the module they were made of.
 The attribute by which the calling code knows a module can make the difference.
 """
 

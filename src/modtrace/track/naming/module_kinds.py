@@ -1,4 +1,4 @@
-"""What a module is: its class and parts, what it wraps or stands for, and whether torch.compile made it.
+"""What a module is: its class and parts, what it wraps or replaces, and whether torch.compile made it.
 
 It is read without running code of its class: that can raise, or compare as a tensor does. Wrappers are known by the
 names of their classes, so that none of the libraries they come from is imported.
@@ -132,7 +132,7 @@ class MethodCall(nn.Module):
         object.__setattr__(self, "_compiled_call_impl", self._function)
 
     def as_function(self) -> Callable[..., Any]:
-        """Return a function that stands for the method, with its name and signature."""
+        """Return a function in place of the method, with its name and signature."""
 
         @functools.wraps(self._function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -229,7 +229,7 @@ def can_wrap(kind: type[nn.Module]) -> bool:
 
 
 def is_original(kind: type[nn.Module]) -> bool:
-    """Whether modules of a class stand for no others: `original_class_name` is their own."""
+    """Whether modules of a class replace no others: `original_class_name` is their own."""
     return not (can_wrap(kind) or is_scripted(kind) or _is_prefixed(kind))
 
 
@@ -259,7 +259,7 @@ def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
 
 
 def is_inside(wrapper: nn.Module, module: nn.Module) -> bool:
-    """Whether `wrapper` stands for `module`: it wraps it, over others too, and none of them does work of its own."""
+    """Whether `wrapper` is shown as `module`: it wraps it, over others too, and none of them does work of its own."""
     found = wrapping_of(wrapper)
     while found is not None and not found[1].works:
         if found[0] is module:
@@ -278,7 +278,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def original_class_name(module: nn.Module) -> str:
-    """Return the class of what `module` stands for: of what it wraps, was scripted or traced from, or shards.
+    """Return the class of the module that `module` wraps, was scripted or traced from, or shards; else its own.
 
     A wrapper that does work of its own keeps its own.
     """

@@ -37,7 +37,7 @@ class DeviceChoice(NamedTuple):
 
     Attributes:
         depth: those with fewer calls around them than this; None: any.
-        modules: those whose fully qualified name matches this pattern, as of a shell; None: any.
+        modules: those whose fully qualified name matches this pattern, like a shell's; None: any.
     """
 
     depth: int | None = DEFAULT_DEPTH
@@ -64,7 +64,7 @@ def say_device_unused(device_type: str) -> None:
 
 
 REPLAY_CLASS = "CUDAGraph"
-"""The class, and the last part of the name, of what stands for the replay of a graph among the modules."""
+"""The class, and the last part of the name, of the replay of a graph among the modules."""
 
 
 class NativeDeviceTimes:
@@ -124,7 +124,7 @@ class NativeDeviceTimes:
             self._native.await_device(self._begin_if_used)
 
     def _begin_if_used(self) -> bool:
-        """Begin where torch has initialized the device, or does not tell that; return False if it has not.
+        """Begin if torch has initialized the device, or does not say so; return False if it has not.
 
         Between any two lines a signal's handler may end the recording, or start another one.
         """

@@ -139,7 +139,7 @@ class NativeEngine:
 
 
 def _compiled_pass() -> int:
-    """Return the number of the pass that compiled autograd runs: no pass that hooks tell of has such a high one."""
+    """Return the number of the pass that compiled autograd runs: no pass with hooks has such a high one."""
     return torch._C._current_graph_task_id() | _COMPILED
 
 

@@ -343,7 +343,7 @@ class PortableEngine(SegmentHooks):
 
 
 def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # what it stands for
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # its name in torch
         __tracebackhide__ = __traceback_hide__ = True  # pytest and IPython, and Sentry and Werkzeug, leave it out
         engine = patched.observer
         if is_dynamo_compiling() or engine is None:
