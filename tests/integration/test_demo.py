@@ -79,7 +79,8 @@ def test_the_readme_shows_what_summary_prints(demo: tuple[Path, str]) -> None:
     printed = modtrace.load(demo[0]).summary().parts_text()
 
     # Times differ from run to run; which parts a step of the demo has does not.
-    heading, *rows = ([cells[0], *cells[1].split()] for line in shown.splitlines() if (cells := line.split("  ", 1))[1:])
+    lines = [line.split("  ", 1) for line in shown.splitlines() if "  " in line]
+    heading, *rows = ([part, *cells.split()] for part, cells in lines)
     parts = [line.split("  ")[0] for line in printed.splitlines()]
     assert heading[1:] == ["median", "ms", "p95", "%"]
     assert [heading[0], *(row[0] for row in rows)] == parts[: len(rows) + 1]
