@@ -273,6 +273,12 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
     markdown = invoke("summary", trace, "--format", "markdown").stdout.splitlines()
 
     assert table == [
+        "part of a step  median ms    p95     %",
+        "forward             4.000  4.000  44.4  ███████████",
+        "loss                1.000  1.000  11.1  ███",
+        "backward            2.000  2.000  22.2  █████",
+        "other               2.000  3.000  22.2  █████",
+        "",
         "Net · python",
         "2 whole steps, median 9.000 ms, p95 10.000 ms, slowest 10.000 ms (step 1)",
         "6 spans of 2 modules; nothing was lost",

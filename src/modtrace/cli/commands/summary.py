@@ -103,7 +103,7 @@ def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None)
 
     with show_status(f"reading {trace}"), trace_path(trace) as path:
         timeline = whole = load(path)
-        # GPU times are known per module of the whole trace, and stand in a merged trace ready made.
+        # A merged trace has GPU times ready made, per module and of the whole trace.
         merged = read_merged_summary(path) if by != "class" and steps is None else None
     if steps is not None:
         timeline = whole.steps(*steps)
