@@ -56,7 +56,7 @@ def is_shared(path: str, environment: Mapping[str, str]) -> bool:
 
 
 def add_rank(path: str, environment: Mapping[str, str]) -> str:
-    """Return `path` with `.rank%r` before its suffixes where ranks would share it: for recordings nobody wrote.
+    """Return `path` with `.rank%r` before its suffixes if ranks would share it: for recordings without code.
 
     Example:
         >>> add_rank("a.json.gz", {"RANK": "3", "WORLD_SIZE": "4"})

@@ -65,7 +65,7 @@ class Option:
         name: the argument of `record` and the key in `MODTRACE=`; on the command line with dashes.
         parse: text → value; raises ValueError, whose text says what is wrong.
         help: one line for the command line.
-        metavar: stands for the value in the help; None where the option is a flag.
+        metavar: the word for the value in the help; None if the option is a flag.
         default: as of `record`.
         is_path: the text is a path, in which `%r` and `%p` are filled in.
         suggestions: texts that a shell's completion offers.

@@ -98,7 +98,7 @@ def duplicate_flow(layout: TrackLayout) -> Iterator[Fault]:
 
 
 def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
-    """Find ends of flows where there is no slice to bind them to."""
+    """Find ends of flows that no slice holds."""
     flows, tracks = layout.flows, list(layout.slices)
     in_order = flows.ordered()
     if not len(in_order):

@@ -89,7 +89,7 @@ class Diff:
     """True if only some modules are looked at; the step, which has all others in it, then does not count."""
 
     def only(self, pattern: str) -> Diff:
-        """Keep the modules whose fully qualified name matches a pattern as of a shell; `*` also matches dots."""
+        """Keep the modules whose fully qualified name matches a shell's pattern; `*` also matches dots."""
         matches = re.compile(fnmatch.translate(pattern)).match
         return replace(self, changes=[change for change in self.changes if matches(change.fqn)], _selected=True)
 

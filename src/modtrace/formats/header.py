@@ -108,7 +108,7 @@ def make_header(
 
 
 def escaped_names(timeline: Timeline, escaped_originals: EscapedOriginals) -> list[Name]:
-    """Return the names of a timeline as they stand in a trace; a label is never empty there."""
+    """Return the names of a timeline in the form of a trace, where a label is never empty."""
     names = []
     for name in timeline.names:
         label, fqn, module_class = (escaped(text, escaped_originals) for text in name)

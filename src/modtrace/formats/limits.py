@@ -42,10 +42,10 @@ BIND_ID_OFFSET = 1 << 32
 """Added to a link to make a `bind_id` of it: Perfetto counts flow events from 0 in the same space of ids."""
 
 MAX_HEAD_BYTES = 16 << 20
-"""Bytes that may stand before the events of a trace in JSON."""
+"""Bytes that a trace in JSON may have before its events."""
 
 MAX_TAIL_BYTES = 16 << 20
-"""Bytes that may stand behind the events of a trace in JSON."""
+"""Bytes that a trace in JSON may have after its events."""
 
 MAX_EVENT_BYTES = 4 << 20
 """Bytes of one event in JSON."""

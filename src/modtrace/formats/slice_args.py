@@ -52,7 +52,7 @@ _INTEGERS = ("counter", "bytes", "done_ns", "peer", "step")
 
 
 class FileSlice(NamedTuple):
-    """A slice that is no module's, as a file holds it.
+    """A slice of any kind but modules, as a file holds it.
 
     Attributes:
         category: one of `CATEGORIES`.

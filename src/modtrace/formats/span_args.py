@@ -31,7 +31,7 @@ def module_args(timeline: Timeline) -> dict[int, Mapping[str, str]]:
 
 
 def escaped_span_args(span_args: Mapping[str, str]) -> dict[str, str]:
-    """Return a span's own args as they stand in a trace.
+    """Return a span's own args in the form of a trace.
 
     Raises:
         WriteError: one has the name of a fixed arg.

@@ -39,7 +39,7 @@ class StreamSpans:
         work: kernels, memcpys and memsets in each.
         collective: index into `ProfilerEvents.collective_names`; -1 where it is no collective.
         step: the step in which the work was launched.
-        reason: a `NoModuleReason`, why there is no module; 0 if there is one.
+        reason: a `NoModuleReason`, why a span has no module; 0 if it has one.
     """
 
     track: Int64Array

@@ -215,7 +215,7 @@ def _gpus() -> str | None:
 
 
 def _first_match(path: Path, pattern: str) -> str | None:
-    """Return what a pattern finds in the first bytes of a file; None where it does not, or there is no file."""
+    """Return what a pattern finds in the first bytes of a file; None if it finds nothing or the file is missing."""
     try:
         with path.open(encoding="utf-8") as file:
             match = re.search(pattern, file.read(_HEAD_BYTES))

@@ -313,7 +313,7 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -
                         durations.append(event.get("dur", 0))
                 clean_events.append(event)
             writer.write(clean_events)
-        base_time_ns(stream.keys, source.path)  # refuses what is no time
+        base_time_ns(stream.keys, source.path)  # raises if it is not a time
         base = REPORT_START_NS - _BEFORE_FIRST_US * 1000
         writer.close(_clean_keys(stream.keys, base))
     order = np.argsort(steps, kind="stable")

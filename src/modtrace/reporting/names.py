@@ -33,7 +33,7 @@ _LOCATION = re.compile(f"(?P<url>{_URL})|(?P<address>{_MAIL})|(?P<path>{_PATH}|{
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
 _MIN_SECRET_LENGTH = 8
 _MIN_NAME_LENGTH = 3
-# Names of accounts and machines that identify nobody, and may well be those of a module.
+# Names of accounts and machines that identify no person, and may well be those of a module.
 _IMPERSONAL_NAMES = frozenset(
     [
         *("root", "user", "users", "home", "admin", "ubuntu", "debian", "docker", "runner", "jovyan", "nobody"),
@@ -208,7 +208,7 @@ class ReportNames:
         return self._use("thread", known[0] if known else self._alias("thread ", thread))
 
     def mark(self, text: str) -> str:
-        """Return the text of a mark if it is no more than a number, else an alias."""
+        """Return the text of a mark if it is only a number, else an alias."""
         return self._use("mark", text if _ORDINARY_MARK.fullmatch(text) else self._alias("mark ", text))
 
     def counter(self, text: str) -> str:

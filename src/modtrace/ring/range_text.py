@@ -32,7 +32,7 @@ def range_text(name: str, category: RangeCategory) -> str:
 
 
 def parse_range(text: str) -> RangeName:
-    """Return the name that a text stands for; any text is one, as a ring can be damaged."""
+    """Return the name in a text; any text is a name, as a ring can be damaged."""
     try:
         match json.loads(text):
             case [str(category), str(name)] if category in CATEGORIES:

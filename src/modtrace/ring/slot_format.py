@@ -191,7 +191,7 @@ class Kind(IntEnum):
     DEVICE_STREAM = 28
     """Which stream a number means. Value: torch's id of it; name: as of DEVICE_QUEUED."""
     DEVICE_PENDING = 29
-    """A device had not come by yet, when it was asked. Value: the event's number; name: like DEVICE_QUEUED's."""
+    """A device had not reached an event when it was asked. Value: the event's number; name: like DEVICE_QUEUED's."""
     GRADIENTS = 30
     """A backward pass that runs inside of no other and builds no graph has given gradients to leaf tensors. Value: how
     many of its kind had before; name: 0 if they were added to `.grad`, 1 where they were returned. There is none

@@ -42,9 +42,9 @@ STEPS_END_WITH, BACKWARD_PASSES = "steps_end_with", "backward passes"
 """In a timeline's metadata, where its steps end with backward passes: no optimizer of torch stepped."""
 
 COMPILED_CLASS = "CompiledFunction"
-"""The class of what torch.compile made of a function, which is no module."""
+"""The class of a compiled function that is not a module."""
 REGION_CLASS = "record_function"
-"""The class of what is no module but a range of `record_function`, whose name is a text of the user's."""
+"""The class of a range of `record_function`, which is not a module; its name is a text of the user's."""
 
 
 class Name(NamedTuple):

@@ -70,8 +70,8 @@ def add_ranges(
 def _rows(thread: Int64Array, start: Int64Array, end: Int64Array, complete: BoolArray) -> tuple[Int64Array, Int64Array]:
     """Return the row of each range among those of its thread, and its end.
 
-    A range that outlasts the one around it, as of a collective that others end, takes another row. One whose end is
-    lost ends with the one around it.
+    A range that outlasts the one around it takes another row: another thread may end it, as for a collective. A range
+    whose end is lost ends with the one around it.
     """
     row, end = np.zeros(len(thread), np.int64), end.copy()
     left = np.arange(len(thread))
