@@ -87,7 +87,7 @@ class Job:
         }
 
     def child_files(self, name: str) -> str | None:
-        """Return a pattern of the files of all children, as a shell's; None where there are none.
+        """Return a pattern of the files of all children, as a shell's; None if there are none.
 
         Args:
             name: "path" or "ring".

@@ -27,7 +27,7 @@ class ChromeEvents:
     """Checks events one by one and collects what the rules between events look at.
 
     Args:
-        total: how many events the trace has, for messages; None where no event can be without its time.
+        total: how many events the trace has, for messages; None if no event can be without its time.
 
     Attributes:
         layout: slices and flows of the events so far. Events with a fault are left out, except those whose ids are out

@@ -114,7 +114,7 @@ class PacketSequence:
                     values[entry.iid] = value if isinstance(value, str) else repr(value)
 
     def time_ns(self, packet: Any) -> int | None:
-        """Return the packet's time on the built-in clock; None where its clock has never been defined.
+        """Return the packet's time on the built-in clock; None if its clock has never been defined.
 
         To be called once per packet, in file order: an incremental clock advances.
         """

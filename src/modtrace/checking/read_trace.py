@@ -185,7 +185,7 @@ def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] |
 
 
 def _read_whole(path: str | os.PathLike[str]) -> tuple[list[Fault], TrackLayout] | None:
-    """Read a broken file as far as viewers would; None where it is larger than `MAX_WHOLE_BYTES`."""
+    """Read a broken file as far as viewers would; None if it is larger than `MAX_WHOLE_BYTES`."""
     faults: list[Fault] = []
     data = _read_bytes(path, faults)
     if data is None:
@@ -218,7 +218,7 @@ def _read_perfetto(blocks: Iterable[bytes]) -> tuple[list[Fault], TrackLayout]:
 
 
 def _read_bytes(path: str | os.PathLike[str], faults: list[Fault]) -> bytes | None:
-    """Return a file's bytes, decompressed; None where there are more than `MAX_WHOLE_BYTES`."""
+    """Return a file's bytes, decompressed; None if there are more than `MAX_WHOLE_BYTES`."""
     try:
         if Path(path).stat().st_size > MAX_WHOLE_BYTES:
             return None

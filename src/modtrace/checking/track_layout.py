@@ -42,7 +42,7 @@ class Fault(NamedTuple):
     Attributes:
         rule: the rule's name (`partial-overlap`).
         message: what is wrong, with the values that are.
-        event: position of the event in the file, from 0 (of the packet in a Perfetto trace); None where the file as a
+        event: position of the event in the file, from 0 (of the packet in a Perfetto trace); None if the file as a
             whole is concerned.
         of_profiler: whether it is a fault of torch.profiler, in an event of its own; modtrace keeps these as they are.
     """
@@ -256,7 +256,7 @@ class ArrangedSlices:
         position: int64[n], of the event that begins it, in the file.
         name: int32[n], in the layout's `names`.
         is_paired: whether all of them are pairs of B and E.
-        max_depth: how many lie in one another at most; None where some partly overlap, or never end.
+        max_depth: how many lie in one another at most; None if some partly overlap, or never end.
     """
 
     start: Int64Array
@@ -379,7 +379,7 @@ def _sort(events: TrackEvents, is_paired: bool) -> ArrangedSlices:
 
 
 def _max_depth(start: Int64Array, end: Int64Array) -> int | None:
-    """Return how many slices lie in one another at most; None where some partly overlap, or never end.
+    """Return how many slices lie in one another at most; None if some partly overlap, or never end.
 
     Args:
         start: int64[n], ns, in order; of several with the same start the longest first.

@@ -46,7 +46,7 @@ def diff(
         The comparison, with a `Change` per module and phase; times in nanoseconds.
 
     Raises:
-        ModtraceError: a recording has no whole steps, a file cannot be read, or `map` names what is not there.
+        ModtraceError: a recording has no whole steps, a file cannot be read, or `map` names a module that no side has.
 
     Examples:
         >>> print(modtrace.diff("yesterday.pftrace", "today.pftrace"))
@@ -121,7 +121,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         renamed: names before and what they are called after.
 
     Raises:
-        ModtraceError: `renamed` gives two modules one name, or names what is not there.
+        ModtraceError: `renamed` gives two modules one name, or names a module that is missing.
     """
     if renamed:
         before = _renamed(before, after, renamed)

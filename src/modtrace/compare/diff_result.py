@@ -94,7 +94,7 @@ class Diff:
         return replace(self, changes=[change for change in self.changes if matches(change.fqn)], _selected=True)
 
     def above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
-        """Return what is slower by more than a part of its time before (0.05: 5 %), with its whole interval.
+        """Return changes that are slower, with the whole interval, by more than a part of the time before (0.05: 5 %).
 
         The step is among it, unless `matching` selected modules.
 

@@ -27,7 +27,7 @@ class Side(NamedTuple):
     """A typical step of one side.
 
     Attributes:
-        step: the spans that began in it, whole, and what else lies in it.
+        step: the spans that began in it, whole, and all else that is in it.
         start_ns: when it began, Unix nanoseconds.
         duration_ns: what it took.
         renamed: names of modules here, and what they are called on the other side.

@@ -22,7 +22,7 @@ TrackKey = tuple[int | str, int | str]
 
 
 def base_time_ns(keys: Mapping[str, Any], path: str) -> int:
-    """Return the Unix nanoseconds from which a trace's times count; 0 where it does not say, before torch 2.4.
+    """Return the Unix nanoseconds from which a trace's times count; 0 if it does not say, before torch 2.4.
 
     Args:
         keys: the trace's top-level keys.

@@ -91,7 +91,7 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
     """Find the `]` that closes the events, in bytes that begin between two of them.
 
     Returns:
-        Its place and the keys after it; None where it is not there, or the rest is broken.
+        Its place and the keys after it; None if it is not there, or the rest is broken.
 
     Raises:
         LimitError: the keys after it would take too much memory, or are nested too deeply.

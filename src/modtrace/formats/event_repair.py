@@ -37,7 +37,7 @@ class RecoveredEvent(NamedTuple):
         begin: where it began in the bytes given.
         end: where it ended.
         raw: its bytes, changed where they had to be.
-        event: the event; None where it cannot be saved.
+        event: the event; None if it cannot be saved.
         changed: whether `raw` differs from what stood there.
     """
 
@@ -96,7 +96,7 @@ def _recovered(begin: int, raw: bytes) -> RecoveredEvent:
 
 
 def _by_boundary(begin: int, data: bytes, final: bool) -> RecoveredEvent | None:
-    """Save the first event where only what looks like its end says how long it is; None where more may follow."""
+    """Save the first event where only what looks like its end says how long it is; None if more may follow."""
     first = None
     for count, match in enumerate(BOUNDARY.finditer(data)):
         end = match.start() + 1
@@ -125,7 +125,7 @@ def has_times(event: Event) -> bool:
 
 
 def _repair_event(raw: bytes) -> tuple[bytes, Event, bool] | None:
-    """Make one event of `raw`: its bytes, the event, and whether bytes had to be changed; None where it cannot be."""
+    """Make one event of `raw`: its bytes, the event, and whether bytes had to be changed; None if it cannot be."""
     changed = raw
     try:
         event = orjson.loads(raw)

@@ -46,7 +46,7 @@ class EventStream:
         head: the bytes up to and with the `[` that opens the events.
         keys: top-level keys with their values; those after the events are there once `chunks` is exhausted.
         bare: whether the file is an array without an object around it.
-        tail: the bytes from the `]` on that closes the events; empty where the file is cut off.
+        tail: the bytes from the `]` on that closes the events; empty if the file is cut off.
         count: how many events were yielded.
         repaired: how many events had to be changed to be readable.
         dropped: how many could not be saved.
@@ -183,7 +183,7 @@ class EventStream:
         return match.start() if match else 1
 
     def _one_by_one(self, final: bool) -> Chunk | None:
-        """Take the first events singly; None where the first is not there as a whole, or the events are at an end."""
+        """Take the first events singly; None if the first is not there as a whole, or the events are at an end."""
         length = _WINDOW
         while True:
             whole = length >= len(self._buffer)

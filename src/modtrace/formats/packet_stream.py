@@ -33,7 +33,7 @@ class FramingError(ValueError):
 
 
 def packet_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int] | None:
-    """Return where the content of the packet at `offset` begins and ends; None where the data end before it does.
+    """Return where the content of the packet at `offset` begins and ends; None if the data end before it does.
 
     Raises:
         FramingError: no packet begins there, or one that is larger than any that is read.

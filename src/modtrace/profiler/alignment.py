@@ -188,7 +188,7 @@ class Alignment:
         worst_ns: the greatest distance; None without marks.
         bound_ns: half the time that a mark took, by median: what the marks cannot tell apart; None without marks.
         note: what the user should know.
-        operators: the offset as operators prove it, instead of the line; None where none were asked.
+        operators: the offset as operators prove it, instead of the line; None if none were asked.
     """
 
     method: str

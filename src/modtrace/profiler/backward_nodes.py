@@ -188,7 +188,7 @@ class _Builder:
         return kept, new_start[kept], new_end[kept]
 
     def _on_backward(self, columns: Columns) -> BoolArray:
-        """Which spans lie on the backward track of their thread."""
+        """Which spans are on the backward track of their thread."""
         is_backward = np.array([track.kind == "backward" for track in self.tracks], np.bool_)
         return np.asarray(is_backward[columns.track], np.bool_)
 

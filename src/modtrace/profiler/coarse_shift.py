@@ -1,4 +1,4 @@
-"""How far two clocks are apart where nothing but calls and operators tells it: to a microsecond, within milliseconds.
+"""How far two clocks are apart, by calls and operators alone: to a microsecond, within milliseconds.
 
 At the right shift the innermost calls begin and end between operators, and hold one. At a wrong one they begin or end
 inside of operators, or hold none. So the shift is looked for at which fewest calls are wrong, and the drift with it,
@@ -82,7 +82,7 @@ class _Stretch(NamedTuple):
 
 
 def find_coarse_shift(threads: Sequence[tuple[Ranges, Ranges]]) -> CoarseShift | None:
-    """Return the shift at which the calls suit the operators best; None where there are too few calls to tell.
+    """Return the shift at which the calls suit the operators best; None if there are too few calls.
 
     Args:
         threads: of each thread the calls, and when it ran operators that hold no others.

@@ -135,7 +135,7 @@ def attribute_device_work(
 
 
 def steps_of_work(timeline: Timeline, events: ProfilerEvents, time: Int64Array) -> Int64Array:
-    """Return the step in which each moment lies, by the marks of the timeline, else by the profiler's own.
+    """Return the step that each moment is in, by the marks of the timeline, else by the profiler's own.
 
     What comes behind the last step in which a module ran counts to that one.
     """

@@ -77,10 +77,10 @@ class ProfilerEvents:
         captures: runtime calls that begin and end the capture of a graph; `other` an `ApiCall`.
         work: kernels, memcpys and memsets; `value` the correlation id or -1, `other` 0, 1 or 2.
         work_collective: int64, for each piece of work the collective that its name tells, index into
-            `collective_names`; -1 where it computes, as far as its name tells.
+            `collective_names`; -1 if it computes, as far as its name tells.
         work_graph: int64, for each the id of the graph of which it is a node, or -1.
         work_node: int64, for each the id of this node, or -1.
-        work_external: int64, for each its `External id`, which its launch shares; -1 where there is none.
+        work_external: int64, for each its `External id`, which its launch shares; -1 if there is none.
         launch_external: int64, the same for each of the launches.
         collectives: slices of the CPU in which a collective is launched; `value` index into `collective_names`, `other`
             1 for an operator of c10d, which does more than that, else 0.
@@ -95,7 +95,7 @@ class ProfilerEvents:
         flows: (forward thread's track, backward node's track, node's start) of each forward-backward arrow.
         first: ns from the base where the slices begin; `first > last` where there is none.
         last: where they end.
-        window: start and end, in ns from the base, of what was profiled; None where the trace does not say.
+        window: start and end, in ns from the base, of what was profiled; None if the trace does not say.
         cpu_pids: number of CPU slices by pid.
         tids: all thread ids that are numbers.
         times_up_to_zero: slices at time 0 or before it, which no profiler means.
@@ -214,7 +214,7 @@ def _array(column: array[Any], dtype: type[np.generic]) -> Any:
 
 
 def _numbers(row: tuple[Any, ...]) -> _Row | None:
-    """Return a row with times that are numbers, of text as readers take it; None where there are none."""
+    """Return a row with times that are numbers, of text as readers take it; None if there are none."""
     track, start, duration, value, other = row
     try:
         array("q", (value, other))

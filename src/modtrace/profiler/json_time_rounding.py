@@ -19,10 +19,10 @@ from ..timeline import Timeline
 
 __all__ = ["nest_after_rounding", "nested_timeline", "perfetto_rounding", "time_quantum_ns"]
 
-# 2**43 µs (101 days) from the base doubles of µs begin to lie 2 ns apart.
+# 2**43 µs (101 days) from the base doubles of µs begin to be 2 ns apart.
 _EXACT_UNTIL_NS = 1000 << 43
 _UNIX_QUANTUM_NS = 250
-"""How far doubles of µs since 1970 lie apart."""
+"""How far doubles of µs since 1970 are apart."""
 
 
 def time_quantum_ns(latest: int) -> int:
@@ -56,7 +56,7 @@ def nest_after_rounding(
         start: int64[n], ns from the base; in order within each track.
         end: int64[n], ns from the base.
         parent: int64[n], the slice around each, or -1.
-        depth: int[n], how many slices lie around each.
+        depth: int[n], how many slices are around each.
         quantum: the steps in ns, see `time_quantum_ns`.
 
     Returns:
@@ -68,7 +68,7 @@ def nest_after_rounding(
     sibling = _next_siblings(track, start, parent)
     begin = _starts_with_room(track, start, parent, levels, sibling, quantum)
     readings = (begin, perfetto_rounding(begin))
-    # Each is at least as long as what lies in it …
+    # Each is at least as long as its children …
     duration = _enclosing_durations(np.maximum(end - begin, 0), readings, parent, levels)
     # … but ends before its next sibling begins, and with the slice around it.
     for rows in levels:
@@ -88,7 +88,7 @@ def _starts_with_room(
     sibling: Int64Array,
     quantum: int,
 ) -> Int64Array:
-    """Move starts onto the reader's steps so that each slice can end after what lies in it and before its next sibling.
+    """Move starts onto the reader's steps so that each slice can end after its children and before its next sibling.
 
     Steps are rounded down. Where the start of an inner slice and that of the outer's next sibling fall on one step,
     and readers disagree how far that is from the outer's start, no duration suits both: the sibling and what follows

@@ -198,7 +198,7 @@ def captured_graphs(
 
 
 def map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[CudaGraphCapture]) -> Int64Array:
-    """Return for each piece of GPU work the span in which it was captured; -1 where it is no replay that is known.
+    """Return for each piece of GPU work the span in which it was captured; -1 if it is no replay that is known.
 
     Args:
         events: the trace's.
@@ -224,7 +224,7 @@ def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array
     """Return the pieces of work of each launch of a graph, in the order of its nodes."""
     pieces = np.flatnonzero(launch >= 0)
     pieces = pieces[events.launches.other[launch[pieces]] == ApiCall.GRAPH]
-    # Nodes are numbered as they are captured; without their numbers the time tells the order.
+    # Nodes are numbered as they are captured; without their numbers the time gives the order.
     node = events.work_node[pieces]
     order = np.lexsort((events.work.start[pieces], np.where(node >= 0, node, 0), launch[pieces]))
     pieces = pieces[order]
@@ -235,12 +235,12 @@ def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array
 
 
 def _choose_graph(fitting: Sequence[CudaGraphCapture], ids: Sequence[int], graph_id: int) -> CudaGraphCapture | None:
-    """Return the graph of which a replay is; None where that cannot be told.
+    """Return the graph that a replay runs; None if that is not known.
 
     Args:
         fitting: those with its operations, in order of their captures.
         ids: of all graphs replayed that have these operations, in order, which is that of their captures too.
-        graph_id: the replay's; -1 where the trace does not say.
+        graph_id: the replay's; -1 if the trace does not say.
     """
     if not fitting:
         return None

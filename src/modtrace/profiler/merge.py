@@ -1,7 +1,7 @@
 """A recording over a torch.profiler trace: what `modtrace.merge` does once its paths are resolved.
 
 Each chunk of the trace goes to the output and to the collector of what attribution needs. Then `overlay` aligns and
-attributes, and the output gets what is added.
+attributes, and the output gets the new tracks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MergeResult:
 
     Attributes:
         path: the file it wrote.
-        alignment: how well the recording lies over the trace; empty where there was no recording.
+        alignment: how well the recording fits the trace; empty if there was no recording.
         spans: how many spans were written above the process' threads.
         gpu_spans: how many above the streams of GPUs.
         summary: what each module took.
@@ -67,7 +67,7 @@ class _Output(Protocol):
         """Return what the user should know of the events that were taken."""
 
     def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any]) -> None:
-        """Write what is added to them, and the metadata of the merge."""
+        """Write the new tracks, and the metadata of the merge."""
 
 
 def merge_timeline(

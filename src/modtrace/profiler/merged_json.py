@@ -70,7 +70,7 @@ class JsonOutput:
         """Write the recording's events, the spans above streams, and what follows the events.
 
         Args:
-            overlaid: what is added.
+            overlaid: the tracks to add.
             events: the profiler's.
             metadata: what the trace is to say of the merge.
         """

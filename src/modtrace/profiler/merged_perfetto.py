@@ -60,7 +60,7 @@ class PacketOutput:
         """Write everything.
 
         Args:
-            overlaid: what is added.
+            overlaid: the tracks to add.
             events: the profiler's.
             metadata: what the trace is to say of the merge.
         """
@@ -117,7 +117,7 @@ def _recorded_tracks(overlaid: Overlay) -> Sequence[Track]:
 
 
 def _tracks_with_modules(overlaid: Overlay) -> list[int]:
-    """Return the trace's tracks, of streams, above which module spans lie."""
+    """Return the trace's tracks of streams that have module spans above them."""
     tracks: list[int] = np.unique(overlaid.devices.track).tolist()
     return tracks
 
@@ -125,7 +125,7 @@ def _tracks_with_modules(overlaid: Overlay) -> list[int]:
 def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -> Iterator[TracePacket]:
     """Yield descriptors: of processes and devices, their threads and streams, and ours above the streams.
 
-    A process is one group, in which the recording's tracks lie too: below each thread, above its operators.
+    A process is one group, which holds the recording's tracks too: below each thread, above its operators.
     """
     with_modules = {events.tracks[track] for track in _tracks_with_modules(overlaid)}
     recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in _recorded_tracks(overlaid)}
@@ -183,7 +183,7 @@ def _descriptor(what: tuple[object, ...], parent: tuple[object, ...] | None = No
     packet.track_descriptor.uuid = _uuid(*what)
     if parent is not None:
         packet.track_descriptor.parent_uuid = _uuid(*parent)
-    # Perfetto merges tracks of one name unless it is told not to.
+    # Perfetto merges tracks of one name unless a field says not to.
     packet.track_descriptor.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
     return packet
 

@@ -48,7 +48,7 @@ class CallEdges(NamedTuple):
 
     Attributes:
         time: int64[n], ns, of the recording's clock.
-        guess: int64[n], ns from the trace's base, where they are thought to lie in the trace.
+        guess: int64[n], ns from the trace's base, their supposed places in the trace.
     """
 
     time: Int64Array
@@ -63,7 +63,7 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
     Args:
         start: int64[n], of the thread's operators, ns from the trace's base; ascending, an outer one first.
         end: int64[n].
-        edges: int64[m], ascending, where edges of calls are thought to lie.
+        edges: int64[m], ascending, the supposed places of calls' edges.
         margin: how far off they may be, ns.
     """
     has_inner = np.append(start[1:] < end[:-1], False)
@@ -79,7 +79,7 @@ def innermost_operators(start: Int64Array, end: Int64Array) -> Ranges:
 
 
 def cut_depth(busy: Ranges, time: Int64Array) -> Int64Array:
-    """Return by how much each moment has to be moved to lie between operators, ns; 0 where it does."""
+    """Return by how much each moment has to be moved to be between operators, ns; 0 if it does."""
     if not len(busy.start):
         return np.zeros(len(time), np.int64)
     at = np.searchsorted(busy.start, time, side="right") - 1
@@ -95,7 +95,7 @@ def most_likely_shift(edges: CallEdges, busy: Ranges, least: Float64Array, most:
     It is the middle of the best shifts; among equal ones those nearest to what was found just before.
 
     Args:
-        edges: where they are thought to lie.
+        edges: their supposed places.
         busy: the thread's operators.
         least: float64[n], ns, the least shift that is known to be possible; -inf where unknown.
         most: float64[n], ns, the greatest; inf where unknown.
@@ -125,13 +125,13 @@ def most_likely_shift(edges: CallEdges, busy: Ranges, least: Float64Array, most:
 
 
 def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: Ranges, tolerance: float) -> OffsetBounds:
-    """Return what the gap in which each edge lies says of its offset.
+    """Return what the gap around each edge says about its offset.
 
     Args:
-        edges: where they are thought to lie.
+        edges: their supposed places.
         shift: float64[n], ns, by how much each has to be shifted yet.
         busy: the thread's operators.
-        tolerance: an edge that lies deeper in an operator says nothing; one that lies less deep belongs to the nearer
+        tolerance: an edge deeper in an operator says nothing; one less deep belongs to the nearer
             side.
 
     Returns:
@@ -139,7 +139,7 @@ def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: Ranges, tolera
     """
     place = edges.guess + np.rint(shift).astype(np.int64)
     after = np.searchsorted(busy.start, place, side="right")
-    # An operator in which the edge lies is before it or after it, whichever is nearer.
+    # An operator with the edge inside is before it or after it, whichever is nearer.
     last = np.maximum(after - 1, 0)
     inside = (after > 0) & (place < busy.end[last])
     nearer_start = place - busy.start[last] < busy.end[last] - place
@@ -166,7 +166,7 @@ def _windows(time: Int64Array) -> Int64Array:
 
 
 def count_cuts(guess: Int64Array, window: Int64Array, busy: Ranges, shifts: Int64Array = SHIFTS) -> Int64Array:
-    """Return int64[windows, shifts]: how many edges lie inside an operator at each shift, as far to both sides of 0."""
+    """Return int64[windows, shifts]: how many edges are inside an operator at each shift, as far to both sides of 0."""
     width, reach = len(shifts) + 1, int(shifts[-1])
     count = int(window[-1]) + 1
     change = np.zeros(count * width, np.int64)
@@ -206,14 +206,14 @@ def certain_offsets(
     """Return bounds that hold whichever of the possible gaps each edge lies in.
 
     Args:
-        edges: where they are thought to lie.
+        edges: their supposed places.
         busy: the thread's operators.
         least: float64[n], ns, the least correction of the guess that marks allow.
         most: float64[n], ns, the greatest.
         limit: how fast the right correction may change, nanoseconds per nanosecond.
 
     Returns:
-        Of each edge the least and the greatest correction of its guess; None where in some stretch nothing is possible,
+        Of each edge the least and the greatest correction of its guess; None if in some stretch nothing is possible,
         or something at the end of what is tried.
     """
     if not len(busy.start):
@@ -246,7 +246,7 @@ def certain_offsets(
 
 
 def _uncut(edges: CallEdges, busy: Ranges, of_edge: Int64Array, limit: float, shifts: Int64Array) -> BoolArray:
-    """Return bool[stretches, shifts]: whether each edge of a stretch can lie outside of all operators."""
+    """Return bool[stretches, shifts]: whether each edge of a stretch can be outside of all operators."""
     # At the right shift of the stretch's middle an edge is off by what the clock drifts until then, and by half a step.
     margin = math.ceil(limit * _STRETCH_NS / 2 + SHIFT_STEP_NS / 2 + _TOLERANCE_NS)
     long = busy.end - busy.start > 2 * margin

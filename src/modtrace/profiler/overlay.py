@@ -47,7 +47,7 @@ class Overlay:
     Attributes:
         timeline: in ns from the trace's base.
         pid: the process it belongs to, as the trace has it.
-        alignment: None where the timeline was made from the trace itself.
+        alignment: None if the timeline was made from the trace itself.
         timeline_with_captures: the timeline, and behind its spans those that launched what a captured graph holds.
         devices: spans above the streams, whose calls are spans of `timeline_with_captures`.
         collective_names: of the collectives among them.

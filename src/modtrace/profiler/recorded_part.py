@@ -33,7 +33,7 @@ _SPECIAL_ANNOTATION = re.compile(r"ProfilerStep#|(?:nccl|rccl|gloo|mpi|ucc|xccl)
 
 
 def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:
-    """Return start and end of what was profiled, in ns from the trace's base; None where the trace does not say.
+    """Return start and end of what was profiled, in ns from the trace's base; None if the trace does not say.
 
     It reaches from the profiler's start to its stop, and as far as its slices do.
     """

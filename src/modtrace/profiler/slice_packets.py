@@ -46,7 +46,7 @@ _NAMES_PER_PACKET = 10_000
 _NAME_IID = message_field_tag(TrackEvent, "name_iid")
 _BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
 _TYPE_BITS = 2
-"""Bits that tell these three apart."""
+"""Bits that mark these three."""
 _MAX_MESSAGES = 1000
 _SLICE_PHASES, _FLOW_PHASES = ("X", "i", "I"), ("s", "f")
 
@@ -59,7 +59,7 @@ def sequence_packet() -> TracePacket:
 
 
 class EventEncoder:
-    """Encodes what events say; texts that occur again and again stand once in the trace, and events have their ids."""
+    """Encodes what events say; texts that occur again and again are in the trace once, and events have their ids."""
 
     def __init__(self) -> None:
         self.names = Numbering[str](first=1)
@@ -112,7 +112,7 @@ class EventEncoder:
         return message
 
     def interned_packets(self) -> Iterator[TracePacket]:
-        """Yield the packets that say what the ids mean; they stand before all events."""
+        """Yield the packets that say what the ids mean; they come before all events."""
         names = list(self.names.items())
         for first in range(0, len(names), _NAMES_PER_PACKET):
             packet = sequence_packet()
@@ -165,7 +165,7 @@ class SliceFlows:
             flow: number of the flow.
             time: µs from the trace's base.
             track: index of its track.
-            slices_before: how many slices of that track stand before it in the file.
+            slices_before: how many slices of that track come before it in the file.
             ends: whether the flow ends here.
         """
         self._flow.append(flow)
@@ -267,7 +267,7 @@ class ProfilerSlices:
     _flow_tracks: dict[TrackKey, int] = field(default_factory=dict)
 
     def add(self, events: Sequence[Any]) -> None:
-        """Take some events; what is malformed is skipped."""
+        """Take some events; malformed ones are skipped."""
         names, fields, tracks = self.encoder.names, self.encoder.fields, self.tracks
         for event in events:
             try:

@@ -26,7 +26,7 @@ class RankTimeline(NamedTuple):
         rank: its number.
         timeline: in Unix nanoseconds of the job's clock.
         bound_ns: how far its times are off at most.
-        method: how it was found where it lies, see `RankTime`.
+        method: how its place in time was found, see `RankTime`.
         path: the recording.
     """
 
@@ -44,7 +44,7 @@ def load_rank(
 
     Args:
         file: the recording.
-        time: where its times lie.
+        time: the place of its times in the job's time.
         choose: returns the part that is wanted.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where the times of each rank lie in the time of the whole job, and how far that is off at most."""
+"""The place of each rank's times in the time of the whole job, and how far that is off at most."""
 
 from __future__ import annotations
 

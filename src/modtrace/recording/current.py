@@ -83,7 +83,7 @@ _complete = False
 
 
 def running() -> _Recording | None:
-    """Return the recording that runs, None where none does."""
+    """Return the recording that runs, None if none does."""
     return _current if _complete else None
 
 

@@ -179,7 +179,7 @@ class OutputPath:
 
 
 def _rank_that_wrote(path: str) -> str | None:
-    """Return the rank that wrote a file; None where it does not say."""
+    """Return the rank that wrote a file; None if it does not say."""
     if hasattr(os, "getxattr"):
         with contextlib.suppress(OSError):
             return os.getxattr(path, _RANK_ATTRIBUTE).decode("ascii", "replace")

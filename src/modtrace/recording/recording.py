@@ -38,7 +38,7 @@ class Recording:
         warn: called once `stop` has ended it, with what the user should know of it; at first it logs that.
         replaceable: True for recordings of `MODTRACE=` and `modtrace run`: an explicit `record()` replaces them, and
             they save no file where nothing was recorded.
-        replaced_by: the recording that did; None where none has.
+        replaced_by: the recording that did; None if none has.
         first_step: the number of the step in which it starts, where a trainer counts them; set before `start`.
 
     Example:

@@ -135,7 +135,7 @@ class EventFilter:
         return clean
 
     def _name(self, phase: str, category: object, name: str, args: RawEvent) -> str | None:
-        """Return the event's name for the report; None where its category or name is unknown."""
+        """Return the event's name for the report; None if its category or name is unknown."""
         if category in _SPAN_CATEGORIES:
             if "fqn" in args:
                 return self._names.name(Name(name, str(args["fqn"]), str(args.get("module_class")))).label

@@ -107,7 +107,7 @@ class ProfileSource:
         return TracePart(merged.name, merged.read_bytes(), timeline, description)
 
     def _slowest_steps(self, max_events: int) -> tuple[list[tuple[float, float]], str] | None:
-        """Return windows of time around the slowest steps, and what these are; None where not even one step fits."""
+        """Return windows of time around the slowest steps, and what these are; None if not even one step fits."""
         steps = self._clean.steps
         if len(steps) < 2:
             return None

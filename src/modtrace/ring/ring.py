@@ -157,7 +157,7 @@ def _available_memory_bytes() -> int | None:
 
 
 def _left_on_machine() -> int | None:
-    """Return what is free, can be freed, or swapped out."""
+    """Return the bytes of memory that are free, can be freed, or swapped out."""
     try:
         lines = _MEMINFO.read_text("utf-8").splitlines()
         kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
@@ -167,7 +167,7 @@ def _left_on_machine() -> int | None:
 
 
 def _left_in_groups() -> list[int | None]:
-    """Return what is left in each control group, of either version, that this process is in."""
+    """Return the bytes left in each control group, of either version, that this process is in."""
     left = []
     with contextlib.suppress(OSError, ValueError):
         for line in _OWN_GROUPS.read_text("utf-8").splitlines():

@@ -7,7 +7,7 @@
 
 The lap is how often the ring had been filled before, modulo `1 << LAP_BITS`. Meta is written first and the stamp last;
 a reader copies the stamp first and meta last. A slot is whole where the lap in meta is the lap of the stamp, so torn
-and overwritten slots are told apart without a lock.
+and overwritten slots are recognized without a lock.
 
 The build of the native engine makes a C++ header of this file.
 """
@@ -122,7 +122,7 @@ DEVICE_TIME_BITS = 55
 DEVICE_TIME_MASK = (1 << DEVICE_TIME_BITS) - 1
 
 DEVICE_PENDING_NS = 100_000_000
-"""How long an event has to be asked for until `DEVICE_PENDING` tells it first; then whenever that has doubled."""
+"""How long a device is asked for an event before the first `DEVICE_PENDING`; each next one after twice the time."""
 
 NOT_AWAITED_BIT = 1 << 62
 """In the value of a `COLLECTIVE_EXIT`: a device runs it, and the call left nothing by which a thread could wait."""

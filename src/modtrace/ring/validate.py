@@ -85,7 +85,7 @@ class SlotSnapshot(NamedTuple):
 def validate(
     slots: SlotSnapshot, records: Sequence[Record], metadata: Mapping[str, object]
 ) -> tuple[SlotSnapshot, list[Record], Mapping[str, object]]:
-    """Return the slots, the records and the metadata of a ring without what is damaged.
+    """Return the slots, the records and the metadata of a ring without damaged ones.
 
     An id whose record is lost becomes the name "#id".
     """

@@ -191,7 +191,7 @@ class Follower(_BackwardFollower):
 
     Attributes:
         pre_fw: called with (module, args) when a call was entered.
-        post_fw: called with (module, args, output) before a call is left; output is None where it raised.
+        post_fw: called with (module, args, output) before a call is left; output is None if it raised.
     """
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
@@ -242,7 +242,7 @@ class Follower(_BackwardFollower):
         return None
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveFrame | None:
-        """Follow a call of `module`; None where it has no name of its own."""
+        """Follow a call of `module`; None if it has no name of its own."""
         try:
             thread: LiveThread = self._local.thread
         except AttributeError:
@@ -289,7 +289,7 @@ class Follower(_BackwardFollower):
         return frame
 
     def exit(self, frame: LiveFrame, args: tuple[Any, ...], output: object) -> None:
-        """End a call that returned `output`, or None where it raised."""
+        """End a call that returned `output`, or None if it raised."""
         try:
             if self.post_fw is not None:
                 self.post_fw(frame.module, args, output)

@@ -196,7 +196,7 @@ class ModTracker(_Tracker, _TorchHooks):
         return super().parents.union(self.hooked_names)
 
     def get_known_fqn(self, mod: nn.Module) -> str | None:
-        """Return the fully qualified name of `mod`, None where it is not known.
+        """Return the fully qualified name of `mod`, None if it is not known.
 
         Known is what was called, and what lies below an outermost called module. A module that runs under two names
         has the one of its innermost open call.
@@ -216,7 +216,7 @@ class ModTracker(_Tracker, _TorchHooks):
 
         Args:
             pre_fw_hook: called with (module, positional inputs) at the begin of a forward.
-            post_fw_hook: called with (module, positional inputs, output) at its end; output is None where it raised.
+            post_fw_hook: called with (module, positional inputs, output) at its end; output is None if it raised.
             pre_bw_hook: called with (module, (gradient,)) when the module's backward begins.
             post_bw_hook: called with (module, (gradients of its inputs,)) when all of these are known, at the latest
                 when its backward ends; then gradients that are not known are None, and where none is, it is ().

@@ -158,7 +158,7 @@ def _event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyo
         events: all events.
         queued: indexes of the queued ones.
         chosen: of all events.
-        beyond_queued: other queued events may lie between the two.
+        beyond_queued: other queued events may be between the two.
     """
     own = np.concatenate([np.flatnonzero(chosen), queued])
     is_queued = np.arange(len(own)) >= len(own) - len(queued)

@@ -23,7 +23,7 @@ from .path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 __all__ = ["add_device_spans"]
 
 _EVENT_RESOLUTION_NS = 500
-"""CUDA tells times of events to about so much."""
+"""How exact CUDA's times of events are, about."""
 
 
 def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:

@@ -106,7 +106,7 @@ def build_intervals(events: Events) -> Intervals:
     _bound_by_own_thread(events, columns)
     last = 2 * len(events) + 2
     start_position, end_position = columns["start_position"], columns["end_position"]
-    # In a damaged file an end can stand before its start.
+    # In a damaged file an end can come before its start.
     has_start, has_end = start_position >= 0, end_position > start_position
     end_unknown = columns.pop("end_unknown")
     # What was open at either edge nests by what is known of it: ended later means started earlier.
@@ -125,7 +125,7 @@ def build_intervals(events: Events) -> Intervals:
 
 
 def _bound_by_own_thread(events: Events, columns: IntervalColumns) -> None:
-    """Move ends that another thread wrote between the two events of the own thread that they lie between.
+    """Move ends that another thread wrote between the two events of the own thread around them.
 
     Within a thread, times follow positions. The clocks of two threads differ by a little, in a damaged file by much.
     """
@@ -326,7 +326,7 @@ def _boundaries(
     innermost = np.concatenate([calls, enclosing[calls], no_call, enclosing[builders]])
     builder = np.concatenate([no_builder, no_builder, builders, no_call])
     known = sequence >= 0
-    # What was clipped ends together with what is around it, and that comes last.
+    # A clipped interval ends together with the one around it, and that one comes last.
     tie = np.concatenate([no_builder, -start[calls], no_call, -start[builders]])
     order = np.lexsort((tie[known], position[known]))
     return _Boundaries(sequence[known][order], innermost[known][order], builder[known][order])

@@ -270,7 +270,7 @@ def pair_segments(events: Events) -> IntervalColumns:
     name, value = events.name[index].astype(np.int64), events.value[index]
     end_unknown = np.zeros(len(index), np.bool_)
     if len(pass_end):
-        # In a damaged file the end of a pass can stand before its segments.
+        # In a damaged file the end of a pass can come before its segments.
         end_unknown = pass_ended & ~has_next & (last_event > index) & (events.value[last_event] & ABANDONED_BIT != 0)
     for segment in np.flatnonzero(end_unknown):
         # Nothing says when the pass failed; it ran at least until the last event of this thread before that was seen.
@@ -325,7 +325,7 @@ def pair_passes(events: Events) -> PassColumns:
     is_end = events.kind[edges] == Kind.PASS_END
     np.minimum.at(first, (is_end.astype(np.int64), pass_of), edges)
     begin, end = first
-    # In a damaged file an end can stand before its begin.
+    # In a damaged file an end can come before its begin.
     known = (begin < len(events)) | (end < len(events))
     end = np.where((begin < len(events)) & (end < begin), len(events), end)
     thread = np.full(count, -1, np.int64)
