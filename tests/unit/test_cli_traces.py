@@ -294,7 +294,7 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
         "step  duration ms  forward  backward  before  between  after",
         "   1       10.000    4.000     2.000   2.000    1.000  1.000",
         "   0        8.000    4.000     2.000   0.000    1.000  1.000",
-        "after: from the last span to the mark, where the optimizer runs; nothing marks its own time",
+        "after: from the last span to the end of the step; the parts of a step say what ran there",
     ]
     assert markdown[2:] == [
         "| `Net` | `Net` | 2 | 66.7 | 12.000 | 10.000 | 6.000 | 6.000 | 6.000 | 8.000 | 6.000 | 4.000 | 4.000 |",

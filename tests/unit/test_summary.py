@@ -211,6 +211,7 @@ def test_csv_and_json_have_nanoseconds() -> None:
         "incomplete": 0,
         "overwritten": 0,
         "by": "module",
+        "parts": [],
         "steps": [],
     }
 

@@ -56,7 +56,7 @@ def test_steps_text_is_slowest_first() -> None:
         "step  duration ms  forward  backward  recompute  before  between    after",
         "   1      200.000   10.000     0.000      0.000  10.000    0.000  180.000",
         "1 more step",
-        "after: from the last span to the mark, where the optimizer runs; nothing marks its own time",
+        "after: from the last span to the end of the step; the parts of a step say what ran there",
     ]
     assert training().summary().steps_markdown(1).splitlines()[2] == (
         "| 1 | 200.000 | 10.000 | 0.000 | 0.000 | 10.000 | 0.000 | 180.000 |"

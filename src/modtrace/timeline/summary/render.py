@@ -203,7 +203,7 @@ def steps_text(summary: Summary, limit: int | None = None, width: int | None = N
     lines += wrapped(steps_note(summary.overview), width)
     if "after" in table.headings:
         lines += wrapped(
-            "after: from the last span to the mark, where the optimizer runs; nothing marks its own time",
+            "after: from the last span to the end of the step; the parts of a step say what ran there",
             width,
         )
     if "backward()" in table.headings:

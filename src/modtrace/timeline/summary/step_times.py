@@ -51,8 +51,7 @@ class StepTimes(NamedTuple):
         recompute_ns: in recompute.
         before_ns: before its first span: loading a batch, and what else comes first.
         between_ns: between its spans: the loss, and the loop around the model.
-        after_ns: after its last span: the optimizer and everything else until the mark. Nothing in a recording marks
-            the optimizer's own time.
+        after_ns: after its last span: the optimizer and everything else until the mark. `StepParts` divides it.
         backward_pass_ns: of all that, inside whole backward passes, each from its call to its return, with waiting for
             other ranks; 0 if the timeline has none.
         whole: False if its beginning was overwritten, or its end not marked; it may then have been longer.
