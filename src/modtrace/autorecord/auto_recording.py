@@ -180,7 +180,7 @@ def start_from_variable() -> None:
     except RecordingError as error:
         _log.error("%s; nothing is recorded", error)
         return
-    # A child that imports modtrace too would replace the parent's files by its own: the job tells it what to record.
+    # A child that imports modtrace too would replace the parent's files by its own: the job says what it records.
     del os.environ[_VARIABLE]
     AutoRecording(arguments, unattended=True)
 

@@ -106,7 +106,7 @@ class Job:
         self._note("saved", path)
 
     def _note(self, what: str, path: str = "") -> None:
-        # It is gone where the process that began the job has ended.
+        # It is gone if the process that began the job has ended.
         with contextlib.suppress(OSError):
             descriptor = os.open(self._notes, os.O_WRONLY | os.O_APPEND)
             try:

@@ -120,7 +120,7 @@ class ChromeEvents:
         bind_id = _parse_bind_id(raw.get(_BIND_ID))
         outgoing, incoming = (raw.get(field) is True for field in _BIND_DIRECTIONS)
         if phase in _BINDABLE_PHASES and bind_id is not None and (outgoing or incoming):
-            # A flow end that the slice carries itself lies where the slice begins.
+            # A flow end that the slice carries itself is at the slice's begin.
             flow_phase = "t" if outgoing and incoming else "s" if outgoing else "f"
             self._add_flow_end(position, flow_phase, key, time, (bind_id, _BIND_ID), "e")
 

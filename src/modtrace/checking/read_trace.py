@@ -144,7 +144,7 @@ def read_trace(
         found = _Findings([], TrackLayout(), [error.fault])
     if not found.file_faults:
         return found.faults, found.layout
-    # Said more exactly by parsing all of it, where it is not too large.
+    # Parsing all of it says more exactly what is wrong, if it is not too large.
     return _read_whole(path) or (
         [*found.file_faults, *found.faults],
         found.layout,

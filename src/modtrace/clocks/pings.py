@@ -109,7 +109,7 @@ class PingServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and answering; when it returns, nothing does any more."""
+        """Stop listening and answering; both have ended when it returns."""
         self._wake_write.send(b"\0")
         self._thread.join()
         self.close_sockets()

@@ -189,7 +189,7 @@ class EventStream:
             whole = length >= len(self._buffer)
             found = recover_events(bytes(self._buffer[1 : 1 + length]), final=final and whole)
             if found.closed:
-                # The last event is left for the tail, which tells whether this is the end indeed.
+                # The last event is left for the tail, which shows whether this is the end.
                 self._ended = True
                 found = RecoveredEvents(found.events[:-1], found.events[-2].end if len(found.events) > 1 else 0, True)
             if found.events or whole or self._ended:

@@ -185,7 +185,7 @@ def _is_track_kind(value: object) -> bool:
     return value in TRACK_KINDS
 
 
-# Per list of the header what each of its entries holds; where that is the name of a list, it is an index into it.
+# Per list of the header what each of its entries holds; if that is the name of a list, it is an index into it.
 _LISTS: Mapping[str, Mapping[str, Callable[[object], bool] | str]] = {
     "processes": {"pid": is_int64, "rank": _is_int64_or_none, "program": _is_text, "trace_pid": is_int64},
     "tracks": {"kind": _is_track_kind, "thread": _is_text, "tid": is_int64, "process": "processes"},

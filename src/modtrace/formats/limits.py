@@ -30,7 +30,7 @@ MAX_LEVELS_PER_ROW = 512
 """Levels of one row; the trace processor drops deeper slices silently, so deeper spans get a row of their own."""
 
 MAX_CHROME_NS = 10**15
-"""Nanoseconds from the base (11.5 days) below which a double of µs in JSON tells every nanosecond."""
+"""Nanoseconds from the base (11.5 days) below which a double of µs in JSON is exact to the nanosecond."""
 
 MAX_TIME_NS = 1 << 62
 """Nanoseconds from 1970 beyond which no time lies: 146 years, to both sides."""

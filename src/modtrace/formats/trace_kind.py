@@ -18,7 +18,7 @@ def format_of(head: bytes) -> Literal["chrome", "perfetto"] | None:
     """Tell the formats apart: Chrome's JSON, Perfetto's protobuf, or neither (None).
 
     A Perfetto trace starts with the tag of a packet, which is also a line feed, and the packet's length can be a
-    bracket. So what tells is that JSON has no other control characters that early.
+    bracket. The mark is that JSON has no other control characters that early.
 
     Args:
         head: what the trace begins with, unzipped; some kilobytes, as JSON may begin with empty lines.

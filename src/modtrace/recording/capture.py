@@ -41,7 +41,7 @@ class Capture:
     Args:
         ring: a file behind the ring, or None.
         regions: what torch.compile made.
-        engine: which engine, as of `record`; so are the others.
+        engine: which engine, as for `record`; so are the others.
         capacity: events kept.
         model: where names start; a weak reference to a module.
         host_name: write the host's name.
@@ -146,7 +146,7 @@ class Capture:
         if not isinstance(error, Exception) or raised_by_handler(error):
             raise error
         if self._failed or isinstance(error, RecursionError):
-            # Where the user's code has used the stack up, a call is not recorded, and the recording goes on.
+            # If the user's code has used the stack up, a call is not recorded, and the recording goes on.
             return
         self._failed = True
         self.stop()
@@ -176,7 +176,7 @@ def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str,
     Args:
         engine: "native" or "python".
         capacity: events kept.
-        host_name: True for the host's name, False for a hash of it, which tells hosts apart and no more.
+        host_name: True for the host's name, False for a hash of it, which only keeps hosts apart.
     """
     return {
         "modtrace": __version__,

@@ -124,7 +124,7 @@ class Recording:
     def steps(self) -> int:
         """How many training steps have ended since it started: those marked by `step`, else those of the optimizers.
 
-        Steps that end with backward passes, where no optimizer of torch steps, are told by the timeline only.
+        Steps that end with backward passes, if no optimizer of torch steps, are known to the timeline only.
         """
         return self._marked_steps or self._optimizer_steps.ended
 

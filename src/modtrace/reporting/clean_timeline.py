@@ -51,7 +51,7 @@ _ALLOWED: Mapping[str, tuple[str | None, re.Pattern[str]]] = {
         *((key, None, _COUNT) for key in DEVICE_METADATA),
     )
 }
-"""For each key of a recording's metadata that may be told: what to call it, None if it says nothing of the machine,
+"""For each key of a recording's metadata that a report holds: what to call it, None if it says nothing of the machine,
 and what its value must look like."""
 
 

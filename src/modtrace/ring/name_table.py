@@ -76,7 +76,7 @@ class NameTable:
             if name_id >= NO_NAME:
                 return NO_NAME
             self._append({"kind": "name", "id": name_id, "label": label, "fqn": fqn, "class": module_class})
-            # Where another thread was first, that one's counts, and the record of this one is of no use.
+            # If another thread was first, its record counts, and this one is of no use.
             name_id = self._names.setdefault(key, name_id)
         return name_id
 

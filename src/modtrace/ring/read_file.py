@@ -198,7 +198,7 @@ def _read_file_slots(descriptor: int, size: int, capacity: int, last_events: int
     count = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
     slots = _read_once(descriptor, count, capacity, last_events)
     for _ in range(_MAX_REREADS):
-        # Read again where serials are missing: the writer overtook a reader that had to pause. What is missing still
+        # Read again if serials are missing: the writer overtook a reader that had to pause. What is missing still
         # when nothing was written since is missing in the file.
         recorded = slots.recorded
         if not len(slots.events) or np.all(np.diff(slots.events.serial) == 1):

@@ -101,7 +101,7 @@ CALL_INDEX_BITS = 25
 CALL_INDEX_MASK = (1 << CALL_INDEX_BITS) - 1
 
 # The value of a `CALL_BACKWARD`: the key of the call, and above that the graph task. A name and a key tell a call: the
-# key is its index, and RECOMPUTE_BIT where a checkpoint ran it again.
+# key is its index, and RECOMPUTE_BIT if a checkpoint ran it again.
 RECOMPUTE_BIT = 1 << CALL_INDEX_BITS
 CALL_KEY_BITS = CALL_INDEX_BITS + 1
 CALL_KEY_MASK = (1 << CALL_KEY_BITS) - 1

@@ -38,7 +38,7 @@ class _BackwardFollower(SegmentHooks):
     """Knows, on the thread that asks, the calls whose backward runs.
 
     Args:
-        follow_graphs_after_exit: when not `active` any more, still follow the backward of graphs made before.
+        follow_graphs_after_exit: when no longer `active`, still follow the backward of graphs made before.
 
     Attributes:
         active: whether it follows.
