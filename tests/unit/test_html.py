@@ -71,6 +71,7 @@ def test_every_field_is_in_the_payload() -> None:
 
     assert header.pop("arrays").keys() == {*SPAN_FIELDS} - {"end"} | {"duration"}
     counters = header.pop("counters")
+    steps = header.pop("step_parts")
     assert header == {
         "version": 1,
         # The counter's sample is the first moment of all.
@@ -112,6 +113,12 @@ def test_every_field_is_in_the_payload() -> None:
     assert [counters[0][key] for key in ("name", "unit", "process")] == ["RSS", "bytes", 0]
     assert values(body, counters[0]["time"]) == [0]
     assert values(body, counters[0]["value"]) == [4096]
+    columns = {name: values(body, steps.pop(name)) for name in ("start", "duration", "whole", "ns")}
+    # 60 ns forward, 40 until backward, 100 backward, 10 until the mark.
+    assert columns == {"start": [50], "duration": [210], "whole": [1], "ns": [60, 40, 100, 10]}
+    parts = ("forward", "loss", "backward", "other")
+    shares = [[part, ns / 210] for part, ns in zip(parts, columns["ns"], strict=True)]
+    assert steps == {"parts": shares, "names": ["step 0"], "causes": [None]}
 
 
 def test_the_columns_are_in_the_payload() -> None:

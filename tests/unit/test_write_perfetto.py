@@ -122,8 +122,10 @@ def test_marks_and_samples(tmp_path: Path) -> None:
     trace = packets(call_of_net(), tmp_path)
     (mark,) = (packet for packet in trace if packet.track_event.type == TrackEvent.TYPE_INSTANT)
     assert (mark.track_event.name, list(mark.track_event.categories)) == ("step 5", ["step"])
-    (sample,) = (packet for packet in trace if packet.track_event.type == TrackEvent.TYPE_COUNTER)
-    assert sample.track_event.counter_value == 2**40
+    samples = [packet.track_event for packet in trace if packet.track_event.type == TrackEvent.TYPE_COUNTER]
+    assert [event.counter_value for event in samples if event.HasField("counter_value")] == [2**40]
+    in_ms = [event.double_counter_value for event in samples if event.HasField("double_counter_value")]
+    assert in_ms == [1.000001, 0, 0.999999, 0, 0.5, 0, 1e-6, 0], "forward, loss, backward and other of the step"
 
 
 @settings(max_examples=scaled(20, 60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -28,6 +28,7 @@ __all__ = [
     "CATEGORIES",
     "LAUNCH_CATEGORY",
     "LAUNCH_NAME",
+    "PARTS_CATEGORY",
     "FileSlice",
     "add_file_slices",
     "file_slices",
@@ -42,6 +43,9 @@ LAUNCH_NAME = "collective"
 
 CALLS_NAME = "calls"
 """The name of the flow events in JSON between the ranks' calls of one collective; their category is the slices'."""
+
+PARTS_CATEGORY = "step parts"
+"""The category of the counters in JSON of what steps were spent on; readers leave them out, as the slices say it."""
 
 CATEGORIES = {kind.track: code for code, kind in reversed([*enumerate(KINDS)]) if code != MODULE}
 """Each category, and the first kind of slice that has it."""

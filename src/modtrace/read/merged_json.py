@@ -12,7 +12,7 @@ from .._errors import TraceError
 from .._typing import Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header, is_int64, is_tid
-from ..formats.slice_args import CATEGORIES, FileSlice, is_usable
+from ..formats.slice_args import CATEGORIES, PARTS_CATEGORY, FileSlice, is_usable
 from ..formats.span_args import RESERVED_ARGS
 from ..timeline import PHASES, RECOMPUTE, Mark, Name, Timeline
 from ..timeline.contents import TRACK_KINDS
@@ -63,7 +63,7 @@ class MergedEvents:
             self._row_names[_row(event)] = str(event["args"]["name"])
         elif kind == "i" and category in ("step", "mark"):
             self._marks.append((_time(event["ts"]), category, _text(event["name"])))
-        elif kind == "C":
+        elif kind == "C" and category != PARTS_CATEGORY:
             for unit, value in event["args"].items():
                 counter = (event["pid"], _text(event["name"]), unit)
                 self._samples.setdefault(counter, []).append((_time(event["ts"]), _int64(value)))

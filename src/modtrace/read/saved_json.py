@@ -23,7 +23,7 @@ from ..formats.limits import (
     LimitError,
     check_nested_json,
 )
-from ..formats.slice_args import CATEGORIES, LAUNCH_CATEGORY, FileSlice
+from ..formats.slice_args import CATEGORIES, LAUNCH_CATEGORY, PARTS_CATEGORY, FileSlice
 from ..formats.span_args import RESERVED_ARGS
 from ..timeline import PHASES, Mark, Timeline
 from .timeline_builder import SpanColumns, build_timeline_from
@@ -146,7 +146,7 @@ class _Reader:
                 flow_ends.append((len(self._ts) + len(spans) - 1, event["id"]))
             elif kind == "i":
                 self._marks.append((event["ts"], event["cat"], event["name"]))
-            elif kind == "C":
+            elif kind == "C" and event.get("cat") != PARTS_CATEGORY:
                 ((unit, value),) = event["args"].items()
                 counter = self._counters.get((event["pid"], event["name"], unit), -1)
                 if counter < 0:

@@ -142,6 +142,8 @@ class _Reader:
             self._start.append(time)
             self._end.append(time)
             self._begin(self._sequences.lane_of(sequence), event)
+        elif kind == TrackEvent.TYPE_COUNTER and event.WhichOneof("counter_value_field") == "double_counter_value":
+            pass  # of a part of the steps: the slices have it
         elif kind == TrackEvent.TYPE_COUNTER:
             times, values = self._rows.samples.setdefault(self._sequences.counter_of(sequence), ([], []))
             times.append(time)

@@ -11,12 +11,14 @@ from .._errors import WriteError
 from ..formats.escape import UNNAMED, EscapedOriginals, escaped
 from ..formats.header import escape_late_texts, escaped_names, make_header
 from ..formats.limits import MAX_CHROME_NS
+from ..formats.slice_args import PARTS_CATEGORY
 from ..timeline import Timeline
 from .atomic_file import atomic_writer
 from .chrome_events import span_events
 from .lanes import MARKS_ROW, Lanes
 from .progress import show_progress
 from .slices import chrome_slices, microseconds
+from .step_parts import COUNTER_UNIT, part_counters
 
 __all__ = ["ChromeTimeline", "chrome_events", "first_moment", "microseconds", "row_metadata_events", "write_chrome"]
 
@@ -122,6 +124,12 @@ class ChromeTimeline:
             head = orjson.dumps(event)[:-1] + b',"args":{' + orjson.dumps(escaped(counter.unit))
             for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True):
                 yield head + b':%d},"ts":%b}' % (value, microseconds(time - self.base))
+        pid = next(iter(self.lanes.pids.values()), 0)
+        for part in part_counters(self.timeline):
+            event = {"ph": "C", "pid": pid, "cat": PARTS_CATEGORY, "name": escaped(part.name)}
+            head = orjson.dumps(event)[:-1] + b',"args":{"%b":' % COUNTER_UNIT.encode()
+            for time, ns in zip(part.time.tolist(), part.ns.tolist(), strict=True):
+                yield head + b'%b},"ts":%b}' % (orjson.dumps(ns / 1e6), microseconds(time - self.base))
 
 
 def _all_events(chrome: ChromeTimeline) -> Iterator[tuple[int, bytes]]:

@@ -20,6 +20,7 @@ from ..timeline.slices import Slices
 from .atomic_file import Sink, atomic_writer
 from .chrome import first_moment
 from .slices import all_as_modules
+from .step_parts import PartTable, part_table
 
 __all__ = ["Comparison", "payload", "render_html", "write_html"]
 
@@ -81,6 +82,7 @@ def render_html(timeline: Timeline, comparison: Comparison | None = None) -> byt
 
 def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     """Return what the page unpacks: u32 length of a JSON header, the header, then the columns as plain arrays."""
+    parts = None if comparison else part_table(timeline)
     timeline = all_as_modules(timeline)
     base = first_moment(timeline)
     arrays = _Arrays()
@@ -126,6 +128,8 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
             "changes": [list(change) for change in comparison.changes],
             "of_span": arrays.add(comparison.of_span, "i32"),
         }
+    if parts is not None:
+        header["step_parts"] = _step_parts(parts, base, arrays)
     text = _json(header)
     text += b" " * (-(len(text) + 4) % _ALIGNMENT)
     return b"".join((struct.pack("<I", len(text)), text, *arrays.parts))
@@ -133,6 +137,18 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
 
 def _process(process: Process) -> dict[str, object]:
     return {"pid": process.pid, "rank": process.rank, "name": process.name}
+
+
+def _step_parts(table: PartTable, base: int, arrays: _Arrays) -> dict[str, object]:
+    return {
+        "parts": [list(pair) for pair in zip(table.parts, table.share, strict=True)],
+        "names": list(table.names),
+        "causes": list(table.causes),
+        "start": arrays.add(table.start - base, "f64"),
+        "duration": arrays.add(table.end - table.start, "f64"),
+        "whole": arrays.add(table.whole, "u8"),
+        "ns": arrays.add(table.ns.ravel(), "f64"),
+    }
 
 
 def _columns(columns: Slices, base: int, arrays: _Arrays) -> dict[str, Mapping[str, object]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
+from .._typing import Float64Array, Int64Array
 from ..formats.escape import EscapedOriginals, escaped
 from ..formats.header import escape_late_texts, escaped_names
 from ..formats.perfetto_ids import SequenceIds
@@ -18,12 +19,15 @@ from .lanes import Lanes
 from .perfetto_descriptors import InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
 from .perfetto_events import CHUNK, SpanPackets
 from .progress import show_progress
-from .protobuf_columns import interleave, message_field_tag, track_event_packets, varint
+from .protobuf_columns import FIXED64, BytesColumn, interleave, message_field_tag, track_event_packets, varint
 from .slices import perfetto_slices
+from .step_parts import part_counters
 
 __all__ = ["perfetto_packets", "write_perfetto"]
 
-_COUNTER_VALUE = message_field_tag(TrackEvent, "counter_value")
+_COUNTER_KIND = TrackEvent(type=TrackEvent.TYPE_COUNTER).SerializeToString()
+_INTEGER_VALUE = message_field_tag(TrackEvent, "counter_value")
+_DOUBLE_VALUE = message_field_tag(TrackEvent, "double_counter_value", FIXED64)
 
 
 def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -51,14 +55,17 @@ def perfetto_packets(timeline: Timeline, parents: TrackParents | None = None) ->
     lanes = Lanes.from_timeline(timeline)
     interned = InternTable(timeline, names)
     sequences = SequenceIds(len(lanes.lanes))
-    tracks = TrackDescriptors(timeline, lanes, escaped_originals, sequences.metadata, parents)
+    parts = part_counters(timeline)
+    tracks = TrackDescriptors(timeline, lanes, escaped_originals, sequences.metadata, parents, parts)
     yield 0, serialize(interned.description())
     for packet in tracks.packets():
         yield 0, serialize(packet)
     yield 0, _marks(timeline, tracks, sequences.marks)
-    for index in range(len(timeline.counters)):
-        for part in _counter(timeline, tracks, index, sequences.counter(index)):
-            yield 0, part
+    counters = [(counter.time, _integers(counter.value)) for counter in timeline.counters]
+    counters += [(part.time, _doubles(part.ns / 1e6)) for part in parts]
+    for index, (time, events) in enumerate(counters):
+        for packets in _counter(time, tracks.counter(index), sequences.counter(index), events):
+            yield 0, packets
     flows = CollectiveFlows(timeline)
     spans = SpanPackets(timeline, lanes, interned, flows)
     first_other = len(timeline.columns)
@@ -91,15 +98,32 @@ def _marks(timeline: Timeline, tracks: TrackDescriptors, sequence: int) -> bytes
     return serialize(*packets)
 
 
-def _counter(timeline: Timeline, tracks: TrackDescriptors, index: int, sequence: int) -> Iterator[bytes]:
-    counter = timeline.counters[index]
-    if not len(counter.time):
+def _integers(value: Int64Array) -> Callable[[slice], BytesColumn]:
+    return lambda part: varint(value[part], _COUNTER_KIND + _INTEGER_VALUE)
+
+
+def _doubles(value: Float64Array) -> Callable[[slice], BytesColumn]:
+    text = np.empty((len(value), len(_COUNTER_KIND) + len(_DOUBLE_VALUE) + 8), np.uint8)
+    text[:, :-8] = np.frombuffer(_COUNTER_KIND + _DOUBLE_VALUE, np.uint8)
+    text[:, -8:] = value.astype("<f8").view(np.uint8).reshape(-1, 8)
+    return lambda part: BytesColumn(text[part], None)
+
+
+def _counter(time: Int64Array, track: int, sequence: int, events: Callable[[slice], BytesColumn]) -> Iterator[bytes]:
+    """Yield the packets of a counter.
+
+    Args:
+        time: int64[n], of its samples.
+        track: its uuid.
+        sequence: the id of its packet sequence.
+        events: returns the events of a range of samples.
+    """
+    if not len(time):
         return
-    yield serialize(sequence_start(sequence, tracks.counter(index), int(counter.time[0])))
+    yield serialize(sequence_start(sequence, track, int(time[0])))
     sequence_field = TracePacket(trusted_packet_sequence_id=sequence).SerializeToString()
-    kind = TrackEvent(type=TrackEvent.TYPE_COUNTER).SerializeToString()
-    for first in range(0, len(counter.time), CHUNK):
+    for first in range(0, len(time), CHUNK):
         part = slice(first, first + CHUNK)
-        delta = np.diff(counter.time[part], prepend=counter.time[max(first - 1, 0)])
-        event = [varint(counter.value[part], kind + _COUNTER_VALUE)]
-        yield interleave([(np.arange(len(delta)), track_event_packets(delta, sequence_field, event))], len(delta))
+        delta = np.diff(time[part], prepend=time[max(first - 1, 0)])
+        packets = track_event_packets(delta, sequence_field, [events(part)])
+        yield interleave([(np.arange(len(delta)), packets)], len(delta))

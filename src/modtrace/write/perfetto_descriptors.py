@@ -17,8 +17,9 @@ from ..formats.escape import UNNAMED, EscapedOriginals, escaped
 from ..formats.header import is_tid, make_header
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK
 from ..formats.span_args import CALL_FIELDS, module_args
-from ..timeline import PHASES, CounterSeries, Name, Process, Timeline
+from ..timeline import PHASES, Name, Process, Timeline
 from .lanes import MARKS_ROW, Lanes
+from .step_parts import COUNTER_UNIT, PartCounter
 
 __all__ = ["InternTable", "TrackDescriptors", "TrackParents", "sequence_start", "serialize"]
 
@@ -113,12 +114,14 @@ class TrackDescriptors:
         escaped_originals: EscapedOriginals,
         sequence: int,
         parents: TrackParents | None = None,
+        part_counters: Sequence[PartCounter] = (),
     ) -> None:
         self._parents = parents
         self._timeline = timeline
         self._lanes = lanes
         self._originals = escaped_originals
         self._sequence = sequence
+        self._part_counters = part_counters
         self._recording = f"{timeline.columns.start[:1]} {sorted(lanes.pids.items(), key=repr)}"
 
     def lane(self, index: int) -> int:
@@ -126,7 +129,7 @@ class TrackDescriptors:
         return self._uuid("lane", index)
 
     def counter(self, index: int) -> int:
-        """Return the uuid of a counter's track."""
+        """Return the uuid of a counter's track; those of parts of steps are behind the timeline's counters."""
         return self._uuid("counter", index)
 
     @property
@@ -164,7 +167,10 @@ class TrackDescriptors:
                 yield self._track("modules", *thread, parent=parent, rank=0, name="modules")
             yield self._track("lane", rank, parent=self._uuid("modules", *thread), rank=rank, name=lane.name)
         for index, counter in enumerate(self._timeline.counters):
-            yield self._counter(index, counter)
+            yield self._counter(index, counter.process, escaped(counter.name), escaped(counter.unit))
+        for index, part in enumerate(self._part_counters, len(self._timeline.counters)):
+            name = f"{escaped(part.name)} {COUNTER_UNIT}"
+            yield self._counter(index, next(iter(self._lanes.pids)), name, COUNTER_UNIT)
         if self._timeline.marks:
             around = None if self._parents is None else self._parents.process
             yield self._track("marks", parent=around, rank=0, name=MARKS_ROW)
@@ -214,10 +220,10 @@ class TrackDescriptors:
         descriptor.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
         return packet
 
-    def _counter(self, index: int, counter: CounterSeries) -> TracePacket:
-        name = escaped(counter.name)
-        packet = self._track("counter", index, parent=self._process_uuid(counter.process), rank=index, name=name)
-        packet.track_descriptor.counter.unit_name = escaped(counter.unit)
+    def _counter(self, index: int, process: Process, name: str, unit: str) -> TracePacket:
+        rank = len(self._lanes.lanes) + index
+        packet = self._track("counter", index, parent=self._process_uuid(process), rank=rank, name=name)
+        packet.track_descriptor.counter.unit_name = unit
         return packet
 
 

@@ -12,6 +12,7 @@ from .._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Arra
 from ..formats.packet_stream import PACKET_TAG
 
 __all__ = [
+    "FIXED64",
     "LENGTH_DELIMITED",
     "VARINT",
     "ByteTable",
@@ -181,7 +182,7 @@ def _as_items(text: UInt8Array) -> RecordArray:
     return items
 
 
-VARINT, LENGTH_DELIMITED = 0, 2
+VARINT, FIXED64, LENGTH_DELIMITED = range(3)
 """Wire types of protobuf: how the value of a field is encoded."""
 
 

@@ -8,7 +8,7 @@ from .module_summary import SORT_KEYS, Summary
 from .overview import Overview
 from .parts import PARTS, PartTimes, StepParts, divide_steps, sum_up_parts
 from .self_times import self_times
-from .step_times import StepTimes, find_typical_step, measure_steps, warm_up_steps
+from .step_times import StepTimes, find_step_bounds, find_typical_step, measure_steps, warm_up_steps
 from .totals import summarize
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "StepTimes",
     "Summary",
     "divide_steps",
+    "find_step_bounds",
     "find_typical_step",
     "measure_steps",
     "self_times",

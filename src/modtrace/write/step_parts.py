@@ -1,0 +1,92 @@
+"""What each step was spent on, as the page and traces show it beside the slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import BoolArray, Int64Array
+from ..timeline import Timeline
+from ..timeline.summary import divide_steps, find_step_bounds, sum_up_parts
+
+__all__ = ["COUNTER_UNIT", "PartCounter", "PartTable", "part_counters", "part_table"]
+
+COUNTER_UNIT = "ms"
+
+
+class PartTable(NamedTuple):
+    """What each step was spent on; every nanosecond of a step is of exactly one part.
+
+    Attributes:
+        parts: their names, in the order in which they are shown.
+        share: of each part, its fraction of the time of all steps.
+        names: of each step (`step 3`).
+        causes: why a step was slow, in one sentence; None if it was not.
+        start: int64[steps], Unix nanoseconds.
+        end: int64[steps], Unix nanoseconds.
+        whole: bool[steps], False if a step's beginning was overwritten or its end not marked.
+        ns: int64[steps, parts].
+    """
+
+    parts: Sequence[str]
+    share: Sequence[float]
+    names: Sequence[str]
+    causes: Sequence[str | None]
+    start: Int64Array
+    end: Int64Array
+    whole: BoolArray
+    ns: Int64Array
+
+
+class PartCounter(NamedTuple):
+    """How long the steps were in one part, as a value that holds from one moment to the next.
+
+    Attributes:
+        name: `step: data loading`.
+        time: int64[n], Unix nanoseconds: where each step begins, and where one ends that no other follows at once.
+        ns: int64[n], nanoseconds.
+    """
+
+    name: str
+    time: Int64Array
+    ns: Int64Array
+
+
+def part_table(timeline: Timeline) -> PartTable | None:
+    """Return what the steps of a timeline were spent on; None if it has no step."""
+    steps = divide_steps(timeline)
+    if not steps:
+        return None
+    bounds = find_step_bounds(timeline)
+    totals = sum_up_parts(steps, [])
+    parts = [total.part for total in totals if total.total_ns]
+    return PartTable(
+        parts,
+        [total.share for total in totals if total.total_ns],
+        [f"step {step.step}" for step in steps],
+        [step.cause for step in steps],
+        bounds.start,
+        bounds.end,
+        bounds.whole,
+        np.array([[step.parts.get(part, 0) for part in parts] for step in steps], np.int64).reshape(len(steps), -1),
+    )
+
+
+def part_counters(timeline: Timeline) -> list[PartCounter]:
+    """Return a counter per part that any step has, in order; none if no step of the timeline ended."""
+    table = part_table(timeline)
+    if table is None or not table.whole.any():
+        return []
+    is_last = np.append(table.end[:-1] < table.start[1:], True)
+    time = np.concatenate([table.start, table.end[is_last]])
+    order = np.argsort(time, kind="stable")
+    return [
+        PartCounter(
+            f"step: {part}",
+            time[order],
+            np.concatenate([table.ns[:, index], np.zeros(np.count_nonzero(is_last), np.int64)])[order],
+        )
+        for index, part in enumerate(table.parts)
+    ]
