@@ -24,12 +24,16 @@ export interface Coloring {
   readonly ofSpan: (span: number) => number;
 }
 
+/** Steps that nobody marked, as calls can be; one alone is the whole recording. */
+function unmarkedSteps({ stepParts }: Trace): readonly Step[] {
+  return stepParts && stepParts.steps.length > 1 ? stepParts.steps : [];
+}
+
 export function createStore(trace: Trace) {
   const bounds = extent(trace);
   const levels = buildDepthLevels(trace.spans, trace.tracks.length);
   const marked = stepsOf(trace);
-  // Where nobody marks steps, calls or ranges can be steps.
-  const steps: readonly Step[] = marked.length ? marked : (trace.stepParts?.steps ?? []);
+  const steps: readonly Step[] = marked.length ? marked : unmarkedSteps(trace);
 
   /** The viewport that shows all. */
   const home = withMargin(bounds, bounds);
