@@ -172,6 +172,7 @@ export class TimelineController {
       if (span >= 0) store.show(store.rangeOf(span));
     };
     const keydown = (event: KeyboardEvent) => {
+      if (event.key === "Enter" && store.highlighted.peek()) store.selectMatch(event.shiftKey ? -1 : 1);
       const direction = DIRECTION_OF_KEY[event.key];
       if (!direction || event.ctrlKey || event.metaKey || event.altKey) return;
       event.preventDefault();

@@ -9,6 +9,7 @@ import type { Store } from "../store";
 import { theme, toggleTheme } from "../theme";
 import { stepAt } from "../trace/steps";
 import { Icon } from "./icons";
+import { TIMELINE_ID } from "./timeline";
 
 export const SEARCH_ID = "search";
 
@@ -31,7 +32,11 @@ function Search({ store }: { store: Store }) {
   const { query, matches } = store;
   const count = matches.value.length;
   const onKeyDown = (event: KeyboardEvent) => {
-    if (event.key === "Enter") store.selectMatch(event.shiftKey ? -1 : 1);
+    if (event.key === "Enter" && count) {
+      store.selectMatch(event.shiftKey ? -1 : 1);
+      // There Enter goes on, and all other keys work.
+      document.getElementById(TIMELINE_ID)?.focus();
+    }
     if (event.key !== "Escape") return;
     store.query.value = "";
     input.current?.blur();
