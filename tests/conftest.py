@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import hypothesis
@@ -73,3 +75,13 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
         request.getfixturevalue("native_engine")
     name: EngineName = request.param
     return name
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Collect no garbage while a test and its fixtures run: recordings have slices of collections, at any moment."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()

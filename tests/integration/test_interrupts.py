@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,6 @@ def in_a_thread_of_its_own(test: Callable[..., None]) -> Callable[..., None]:
             pool.submit(test, *args, **kwargs).result()
 
     return run
-
-
-@pytest.fixture(autouse=True)
-def uncollected() -> Iterator[None]:
-    # What comes while the collector calls somebody back, Python itself ignores.
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def train() -> list[float]:

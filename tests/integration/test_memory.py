@@ -42,6 +42,7 @@ torch.set_num_threads(1)
 net, x = Net(), torch.ones(1, requires_grad=True)
 sizes, traced = [], []
 with modtrace.record(engine=engine, capacity=capacity, ring=ring) as recording:
+    gc.callbacks.clear()  # every event but those of garbage collections is counted
     for step in range(steps):
         net(x).backward()
         recording.step()

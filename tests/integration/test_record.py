@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -156,14 +155,10 @@ class Alarm:
 @pytest.fixture(params=[Interrupt, TooSlow])
 def alarm(request: pytest.FixtureRequest) -> Iterator[Alarm]:
     alarm = Alarm(request.param)
-    # What comes while the collector calls somebody back, or a weak reference, Python itself ignores.
-    gc.collect()
-    gc.disable()
     old = signal.signal(signal.SIGALRM, alarm)
     yield alarm
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, old)
-    gc.enable()
 
 
 def test_calls_after_an_interrupt_anywhere_nest_right(engine: EngineName, alarm: Alarm) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections.abc import Callable
@@ -304,24 +303,20 @@ class Held:
 def test_nothing_is_kept(tracker: Tracker) -> None:
     if isinstance(tracker, ModTracker):
         tracker.register_user_hooks(post_bw_hook=lambda *_: None, pre_bw_hook=lambda *_: None)
-    gc.disable()
-    try:
-        with tracker:
-            model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
-            x = torch.ones(2, requires_grad=True)
-            y = model(x)
-            held = Held()
-            y.register_hook(held)
-            module, graph = weakref.ref(model[0]), weakref.ref(held)
-            del held
-            # The graph lives, the modules do not.
-            del model
-            assert module() is None
-            y.sum().backward()
-            del y
-            assert graph() is None
-    finally:
-        gc.enable()
+    with tracker:
+        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+        x = torch.ones(2, requires_grad=True)
+        y = model(x)
+        held = Held()
+        y.register_hook(held)
+        module, graph = weakref.ref(model[0]), weakref.ref(held)
+        del held
+        # The graph lives, the modules do not.
+        del model
+        assert module() is None
+        y.sum().backward()
+        del y
+        assert graph() is None
 
 
 def test_under_torch_compile(tracker: Tracker) -> None:

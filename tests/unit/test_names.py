@@ -337,15 +337,11 @@ def test_a_name_is_three_objects_at_most_for_the_garbage_collector_to_count() ->
     modules = list(model.modules())
     resolve = Names().names.resolve
     gc.collect()
-    gc.disable()
-    try:
-        before = gc.get_count()[0]
-        around = [(model, resolve(model, []))]
-        for module in modules[1:]:
-            resolve(module, around)
-        count = gc.get_count()[0] - before
-    finally:
-        gc.enable()
+    before = gc.get_count()[0]
+    around = [(model, resolve(model, []))]
+    for module in modules[1:]:
+        resolve(module, around)
+    count = gc.get_count()[0] - before
 
     assert count <= 3 * len(modules)
 

@@ -10,8 +10,10 @@ import modtrace
 from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeName, parse_range, range_text
+from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
 from modtrace.timeline import Range, Timeline, build_timeline
 from modtrace.timeline.contents import range_name
+from modtrace.timeline.slices import GARBAGE_COLLECTION
 from modtrace.track.ranges import category_of
 from tests.support.event_script import WALL, EventScript
 
@@ -113,6 +115,29 @@ def test_an_end_that_was_written_again_does_not_count() -> None:
     script.collective(30, Kind.RANGE_END, MINE, 4)
 
     assert rows(build_timeline(script.snapshot())) == [("mine", "user", 10, 20, 0, TRACK, 0, True)]
+
+
+def test_a_garbage_collection_says_at_its_end_how_long_it_took() -> None:
+    script = EventScript()
+    model = script.name("Net")
+    script.enter(0, model)
+    script.collective(10, Kind.RANGE_BEGIN, MINE, 4)
+    script.event(300, Kind.COLLECTION, NO_NAME, (200 << COLLECTED_BITS | 7) << GENERATION_BITS | 2)
+    script.collective(400, Kind.RANGE_END, MINE, 4)
+    script.exit(450, model)
+    script.step(450, 0)
+    script.event(500, Kind.COLLECTION, NO_NAME, -1)  # damaged
+
+    timeline = build_timeline(script.snapshot())
+    assert rows(timeline) == [
+        ("mine", "user", 10, 400, 0, TRACK, 0, True),
+        ("garbage collection", "gc", 100, 300, 1, TRACK, 0, True),
+        ("garbage collection", "gc", 500, 500, 0, TRACK, 1, True),
+    ]
+    first = timeline.slices.block_of(GARBAGE_COLLECTION).start
+    assert timeline.span_args[first + 1] == {"generation": "2", "collected": "7"}
+    parts = {part.part: part.total_ns for part in timeline.summary().parts}
+    assert (parts["gc"], parts["forward"]) == (200, 250)
 
 
 def test_ranges_that_overlap_take_a_row_each() -> None:

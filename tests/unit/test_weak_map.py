@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,13 +14,6 @@ class Key:
         return True
 
     __hash__ = None  # type: ignore[assignment]
-
-
-@pytest.fixture(autouse=True)
-def uncollected() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def test_objects_are_told_apart_by_identity() -> None:

@@ -16,10 +16,10 @@ from .._typing import Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks, rank_list
 from ..timeline import Group, Name, Timeline
 from ..timeline.collectives import CollectiveDetails
-from ..timeline.contents import COMMUNICATION, RANGE_CLASS, range_name
+from ..timeline.contents import COMMUNICATION, RANGE_CLASS, RANGES, range_name
 from ..timeline.join import with_slices
 from ..timeline.select import steps_at
-from ..timeline.slices import COLLECTIVE, KINDS, MODULE, RANGE, WAIT, Slices
+from ..timeline.slices import COLLECTIVE, GARBAGE_COLLECTION, KINDS, MODULE, RANGE, WAIT, Slices
 from .escape import EscapedOriginals, escaped, restore
 from .limits import MAX_TIME_NS
 
@@ -95,7 +95,7 @@ def file_slices(timeline: Timeline, rows: Int64Array | None = None) -> Iterator[
             label, args = _collective(timeline.collective_details, detail, start, step, is_wait=code == WAIT)
         else:
             label = kind.label or escaped(timeline.names[name].label)
-            if code == RANGE:
+            if kind.track == RANGES:
                 args["category"] = escaped(timeline.names[name].module_class.removeprefix(RANGE_CLASS))
         if not complete:
             args["complete"] = False
@@ -170,8 +170,9 @@ def add_file_slices(
             index: restore({key: text for key, text in one.args.items() if key not in left_out}, escaped_originals)
             for index, one in enumerate(rows)
         }
+        is_collection = [code == RANGE and one.args.get("category") == "gc" for one in rows]
         slices = Slices.of_kind(
-            code,
+            np.where(is_collection, GARBAGE_COLLECTION, code),
             start,
             name=[index_of[name] for name in own] or -1,
             end=[one.end for one in rows],

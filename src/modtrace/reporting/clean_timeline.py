@@ -168,6 +168,7 @@ def _clean_args(args: Mapping[str, str], names: ReportNames) -> dict[str, str]:
     cleaned = {
         "shapes": _clean_shapes(args.get("shapes")),
         "compiled_modules": None if compiled is None else names.inner_modules(compiled),
+        **{name: args.get(name) if args.get(name, "").isdecimal() else None for name in ("generation", "collected")},
     }
     return {name: text for name, text in cleaned.items() if text}
 

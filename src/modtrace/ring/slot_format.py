@@ -29,6 +29,8 @@ __all__ = [
     "CALL_INDEX_MASK",
     "CALL_KEY_BITS",
     "CALL_KEY_MASK",
+    "COLLECTED_BITS",
+    "COLLECTED_MASK",
     "COMMUNICATION_KINDS",
     "DEVICE_KINDS",
     "DEVICE_PENDING_NS",
@@ -38,6 +40,8 @@ __all__ = [
     "FORWARD_THREAD_BITS",
     "FORWARD_THREAD_MASK",
     "FORWARD_THREAD_SHIFT",
+    "GENERATION_BITS",
+    "GENERATION_MASK",
     "GRAPH_TASK_BITS",
     "GRAPH_TASK_MASK",
     "KINDS_OF_OTHER_THREADS",
@@ -47,6 +51,7 @@ __all__ = [
     "LAP_BITS",
     "LAP_MASK",
     "LAP_SHIFT",
+    "MIN_COLLECTION_NS",
     "NAME_BITS",
     "NAME_MASK",
     "NOT_AWAITED_BIT",
@@ -120,6 +125,16 @@ EVENT_NUMBER_MASK = NAME_MASK
 # The value of a `DEVICE_CLOCK`: what the device's clock showed, and above that the index of the device.
 DEVICE_TIME_BITS = 55
 DEVICE_TIME_MASK = (1 << DEVICE_TIME_BITS) - 1
+
+# The value of a `COLLECTION`: the generation, above it how many objects were collected (at most `COLLECTED_MASK`),
+# above that the nanoseconds that it took.
+GENERATION_BITS = 2
+GENERATION_MASK = (1 << GENERATION_BITS) - 1
+COLLECTED_BITS = 20
+COLLECTED_MASK = (1 << COLLECTED_BITS) - 1
+
+MIN_COLLECTION_NS = 100_000
+"""A shorter collection has no event: those of the young generation are many, and take microseconds."""
 
 DEVICE_PENDING_NS = 100_000_000
 """How long a device is asked for an event before the first `DEVICE_PENDING`; each next one after twice the time."""
@@ -196,6 +211,9 @@ class Kind(IntEnum):
     """A backward pass that runs inside of no other and builds no graph has given gradients to leaf tensors. Value: how
     many of its kind had before; name: 0 if they were added to `.grad`, 1 where they were returned. There is none
     behind a `STEP` or an `OPTIMIZER_STEP`."""
+    COLLECTION = 31
+    """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`. Value: duration in ns ·
+    objects collected · generation; no name."""
     RANGE_BEGIN = 40
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41

@@ -148,7 +148,7 @@ class BackwardPass(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What a thread did, by name: a fetch of data, an optimizer's step, or a range of the user's.
+    """What a thread did, by name: a fetch of data, an optimizer's step, a garbage collection, or a range of the user's.
 
     Attributes:
         name: as torch or the user calls it (`Optimizer.step#AdamW.step`).

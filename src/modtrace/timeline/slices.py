@@ -18,6 +18,7 @@ __all__ = [
     "BACKWARD_PASS",
     "COLLECTIVE",
     "FORWARD",
+    "GARBAGE_COLLECTION",
     "KINDS",
     "MODULE",
     "PHASES",
@@ -57,9 +58,10 @@ KINDS = (
     SliceKind("wait", "communication"),
     SliceKind("backward pass", "backward pass", "backward"),
     SliceKind("range", "ranges"),
+    SliceKind("garbage collection", "ranges", "garbage collection"),
 )
 """Each kind of slice, by its code in `Slices.kind`. Kinds with the same tracks are neighbours."""
-MODULE, COLLECTIVE, WAIT, BACKWARD_PASS, RANGE = range(len(KINDS))
+MODULE, COLLECTIVE, WAIT, BACKWARD_PASS, RANGE, GARBAGE_COLLECTION = range(len(KINDS))
 
 _BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertools.pairwise(KINDS))], dtype=np.int8)
 """The block of rows that each kind is in: one for modules, then one per kind of track."""

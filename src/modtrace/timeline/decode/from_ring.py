@@ -72,8 +72,10 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
     communication, details = collectives.slices()
-    timeline, ranges = add_ranges(timeline, analysis, tracks, process)
-    return with_slices(timeline, join_columns([communication, passes, ranges]), collective_details=details)
+    timeline, ranges, range_args = add_ranges(timeline, analysis, tracks, process)
+    first = len(communication) + len(passes)
+    span_args = {first + row: args for row, args in range_args.items()}
+    return with_slices(timeline, join_columns([communication, passes, ranges]), span_args, details)
 
 
 def _marks(analysis: RingAnalysis) -> list[Mark]:

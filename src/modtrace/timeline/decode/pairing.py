@@ -51,8 +51,9 @@ A position is -1 if there is no such event.
 
 
 def is_of_modules(events: Events) -> BoolArray:
-    """Return which events are of modules and nodes, not of torch.distributed, of devices or of ranges."""
-    return np.isin(events.kind, (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS), invert=True)
+    """Return which events are of modules and nodes, not of torch.distributed, devices, ranges or the collector."""
+    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, Kind.COLLECTION)
+    return np.isin(events.kind, others, invert=True)
 
 
 def _columns(count: int, **columns: AnyArray | int | bool) -> IntervalColumns:

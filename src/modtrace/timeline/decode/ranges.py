@@ -1,4 +1,4 @@
-"""A ring's events of ranges → slices on tracks of their own."""
+"""A ring's events of ranges and garbage collections → slices on tracks of their own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
 from ...ring.range_text import parse_range
-from ...ring.slot_format import RANGE_KINDS
+from ...ring.slot_format import COLLECTED_BITS, COLLECTED_MASK, GENERATION_BITS, GENERATION_MASK, RANGE_KINDS, Events
 from ..contents import RANGES, Process, Track, range_name
-from ..slices import RANGE, Slices
+from ..slices import GARBAGE_COLLECTION, KINDS, RANGE, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .pairing import pair_by_key, without_repeated_ends
@@ -22,12 +22,16 @@ __all__ = ["add_ranges"]
 
 _MAX_ROWS = 8
 """Per thread; ranges that overlap without one being in the other take a row each."""
+_NO_TEXT = -1
+_COLLECTION_NAME = range_name(KINDS[GARBAGE_COLLECTION].label, "gc")
 
 
 def add_ranges(
     timeline: Timeline, analysis: RingAnalysis, tracks: Sequence[Track], process: Process
-) -> tuple[Timeline, Slices]:
-    """Return the timeline with the names and the tracks of ranges, and the ranges.
+) -> tuple[Timeline, Slices, dict[int, dict[str, str]]]:
+    """Return the timeline with the names and the tracks of ranges, the ranges, and the args of some by index.
+
+    Garbage collections are among them: a range can be around one.
 
     Args:
         timeline: what the ring holds of modules.
@@ -38,14 +42,17 @@ def add_ranges(
     timeline = replace(timeline, tracks=[*tracks])
     events, clock, lookup = analysis.all_events, analysis.clock, analysis.lookup
     index = np.flatnonzero(np.isin(events.kind, RANGE_KINDS))
-    if not len(index):
-        return timeline, Slices.empty()
+    collection, collected_from, collection_args = _collections(events)
+    if not len(index) and not len(collection):
+        return timeline, Slices.empty(), {}
     index = without_repeated_ends(index, events.kind[index] == Kind.RANGE_BEGIN, events.value[index])
     begin, end = pair_by_key(index, events.kind[index] == Kind.RANGE_BEGIN, events.value[index])
-    complete = (begin >= 0) & (end >= 0)
-    known = np.where(begin >= 0, begin, end)
-    start_ns = np.where(begin >= 0, events.time[begin], events.time.min())
-    end_ns = np.maximum(np.where(end >= 0, events.time[end], events.time.max()), start_ns)
+    kind = np.repeat([RANGE, GARBAGE_COLLECTION], [len(begin), len(collection)])
+    complete = np.append((begin >= 0) & (end >= 0), np.ones(len(collection), np.bool_))
+    known = np.append(np.where(begin >= 0, begin, end), collection)
+    start_ns = np.append(np.where(begin >= 0, events.time[begin], events.time.min()), collected_from)
+    end_ns = np.append(np.where(end >= 0, events.time[end], events.time.max()), events.time[collection])
+    end_ns = np.maximum(end_ns, start_ns)
     thread = events.thread[known].astype(np.int64)
     row, end_ns = _rows(thread, start_ns, end_ns, complete)
     places, place = np.unique(np.stack([thread, row], axis=1), axis=0, return_inverse=True)
@@ -53,9 +60,9 @@ def add_ranges(
     for number, nth in places.tolist():
         name, tid = lookup.threads[number]
         added.append(Track(RANGES, name if nth == 0 else f"{name} ({nth + 1})", tid, process))
-    texts, text = np.unique(events.name[known], return_inverse=True)
+    texts, text = np.unique(np.where(kind == RANGE, events.name[known], _NO_TEXT), return_inverse=True)
     slices = Slices.of_kind(
-        RANGE,
+        kind,
         clock.to_other(start_ns),
         end=clock.to_other(end_ns),
         name=len(timeline.names) + text,
@@ -63,8 +70,26 @@ def add_ranges(
         step=analysis.steps_before(2 * np.searchsorted(analysis.events.serial, events.serial[known]) - 1),
         complete=complete,
     )
-    names = [range_name(*parse_range(lookup.texts[number])) for number in texts.tolist()]
-    return replace(timeline, names=[*timeline.names, *names], tracks=[*timeline.tracks, *added]), slices
+    names = [
+        _COLLECTION_NAME if number == _NO_TEXT else range_name(*parse_range(lookup.texts[number]))
+        for number in texts.tolist()
+    ]
+    args = dict(zip(np.flatnonzero(slices.kind == GARBAGE_COLLECTION).tolist(), collection_args, strict=True))
+    return replace(timeline, names=[*timeline.names, *names], tracks=[*timeline.tracks, *added]), slices, args
+
+
+def _collections(events: Events) -> tuple[Int64Array, Int64Array, list[dict[str, str]]]:
+    """Return the positions of garbage collections, when each began, and its args; in the order of their begins."""
+    found = np.flatnonzero(events.kind == Kind.COLLECTION)
+    value = events.value[found]
+    begin = events.time[found] - np.maximum(value >> COLLECTED_BITS + GENERATION_BITS, 0)
+    order = np.lexsort((-events.time[found], begin))
+    generation, collected = value[order] & GENERATION_MASK, value[order] >> GENERATION_BITS & COLLECTED_MASK
+    args = [
+        {"generation": str(oldest), "collected": str(objects)}
+        for oldest, objects in zip(generation.tolist(), collected.tolist(), strict=True)
+    ]
+    return found[order], begin[order], args
 
 
 def _rows(thread: Int64Array, start: Int64Array, end: Int64Array, complete: BoolArray) -> tuple[Int64Array, Int64Array]:

@@ -14,7 +14,7 @@ import numpy as np
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
 from ..ranges import union_of
-from ..slices import BACKWARD_PASS, COLLECTIVE, KINDS, MODULE, RANGE, RECOMPUTE, WAIT, Slices
+from ..slices import BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
 from .percentiles import nearest_rank
 from .step_times import StepBounds, find_step_bounds
 
@@ -201,10 +201,7 @@ def _layers(timeline: Timeline, tid: int, parts: _PartNames) -> Iterator[_Layer]
     )
     for part in ("data loading", "evaluation", "saving", "compile"):
         yield _union_layer(slices, ranges[category == part], parts.number(part))
-    collections = np.array([kind.word == "garbage collection" for kind in KINDS], np.bool_)[slices.kind]
-    yield _union_layer(
-        slices, np.concatenate([np.flatnonzero(own & collections), ranges[category == "gc"]]), parts.number("gc")
-    )
+    yield _union_layer(slices, np.flatnonzero(own & (slices.kind == GARBAGE_COLLECTION)), parts.number("gc"))
 
 
 def _category(timeline: Timeline, name: int) -> str:

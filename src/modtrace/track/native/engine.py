@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType, ModuleType
@@ -33,7 +34,7 @@ class NativeEngine:
         on_error: called with what went wrong inside.
         strip_wrappers: see `ModuleNames`.
         device: which calls get events of the device; None: none do.
-        ranges: note ranges.
+        ranges: note ranges and garbage collections.
 
     Raises:
         EngineError: it is not built for this torch.
@@ -68,6 +69,8 @@ class NativeEngine:
         # One that an interrupt kept from being stopped.
         self._native.stop_device_times()
         self._native.stop()
+        if self._ranges is not None and self._native.on_collection not in gc.callbacks:
+            gc.callbacks.append(self._native.on_collection)  # it stays, and does nothing if nothing records
         self._native.start(
             ring.buffer,
             ring.offset,

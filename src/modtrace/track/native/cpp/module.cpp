@@ -6,6 +6,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+#include <cstring>
 #include <memory>
 #include <thread>
 
@@ -105,6 +107,39 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
     write_with_gil(*session, thread.meta_bits | meta, value);
   }
   if (PyErr_Occurred() != nullptr) return nullptr;
+  Py_RETURN_NONE;
+}
+
+// Called by Python's gc when it begins and ends a collection. In C, as Python ignores an interrupt that comes in a callback
+// with bytecode. Threads without a number are left out: to give one runs Python.
+PyObject* py_on_collection(PyObject*, PyObject* args) {
+  // One thread collects at a time. Meanwhile finalizers run, which may fork, and other threads: the session can change.
+  static int64_t began = 0;
+  static uint64_t began_in = 0;
+  const char* phase;
+  PyObject* info;
+  if (!PyArg_ParseTuple(args, "sO!", &phase, &PyDict_Type, &info)) return nullptr;
+  Session* session = engine.active_session.load(std::memory_order_relaxed);
+  const ThreadState& thread = this_thread();
+  const uint64_t generation = current_generation();
+  const bool is_noted = session != nullptr && engine.ranges_active.load() && thread.generation == generation;
+  const int64_t now = monotonic_ns();
+  if (std::strcmp(phase, "start") == 0) {
+    began = is_noted ? now : 0;
+    began_in = generation;
+    Py_RETURN_NONE;
+  }
+  const int64_t duration = began == 0 ? 0 : now - began;
+  began = 0;
+  if (!is_noted || began_in != generation || duration < kMinCollectionNs) Py_RETURN_NONE;
+  const auto number = [info](const char* key, uint64_t mask) {
+    PyObject* found = PyDict_GetItemString(info, key);
+    return found == nullptr ? 0 : static_cast<int64_t>(std::min<uint64_t>(PyLong_AsUnsignedLongLong(found), mask));
+  };
+  const int64_t objects = number("collected", kCollectedMask), oldest = number("generation", kGenerationMask);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  write_with_gil(*session, kCollection << kKindShift | thread.meta_bits | kNoName,
+                 duration << (kCollectedBits + kGenerationBits) | objects << kGenerationBits | oldest);
   Py_RETURN_NONE;
 }
 
@@ -224,6 +259,7 @@ PyMethodDef methods[] = {
      "begin_capture(): torch captures a graph; nothing is recorded, and nothing asked, until end_capture()."},
     {"end_capture", end_capture, METH_NOARGS, "end_capture(): it is captured."},
     {"write_event", py_write_event, METH_VARARGS, "write_event(meta, value): write one event of this thread."},
+    {"on_collection", py_on_collection, METH_VARARGS, "on_collection(phase, info): a callback of Python's gc."},
     {"last_call", py_last_call, METH_NOARGS,
      "last_call(): name and index of the outermost call of this thread that made nodes last; None before the first."},
     {"forget_module", py_forget_module, METH_O, "forget_module(id): the module with this id() died."},

@@ -1,0 +1,217 @@
+"""Python's garbage collections, recorded by the native engine as ranges of the category `gc`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn, ones
+
+import modtrace
+from modtrace.ring.slot_format import MIN_COLLECTION_NS
+from modtrace.timeline import Timeline
+from modtrace.timeline.slices import GARBAGE_COLLECTION
+from tests.support.python_process import run_python
+
+pytestmark = pytest.mark.usefixtures("native_engine")
+
+CYCLES = 3_000
+"""So many take more than `MIN_COLLECTION_NS` to collect, by far."""
+
+
+def leave_cycles(count: int = CYCLES) -> None:
+    """Make objects that only the collector frees."""
+    for _ in range(count):
+        cycle: list[object] = []
+        cycle.append(cycle)
+
+
+def collections_of(timeline: Timeline) -> list[tuple[object, ...]]:
+    """Return of each its track, depth, step, generation and how many objects it collected."""
+    slices = timeline.slices
+    return [
+        (timeline.track_names[slices.track[row]], int(slices.depth[row]), int(slices.step[row]), *args.values())
+        for row in np.flatnonzero(slices.kind == GARBAGE_COLLECTION).tolist()
+        if (args := timeline.span_args[row])
+    ]
+
+
+def record(act: Callable[[modtrace.Recording], object], ranges: bool = True) -> Timeline:
+    """Return what is recorded while `act` runs, on a thread that has called a module."""
+    gc.collect()
+    with modtrace.record(engine="native", ranges=ranges) as recording:
+        nn.Identity()(ones(1))
+        act(recording)
+    return recording.timeline()
+
+
+@pytest.fixture(scope="module")
+def recorded(native_engine: None) -> Timeline:
+    def act(recording: modtrace.Recording) -> None:
+        recording.step()
+        leave_cycles()
+        with recording.range("mine"):
+            gc.collect(0)
+        gc.collect(2)
+
+    return record(act)
+
+
+TRACK = "ranges · MainThread"
+EXPECTED = [(TRACK, 1, 1, "0", str(CYCLES)), (TRACK, 0, 1, "2", "0")]
+
+
+def test_a_collection_has_its_generation_and_what_it_collected(recorded: Timeline) -> None:
+    assert collections_of(recorded) == EXPECTED
+    assert [(row.name, row.category, row.step, row.complete) for row in recorded.ranges] == [
+        ("mine", "user", 1, True),
+        ("garbage collection", "gc", 1, True),
+        ("garbage collection", "gc", 1, True),
+    ]
+    around, first, second = recorded.ranges
+    assert around.start_ns <= first.start_ns < first.end_ns <= around.end_ns <= second.start_ns
+    assert min(first.duration_ns, second.duration_ns) >= MIN_COLLECTION_NS
+    assert [span.fqn for span in recorded.spans] == ["Identity"]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_a_file_gives_them_back(recorded: Timeline, tmp_path: Path, suffix: str) -> None:
+    recorded.save(tmp_path / f"trace{suffix}")
+    loaded = modtrace.load(tmp_path / f"trace{suffix}")
+
+    assert collections_of(loaded) == EXPECTED
+    assert loaded.ranges == recorded.ranges
+
+
+def test_selections_keep_them_like_other_slices(recorded: Timeline) -> None:
+    assert collections_of(recorded.window(recorded.ranges[2].start_ns)) == EXPECTED[1:]
+    assert collections_of(recorded.steps(1, 2)) == EXPECTED
+    assert collections_of(recorded.steps(0, 1)) == []
+    assert collections_of(recorded.only("nothing")) == EXPECTED
+
+
+def test_short_collections_have_no_event() -> None:
+    found = record(lambda _: [gc.collect(0) for _ in range(1_000)]).ranges
+
+    assert len(found) < 500  # those in which the machine ran something else
+    assert all(row.duration_ns >= MIN_COLLECTION_NS for row in found)
+
+
+def test_ranges_false_leaves_them_out() -> None:
+    timeline = record(lambda _: gc.collect(), ranges=False)
+
+    assert (collections_of(timeline), timeline.stats.recorded) == ([], 2)
+
+
+def test_the_portable_engine_leaves_them_out() -> None:
+    with modtrace.record(engine="python") as recording:
+        nn.Identity()(ones(1))
+        gc.collect()
+
+    assert collections_of(recording.timeline()) == []
+
+
+def test_a_collection_is_on_the_thread_that_collects() -> None:
+    def collect() -> None:
+        gc.collect()  # this thread has no number yet
+        nn.Identity()(ones(1))
+        leave_cycles()
+        gc.collect(1)
+
+    def act(_: modtrace.Recording) -> None:
+        leave_cycles()
+        gc.collect(0)
+        thread = threading.Thread(target=collect, name="worker")
+        thread.start()
+        thread.join()
+
+    assert [(row[0], row[3]) for row in collections_of(record(act))] == [(TRACK, "0"), ("ranges · worker", "1")]
+
+
+class Acts:
+    """A cycle that calls something when it is collected."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act, self.itself = act, self
+
+    def __del__(self) -> None:
+        self.act()
+
+
+@pytest.fixture
+def recordings() -> Iterator[list[modtrace.Recording]]:
+    started: list[modtrace.Recording] = []
+    yield started
+    for recording in started:
+        recording.stop()
+
+
+def test_a_recording_that_starts_or_stops_in_a_collection_does_not_have_it(
+    recordings: list[modtrace.Recording],
+) -> None:
+    def restart() -> None:
+        for recording in recordings:
+            recording.stop()
+        recordings.append(modtrace.record(engine="native"))
+        recordings[-1].start()
+        nn.Identity()(ones(1))
+
+    gc.collect()
+    for _ in range(2):
+        Acts(restart)
+        gc.collect()
+    gc.collect()  # all of the second one
+
+    for recording in recordings:
+        recording.stop()
+    assert [[row[3:] for row in collections_of(recording.timeline())] for recording in recordings] == [
+        [],
+        [("2", "0")],
+    ]
+
+
+def test_a_child_that_is_forked_in_a_collection_writes_nothing_of_it() -> None:
+    children: list[int] = []
+    of_child = modtrace.record(engine="native")
+
+    def fork() -> None:
+        children.append(os.fork())
+        if children == [0]:
+            of_child.start()
+            nn.Identity()(ones(1))
+
+    def act(_: modtrace.Recording) -> None:
+        Acts(fork)
+        gc.collect()
+        if children == [0]:
+            try:
+                leave_cycles()
+                gc.collect(1)
+                of_child.stop()
+                os._exit(0 if [row[3] for row in collections_of(of_child.timeline())] == ["1"] else 1)
+            finally:
+                os._exit(2)
+
+    assert [row[3] for row in collections_of(record(act))] == ["2"]
+    assert os.waitpid(children[0], 0) == (children[0], 0)
+
+
+def test_an_interrupt_in_a_collection_reaches_the_program() -> None:
+    done = run_python(
+        "-c",
+        "import _thread, gc, modtrace, torch\n"
+        "class Interrupts:  # without bytecode, in which Python would look at signals\n"
+        "    __del__ = staticmethod(_thread.interrupt_main)\n"
+        "with modtrace.record(engine='native'):\n"
+        "    torch.nn.Linear(2, 2)(torch.ones(1, 2))\n"
+        "    try:\n"
+        "        one = Interrupts(); one.self = one; del one; gc.collect()\n"
+        "        for _ in range(10): pass\n"
+        "    except KeyboardInterrupt: print('interrupted')\n",
+    )
+    assert (done.stdout, "Exception ignored in: <built-in" in done.stderr) == ("interrupted\n", False)
