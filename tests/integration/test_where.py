@@ -72,6 +72,32 @@ with modtrace.record(engine=engine, ring=ring) as recording:
         recording.step()
 """
 
+LOADER = """
+import os, sys, torch, modtrace
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+engine, ring, workers = sys.argv[1:]
+os.environ["RANK"] = "3"
+pipe = os.dup(0)
+
+class Data(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            print("hangs", flush=True)
+            os.read(pipe, 1)
+        return torch.ones(2)
+
+net = nn.Linear(2, 2)
+with modtrace.record(engine=engine, ring=ring) as recording, modtrace.range("epoch"):
+    for batch in DataLoader(Data(), num_workers=int(workers)):
+        net(batch).sum().backward()
+        recording.step()
+"""
+
 STACKS = """
 import os, sys, torch, modtrace
 from torch import nn
@@ -186,6 +212,34 @@ def test_command_groups_hung_ranks_by_open_modules(ranks: list[subprocess.Popen[
     assert [(state["rank"], state["state"], state["step"]) for state in states] == [(2, "dead", 1), (3, "running", 1)]
     assert [call["phase"] for call in states[1]["threads"][0]["stack"]] == ["backward", "backward"]
     assert states[1]["threads"][0]["stack"][0]["seconds"] > 0
+
+
+def is_fetching(ring: Path) -> bool:
+    state = read_rank_state(ring)
+    return state.step == 4 and any(
+        call.phase == "data loading" for thread in state.threads for call in thread.calls[-1:]
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_process_that_waits_for_its_data_is_said_to_do_so(engine: EngineName, workers: int, tmp_path: Path) -> None:
+    ring = tmp_path / "run.modtrace"
+    process = start_python("-c", LOADER, engine, ring, workers, stdin=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "hangs\n"
+    # A worker is ahead of the process that waits for it.
+    while not is_fetching(ring):
+        assert process.poll() is None
+    done = run_python("-m", "modtrace", "where", ring, env=python_environment(COLUMNS="200"))
+    sentence = modtrace.where(ring).sentence
+    process.kill()
+    process.communicate()  # its worker reads the end of what it waits for
+
+    name = f"_{'MultiProcessing' if workers else 'SingleProcess'}DataLoaderIter"
+    lasted = r"<?[\d.]+ m?s"
+    place = rf"range epoch › data loading \(enumerate\(DataLoader\)#{name}\.__next__\)"
+    assert re.search(rf"MainThread +{place} +{lasted} +{lasted}", done.stdout), done.stdout
+    assert re.fullmatch(rf"rank 3 is in data loading for {lasted} \(usually {lasted}\)", sentence)
 
 
 def test_watch_shows_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path) -> None:

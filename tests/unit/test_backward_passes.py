@@ -314,6 +314,18 @@ def test_a_pass_whose_node_runs_on_a_thread_of_autograd_does_not_wait() -> None:
     assert calls(script) == [[OpenCall("Net", "after backward", 5, "M")], []]
 
 
+def test_a_range_around_a_pass_on_a_thread_of_autograd_does_not_hide_it() -> None:
+    script, net = with_forward()
+    worker = script.add_thread("pt_autograd_0", tid=2, torch_thread_id=2)
+    script.collective(3, Kind.RANGE_BEGIN, '["user", "step"]', 1)
+    assert calls(script) == [[OpenCall("step", "user", 3)]]
+    script.pass_begin(4)
+    script.on_thread(worker)
+    script.call_backward(5, net)
+
+    assert calls(script) == [[], [OpenCall("Net", "backward", 5, "M")]]
+
+
 def test_a_pass_inside_a_call_follows_it() -> None:
     script = EventScript()
     net = script.name("Net")

@@ -66,6 +66,18 @@ def test_a_rank_that_has_not_called_it_is_named_with_its_module() -> None:
     )
 
 
+def test_a_rank_that_waits_for_its_data_is_named_with_that() -> None:
+    fetch = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    waiting = [state(rank, called("all_reduce", waits_s=24)) for rank in range(3)]
+    late = state(
+        3, called(), stack=calls(fetch, phase="data loading", since_s=31), usual_ns={(fetch, "data loading"): 4_000_000}
+    )
+    assert text(*waiting, late) == (
+        "ranks 0-2 wait in all_reduce #0 for 24.0 s; "
+        "rank 3 has not called it: in data loading for 31.0 s (usually 4.0 ms)"
+    )
+
+
 def test_a_rank_that_called_another_collective_is_named_with_that() -> None:
     waiting = [state(rank, called("all_reduce", waits_s=5)) for rank in (0, 1, 3)]
     (hang,) = find_hangs([*waiting, state(2, called("barrier", waits_s=5))])

@@ -19,6 +19,7 @@ from modtrace._system.processes import ParallelReader, processor_count
 from modtrace.cli.group import group as commands
 from modtrace.ring import Kind
 from modtrace.ring.file import SLOTS_OFFSET
+from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import (
     CALL_KEY_BITS,
     FORWARD_THREAD_SHIFT,
@@ -212,6 +213,46 @@ def test_usual_duration_is_the_median_of_ended_calls_of_that_phase(tmp_path: Pat
     writer.call(40, Kind.FORWARD_ENTER, "Net", 3)
 
     assert read_rank_state(tmp_path / "run.modtrace").usual_ns == {("Net", "forward"): 2 * SECOND}
+
+
+FETCH = range_text("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "data loading")
+MINE, REDUCE = range_text("mine", "user"), range_text("gloo:all_reduce", "communication")
+
+
+def write_range(writer: Writer, at: float, kind: Kind, text: str, number: int) -> None:
+    writer.event(at, kind, writer.ring.names.text(text), number)
+
+
+def test_a_thread_in_no_module_is_in_its_ranges(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    write_range(writer, 0, Kind.RANGE_BEGIN, MINE, 1)
+    write_range(writer, 0, Kind.RANGE_BEGIN, '["torch", "ProfilerStep#1"]', 3)
+    for number, seconds in enumerate((1, 4, 2)):
+        write_range(writer, 10 * number, Kind.RANGE_BEGIN, FETCH, 2 * number)
+        write_range(writer, 10 * number + seconds, Kind.RANGE_END, FETCH, 2 * number)
+    write_range(writer, 30, Kind.RANGE_BEGIN, REDUCE, 6)
+    write_range(writer, 31, Kind.RANGE_BEGIN, FETCH, 8)
+
+    found = read_rank_state(tmp_path / "run.modtrace")
+    writer.enter(32, "Net")
+    inside = read_rank_state(tmp_path / "run.modtrace")
+
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    assert seen(found) == [("mine", "user", 31), (loader, "data loading", 0)]
+    assert found.usual_ns == {(loader, "data loading"): 2 * SECOND}
+    assert [call | {"seconds": 0} for call in found.to_json()["threads"][0]["stack"][1:]] == [
+        {
+            "fqn": "",
+            "class": "",
+            "phase": "range",
+            "category": "data loading",
+            "name": loader,
+            "seconds": 0,
+            "usual_seconds": 2.0,
+        }
+    ]
+    # A range around a module does not hide it.
+    assert seen(inside) == [("Net", "forward", 0)]
 
 
 def test_usual_duration_of_a_native_backward_is_that_of_a_node(tmp_path: Path) -> None:

@@ -137,3 +137,50 @@ def test_in_80_columns_the_end_of_a_recording_leaves_room_for_the_modules() -> N
     assert len(shown) == 2
     assert " ".join(shown[0].split()) == "rank 3 1 dead 5 MainThread …11.attn.c_proj until 2001-02-03"
     assert re.search(r"…h\.11\.attn\.c_proj +until \d\d:\d\d:\d\d +$", shown[1])
+
+
+FETCH = ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "data loading")
+
+
+def test_the_headline_says_how_long_a_rank_is_in_a_range() -> None:
+    ahead = [state(rank, ("GPT", "forward"), ("GPT.h", "forward")) for rank in range(3)]
+    late = state(3, FETCH, usual_ns={FETCH: 4_000_000}, now_ns=131 * SECOND)
+
+    assert headline(group_ranks([*ahead, late])) == (
+        "rank 3 is in data loading for 31.0 s (usually 4.0 ms), the other 3 in GPT.h"
+    )
+    assert headline(group_ranks([late._replace(state="dead")])) == "rank 3 is in data loading"
+    steps = [state(0, ("mine", "user"), ("Optimizer.step#SGD.step", "optimizer")), state(1, ("mine", "user"))]
+    assert headline(group_ranks(steps)) == "rank 0 is in the optimizer for 12.0 s, rank 1 in range mine for 12.0 s"
+
+
+def test_ranges_are_told_with_those_around_them() -> None:
+    assert format_stack([("epoch", "user"), FETCH, ("collect", "gc")]) == (
+        "range epoch › data loading › garbage collection"
+    )
+    found = state(3, ("epoch", "user"), FETCH, usual_ns={FETCH: 4_000_000}, now_ns=131 * SECOND)
+    console = Console(width=160, file=io.StringIO())
+    console.print(render(group_ranks([found])))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"range epoch › data loading ({FETCH[0]})" in text
+    assert text.split()[-4:] == ["31.0", "s", "4.0", "ms"]
+
+
+@pytest.mark.parametrize(
+    ("category", "usual_s", "hung"),
+    [
+        ("data loading", 1, True),
+        ("data loading", None, True),
+        ("user", 1, True),
+        ("user", None, False),
+        ("compile", 1, False),
+        ("evaluation", 1, False),
+    ],
+)
+def test_a_range_seems_hung_if_ranges_of_its_kind_take_about_as_long_each_time(
+    category: str, usual_s: int | None, hung: bool
+) -> None:
+    usual = {} if usual_s is None else {("name", category): usual_s * SECOND}
+    found = state(0, ("name", category), usual_ns=usual, now_ns=200 * SECOND)
+
+    assert found.seems_hung(found.threads[0]) is hung

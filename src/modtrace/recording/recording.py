@@ -327,7 +327,7 @@ class Recording:
         return self._timeline
 
     def where(self) -> list[ThreadStack]:
-        """Return what is open now on each thread: its modules, outermost first.
+        """Return what is open now on each thread: its modules, outermost first; if there are none, its ranges.
 
         Raises:
             RecordingError: the recording was not started, or its schedule has recorded no step yet.

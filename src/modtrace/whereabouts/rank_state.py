@@ -56,6 +56,8 @@ _ENOUGH_STEPS = 4
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
 _HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
+_VARYING = ("gc", "compile", "saving", "evaluation")
+"""Categories of ranges one of which can take a thousand times as long as the one before."""
 
 
 class RankState(NamedTuple):
@@ -108,7 +110,11 @@ class RankState(NamedTuple):
         if self.state != "running" or not thread.calls:
             return False
         call = thread.calls[-1]
+        if call.phase in _VARYING:
+            return False
         usual_ns = self.usual_ns.get((call.fqn, call.phase))
+        if usual_ns is None and call.phase == "user":
+            return False  # a range can be around the whole program
         limit_ns = _HUNG_WITHOUT_HISTORY_NS if usual_ns is None else max(_HUNG_FACTOR * usual_ns, _MIN_HUNG_NS)
         return self.now_ns - call.since_ns > limit_ns
 
@@ -154,12 +160,10 @@ class RankState(NamedTuple):
         }
 
     def _call_to_json(self, call: OpenCall) -> dict[str, Any]:
-        return {
-            "fqn": call.fqn,
-            "class": call.module_class,
-            "phase": call.phase,
-            "seconds": (self.now_ns - call.since_ns) / 1e9,
-        }
+        place: dict[str, Any] = {"fqn": call.fqn, "class": call.module_class, "phase": call.phase}
+        if call.is_range:
+            place = {"fqn": "", "class": "", "phase": "range", "category": call.phase, "name": call.fqn}
+        return place | {"seconds": (self.now_ns - call.since_ns) / 1e9}
 
     def _group_to_json(self, progress: GroupProgress) -> dict[str, Any]:
         return {
@@ -250,7 +254,7 @@ def _is_enough(analysis: RingAnalysis) -> bool:
     enters = events.name[np.isin(events.kind, CALL_ENTER_KINDS)]
     entered = int(np.count_nonzero(np.isin(enters, outermost)))
     # If the first open module is no outermost one, the enter of that one is further back.
-    calls = [thread.calls[0] for thread in analysis.open_stacks if thread.calls]
+    calls = [thread.calls[0] for thread in analysis.open_stacks if thread.calls and not thread.calls[0].is_range]
     return entered >= _ENOUGH_STEPS and all("." not in call.fqn for call in calls)
 
 

@@ -98,8 +98,9 @@ def _table(groups: Sequence[RankGroup]) -> Table:
             since_ns = [stack.calls[-1].since_ns for stack in threads]
             hung = any(rank.seems_hung(stack) for rank, stack in zip(group.ranks, threads, strict=True))
             style = "bold red" if hung else ""
-            module_class = threads[0].calls[-1].module_class
-            where = format_stack(calls) + (f" ({module_class})" if module_class else "")
+            innermost = threads[0].calls[-1]
+            what = innermost.fqn if innermost.is_range else innermost.module_class
+            where = format_stack(calls) + (f" ({what})" if what and innermost.phase != "user" else "")
             duration = _text(_lasted(since_ns, group), style)
             table.add_row(
                 *head, _text(thread), EndOfText(printable(where), style), duration, _usually(group, *calls[-1])

@@ -11,13 +11,14 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ...clocks import ClockMap, Reading
 from ...ring import Events, Kind, Record, RingSnapshot
-from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RECOMPUTE_BIT
+from ...ring.range_text import CATEGORIES, RangeName, parse_range
+from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS, RECOMPUTE_BIT
 from ..collectives import Group
 from ..contents import Name
 from .device_points import QueuedEvents, device_clocks, queued_events, stream_ids
 from .intervals import Intervals, attribute_nodes, build_intervals
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
-from .pairing import PassColumns, is_of_modules, pair_calls, pair_passes
+from .pairing import PassColumns, is_of_modules, pair_by_key, pair_calls, pair_passes
 from .spans import forward_of_recompute
 
 __all__ = ["NameLookup", "RingAnalysis", "StepEnds", "wall_clock"]
@@ -117,13 +118,16 @@ class RingAnalysis:
         """Return the median duration in ns of each module that is in one of the calls, by (fqn, phase).
 
         For "backward" it is that of one autograd node, or run of nodes, of the module, as `OpenCall.since_ns` counts.
-        The result lacks modules without an ended call in the ring, and waits after backward.
+        Ranges have their name and category for fqn and phase. The result lacks what has not ended once in the ring,
+        and waits after backward.
         """
         wanted = {(call.fqn, call.phase) for call in calls if call.phase != AFTER_BACKWARD}
         durations = {(fqn, phase): self._durations(fqn, phase) for fqn, phase in wanted}
         return {key: int(np.median(positive)) for key, ns in durations.items() if len(positive := ns[ns > 0])}
 
     def _durations(self, fqn: str, phase: str) -> Int64Array:
+        if phase in CATEGORIES:
+            return self._range_durations(RangeName(fqn, phase))
         ids = [number for number, name in enumerate(self.lookup.names) if name.fqn == fqn]
         if phase == "backward":
             name, duration = self._ended_nodes
@@ -134,6 +138,13 @@ class RingAnalysis:
         is_wanted &= (pairs["call_key"] & RECOMPUTE_BIT != 0) == (phase == "recompute")
         duration = pairs["end"][is_wanted] - pairs["start"][is_wanted]
         return np.asarray(duration, np.int64)
+
+    def _range_durations(self, name: RangeName) -> Int64Array:
+        ids = [number for number, text in enumerate(self.lookup.texts) if parse_range(text) == name]
+        events = self.all_events.take(np.isin(self.all_events.kind, RANGE_KINDS) & np.isin(self.all_events.name, ids))
+        begin, end = pair_by_key(np.arange(len(events)), events.kind == Kind.RANGE_BEGIN, events.value)
+        whole = (begin >= 0) & (end >= 0)
+        return np.asarray(events.time[end[whole]] - events.time[begin[whole]], np.int64)
 
     @cached_property
     def _ended_nodes(self) -> tuple[Int64Array, Int64Array]:

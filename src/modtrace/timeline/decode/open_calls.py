@@ -9,6 +9,7 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array, SignedIntArray
 from ...ring import Events, Kind
+from ...ring.range_text import CATEGORIES, parse_range
 from ...ring.slot_format import (
     ABANDONED_BIT,
     CALL_ENTER_KINDS,
@@ -31,14 +32,19 @@ AFTER_BACKWARD = "after backward"
 """The phase of a thread that is in a backward pass in which no node runs."""
 
 
+_OTHERWISE_TOLD = "communication"
+"""The category of ranges that do not say where a thread is: another thread can end them. Waits are told otherwise."""
+
+
 class OpenCall(NamedTuple):
-    """A call that has not ended.
+    """A call that has not ended; or a range, on a thread that is in no module.
 
     Attributes:
-        fqn: the module's fully qualified name (`GPT.transformer.h.0`).
+        fqn: the module's fully qualified name (`GPT.transformer.h.0`); the name of a range.
         phase: "forward", "backward" or "recompute"; or "after backward", the innermost of a thread's, where the thread
             is in a backward pass in which no node runs: it waits, as DistributedDataParallel does for the other ranks.
-            `fqn` is then the module whose node ran last, or empty if none of a module ran yet.
+            `fqn` is then the module whose node ran last, or empty if none of a module ran yet. Of a range it is the
+            category ("data loading").
         since_ns: when it began, monotonic nanoseconds; for "backward" the autograd node that runs now, for "after
             backward" the end of the last one, or the begin of the pass.
         module_class: the name of the module's class (`Block`).
@@ -49,6 +55,11 @@ class OpenCall(NamedTuple):
     since_ns: int
     module_class: str = ""
 
+    @property
+    def is_range(self) -> bool:
+        """Whether it is a range, and no call of a module."""
+        return self.phase in CATEGORIES
+
 
 class ThreadStack(NamedTuple):
     """The open calls of one thread.
@@ -56,7 +67,8 @@ class ThreadStack(NamedTuple):
     Attributes:
         thread: its name.
         tid: its id as the operating system has it.
-        calls: the open calls, outermost first; empty if it is in no module.
+        calls: the open calls, outermost first. If it is in no module, the ranges that it is in; else these are left
+            out.
         last_ns: its last event, monotonic nanoseconds.
     """
 
@@ -117,6 +129,8 @@ def open_stacks(
         of_module = nodes[call[nodes] >= 0]
         name = lookup.names[intervals.name[call[of_module[-1]]]] if len(of_module) else Name("", "", "")
         stacks.setdefault(thread, []).append(_open_call(name, AFTER_BACKWARD, since_ns))
+    in_model = {*stacks, *(open_pass.thread for open_pass in in_passes)}
+    stacks |= {thread: calls for thread, calls in _open_ranges(all_events, lookup).items() if thread not in in_model}
     last_ns = np.full(len(lookup.threads), -1, np.int64)
     by_thread = ~np.isin(all_events.kind, KINDS_OF_OTHER_THREADS)
     np.maximum.at(last_ns, all_events.thread[by_thread], all_events.time[by_thread])
@@ -125,6 +139,21 @@ def open_stacks(
         name, tid = lookup.threads[thread]
         threads.append(ThreadStack(name, tid, tuple(stacks.get(thread, ())), int(last_ns[thread])))
     return threads
+
+
+def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]]:
+    """Return the ranges that have not ended, by thread, outermost first.
+
+    torch's own ones that fit no category are left out: they are around everything.
+    """
+    index = np.flatnonzero(events.kind == Kind.RANGE_BEGIN)
+    ended = events.value[events.kind == Kind.RANGE_END]
+    found: dict[int, list[OpenCall]] = {}
+    for at in index[~np.isin(events.value[index], ended)].tolist():
+        name, category = parse_range(lookup.texts[events.name[at]])
+        if category not in (_OTHERWISE_TOLD, "torch"):
+            found.setdefault(int(events.thread[at]), []).append(OpenCall(name, category, int(events.time[at])))
+    return found
 
 
 def _waits(
