@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +74,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
         >>> for fault in modtrace.check("step.json").faults:
         ...     print(fault.rule, fault.message)
     """
+    from ..formats.event_stream import garbage_collection_paused
     from .read_trace import read_trace
     from .structure_rules import STRUCTURE_RULES
 
@@ -87,7 +86,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
             return CheckResult(name, [Fault("not-a-trace", str(error))])
         except RecursionError:
             return CheckResult(name, [Fault("unreadable", "nested too deeply")])
-        with _garbage_collection_paused():
+        with garbage_collection_paused():
             faults, layout = read_trace(trace, progress)
             layout.arrange()
             for rule in STRUCTURE_RULES:
@@ -120,18 +119,6 @@ def _first_own_event(trace: Path) -> float:
         return math.inf if b'"schemaVersion"' in head else 0  # as torch.profiler begins a trace
     count = metadata.get("profiler_events")
     return count if isinstance(count, int) else 0
-
-
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    """Keep the collector from looking at millions of events again and again; none of them is part of a cycle."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _trace_of(path: str | os.PathLike[str], folder: Path) -> Path:

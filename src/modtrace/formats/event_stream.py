@@ -6,8 +6,10 @@ string or inside an event would leave something open. So no byte is looked at tw
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,13 +20,25 @@ from .event_repair import BOUNDARY, RecoveredEvent, RecoveredEvents, has_times, 
 from .limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError
 from .trace_file import TraceFile
 
-__all__ = ["Chunk", "EventStream"]
+__all__ = ["Chunk", "EventStream", "garbage_collection_paused"]
 
 _WINDOW = 1 << 16
 """Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
 _MAX_NOTES = 20
 """Places named; a file can be broken at a million."""
 _BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
+
+
+@contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Keep the garbage collector from looking at millions of events again and again; none of them is in a cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Chunk(NamedTuple):

@@ -6,16 +6,14 @@ attributes, and the output gets the new tracks.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .._errors import WriteError
 from .._version import __version__
-from ..formats.event_stream import Chunk, EventStream
+from ..formats.event_stream import Chunk, EventStream, garbage_collection_paused
 from ..formats.merge_metadata import refuse_merged
 from ..formats.trace_file import Progress, TraceFile
 from ..timeline import Summary, Timeline
@@ -87,7 +85,7 @@ def merge_timeline(
     name = os.fspath(out)
     if not name.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz")):
         raise WriteError(f"cannot write {name}: a merged trace ends in .json, .json.gz, .pftrace or .pftrace.gz")
-    with TraceFile(profiler_trace, progress) as source, _no_collection():
+    with TraceFile(profiler_trace, progress) as source, garbage_collection_paused():
         if os.path.exists(name) and os.path.samefile(name, profiler_trace):
             raise WriteError(f"cannot write {name}: it is the profiler's trace itself; give another name")
         captured = None if capture is None else _read_trace(capture)
@@ -168,15 +166,3 @@ def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str
         notes=notes,
         metadata=metadata,
     )
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the garbage collector from walking through every event there is, again and again: they hold no cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
