@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 
 from modtrace.formats.escape import UNNAMED, escaped
 from modtrace.timeline import BACKWARD, PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline.columns import in_start_order
 from modtrace.timeline.nesting import nest_by_time
+from modtrace.timeline.slices import in_start_order
 from tests.support.test_scale import scaled
 from tests.support.timelines import EPOCH, HOSTILE, gpt2_timeline, timeline_of, timelines
 from tests.support.trace_processor import TraceProcessor

@@ -21,7 +21,7 @@ import modtrace
 from modtrace import TraceError, WriteError, merge
 from modtrace.formats.merge_metadata import read_merge_metadata, read_merged_summary
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
-from modtrace.timeline.columns import in_start_order
+from modtrace.timeline.slices import in_start_order
 from tests.support.kineto import GPU_TRACES, recording, trace, x
 from tests.support.python_process import run_python
 from tests.support.trace_processor import TraceProcessor

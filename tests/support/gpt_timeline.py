@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline.columns import BACKWARD, FORWARD, Columns, in_start_order
+from modtrace.timeline.slices import BACKWARD, FORWARD, Columns, in_start_order
 from tests.support.span_fields import SPAN_FIELDS
 
 __all__ = ["BASE", "gpt_timeline"]

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from modtrace.timeline import Name, Process, Timeline, Track
-from modtrace.timeline.columns import Columns, in_start_order
+from modtrace.timeline.slices import Columns, in_start_order
 from tests.support.span_fields import SPAN_FIELDS
 
 from .gpt_timeline import BASE

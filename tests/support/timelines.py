@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from modtrace.formats.escape import UNNAMED
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline.columns import in_start_order
 from modtrace.timeline.nesting import nest_by_time
+from modtrace.timeline.slices import in_start_order
 
 __all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "timeline_of", "timelines"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline.columns import Columns
+from modtrace.timeline.slices import Columns
 
 from .browser import Visit
 from .gpt_timeline import BASE

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 import modtrace
 from modtrace.cli.group import group
 from modtrace.timeline import Mark, Name, Process, Timeline, Track
-from modtrace.timeline.columns import BACKWARD, FORWARD, Columns
+from modtrace.timeline.slices import BACKWARD, FORWARD, Columns
 
 START = 1_700_000_000_000_000_000
 MS = 1_000_000

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from modtrace import WriteError
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline.columns import Columns
+from modtrace.timeline.slices import Columns
 from modtrace.write.html import payload, render_html, write_html
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.span_fields import SPAN_FIELDS

@@ -13,7 +13,7 @@ from modtrace.profiler.coarse_shift import CoarseShift, find_coarse_shift
 from modtrace.profiler.event_collector import EventCollector
 from modtrace.profiler.overlay import overlay
 from modtrace.timeline import Timeline
-from modtrace.timeline.ranges import Ranges
+from modtrace.timeline.time_intervals import TimeIntervals
 from tests.support.drifting_trace import DriftingClock, call_edges, make_trace
 from tests.support.kineto import BASE, TID
 from tests.unit.test_profiler_true_offset import MS, steps
@@ -68,8 +68,8 @@ def test_a_few_calls_tell_nothing() -> None:
 def test_a_call_of_an_hour_costs_no_memory() -> None:
     """What is looked at is a moment every µs around the calls that count."""
     start = np.cumsum(np.random.default_rng(0).integers(25_000, 60_000, 100))
-    calls = Ranges(np.append(start, 7 * MS), np.append(start + 20_000, 3_600_000 * MS))
-    busy = Ranges(np.append(start + 2000, 8 * MS) + 777_000, np.append(start + 18_000, 3_590_000 * MS) + 777_000)
+    calls = TimeIntervals(np.append(start, 7 * MS), np.append(start + 20_000, 3_600_000 * MS))
+    busy = TimeIntervals(np.append(start + 2000, 8 * MS) + 777_000, np.append(start + 18_000, 3_590_000 * MS) + 777_000)
     tracemalloc.start()
     found = find_coarse_shift([(calls, busy)])
     _, most = tracemalloc.get_traced_memory()
@@ -83,7 +83,7 @@ def test_a_call_of_an_hour_costs_no_memory() -> None:
 def test_calls_in_a_regular_beat_tell_nothing() -> None:
     """Each call could be the one before it just as well, or the next."""
     start = np.arange(100) * 30_000
-    found = find_coarse_shift([(Ranges(start, start + 20_000), Ranges(start + 2000, start + 18_000))])
+    found = find_coarse_shift([(TimeIntervals(start, start + 20_000), TimeIntervals(start + 2000, start + 18_000))])
     assert found is not None
     assert (found.wrong, found.next_wrong, found.is_clear) == (0.0, 0.0, False)
 

@@ -12,14 +12,14 @@ from modtrace.profiler.operator_gaps import (
     cut_depth,
     most_likely_shift,
 )
-from modtrace.timeline.ranges import Ranges
+from modtrace.timeline.time_intervals import TimeIntervals
 
 
 def array(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-BUSY = Ranges(array(1000, 3000, 8000), array(2000, 5000, 9000))
+BUSY = TimeIntervals(array(1000, 3000, 8000), array(2000, 5000, 9000))
 
 
 def test_operators_in_others_count_with_the_outermost() -> None:
@@ -64,7 +64,7 @@ def test_the_gap_around_each_edge_bounds_its_offset() -> None:
 def test_the_shift_that_cuts_no_operator_is_found(late: int) -> None:
     random = np.random.default_rng(1)
     edges = np.cumsum(random.integers(10_000, 60_000, 400))
-    busy = Ranges(edges[:-1] + 2000, edges[1:] - 2000)
+    busy = TimeIntervals(edges[:-1] + 2000, edges[1:] - 2000)
     unknown = np.full(400, np.inf)
     shift = most_likely_shift(CallEdges(edges, edges + late), busy, -unknown, unknown)
     # Any shift within 2 µs cuts none, and the middle of these is taken.
@@ -73,7 +73,7 @@ def test_the_shift_that_cuts_no_operator_is_found(late: int) -> None:
 
 def test_a_shift_that_marks_rule_out_is_not_taken() -> None:
     edges = np.arange(100) * 20_000
-    busy = Ranges(edges[:-1] + 2000, edges[1:] - 2000)
+    busy = TimeIntervals(edges[:-1] + 2000, edges[1:] - 2000)
     guess = edges + 9000
     # Operators of one length repeat: 9 µs too late looks like 11 µs too early.
     nearest = most_likely_shift(CallEdges(edges, guess), busy, np.full(100, -15_000.0), np.full(100, 15_000.0))

@@ -155,7 +155,7 @@ def test_sequence_numbers_of_two_threads_are_kept_apart_by_the_arrows() -> None:
     }
     columns["track"] = [0] * 4 + [1]
     columns["call"] = [0] * 4 + [1]
-    from modtrace.timeline.columns import Columns, in_start_order
+    from modtrace.timeline.slices import Columns, in_start_order
 
     tracks = (Track("forward", "MainThread", TID, process), Track("forward", "Other", other, process))
     timeline = Timeline(in_start_order(Columns.of(**columns)), NET, tracks)

@@ -14,7 +14,7 @@ from modtrace.profiler.event_collector import EventCollector
 from modtrace.profiler.operator_gaps import CallEdges, certain_offsets
 from modtrace.profiler.overlay import overlay
 from modtrace.timeline import Mark, Timeline
-from modtrace.timeline.ranges import Ranges
+from modtrace.timeline.time_intervals import TimeIntervals
 from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
 from tests.support.kineto import BASE, TID, Span, recording, x
 
@@ -148,7 +148,7 @@ def test_an_offset_beyond_what_is_tried_is_possible_where_no_mark_is_near() -> N
 def test_without_operators_edges_say_nothing() -> None:
     time = np.array([0, 1000, 5 * MS])
     unknown = np.full(3, 500.0)
-    bounds = certain_offsets(CallEdges(time, time), Ranges(time[:0], time[:0]), -unknown, unknown, 1e-3)
+    bounds = certain_offsets(CallEdges(time, time), TimeIntervals(time[:0], time[:0]), -unknown, unknown, 1e-3)
     assert bounds is not None
     assert bounds.low.tolist() == [-np.inf] * 3
     assert bounds.high.tolist() == [np.inf] * 3

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.timeline import Name, Process, Stats, Timeline, Track
-from modtrace.timeline.columns import BACKWARD, FORWARD, RECOMPUTE, Columns
+from modtrace.timeline.slices import BACKWARD, FORWARD, RECOMPUTE, Columns
 from modtrace.timeline.summary import GpuTotals, ModuleTimes, Summary, summarize
 
 MAIN = Process(1)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from modtrace.timeline import FORWARD, Columns, Mark, Name, Process, StepTimes, Timeline, Track
-from modtrace.timeline.columns import join_columns, sort_by_start
+from modtrace.timeline.slices import join_columns, sort_by_start
 from modtrace.timeline.summary import ModuleTimes, find_typical_step
 from modtrace.timeline.summary.percentiles import median, nearest_rank
 from tests.support.timelines import timelines

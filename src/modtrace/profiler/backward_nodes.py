@@ -12,8 +12,8 @@ from .._typing import BoolArray, Int64Array
 from ..timeline import BACKWARD, Columns, Process, Timeline, Track
 from ..timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 from ..timeline.join import with_modules
-from ..timeline.ranges import union_of
 from ..timeline.slices import join_columns, sort_by_start
+from ..timeline.time_intervals import union_of
 from .call_lookup import CallIndex, InnermostLookup, innermost_spans, runs_module_code
 from .event_columns import EventColumns, ProfilerEvents
 

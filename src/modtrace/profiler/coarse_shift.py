@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .._typing import Float64Array, Int64Array
-from ..timeline.ranges import Ranges
+from ..timeline.time_intervals import TimeIntervals
 from .operator_gaps import cut_depth
 
 __all__ = ["COARSE_REACH_NS", "CoarseShift", "find_coarse_shift"]
@@ -81,7 +81,7 @@ class _Stretch(NamedTuple):
     judged: Int64Array
 
 
-def find_coarse_shift(threads: Sequence[tuple[Ranges, Ranges]]) -> CoarseShift | None:
+def find_coarse_shift(threads: Sequence[tuple[TimeIntervals, TimeIntervals]]) -> CoarseShift | None:
     """Return the shift at which the calls suit the operators best; None if there are too few calls.
 
     Args:
@@ -130,12 +130,12 @@ def find_coarse_shift(threads: Sequence[tuple[Ranges, Ranges]]) -> CoarseShift |
     return CoarseShift(center, shift, drift, least_share, float(share[others].min()), calls)
 
 
-def _short_calls(calls: Ranges) -> Ranges:
+def _short_calls(calls: TimeIntervals) -> TimeIntervals:
     """Return the calls without those that last so long that looking at them would take much memory."""
-    return Ranges(*(column[calls.end - calls.start <= _MAX_CALL_NS] for column in calls))
+    return TimeIntervals(*(column[calls.end - calls.start <= _MAX_CALL_NS] for column in calls))
 
 
-def _common_part(threads: Sequence[tuple[Ranges, Ranges]]) -> tuple[int, int]:
+def _common_part(threads: Sequence[tuple[TimeIntervals, TimeIntervals]]) -> tuple[int, int]:
     """Return begin and end of the part that is looked at, ns from the base: the middle of what both files hold."""
     begin = max(min(int(calls.start[0]) for calls, _ in threads), min(int(busy.start[0]) for _, busy in threads))
     end = min(max(int(calls.end[-1]) for calls, _ in threads), max(int(busy.end[-1]) for _, busy in threads))
@@ -151,7 +151,7 @@ def _drifts(length: int) -> list[float]:
     return sorted((number * step for number in range(-count, count + 1)), key=lambda drift: (abs(drift), drift))
 
 
-def _stretches(calls: Ranges, busy: Ranges, begin: int, end: int, reach: int) -> Iterator[_Stretch]:
+def _stretches(calls: TimeIntervals, busy: TimeIntervals, begin: int, end: int, reach: int) -> Iterator[_Stretch]:
     """Yield what stretches of calls say, which are spread over a part of the trace."""
     first, last = np.searchsorted(calls.start, (begin, end))
     starts = []
@@ -166,7 +166,7 @@ def _stretches(calls: Ranges, busy: Ranges, begin: int, end: int, reach: int) ->
         yield _judge(calls.start[part], calls.end[part], busy, reach)
 
 
-def _judge(start: Int64Array, end: Int64Array, busy: Ranges, reach: int) -> _Stretch:
+def _judge(start: Int64Array, end: Int64Array, busy: TimeIntervals, reach: int) -> _Stretch:
     """Return at which shifts calls suit the operators, by looking at a moment every `_STEP_NS`."""
     origin = int(start.min()) - reach
     moments = np.arange(origin, int(end.max()) + reach + 2 * _STEP_NS, _STEP_NS)

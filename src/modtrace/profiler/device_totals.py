@@ -9,8 +9,8 @@ import numpy as np
 
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
-from ..timeline.ranges import union_of
 from ..timeline.summary import GpuStepTimes, GpuTotals, ModuleTimes, Summary, summarize
+from ..timeline.time_intervals import union_of
 from .device_work import KINDS, CpuCollectives, NoModuleReason, WorkOwners, no_module_name
 from .event_columns import ProfilerEvents
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._typing import Int8Array, Int64Array
 from ..timeline import Timeline
-from ..timeline.ranges import union_of
+from ..timeline.time_intervals import union_of
 from .call_lookup import InnermostLookup
 from .event_columns import ApiCall, ProfilerEvents
 from .launches import CudaGraphCapture, map_replays, processes_of

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Float64Array, Int64Array
-from ..timeline.ranges import Ranges, union_of
+from ..timeline.time_intervals import TimeIntervals, union_of
 from .alignment import OffsetBounds
 
 __all__ = [
@@ -55,7 +55,7 @@ class CallEdges(NamedTuple):
     guess: Int64Array
 
 
-def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> Ranges:
+def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> TimeIntervals:
     """Return when a thread ran operators that call no module.
 
     One that does, as a checkpoint's does, has edges of calls deep inside and counts only by the operators in it.
@@ -72,13 +72,13 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
     return union_of(start[kept], end[kept])
 
 
-def innermost_operators(start: Int64Array, end: Int64Array) -> Ranges:
+def innermost_operators(start: Int64Array, end: Int64Array) -> TimeIntervals:
     """Return when a thread ran operators that hold no others, so that no call either; see `busy_intervals`."""
     kept = (end > start) & ~np.append(start[1:] < end[:-1], False)
     return union_of(start[kept], end[kept])
 
 
-def cut_depth(busy: Ranges, time: Int64Array) -> Int64Array:
+def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
     """Return by how much each moment has to be moved to be between operators, ns; 0 if it does."""
     if not len(busy.start):
         return np.zeros(len(time), np.int64)
@@ -89,7 +89,7 @@ def cut_depth(busy: Ranges, time: Int64Array) -> Int64Array:
     return found
 
 
-def most_likely_shift(edges: CallEdges, busy: Ranges, least: Float64Array, most: Float64Array) -> Float64Array:
+def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array, most: Float64Array) -> Float64Array:
     """Return by how much each edge's guess has to be shifted so that fewest operators are cut around it, ns.
 
     It is the middle of the best shifts; among equal ones those nearest to what was found just before.
@@ -124,7 +124,7 @@ def most_likely_shift(edges: CallEdges, busy: Ranges, least: Float64Array, most:
     return found
 
 
-def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: Ranges, tolerance: float) -> OffsetBounds:
+def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals, tolerance: float) -> OffsetBounds:
     """Return what the gap around each edge says about its offset.
 
     Args:
@@ -165,7 +165,7 @@ def _windows(time: Int64Array) -> Int64Array:
         starts.append(begin)
 
 
-def count_cuts(guess: Int64Array, window: Int64Array, busy: Ranges, shifts: Int64Array = SHIFTS) -> Int64Array:
+def count_cuts(guess: Int64Array, window: Int64Array, busy: TimeIntervals, shifts: Int64Array = SHIFTS) -> Int64Array:
     """Return int64[windows, shifts]: how many edges are inside an operator at each shift, as far to both sides of 0."""
     width, reach = len(shifts) + 1, int(shifts[-1])
     count = int(window[-1]) + 1
@@ -201,7 +201,7 @@ _TOLERANCE_NS = 20.0
 
 
 def certain_offsets(
-    edges: CallEdges, busy: Ranges, least: Float64Array, most: Float64Array, limit: float
+    edges: CallEdges, busy: TimeIntervals, least: Float64Array, most: Float64Array, limit: float
 ) -> OffsetBounds | None:
     """Return bounds that hold whichever of the possible gaps each edge lies in.
 
@@ -245,12 +245,12 @@ def certain_offsets(
     return _outside_operators(edges, busy, lowest[of_edge] - drifted, highest[of_edge] + drifted)
 
 
-def _uncut(edges: CallEdges, busy: Ranges, of_edge: Int64Array, limit: float, shifts: Int64Array) -> BoolArray:
+def _uncut(edges: CallEdges, busy: TimeIntervals, of_edge: Int64Array, limit: float, shifts: Int64Array) -> BoolArray:
     """Return bool[stretches, shifts]: whether each edge of a stretch can be outside of all operators."""
     # At the right shift of the stretch's middle an edge is off by what the clock drifts until then, and by half a step.
     margin = math.ceil(limit * _STRETCH_NS / 2 + SHIFT_STEP_NS / 2 + _TOLERANCE_NS)
     long = busy.end - busy.start > 2 * margin
-    inner = Ranges(busy.start[long] + margin, busy.end[long] - margin)
+    inner = TimeIntervals(busy.start[long] + margin, busy.end[long] - margin)
     found = []
     for first in range(0, int(of_edge[-1]) + 1, _STRETCHES_AT_ONCE):
         begin, end = np.searchsorted(of_edge, (first, first + _STRETCHES_AT_ONCE))
@@ -266,7 +266,7 @@ def _within(possible: BoolArray, steps: int) -> BoolArray:
     return near
 
 
-def _outside_operators(edges: CallEdges, busy: Ranges, low: Float64Array, high: Float64Array) -> OffsetBounds:
+def _outside_operators(edges: CallEdges, busy: TimeIntervals, low: Float64Array, high: Float64Array) -> OffsetBounds:
     """Narrow the bounds of each edge to where it lies outside of operators."""
     for bound, is_low in ((low, True), (high, False)):
         place = edges.guess + bound

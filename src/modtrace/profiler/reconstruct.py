@@ -10,9 +10,9 @@ import numpy as np
 
 from .._typing import Int64Array
 from ..timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
-from ..timeline.columns import in_start_order
 from ..timeline.contents import REGION_CLASS
 from ..timeline.decode.path_spans import clip_and_nest
+from ..timeline.slices import in_start_order
 from .backward_nodes import Nodes, find_calls_of_nodes
 from .call_lookup import CallIndex
 from .event_columns import ProfilerEvents

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._typing import Float64Array, Int64Array
 from ..timeline import Timeline
-from ..timeline.ranges import Ranges
+from ..timeline.time_intervals import TimeIntervals
 from .alignment import (
     LEAST_DRIFT_LIMIT,
     Alignment,
@@ -56,7 +56,7 @@ class SharedThread(NamedTuple):
     edges: Int64Array
     start: Int64Array
     end: Int64Array
-    calls: Ranges
+    calls: TimeIntervals
 
 
 def refine_by_operators(
@@ -167,7 +167,7 @@ def _bring_near(alignment: Alignment, shared: Sequence[SharedThread]) -> Alignme
     base = alignment.base_ns
     threads = [
         (
-            Ranges(thread.calls.start - base, thread.calls.end - base),
+            TimeIntervals(thread.calls.start - base, thread.calls.end - base),
             innermost_operators(thread.start, thread.end),
         )
         for thread in shared
@@ -224,5 +224,5 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
             begins, ends = start[running], end[running]
             order = np.lexsort((-ends, begins))
             innermost = np.flatnonzero(spans & ~holds[:-1])
-            calls = Ranges(columns.start[innermost], columns.end[innermost])
+            calls = TimeIntervals(columns.start[innermost], columns.end[innermost])
             yield SharedThread(edges, begins[order], ends[order], calls)

@@ -12,12 +12,12 @@ from .._typing import Int32Array, Int64Array, SignedIntArray
 if TYPE_CHECKING:
     from .slices import Slices
 
-__all__ = ["Intervals", "nest_by_time", "nest_intervals", "outermost_first"]
+__all__ = ["HasIntervals", "nest", "nest_by_time", "outermost_first"]
 
 _CHUNK = 1 << 16
 
 
-class Intervals(Protocol):
+class HasIntervals(Protocol):
     """What lies on tracks from a start to an end: spans, collectives, …; columns of equal length."""
 
     @property
@@ -33,7 +33,7 @@ class Intervals(Protocol):
         """Their ends, ns."""
 
 
-def outermost_first(columns: Intervals, rows: SignedIntArray) -> SignedIntArray:
+def outermost_first(columns: HasIntervals, rows: SignedIntArray) -> SignedIntArray:
     """Sort spans of one track by start, the longer first; mostly they are in this order already.
 
     Args:
@@ -50,12 +50,12 @@ def outermost_first(columns: Intervals, rows: SignedIntArray) -> SignedIntArray:
 
 
 def nest_by_time(columns: Slices) -> Slices:
-    """Compute `depth` and `parent` anew, per track, from start and end, see `nest_intervals`; the order stays."""
-    depth, parent = nest_intervals(columns)
+    """Compute `depth` and `parent` anew, per track, from start and end, see `nest`; the order stays."""
+    depth, parent = nest(columns)
     return dataclasses.replace(columns, depth=depth, parent=parent)
 
 
-def nest_intervals(columns: Intervals) -> tuple[Int32Array, Int64Array]:
+def nest(columns: HasIntervals) -> tuple[Int32Array, Int64Array]:
     """Return how many spans of its track lie around each, and the index of the innermost of these, or -1.
 
     A span lies in all that began no later and end no earlier. An empty span (start = end) lies in the longest one that

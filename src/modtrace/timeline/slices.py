@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
-from .nesting import nest_intervals
+from .nesting import nest
 
 __all__ = [
     "BACKWARD",
@@ -136,7 +136,7 @@ class Slices:
         columns = {field: np.asarray(given[field], dtype) for field, dtype in DTYPES.items()}
         rows = cls(**{field: np.broadcast_to(column, np.shape(start)) for field, column in columns.items()})
         rows = rows.take(np.lexsort((-rows.end, rows.start)))
-        depth, parent = nest_intervals(rows)
+        depth, parent = nest(rows)
         return replace(rows, depth=depth, parent=parent)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Time ranges that lie apart and in order: when anything of something ran."""
+"""Sets of times, as intervals in order that do not touch: when any of several things ran."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from .._typing import Int64Array
 
-__all__ = ["Ranges", "union_of"]
+__all__ = ["TimeIntervals", "union_of"]
 
 
-class Ranges(NamedTuple):
-    """Time ranges in order, none of which touches another; columns of equal length.
+class TimeIntervals(NamedTuple):
+    """Intervals of time in order, none of which touches another; columns of equal length.
 
     Attributes:
         start: int64[n], ns.
@@ -23,7 +23,7 @@ class Ranges(NamedTuple):
     end: Int64Array
 
     def time_until(self, moment: Int64Array) -> Int64Array:
-        """Return for each moment how much of the time before it lies in the ranges."""
+        """Return for each moment how much of the time before it is in these intervals."""
         before = np.concatenate([[0], np.cumsum(self.end - self.start)])
         index = np.searchsorted(self.start, moment)
         over = np.zeros(len(moment), np.int64)
@@ -33,11 +33,11 @@ class Ranges(NamedTuple):
         return until
 
     def time_within(self, start: Int64Array, end: Int64Array) -> Int64Array:
-        """Return for each interval how much of it lies in the ranges."""
+        """Return for each given interval how much of it is in these intervals."""
         return self.time_until(end) - self.time_until(start)
 
 
-def union_of(start: Int64Array, end: Int64Array) -> Ranges:
+def union_of(start: Int64Array, end: Int64Array) -> TimeIntervals:
     """Return the time that any of the intervals covers.
 
     Args:
@@ -45,10 +45,10 @@ def union_of(start: Int64Array, end: Int64Array) -> Ranges:
         end: int64[n], none before its start.
     """
     if not len(start):
-        return Ranges(start, end)
+        return TimeIntervals(start, end)
     if np.any(start[1:] < start[:-1]):
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
     covered_until = np.maximum.accumulate(end)
     first = np.flatnonzero(np.append(True, start[1:] > covered_until[:-1]))
-    return Ranges(start[first], covered_until[np.append(first[1:], len(start)) - 1])
+    return TimeIntervals(start[first], covered_until[np.append(first[1:], len(start)) - 1])

@@ -12,9 +12,9 @@ from .._typing import Int64Array
 from ..ring import read_ring
 from ..timeline import build_timeline
 from ..timeline.decode import RingAnalysis
-from ..timeline.ranges import union_of
 from ..timeline.summary import ModuleTimes
 from ..timeline.summary.module_rows import fold_below
+from ..timeline.time_intervals import union_of
 from ..whereabouts import RankState, rank_state_of
 
 __all__ = ["SORT_KEYS", "ModuleRate", "RankRates", "merge_ranks", "read_rank_rates", "sort_modules", "steps_per_second"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from modtrace.timeline import Name, Stats, Timeline
-from modtrace.timeline.columns import Columns
+from modtrace.timeline.slices import Columns
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.viewer_page import (

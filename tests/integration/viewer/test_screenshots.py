@@ -16,7 +16,7 @@ import pytest
 import modtrace
 from modtrace.read import load
 from modtrace.timeline import BACKWARD, Timeline
-from modtrace.timeline.columns import Columns, in_start_order
+from modtrace.timeline.slices import Columns, in_start_order
 from modtrace.write.html import write_html
 from tests.integration.test_merge import synthetic
 from tests.integration.viewer.test_scrolling import numbered_timeline

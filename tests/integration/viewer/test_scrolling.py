@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from modtrace.timeline import Name, Process, Timeline, Track
-from modtrace.timeline.columns import Columns, in_start_order
+from modtrace.timeline.slices import Columns, in_start_order
 from modtrace.write.html import write_html
 from tests.support.browser import launch
 from tests.support.gpt_timeline import BASE

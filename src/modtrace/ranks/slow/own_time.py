@@ -10,7 +10,7 @@ import numpy as np
 from ..._typing import Int64Array
 from ...timeline import PHASES
 from ...timeline.decode.intervals import find_parents
-from ...timeline.ranges import Ranges, union_of
+from ...timeline.time_intervals import TimeIntervals, union_of
 from ..rank_tables import CALL, CollectiveTable, SpanTable
 
 __all__ = ["OwnTime", "Segments", "segments_of"]
@@ -49,7 +49,7 @@ class OwnTime:
         index = int(np.searchsorted(self.ranks, rank))
         first, last = np.searchsorted(self._waits.start, [index * self._length, (index + 1) * self._length])
         alone = copy.copy(self)
-        alone._waits = Ranges(self._waits.start[first:last], self._waits.end[first:last])
+        alone._waits = TimeIntervals(self._waits.start[first:last], self._waits.end[first:last])
         return alone
 
     def until(self, place: Int64Array) -> Int64Array:

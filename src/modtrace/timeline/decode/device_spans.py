@@ -11,8 +11,8 @@ import numpy as np
 from ..._typing import Int64Array
 from ...ring import Kind
 from ...ring.slot_format import BACKWARD_PASS_MASK, CALL_INDEX_MASK, STREAM_NUMBER_BITS, STREAM_NUMBER_MASK
-from ..columns import BACKWARD, FORWARD, RECOMPUTE
 from ..gpu_tracks import GpuSpans, add_gpu_tracks
+from ..slices import BACKWARD, FORWARD, RECOMPUTE
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .device_points import DevicePoints, collective_points, device_points

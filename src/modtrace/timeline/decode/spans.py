@@ -14,8 +14,8 @@ import numpy as np
 
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring.slot_format import CALL_INDEX_MASK
-from ..columns import BACKWARD, FORWARD, RECOMPUTE
 from ..contents import Process, Track
+from ..slices import BACKWARD, FORWARD, RECOMPUTE
 from .intervals import Intervals
 
 __all__ = [

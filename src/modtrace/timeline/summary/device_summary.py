@@ -9,9 +9,9 @@ import numpy as np
 from ..._tables import CellKind, Table, to_text, without_columns
 from ..._terminal import counted, wrapped
 from ..._typing import BoolArray, Int64Array
-from ..columns import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import on_gpu
-from ..ranges import union_of
+from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from ..time_intervals import union_of
 from .percentiles import median
 from .self_times import is_outermost, self_times, times_in_phase
 

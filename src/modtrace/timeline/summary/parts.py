@@ -13,8 +13,8 @@ import numpy as np
 
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
-from ..ranges import union_of
 from ..slices import BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
+from ..time_intervals import union_of
 from .percentiles import nearest_rank
 from .step_times import StepBounds, find_step_bounds
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..._typing import BoolArray, Int64Array
-from ..columns import Columns
+from ..slices import Columns
 
 __all__ = ["is_outermost", "self_times", "times_in_phase"]
 

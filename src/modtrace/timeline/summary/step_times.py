@@ -9,9 +9,9 @@ import numpy as np
 from ..._errors import ModtraceError
 from ..._typing import BoolArray, Int64Array
 from ..gpu_tracks import without_gpu
-from ..ranges import Ranges, union_of
 from ..select import first_ended_step, first_process_tracks, keep_tracks
 from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE
+from ..time_intervals import TimeIntervals, union_of
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -137,12 +137,12 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
     return [StepTimes(*row) for row in rows]
 
 
-def _union(timeline: Timeline, spans: BoolArray) -> Ranges:
+def _union(timeline: Timeline, spans: BoolArray) -> TimeIntervals:
     """Return the time that any of the spans covers."""
     return union_of(timeline.columns.start[spans], timeline.columns.end[spans])
 
 
-def _edges_outside(busy: Ranges, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return for each step the time before its first span (all of it if it has none) and after its last."""
     starts, ends = np.append(busy.start, np.iinfo(np.int64).max), np.append(busy.end, np.iinfo(np.int64).min)
     first_start = np.clip(starts[np.searchsorted(busy.end, start, side="right")], start, end)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..._typing import Int64Array
-from ..columns import FORWARD, PHASES, RECOMPUTE, Columns
 from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks
+from ..slices import FORWARD, PHASES, RECOMPUTE, Columns
 from .device_summary import summarize_device
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
