@@ -251,3 +251,23 @@ def test_click_on_a_label_folds_its_row(open_page: Open) -> None:
 
     page.get_by_role("button", name="rank 0 · python").click()
     assert page.locator("[data-row]").count() == 1
+
+
+def test_keys_after_a_search_move_the_viewport_and_go_through_the_matches(open_page: Open) -> None:
+    page = open_page(one_step()).page
+    page.keyboard.press("/")
+    page.keyboard.type("h.")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert page.locator(".match-count").inner_text().startswith("2 of ")
+    page.keyboard.press("Shift+Enter")
+    assert page.locator(".match-count").inner_text().startswith("1 of ")
+
+    start, end = viewport(page)
+    page.keyboard.press("w")
+    closer = viewport(page)
+    assert closer[1] - closer[0] < end - start
+    assert page.get_by_role("searchbox").input_value() == "h."
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    assert page.get_by_role("searchbox").input_value() == ""

@@ -35,6 +35,8 @@ function keyCommands(store: Store, openHelp: () => void): Readonly<Record<string
     l: selectNextLinked,
     m: withSelected((span) => store.setRange(store.rangeOf(span))),
     Escape: () => {
+      const nothing = [store.range, store.pickedGroup, store.pickedChange].every(({ value }) => value === null);
+      if (nothing && store.selected.value < 0) store.query.value = "";
       store.select(-1);
       store.setRange(null);
       store.pickedGroup.value = null;

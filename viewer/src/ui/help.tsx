@@ -15,7 +15,7 @@ const KEYS: readonly (readonly [string, string])[] = [
   ["F", "zoom to the selected span"],
   ["L", "from a forward to its backward, and back"],
   ["M", "take the selected span as the range"],
-  ["Esc", "clear the selection and the range"],
+  ["Esc", "clear the selection and the range; then the search"],
 ];
 
 const MOUSE: readonly (readonly [string, string])[] = [
