@@ -23,6 +23,7 @@ _HEADER = struct.Struct("<8sIIQQQII")
 _SLOTS = 4096
 _FORWARD_ENTER, _FORWARD_EXIT, _STEP, _SEGMENT, _OPTIMIZER_STEP = 1, 2, 10, 15, 18
 _PASS_END, _CALL, _RETURN, _DONE, _WAIT_ENTER, _WAIT_EXIT = 17, 20, 21, 22, 23, 24
+_RANGE_END = 41
 _SEQUENCE = (1 << 38) - 1
 RANKS_PER_HOST = 8
 BEGIN = 10**16
@@ -77,6 +78,9 @@ class Template(NamedTuple):
                 calls.append((open_.pop(), int(value) & _SEQUENCE, fqns[int(name)]))
                 if phase == "forward":
                     found.setdefault(calls[-1][2], index)
+            elif kind == _RANGE_END and phase == "range":
+                text = next(r["text"] for r in self.records if r["kind"] == "text" and r["id"] == int(name))
+                found.setdefault(json.loads(text)[0], index)
             elif kind == _SEGMENT and phase == "backward":
                 sequence = int(value) & _SEQUENCE
                 around = [call for call in calls if call[0] <= sequence < call[1]]

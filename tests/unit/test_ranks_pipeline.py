@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from modtrace.ranks.rank_tables import Bounds, CollectiveTable, SpanTable, StepTable, join_tables, take
+from modtrace.ranks.rank_tables import Bounds, CollectiveTable, RangeTable, SpanTable, StepTable, join_tables, take
 from modtrace.ranks.slow import find_late, join_parts
 from modtrace.timeline import PHASES, Name
 from tests.support.simulated_ranks import BEGIN, Job, Op, run, table_of
@@ -104,6 +104,10 @@ class Pipeline:
                 )
             )
         return join_tables(parts)
+
+    def ranges(self, *_: object) -> RangeTable:
+        number, time = np.empty(0, np.int32), np.empty(0, np.int64)
+        return RangeTable([], number, number, number, time, time)
 
     def steps(self, first: int, last: int) -> StepTable:
         return StepTable(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64))

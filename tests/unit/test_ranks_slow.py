@@ -29,7 +29,7 @@ MS = 1_000_000
 ALL_REDUCE, ALL_GATHER = '["all_reduce", "0"]', '["all_gather_into_tensor", "0"]'
 
 
-def write_steps(script: EventScript, *, sharded: bool) -> None:
+def write_steps(script: EventScript, *, sharded: bool, with_ranges: bool = False) -> None:
     """Six steps of a net with two layers, 1 ms each way: as under DDP, or under FSDP, which waits in each."""
     net, first, second = (script.name(f"Net{path}", "Net") for path in ("", ".first", ".second"))
     script.note_group("0", "0-1", "default_pg")
@@ -53,6 +53,10 @@ def write_steps(script: EventScript, *, sharded: bool) -> None:
     for step in range(6):
         base = 4 * step
         call = step << SEQUENCE_BITS
+        if with_ranges:
+            for after, kind in ((100_000, Kind.RANGE_BEGIN), (50_000, Kind.RANGE_END)):
+                now += after
+                script.collective(now, kind, '["data loading", "enumerate(DataLoader)#Own.__next__"]', 2 * step)
         then(100_000, Kind.FORWARD_ENTER, net, call | base)
         for layer, (low, high) in ((first, (0, 2)), (second, (2, 4))):
             then(10_000, Kind.FORWARD_ENTER, layer, call | base + low)
@@ -68,6 +72,25 @@ def write_steps(script: EventScript, *, sharded: bool) -> None:
         then(10_000, Kind.BACKWARD_OVER, 0xFFFFFF, step)
         then(200_000, Kind.PASS_END, 0xFFFFFF, step)
         then(300_000, Kind.OPTIMIZER_STEP, 0xFFFFFF, step)
+
+
+def made_with_ranges(tmp_path: Path, culprit: Culprit) -> SlowRun:
+    script = EventScript(1024, tmp_path / "ranges.modtrace", {"rank": 0, "pid": 1})
+    write_steps(script, sharded=False, with_ranges=True)
+    script.close()
+    return find(tmp_path / "run", MadeJob(read_template(tmp_path / "ranges.modtrace"), 4, STEPS, [culprit], noise=0.02))
+
+
+def test_a_rank_that_is_late_in_its_data_loader_is_named_with_that(tmp_path: Path) -> None:
+    run = made_with_ranges(tmp_path, Culprit(3, "data loading", "range", 5 * MS))
+
+    assert [(one.rank, one.is_slow) for one in run.late] == [(3, True)]
+    for step in run.steps[1:]:
+        assert [(module.fqn, module.phase) for module in step.modules[:1]] == [("data loading", "range")]
+        assert abs(step.modules[0].excess_ns - 5 * MS) <= MS
+    (sentence,) = (line for line in run.sentences if line.startswith("rank 3 "))
+    assert ", mostly in data loading; without this delay" in sentence
+    assert run.rank_table().rows[0][-1] == "data loading"
 
 
 @pytest.fixture(params=["ddp", "fsdp"])

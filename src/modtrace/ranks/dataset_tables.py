@@ -27,7 +27,7 @@ from .._typing import AnyArray
 from ..timeline import PHASES, Name
 from .groups import number_distinct
 from .rank_folder import DATASET_MARKER
-from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, SpanTable, StepTable
+from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, RangeTable, SpanTable, StepTable
 
 __all__ = [
     "TABLES",
@@ -342,6 +342,11 @@ class DatasetTables:
         chosen &= pc.field("rank").isin(list(ranks))
         with self._damage_named():
             return spans_from_arrow(self._dataset("spans").to_table(filter=chosen))
+
+    def ranges(self, *_: object) -> RangeTable:
+        """Return no ranges: a dataset keeps none."""
+        number, time = np.empty(0, np.int32), np.empty(0, np.int64)
+        return RangeTable([], number, number, number, time, time)
 
     def steps(self, first: int, last: int) -> StepTable:
         """Return when the steps from `first` to before `last` ended."""

@@ -6,14 +6,19 @@ Times are Unix nanoseconds of the job's clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
 from ..ring.collective_text import parse_ranks, rank_list
+from ..ring.range_text import RangeName
 from ..timeline import Name, Timeline
+from ..timeline.contents import RANGE_CLASS
+from ..timeline.slices import RANGE
 from ..timeline.summary import self_times
+from ..timeline.time_intervals import union_of
 from .all_ranks import load_rank
 from .groups import group_lengths, group_starts, number_distinct
 from .job_time import JobTime
@@ -28,12 +33,14 @@ __all__ = [
     "Bounds",
     "CollectiveTable",
     "FolderTables",
+    "RangeTable",
     "RankTables",
     "SpanTable",
     "StepTable",
     "collective_table",
     "group_text",
     "join_tables",
+    "range_table",
     "ranks_in_group",
     "span_table",
     "step_end_table",
@@ -126,8 +133,28 @@ class StepTable(NamedTuple):
     end: Int64Array
 
 
-Table = TypeVar("Table", SpanTable, CollectiveTable, StepTable)
-_NUMBERED = {"names": "name", "operators": "operator", "groups": "group"}
+class RangeTable(NamedTuple):
+    """Ranges of some ranks that are in no module and hold none, nor another one. Arrays of equal length.
+
+    Attributes:
+        places: what `place` points into, as `RangeName.place` says it.
+        rank: int32.
+        step: int32.
+        place: int32.
+        start: int64, Unix ns.
+        end: int64, Unix ns.
+    """
+
+    places: Sequence[str]
+    rank: Int32Array
+    step: Int32Array
+    place: Int32Array
+    start: Int64Array
+    end: Int64Array
+
+
+Table = TypeVar("Table", SpanTable, CollectiveTable, StepTable, RangeTable)
+_NUMBERED = {"names": "name", "operators": "operator", "groups": "group", "places": "place"}
 """Fields with what others point into."""
 
 
@@ -213,6 +240,39 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
     )
 
 
+def range_table(timeline: Timeline, rank: int) -> RangeTable:
+    """Return the ranges of a rank's timeline that say what it did outside of modules; communication is left out."""
+    spans, slices = timeline.columns, timeline.slices
+    found = np.flatnonzero(slices.kind == RANGE)
+    names = [
+        RangeName(timeline.names[number].label, timeline.names[number].module_class.removeprefix(RANGE_CLASS))
+        for number in slices.name[found].tolist()
+    ]
+    told = np.array([name.category not in ("communication", "torch") for name in names], np.bool_)
+    in_modules = union_of(spans.start, spans.end).time_within(slices.start[found], slices.end[found])
+    told &= in_modules == 0
+    # In start order, an outer one before those in it: of these the outer one counts.
+    order = np.lexsort((-slices.end[found], slices.start[found], slices.track[found]))
+    order = order[told[order]]
+    until, track = slices.end[found[order]], slices.track[found[order]]
+    first = np.append(True, track[1:] != track[:-1])[: len(order)]
+    for begin, end in pairwise([*np.flatnonzero(first).tolist(), len(order)]):
+        until[begin:end] = np.maximum.accumulate(until[begin:end])
+    is_inner = ~first
+    is_inner[1:] &= slices.start[found[order]][1:] < until[:-1]
+    order = order[~is_inner]
+    rows = found[order]
+    places, place = number_distinct([names[number].place for number in order.tolist()])
+    return RangeTable(
+        places,
+        np.full(len(rows), rank, np.int32),
+        slices.step[rows].astype(np.int32),
+        place.astype(np.int32),
+        slices.start[rows],
+        slices.end[rows],
+    )
+
+
 def step_end_table(timeline: Timeline, rank: int) -> StepTable:
     """Return when a rank's steps ended."""
     marks = [mark for mark in timeline.marks if mark.kind == "step"]
@@ -238,6 +298,10 @@ def ranks_in_group(text: str) -> list[int]:
         return parse_ranks(ranks.removesuffix("]")) if bracket else []
     except ValueError:  # the end of a name, which can be anything
         return []
+
+
+def _join_steps(tables: Sequence[Table], first: int, last: int) -> Table:
+    return join_tables([take(table, (table.step >= first) & (table.step < last)) for table in tables])
 
 
 class Bounds:
@@ -290,6 +354,9 @@ class RankTables(Protocol):
     def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
         """Return the spans of some ranks in the steps from `first` to before `last`."""
 
+    def ranges(self, ranks: Sequence[int], first: int, last: int, /) -> RangeTable:
+        """Return the ranges of some ranks in the steps from `first` to before `last`, as far as they are kept."""
+
     def steps(self, first: int, last: int) -> StepTable:
         """Return when the steps from `first` to before `last` ended."""
 
@@ -311,6 +378,7 @@ class FolderTables:
             [one.rank for one in loaded], [one.bound_ns for one in loaded], [job[one.rank].clock for one in loaded]
         )
         self._spans = {one.rank: span_table(one.timeline, one.rank) for one in loaded}
+        self._ranges = {one.rank: range_table(one.timeline, one.rank) for one in loaded}
         self._collectives = join_tables([collective_table(one.timeline, one.rank) for one in loaded])
         self._steps = join_tables([step_end_table(one.timeline, one.rank) for one in loaded])
 
@@ -330,11 +398,11 @@ class FolderTables:
 
     def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
         """Return the spans of some ranks in the steps from `first` to before `last`."""
-        parts = []
-        for rank in ranks:
-            table = self._spans[rank]
-            parts.append(take(table, (table.step >= first) & (table.step < last)))
-        return join_tables(parts)
+        return _join_steps([self._spans[rank] for rank in ranks], first, last)
+
+    def ranges(self, ranks: Sequence[int], first: int, last: int, /) -> RangeTable:
+        """Return the ranges of some ranks in the steps from `first` to before `last`."""
+        return _join_steps([self._ranges[rank] for rank in ranks], first, last)
 
     def steps(self, first: int, last: int) -> StepTable:
         """Return when the steps from `first` to before `last` ended."""

@@ -13,6 +13,8 @@ RangeCategory = Literal[
 CATEGORIES: tuple[RangeCategory, ...] = get_args(RangeCategory)
 """What a range is for. `user` is a name of the user's, `torch` one that torch gives and that fits no other."""
 
+_PLACES = {"optimizer": "the optimizer", "gc": "garbage collection", "compile": "compilation"}
+
 
 class RangeName(NamedTuple):
     """What a range is called.
@@ -24,6 +26,11 @@ class RangeName(NamedTuple):
 
     name: str
     category: str
+
+    @property
+    def place(self) -> str:
+        """What a sentence calls the place where a thread is: by its category; a range of the user's by its name."""
+        return f"range {self.name}" if self.category == "user" else _PLACES.get(self.category, self.category)
 
 
 def range_text(name: str, category: RangeCategory) -> str:

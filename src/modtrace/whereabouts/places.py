@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from ..ring.range_text import CATEGORIES
+from ..ring.range_text import CATEGORIES, RangeName
 from ..timeline import AFTER_BACKWARD, Group, OpenCall, ThreadStack
 from .rank_state import RankState
 from .streams import StreamState
@@ -97,7 +97,7 @@ class RankGroup(NamedTuple):
             on_device = [stream.calls[-1].fqn for stream in self.ranks[0].streams if stream.calls and stream.is_known]
             if on_device or calls is None:
                 return f"{on_device[0]} on the device" if on_device else ""
-            return _format_range(*calls[-1])
+            return RangeName(*calls[-1]).place
         fqn, phase = calls[-1]
         return _format_wait(fqn) if phase == AFTER_BACKWARD else fqn
 
@@ -168,7 +168,7 @@ def _headline_place(innermost: str, states: Sequence[RankState]) -> str:
 
 
 def _range_of(call: OpenCall) -> str:
-    return _format_range(call.fqn, call.phase) if call.is_range else ""
+    return RangeName(call.fqn, call.phase).place if call.is_range else ""
 
 
 def format_stack(calls: Sequence[tuple[str, str]] | Sequence[OpenCall]) -> str:
@@ -180,19 +180,12 @@ def format_stack(calls: Sequence[tuple[str, str]] | Sequence[OpenCall]) -> str:
             parts.append(f" · {_format_wait(fqn)}")
             continue
         if phase in CATEGORIES:
-            parts.append(f" › {_format_range(fqn, phase)}")
+            parts.append(f" › {RangeName(fqn, phase).place}")
             continue
         name = fqn.removeprefix(f"{outer_fqn}.") if outer_fqn else fqn
         parts.append(f" · {phase} {fqn}" if phase != outer_phase else f" › {name}")
         outer_fqn, outer_phase = str(fqn), str(phase)
     return "".join(parts).removeprefix(" · ").removeprefix(" › ")
-
-
-_RANGE_WORDS = {"optimizer": "the optimizer", "gc": "garbage collection", "compile": "compilation"}
-
-
-def _format_range(name: str, category: str) -> str:
-    return f"range {name}" if category == "user" else _RANGE_WORDS.get(category, category)
 
 
 def _format_wait(fqn: str) -> str:

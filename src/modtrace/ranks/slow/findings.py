@@ -111,13 +111,15 @@ def _modules_of(
         numbers = [late.finding.step for late, _ in of_rank]
         ranks = sorted({rank, *(peer for _, peers in of_rank for peer in peers)})
         spans = tables.spans(ranks, min(numbers) - 1, max(numbers) + 1)
+        ranges = tables.ranges(ranks, min(numbers) - 1, max(numbers) + 1)
         # In the order of steps, so that each finds its spans without looking at all.
         by_step = np.argsort(spans.step, kind="stable")
         for late, peers in of_rank:
             step = late.finding.step
             first, last = np.searchsorted(spans.step, [step - 1, step + 1], sorter=by_step)
             near = take(spans, np.sort(by_step[first:last]))
-            modules[step] = tuple(module_excess(found, late, peers, near, own_time)[:_MODULES_PER_STEP])
+            near_ranges = take(ranges, (ranges.step >= step - 1) & (ranges.step <= step))
+            modules[step] = tuple(module_excess(found, late, peers, near, near_ranges, own_time)[:_MODULES_PER_STEP])
     return modules
 
 

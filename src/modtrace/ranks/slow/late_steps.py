@@ -11,12 +11,13 @@ import numpy as np
 from ..._typing import BoolArray, Float64Array, Int64Array
 from ...timeline import PHASES
 from ..groups import group_lengths, group_starts, median_of_groups, median_of_others
-from ..rank_tables import CALL, Bounds, CollectiveTable, SpanTable, take
+from ..rank_tables import CALL, Bounds, CollectiveTable, RangeTable, SpanTable, take
 from ..sync_points import is_synchronizing
 from .own_time import OwnTime, segments_of
 
 __all__ = [
     "COUNTED_NOISES",
+    "IN_RANGE",
     "MAD_TO_SIGMA",
     "MIN_NOISES",
     "OUTSIDE",
@@ -33,7 +34,9 @@ __all__ = [
 ]
 
 OUTSIDE = ""
-"""The name of what ran in no module: the optimizer, the loss, loading a batch."""
+"""The name of what ran in no module and in no range."""
+IN_RANGE = "range"
+"""The phase of what ran in no module and in a range: loading a batch, the optimizer."""
 
 Verdict = Literal["late", "even", "cannot tell"]
 
@@ -42,8 +45,8 @@ class ModuleExcess(NamedTuple):
     """A module that took a rank more time than others.
 
     Attributes:
-        fqn: its fully qualified name, or `OUTSIDE`.
-        phase: one of `timeline.PHASES`; empty outside modules.
+        fqn: its fully qualified name; what a range is ("data loading"); or `OUTSIDE`.
+        phase: one of `timeline.PHASES`; `IN_RANGE`; empty outside modules and ranges.
         excess_ns: its self time in the late arrivals of a step, less the median of the other ranks', ns.
         own_ns: that self time.
     """
@@ -307,21 +310,30 @@ def peers_of(found: Arrivals, late: LateStep) -> list[int]:
 
 
 def module_excess(
-    found: Arrivals, late: LateStep, peers: Sequence[int], spans: SpanTable, own_time: OwnTime
+    found: Arrivals,
+    late: LateStep,
+    peers: Sequence[int],
+    spans: SpanTable,
+    ranges: RangeTable,
+    own_time: OwnTime,
 ) -> list[ModuleExcess]:
-    """Return the modules in which the late rank of a step took more than others, the worst first.
+    """Return the modules, and the ranges outside of them, in which the late rank of a step took more than others.
+
+    The worst comes first.
 
     Args:
         found: all arrivals.
         late: the step.
         peers: the ranks to compare with.
         spans: at least those of the late rank and of `peers` from the step before to this one.
+        ranges: of the same ranks and steps.
         own_time: the ranks' own time.
     """
     keys = [(name.fqn, phase) for name in spans.names for phase in range(len(PHASES))]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     number_of = np.array([numbers[key] for key in keys] or [0], np.int64)
-    outside = len(numbers)
+    modules = len(numbers)
+    outside = modules + len(ranges.places)
     times = np.zeros((1 + len(peers), outside + 1))
     rows = _rows_of(found, late)
     for row, rank in enumerate([late.finding.rank, *peers]):
@@ -329,23 +341,28 @@ def module_excess(
         part = take(spans, spans.rank == rank)
         of_rank = own_time.of_rank(rank)
         segments = segments_of(part, of_rank, rank)
+        in_range = take(ranges, ranges.rank == rank)
+        place = np.full(len(in_range.start), rank, np.int64)
+        key = np.concatenate([number_of[segments.key], modules + in_range.place])
+        starts = np.concatenate([segments.begin, own_time.place(place, in_range.start)])
+        ends = np.concatenate([segments.end, own_time.place(place, in_range.end)])
         for begin, end in zip(windows.begin.tolist(), windows.end.tolist(), strict=True):
-            inside = np.clip(segments.end, begin, end), np.clip(segments.begin, begin, end)
+            inside = np.clip(ends, begin, end), np.clip(starts, begin, end)
             length = of_rank.until(inside[0]) - of_rank.until(inside[1])
-            times[row] += np.bincount(number_of[segments.key], length, outside + 1)
+            times[row] += np.bincount(key, length, outside + 1)
         times[row, outside] = max(own - times[row, :outside].sum(), 0)
     usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
     more = times[0] - usual
-    names = [*numbers, (OUTSIDE, -1)]
+    names = [
+        *((fqn, PHASES[phase]) for fqn, phase in numbers),
+        *((place, IN_RANGE) for place in ranges.places),
+        (OUTSIDE, ""),
+    ]
     order = np.argsort(-more, kind="stable")
     return [
-        ModuleExcess(
-            names[number][0],
-            PHASES[names[number][1]] if names[number][1] >= 0 else "",
-            round(more[number]),
-            round(times[0, number]),
-        )
+        ModuleExcess(fqn, phase, round(more[number]), round(times[0, number]))
         for number in order.tolist()
+        for fqn, phase in [names[number]]
         if more[number] > 0
     ]
 

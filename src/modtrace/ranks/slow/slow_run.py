@@ -21,7 +21,7 @@ from ..._terminal import counted
 from ..._typing import Float32Array, Int64Array, UInt8Array
 from ...ring.collective_text import rank_list
 from ...write.atomic_file import atomic_writer
-from .late_steps import OUTSIDE, StepFinding
+from .late_steps import IN_RANGE, OUTSIDE, StepFinding
 
 __all__ = [
     "NO_RANK",
@@ -238,6 +238,8 @@ class SlowRun:
 
 
 def _module_text(fqn: str, phase: str) -> str:
+    if phase == IN_RANGE:
+        return fqn
     return f"{fqn} {phase}" if fqn != OUTSIDE else _OUTSIDE_TEXT
 
 
