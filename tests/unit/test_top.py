@@ -320,8 +320,8 @@ def test_into_a_pipe_the_state_of_now_is_printed_once(tmp_path: Path) -> None:
     assert done.exit_code == 0
     shown = done.output.splitlines()
     assert shown[0].startswith("rank 0 dead · step 3 · ")
-    assert shown[1] == "rank 0 died"
-    assert shown[4].split()[:3] == ["Net", "57.1", "57.1"]
+    assert shown[1:3] == ["rank 0 died", "forward 57% · other 43%"]
+    assert shown[5].split()[:3] == ["Net", "57.1", "57.1"]
 
     (rank,) = json.loads(CliRunner().invoke(commands, ["top", "--format", "json", str(tmp_path)]).output)
     assert (rank["rank"], rank["window_ns"]) == (0, int(3.5 * SECOND))
@@ -334,3 +334,22 @@ def test_where_nothing_can_be_read_the_exit_status_says_so(tmp_path: Path) -> No
     done = CliRunner().invoke(commands, ["top", str(tmp_path / "none.modtrace")])
     assert done.exit_code == 1
     assert "none.modtrace: cannot be read: No such file or directory" in " ".join(done.output.split())
+
+
+def test_a_line_says_what_the_steps_were_spent_on(tmp_path: Path) -> None:
+    path = tmp_path / "0.modtrace"
+    writer = Writer(path, rank=0, pid=1 << 30)
+    fetch = writer.ring.names.text('["data loading", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"]')
+    for number in range(4):  # a step each second: a quarter of it fetches, half of it is in the module
+        writer.event(number, Kind.RANGE_BEGIN, fetch, 2 * number)
+        writer.event(number + 0.25, Kind.RANGE_END, fetch, 2 * number)
+        writer.call(number + 0.5, Kind.FORWARD_ENTER, "Net", number)
+        writer.call(number + 1, Kind.FORWARD_EXIT, "Net", number)
+        writer.event(number + 1, Kind.STEP, 0, number)
+    rates = read_rank_rates(path, 10, 1000)
+
+    assert lines(JobView([rates], (), 0), height=None)[2] == "data loading 25% · forward 50% · other 25%"
+    slower = rates._replace(parts={"data loading": 0.75, "other": 0.25})
+    assert lines(JobView([rates, slower], (), 0), height=None)[2] == "data loading 50% · forward 25% · other 25%"
+    unknown = rates._replace(parts={})
+    assert "other" not in "".join(lines(JobView([unknown], (), 0), height=None))

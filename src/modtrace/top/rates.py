@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ class RankRates(NamedTuple):
             it, does not go back so far.
         rows: what each module took in that time; what began before or is not over counts with its part.
         communication_ns: of that time, with any thread in a call of torch.distributed or in a wait for one.
+        parts: the share of each part of a step, see `PartTimes`, in the steps that are known of that time.
     """
 
     state: RankState
@@ -39,6 +41,7 @@ class RankRates(NamedTuple):
     window_ns: int
     rows: tuple[ModuleTimes, ...]
     communication_ns: int
+    parts: Mapping[str, float] = MappingProxyType({})
 
     @property
     def is_quiet(self) -> bool:
@@ -70,8 +73,8 @@ def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: in
     begin_ns = max(first_ns, end_ns - window_ns)
     step_ends_ns = analysis.events.time[analysis.step_ends.event]
     rate, window_rate = (steps_per_second(step_ends_ns, until_ns, window_ns) for until_ns in (state.now_ns, end_ns))
-    rows, communication_ns = _measure(analysis, begin_ns, end_ns)
-    return RankRates(state, rate, window_rate, end_ns - begin_ns, rows, communication_ns)
+    rows, communication_ns, parts = _measure(analysis, begin_ns, end_ns)
+    return RankRates(state, rate, window_rate, end_ns - begin_ns, rows, communication_ns, parts)
 
 
 def steps_per_second(ends_ns: Int64Array, now_ns: int, window_ns: int) -> float | None:
@@ -89,11 +92,15 @@ def steps_per_second(ends_ns: Int64Array, now_ns: int, window_ns: int) -> float 
     return 1e9 * steps / took_ns if took_ns else None
 
 
-def _measure(analysis: RingAnalysis, begin_ns: int, end_ns: int) -> tuple[tuple[ModuleTimes, ...], int]:
+def _measure(
+    analysis: RingAnalysis, begin_ns: int, end_ns: int
+) -> tuple[tuple[ModuleTimes, ...], int, dict[str, float]]:
     begin_unix_ns, end_unix_ns = analysis.clock.to_other(np.array([begin_ns, end_ns])).tolist()
     timeline = build_timeline(analysis).window(begin_unix_ns, end_unix_ns)
     communication = union_of(timeline.collectives.start, timeline.collectives.end)
-    return tuple(timeline.summary().rows), int((communication.end - communication.start).sum())
+    summary = timeline.summary()
+    parts = {part.part: part.share for part in summary.parts}
+    return tuple(summary.rows), int((communication.end - communication.start).sum()), parts
 
 
 SORT_KEYS = ("self", "total", "forward", "backward", "calls", "name")

@@ -86,6 +86,8 @@ _MIN_ROWS = 3
 _MIN_NAME_WIDTH = 12
 _NUMBER_WIDTH = 9
 _MAX_RANK_WIDTH = 24
+_LEAST_SHARE = 0.005
+"""What is shown of the parts of a step."""
 
 _Row = tuple[str, list[RenderableType]]
 """The style and the cells of a row."""
@@ -130,6 +132,9 @@ def render(job: JobView, screen: ScreenState, width: int, height: int | None = N
             break
         room -= len(wrapped)
         lines += [_line(part, "bold red") for part in wrapped]
+    parts = _parts_line(chosen)
+    if parts:
+        lines.append(_line(parts, ""))
     table, rows = _rank_table(job.ranks) if screen.by_rank else _module_table(chosen, screen)
     if height is None:
         return Group(*lines, Text(""), _filled(table, rows))
@@ -178,6 +183,16 @@ def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) ->
     if job.read_s > 1:
         parts.append(f"read in {job.read_s:.1f} s")
     return " · ".join(parts) or "no rank yet"
+
+
+def _parts_line(ranks: Sequence[RankRates]) -> str:
+    """Return what part of its steps a rank spends on what, as the mean over ranks (`data loading 6% · forward 28%`)."""
+    measured = [rank.parts for rank in ranks if rank.parts]
+    if not measured:
+        return ""
+    names = [name for name in dict.fromkeys(name for parts in measured for name in parts) if name != "other"]
+    shares = [(name, sum(parts.get(name, 0.0) for parts in measured) / len(measured)) for name in [*names, "other"]]
+    return " · ".join(f"{printable(name)} {share:.0%}" for name, share in shares if share >= _LEAST_SHARE)
 
 
 def _alarms(ranks: Sequence[RankRates]) -> list[str]:
