@@ -22,6 +22,7 @@ from modtrace.reporting.clean_timeline import (
 )
 from modtrace.reporting.names import AliasedNames, Redactor, ReportNames
 from modtrace.ring import Kind
+from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.timeline import (
     BackwardPass,
     Columns,
@@ -460,6 +461,35 @@ def test_collectives_stay_without_the_names_that_a_user_gave_to_groups(tmp_path:
         content = {name: archive.read(name) for name in archive.namelist()}
     content["trace"] = gzip.decompress(content["trace.pftrace.gz"])
     assert not [name for name, data in content.items() if b"Acme" in data or b"jane_reduce" in data or b"17ab" in data]
+
+
+def test_names_of_ranges_that_users_chose_are_in_no_file_of_a_report(tmp_path: Path) -> None:
+    script = EventScript()
+    net = script.name("Net")
+    chosen: list[tuple[RangeCategory, str]] = [
+        ("user", "Acme batch of jane"),
+        ("data loading", "enumerate(AcmeLoader)#AcmeLoader.__next__"),
+        ("compile", "torch.compile 0/1: L['acme'] is 3"),
+        ("saving", "s3://acme/run"),
+    ]
+    for number, (category, name) in enumerate(chosen):
+        script.collective(100 * number + 10, Kind.RANGE_BEGIN, range_text(name, category), number)
+        script.collective(100 * number + 40, Kind.RANGE_END, range_text(name, category), number)
+        script.enter(100 * number + 50, net)
+        script.exit(100 * number + 60, net)
+        script.step(100 * number + 70, number)
+    path = tmp_path / "report.zip"
+    build_timeline(script.snapshot()).save(path)
+    assert [(row.category, row.name) for row in modtrace.load(path).ranges] == [
+        ("user", "annotation 1"),
+        ("data loading", "annotation 2"),
+        ("compile", "torch.compile 0/1"),
+        ("saving", "annotation 3"),
+    ]
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    content["trace"] = gzip.decompress(content["trace.pftrace.gz"])
+    assert not [name for name, data in content.items() if b"acme" in data.lower() or b"jane" in data.lower()]
 
 
 @pytest.mark.parametrize(
