@@ -21,7 +21,7 @@ from tests.support.training_timeline import MAIN, MS, NAMES, NET, training
 
 
 def in_ms(step: StepTimes) -> list[int]:
-    return [ns // MS for ns in step[1:-2]]
+    return [ns // MS for ns in step[1:-3]]
 
 
 def test_steps_reach_from_mark_to_mark_and_their_parts_add_up() -> None:
@@ -55,7 +55,7 @@ def test_a_step_without_its_mark_counts_for_no_percentile() -> None:
 
     assert [(step.duration_ns // MS, step.whole) for step in summary.steps] == [(90, True), (20, False)]
     assert (summary.rows[0].step_p50_ns // MS, summary.rows[0].step_p95_ns // MS) == (70, 70)
-    assert "1,20000000,10000000,0,0,10000000,0,0,0,False" in summary.steps_csv().splitlines()
+    assert "1,20000000,10000000,0,0,10000000,0,0,0,False,0" in summary.steps_csv().splitlines()
 
 
 def test_the_first_step_is_not_whole_where_its_beginning_was_overwritten() -> None:
@@ -275,8 +275,8 @@ def test_rows_are_those_of_a_second_implementation(drawn: Timeline) -> None:
 @given(timelines())
 def test_of_any_timeline_the_parts_of_each_step_add_up(timeline: Timeline) -> None:
     for step in timeline.summary().steps:
-        assert step.duration_ns == sum(step[2:-1])
-        assert min(step[1:-1]) >= 0
+        assert step.duration_ns == sum(step[2:-2]) + step.evaluation_ns
+        assert min(step[1:]) >= 0
     for by in ("module", "class"):
         summary = timeline.summary("class" if by == "class" else "module")
         assert len(summary.to_text(60)) > 0

@@ -8,10 +8,13 @@ from typing import Literal, NamedTuple, get_args
 __all__ = ["CATEGORIES", "RangeCategory", "RangeName", "parse_range", "range_text"]
 
 RangeCategory = Literal[
-    "user", "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation", "torch"
+    "user", "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation", "generate", "torch"
 ]
 CATEGORIES: tuple[RangeCategory, ...] = get_args(RangeCategory)
-"""What a range is for. `user` is a name of the user's, `torch` one that torch gives and that fits no other."""
+"""What a range is for. `user` is a name of the user's, `torch` one that torch gives and that fits no other.
+
+No engine writes `evaluation`: these are found among the calls.
+"""
 
 _PLACES = {"optimizer": "the optimizer", "gc": "garbage collection", "compile": "compilation"}
 

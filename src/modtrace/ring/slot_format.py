@@ -214,13 +214,15 @@ class Kind(IntEnum):
     COLLECTION = 31
     """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`. Value: duration in ns ·
     objects collected · generation; no name."""
+    EVAL_ENTER = 32
+    """Instead of a FORWARD_ENTER: a call begins that is in no other call, and its module is in eval mode."""
     RANGE_BEGIN = 40
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41
     """It ends, perhaps because another thread ends it. Value and name: the same."""
 
 
-CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.RECOMPUTE_ENTER)
+CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.EVAL_ENTER, Kind.RECOMPUTE_ENTER)
 CALL_EXIT_KINDS = (Kind.FORWARD_EXIT, Kind.RECOMPUTE_EXIT)
 COMMUNICATION_KINDS = (
     *(Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, Kind.COLLECTIVE_DONE),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import Int64Array
+from .._typing import BoolArray, Int64Array
 
 __all__ = ["TimeIntervals", "union_of"]
 
@@ -21,6 +21,11 @@ class TimeIntervals(NamedTuple):
 
     start: Int64Array
     end: Int64Array
+
+    def hold(self, moment: Int64Array) -> BoolArray:
+        """Return for each moment whether it lies in a range, from its start to before its end."""
+        index = np.searchsorted(self.start, moment, side="right") - 1
+        return np.asarray((index >= 0) & (moment < np.append(self.end, 0)[index]), np.bool_)
 
     def time_until(self, moment: Int64Array) -> Int64Array:
         """Return for each moment how much of the time before it is in these intervals."""

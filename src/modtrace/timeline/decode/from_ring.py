@@ -14,6 +14,7 @@ from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
+from .evaluation import find_evaluations
 from .intervals import count_outside_runs, find_parents
 from .path_spans import clip_and_nest
 from .ranges import add_ranges
@@ -72,7 +73,7 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
     communication, details = collectives.slices()
-    timeline, ranges, range_args = add_ranges(timeline, analysis, tracks, process)
+    timeline, ranges, range_args = add_ranges(timeline, analysis, tracks, process, find_evaluations(analysis, rows))
     first = len(communication) + len(passes)
     span_args = {first + row: args for row, args in range_args.items()}
     return with_slices(timeline, join_columns([communication, passes, ranges]), span_args, details)

@@ -15,6 +15,7 @@ from ..contents import RANGES, Process, Track, range_name
 from ..slices import GARBAGE_COLLECTION, KINDS, RANGE, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis
+from .evaluation import Evaluations
 from .pairing import pair_by_key, without_repeated_ends
 from .path_spans import clip_and_nest
 
@@ -23,11 +24,16 @@ __all__ = ["add_ranges"]
 _MAX_ROWS = 8
 """Per thread; ranges that overlap without one being in the other take a row each."""
 _NO_TEXT = -1
-_COLLECTION_NAME = range_name(KINDS[GARBAGE_COLLECTION].label, "gc")
+_EVALUATION = -2
+_OWN_NAMES = {
+    _NO_TEXT: range_name(KINDS[GARBAGE_COLLECTION].label, "gc"),
+    _EVALUATION: range_name("evaluation", "evaluation"),
+}
+"""The names of what has no text in the ring."""
 
 
 def add_ranges(
-    timeline: Timeline, analysis: RingAnalysis, tracks: Sequence[Track], process: Process
+    timeline: Timeline, analysis: RingAnalysis, tracks: Sequence[Track], process: Process, evaluations: Evaluations
 ) -> tuple[Timeline, Slices, dict[int, dict[str, str]]]:
     """Return the timeline with the names and the tracks of ranges, the ranges, and the args of some by index.
 
@@ -38,40 +44,47 @@ def add_ranges(
         analysis: of the ring.
         tracks: all other tracks.
         process: that was recorded.
+        evaluations: where threads evaluate; each is a range.
     """
     timeline = replace(timeline, tracks=[*tracks])
     events, clock, lookup = analysis.all_events, analysis.clock, analysis.lookup
     index = np.flatnonzero(np.isin(events.kind, RANGE_KINDS))
     collection, collected_from, collection_args = _collections(events)
-    if not len(index) and not len(collection):
+    count = len(evaluations.thread)
+    if not len(index) and not len(collection) and not count:
         return timeline, Slices.empty(), {}
     index = without_repeated_ends(index, events.kind[index] == Kind.RANGE_BEGIN, events.value[index])
     begin, end = pair_by_key(index, events.kind[index] == Kind.RANGE_BEGIN, events.value[index])
     kind = np.repeat([RANGE, GARBAGE_COLLECTION], [len(begin), len(collection)])
+    kind = np.append(kind, np.full(count, RANGE))
     complete = np.append((begin >= 0) & (end >= 0), np.ones(len(collection), np.bool_))
+    complete = np.append(complete, evaluations.complete)
     known = np.append(np.where(begin >= 0, begin, end), collection)
     start_ns = np.append(np.where(begin >= 0, events.time[begin], events.time.min()), collected_from)
     end_ns = np.append(np.where(end >= 0, events.time[end], events.time.max()), events.time[collection])
+    start_ns, end_ns = np.append(start_ns, evaluations.start), np.append(end_ns, evaluations.end)
     end_ns = np.maximum(end_ns, start_ns)
-    thread = events.thread[known].astype(np.int64)
+    thread = np.append(events.thread[known].astype(np.int64), evaluations.thread)
+    position = 2 * np.searchsorted(analysis.events.serial, events.serial[known]) - 1
     row, end_ns = _rows(thread, start_ns, end_ns, complete)
     places, place = np.unique(np.stack([thread, row], axis=1), axis=0, return_inverse=True)
     added = []
     for number, nth in places.tolist():
         name, tid = lookup.threads[number]
         added.append(Track(RANGES, name if nth == 0 else f"{name} ({nth + 1})", tid, process))
-    texts, text = np.unique(np.where(kind == RANGE, events.name[known], _NO_TEXT), return_inverse=True)
+    text_id = np.append(events.name[known].astype(np.int64), np.full(count, _EVALUATION))
+    texts, text = np.unique(np.where(kind == RANGE, text_id, _NO_TEXT), return_inverse=True)
     slices = Slices.of_kind(
         kind,
         clock.to_other(start_ns),
         end=clock.to_other(end_ns),
         name=len(timeline.names) + text,
         track=len(timeline.tracks) + place.reshape(-1),
-        step=analysis.steps_before(2 * np.searchsorted(analysis.events.serial, events.serial[known]) - 1),
+        step=analysis.steps_before(np.append(position, evaluations.position)),
         complete=complete,
     )
     names = [
-        _COLLECTION_NAME if number == _NO_TEXT else range_name(*parse_range(lookup.texts[number]))
+        _OWN_NAMES[number] if number in _OWN_NAMES else range_name(*parse_range(lookup.texts[number]))
         for number in texts.tolist()
     ]
     args = dict(zip(np.flatnonzero(slices.kind == GARBAGE_COLLECTION).tolist(), collection_args, strict=True))

@@ -172,12 +172,15 @@ def _steps_line(steps: Sequence[StepTimes], steps_of: str) -> str:
         return "no spans"
     if not whole:
         return f"no whole step is marked: all {_ms(sum(step.duration_ns for step in steps))} count as 100 %"
-    slowest = max(whole, key=lambda step: step.duration_ns)
+    slowest = max(whole, key=lambda step: step.training_ns)
     text = f"{counted(len(whole), 'whole step')}{f' of {steps_of}' if steps_of else ''}"
-    text += f", median {_ms(median([step.duration_ns for step in whole]))}"
+    text += f", median {_ms(median([step.training_ns for step in whole]))}"
     if len(whole) > 1:
-        p95 = nearest_rank([step.duration_ns for step in whole], 0.95)
-        text += f", p95 {_ms(p95)}, slowest {_ms(slowest.duration_ns)} (step {slowest.step})"
+        p95 = nearest_rank([step.training_ns for step in whole], 0.95)
+        text += f", p95 {_ms(p95)}, slowest {_ms(slowest.training_ns)} (step {slowest.step})"
+    evaluated = [step.evaluation_ns for step in steps if step.evaluation_ns]
+    if evaluated:
+        text += f"; evaluation took {_ms(sum(evaluated))} of {counted(len(evaluated), 'step')}, and counts to none"
     return text
 
 

@@ -286,7 +286,11 @@ def _causes(
     whole = np.flatnonzero(bounds.whole)
     if len(whole) < 4:
         return causes
-    duration = bounds.end - bounds.start
+    # A step in which a training script evaluates is not slow by that.
+    evaluation = names.index("evaluation")
+    duration = bounds.end - bounds.start - ns[:, evaluation]
+    ns = ns.copy()
+    ns[:, evaluation] = 0
     usual = np.median(duration[whole])
     limit = usual + max(_SLOW_BY * usual, _SPREADS * np.median(np.abs(duration[whole] - usual)))
     usual_parts = np.median(ns[whole], axis=0)

@@ -88,6 +88,7 @@ _STEP_COLUMNS = (
     _Column("before", "before_ns", 5),
     _Column("between", "between_ns", 4),
     _Column("after", "after_ns", 3),
+    _Column("evaluation", "evaluation_ns", 2, optional=True),
     _Column("backward()", "backward_pass_ns", 6, optional=True),
 )
 _GPU_STEP_COLUMNS = (
@@ -109,7 +110,7 @@ def modules_table(summary: Summary) -> Table:
 
 def steps_table(summary: Summary) -> Table:
     """Return the table of steps, slowest first; the duration of one that is not whole ends with `+`."""
-    steps = sorted(summary.steps, key=lambda step: step.duration_ns, reverse=True)
+    steps = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)
     table = _table(_STEP_COLUMNS, steps, summary)
     for cells, step in zip(table.rows, steps, strict=True):
         cells[1] += "" if step.whole else "+"
@@ -146,7 +147,7 @@ def parts_text(summary: Summary, width: int | None = None) -> str:
     kinds: list[CellKind] = ["name", "number", "number", "number", "name"]
     table, _ = without_columns(Table(headings, rows, kinds, [0, 0, 1, 0, 2]), width)
     slow = {step.step: step.cause for step in summary.step_parts if step.cause is not None}
-    by_duration = sorted(summary.steps, key=lambda step: step.duration_ns, reverse=True)
+    by_duration = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)
     causes = [printable(cause) for step in by_duration if (cause := slow.get(step.step)) is not None]
     more = len(causes) - _MAX_CAUSES
     lines = causes[:_MAX_CAUSES] + ([counted(more, "more slow step")] if more > 0 else [])

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..._errors import ModtraceError
 from ..._typing import BoolArray, Int64Array
+from ..contents import RANGE_CLASS
 from ..gpu_tracks import without_gpu
 from ..select import first_ended_step, first_process_tracks, keep_tracks
 from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE
@@ -16,7 +17,15 @@ from ..time_intervals import TimeIntervals, union_of
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["StepBounds", "StepTimes", "find_step_bounds", "find_typical_step", "measure_steps", "warm_up_steps"]
+__all__ = [
+    "StepBounds",
+    "StepTimes",
+    "find_step_bounds",
+    "find_typical_step",
+    "is_in_evaluation",
+    "measure_steps",
+    "warm_up_steps",
+]
 
 
 class StepBounds(NamedTuple):
@@ -40,8 +49,8 @@ class StepTimes(NamedTuple):
 
     A step reaches from the mark that ends the one before it to its own: `Recording.step`, or the end of an optimizer's
     step if the recording marks these. Each moment counts once, however many threads run: as recompute if any module
-    runs again, else as backward if any is in backward, else as forward. So the times from `forward_ns` to `after_ns`
-    add up to `duration_ns`.
+    runs again, else as backward if any is in backward, else as forward. So the times from `forward_ns` to `after_ns`,
+    and `evaluation_ns`, add up to `duration_ns`.
 
     Attributes:
         step: its number, from 0.
@@ -55,6 +64,8 @@ class StepTimes(NamedTuple):
         backward_pass_ns: of all that, inside whole backward passes, each from its call to its return, with waiting for
             other ranks; 0 if the timeline has none.
         whole: False if its beginning was overwritten, or its end not marked; it may then have been longer.
+        evaluation_ns: in evaluations between the steps, which are no part of the training step: they are in
+            `duration_ns`, and in none of the other times.
     """
 
     step: int
@@ -67,6 +78,12 @@ class StepTimes(NamedTuple):
     after_ns: int = 0
     backward_pass_ns: int = 0
     whole: bool = True
+    evaluation_ns: int = 0
+
+    @property
+    def training_ns(self) -> int:
+        """How long it took without evaluations, in nanoseconds: what medians, percentiles and the slowest are of."""
+        return self.duration_ns - self.evaluation_ns
 
 
 def find_step_bounds(timeline: Timeline) -> StepBounds:
@@ -110,17 +127,23 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
     timeline = keep_tracks(timeline, first_process_tracks(timeline))
     columns = timeline.columns
     number, start, end, whole = find_step_bounds(timeline)
+    trains = ~is_in_evaluation(timeline)
     is_root = columns.parent < 0
     recomputes = columns.phase == RECOMPUTE
     is_backward = columns.phase != FORWARD
-    all_busy = _union(timeline, is_root)
+    all_busy = _union(timeline, is_root & trains)
     modules = all_busy.time_within(start, end)
-    backward = _union(timeline, is_backward & (is_root | ~is_backward[columns.parent])).time_within(start, end)
-    recompute = _union(timeline, recomputes & (is_root | ~recomputes[columns.parent])).time_within(start, end)
+    backward = _union(timeline, is_backward & trains & (is_root | ~is_backward[columns.parent])).time_within(start, end)
+    recompute = _union(timeline, recomputes & trains & (is_root | ~recomputes[columns.parent])).time_within(start, end)
     passes = timeline.slices.block_of(BACKWARD_PASS)
     pass_times = union_of(timeline.slices.start[passes], timeline.slices.end[passes])
     whole_passes = pass_times.time_within(start, end)
     before, after = _edges_outside(all_busy, start, end)
+    evaluations = _evaluation_times(timeline)
+    either = union_of(np.append(all_busy.start, evaluations.start), np.append(all_busy.end, evaluations.end))
+    evaluation = either.time_within(start, end) - modules
+    before = before - evaluations.time_within(start, start + before)
+    after = after - evaluations.time_within(end - after, end)
     rows = zip(
         number.tolist(),
         (end - start).tolist(),
@@ -128,13 +151,40 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
         (backward - recompute).tolist(),
         recompute.tolist(),
         before.tolist(),
-        (end - start - modules - before - after).tolist(),
+        (end - start - evaluation - modules - before - after).tolist(),
         after.tolist(),
         whole_passes.tolist(),
         whole.tolist(),
+        evaluation.tolist(),
         strict=True,
     )
     return [StepTimes(*row) for row in rows]
+
+
+def is_in_evaluation(timeline: Timeline) -> BoolArray:
+    """Return bool, per span whether its thread evaluates when it begins; see `StepTimes.evaluation_ns`."""
+    columns, slices = timeline.columns, timeline.slices
+    inside = np.zeros(len(columns), np.bool_)
+    rows = _evaluation_rows(timeline)
+    thread = np.unique([f"{track.process} {track.tid}" for track in timeline.tracks] or [""], return_inverse=True)[1]
+    of_row = thread[slices.track[rows]]
+    for number in np.unique(of_row).tolist():
+        own = rows[of_row == number]
+        spans = np.flatnonzero(thread[columns.track] == number)
+        inside[spans] = union_of(slices.start[own], slices.end[own]).hold(columns.start[spans])
+    return inside
+
+
+def _evaluation_times(timeline: Timeline) -> TimeIntervals:
+    rows = _evaluation_rows(timeline)
+    return union_of(timeline.slices.start[rows], timeline.slices.end[rows])
+
+
+def _evaluation_rows(timeline: Timeline) -> Int64Array:
+    class_name = f"{RANGE_CLASS}evaluation"
+    is_evaluation = np.array([name.module_class == class_name for name in timeline.names] or [False], np.bool_)
+    slices = timeline.slices
+    return np.flatnonzero((slices.kind == RANGE) & is_evaluation[slices.name])
 
 
 def _union(timeline: Timeline, spans: BoolArray) -> TimeIntervals:
@@ -160,8 +210,8 @@ def find_typical_step(timeline: Timeline) -> StepTimes:
     whole = [step for step in measure_steps(without_gpu(timeline)) if step.whole]
     if not whole:
         raise ModtraceError("a recording without whole steps has no typical one; call rec.step() after each step")
-    kept = whole[warm_up_steps(np.array([step.duration_ns for step in whole], np.int64)) :]
-    durations = np.array([step.duration_ns for step in kept], np.int64)
+    kept = whole[warm_up_steps(np.array([step.training_ns for step in whole], np.int64)) :]
+    durations = np.array([step.training_ns for step in kept], np.int64)
     return kept[int(np.argmin(np.abs(durations - np.median(durations))))]
 
 

@@ -17,7 +17,7 @@ from .overview import describe_recording
 from .parts import divide_steps
 from .percentiles import median_and_p95_by_group
 from .self_times import is_outermost, self_times, times_in_phase
-from .step_times import measure_steps
+from .step_times import is_in_evaluation, measure_steps
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -49,7 +49,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
     calls = np.bincount(group[columns.phase == FORWARD], minlength=len(groups))
     steps = measure_steps(timeline)
     # Marks end the steps of one process; they say nothing about the spans of others.
-    own = first_process_tracks(timeline)[columns.track]
+    own = first_process_tracks(timeline)[columns.track] & ~is_in_evaluation(timeline)
     timed, calls_inside = timed[own[timed]], np.flatnonzero(inside & own)
     inner_group, inner_step, inner_ns = _with_outer_groups(columns, groups, calls_inside, self_ns[calls_inside])
     p50_ns, p95_ns = median_and_p95_by_group(

@@ -49,6 +49,7 @@ _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 
 _FORWARD_ENTER, _FORWARD_EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
+_EVAL_ENTER = Kind.EVAL_ENTER << KIND_SHIFT
 _RECOMPUTE_ENTER, _RECOMPUTE_EXIT = Kind.RECOMPUTE_ENTER << KIND_SHIFT, Kind.RECOMPUTE_EXIT << KIND_SHIFT
 
 
@@ -224,6 +225,8 @@ class PortableEngine(SegmentHooks):
             if not runs_again:
                 call_index = next_forward() & CALL_INDEX_MASK
                 call_key, enter_kind, exit_kind = call_index, _FORWARD_ENTER, _FORWARD_EXIT
+                if depth == 0 and module.__dict__.get("training") is False:
+                    enter_kind = _EVAL_ENTER
             else:
                 call_index = next_recompute() & CALL_INDEX_MASK
                 call_key, enter_kind, exit_kind = call_index | RECOMPUTE_BIT, _RECOMPUTE_ENTER, _RECOMPUTE_EXIT

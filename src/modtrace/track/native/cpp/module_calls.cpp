@@ -136,6 +136,14 @@ void write_call(Session& session, ThreadState& thread, int64_t meta, int64_t val
   write_with_gil(session, meta, value | static_cast<int64_t>(sequence & kSequenceMask));
 }
 
+// Whether a module is in eval mode. Read from its dictionary, so that nothing of the user's runs.
+bool is_in_eval_mode(PyObject* module) {
+  const PyRef fields = PyRef::steal(PyObject_GenericGetDict(module, nullptr));
+  PyObject* training = fields && PyDict_Check(fields.get()) ? PyDict_GetItemString(fields.get(), "training") : nullptr;
+  if (!fields) PyErr_Clear();
+  return training == Py_False;
+}
+
 // Notes that a module is called. False where nothing was noted, and so no exit is to be; an error that is the user's is
 // pending then.
 bool enter(PyObject* module, const Inputs& inputs) {
@@ -170,7 +178,9 @@ bool enter(PyObject* module, const Inputs& inputs) {
   const int64_t meta = thread.meta_bits | name_id;
   const int64_t exit_meta = (recompute ? kRecomputeExit : kForwardExit) << kKindShift | meta;
   thread.open_calls.push_back({PyRef::borrow(module), name_id, graph_task, exit_meta, value});
-  write_call(*session, thread, (recompute ? kRecomputeEnter : kForwardEnter) << kKindShift | meta, value);
+  int64_t kind = recompute ? kRecomputeEnter : kForwardEnter;
+  if (!recompute && thread.open_calls.size() == 1 && is_in_eval_mode(module)) kind = kEvalEnter;
+  write_call(*session, thread, kind << kKindShift | meta, value);
   if (C10_UNLIKELY(engine.device_times_active.load(std::memory_order_relaxed))) {
     queue_device_event_of_call(*session, thread, name_id);
   }
