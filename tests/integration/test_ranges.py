@@ -60,6 +60,7 @@ class Training:
             self.scaler.update()
             self.scheduler.step()
             self.optimizer.zero_grad()
+            self.model.zero_grad()
         buffer = io.BytesIO()
         torch.save(self.model.state_dict(), buffer)
         buffer.seek(0)
@@ -67,6 +68,7 @@ class Training:
 
 
 EXPECTED = {
+    ("data loading", "enumerate(DataLoader)#DataLoader.__iter__"): 1,
     # The fourth one ends the epoch.
     ("data loading", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"): 4,
     ("user", "forward of mine"): 3,
@@ -77,6 +79,7 @@ EXPECTED = {
     ("optimizer", "GradScaler.update"): 3,
     ("optimizer", "Optimizer.step#AdamW.step"): 3,
     ("optimizer", "Optimizer.zero_grad#AdamW.zero_grad"): 3,
+    ("optimizer", "Module.zero_grad#Linear.zero_grad"): 3,
     ("optimizer", "LRScheduler.step#StepLR.step"): 3,
     ("saving", "torch.save"): 1,
     ("saving", "torch.load"): 1,
@@ -284,7 +287,10 @@ def test_a_merge_shows_each_range_once(engine: EngineName, tmp_path: Path) -> No
     assert ours.keys() == {name for name in names if name.startswith(WITHOUT_ANNOTATION)} | {"of modtrace"}
 
 
-WITHOUT_ANNOTATION = ("clip_grad_", "GradScaler.", "LRScheduler.", "torch.")
+WITHOUT_ANNOTATION = (
+    *("clip_grad_", "GradScaler.", "LRScheduler.", "torch.", "Module.zero_grad"),
+    "enumerate(DataLoader)#DataLoader.__iter__",
+)
 
 
 @pytest.mark.parametrize("suffix", ["json", "pftrace", "html"])

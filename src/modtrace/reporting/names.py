@@ -132,6 +132,7 @@ _KNOWN_RANGE = re.compile(
     r"clip_grad_(?:norm|value)_|GradScaler\.(?:step|unscale_|update)|torch\.(?:save|load)|torch\.compile \d+/\d+"
     r"|enumerate\(DataLoader\)\#_(?:SingleProcess|MultiProcessing)DataLoaderIter\.__next__|other ranges"
     r"|garbage collection"
+    r"|enumerate\(DataLoader\)\#DataLoader\.__iter__"
 )
 _SCHEDULER = re.compile(r"LRScheduler\.step\#(.*)\.step")
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)\#(.*)\.\1")

@@ -51,6 +51,7 @@ _PREFIXES: tuple[tuple[str, RangeCategory], ...] = (
 )
 """How names begin that torch gives; all others are the user's."""
 _COMPILE_MODULE = "torch._dynamo.callback"
+_LOADER_MODULE = "torch.utils.data.dataloader"
 
 OpenRange = tuple[int, int]
 """The id of a range's name, and its number."""
@@ -88,6 +89,7 @@ class RangeRecorder:
         if self.by_class:
             _wrap_record_function()
         call_after_import(_COMPILE_MODULE, _watch_compilations)
+        call_after_import(_LOADER_MODULE, _wrap_loaders)
         _active = self
 
     def stop(self) -> None:
@@ -232,6 +234,7 @@ def _wrap_functions() -> None:
     for kind in list(vars(lr_scheduler).values()):
         if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
             _wrap_method(kind, "step", "LRScheduler.step#{}.step")
+    _wrap_method(torch.nn.Module, "zero_grad", "Module.zero_grad#{}.zero_grad")
     for name in ("save", "load"):
         function = getattr(torch, name)
         # One wrapper in both places: a function is pickled by where it is found.
@@ -241,8 +244,15 @@ def _wrap_functions() -> None:
                 setattr(module, name, wrapper)
 
 
-def _wrap_method(kind: type, method: str, name: str) -> None:
-    setattr(kind, method, _in_range(vars(kind)[method], name, "optimizer"))
+@cache
+def _wrap_loaders() -> None:
+    """Wrap where loaders begin an epoch and start their workers: torch names the fetches only."""
+    loader = sys.modules[_LOADER_MODULE].DataLoader
+    _wrap_method(loader, "__iter__", "enumerate(DataLoader)#{}.__iter__", "data loading")
+
+
+def _wrap_method(kind: type, method: str, name: str, category: RangeCategory = "optimizer") -> None:
+    setattr(kind, method, _in_range(vars(kind)[method], name, category))
 
 
 def _wrap_inside(function: Any, name: str) -> None:
