@@ -76,7 +76,7 @@ _CASES = [
 def run_plainly() -> Iterator[Callable[[str], _Output]]:
     """Run a program without modtrace, by its name."""
     server = subprocess.Popen(
-        [sys.executable, _FOLDER / "plain_runs.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, _FOLDER / "forked_runs.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert server.stdin is not None
     assert server.stdout is not None
@@ -85,7 +85,7 @@ def run_plainly() -> Iterator[Callable[[str], _Output]]:
     def run(name: str) -> _Output:
         if name.startswith("import_"):  # they say which modules are imported by then
             return _run(_FOLDER / f"{name}.py")
-        print(_FOLDER / f"{name}.py", file=requests, flush=True)
+        print(json.dumps([str(_FOLDER / f"{name}.py"), None, "auto"]), file=requests, flush=True)
         return _Output(**json.loads(answers.readline()))
 
     with server:

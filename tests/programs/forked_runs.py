@@ -1,6 +1,7 @@
 """Runs programs one after another, each in a fork of a process that has torch imported; that saves its import.
 
-It reads a path per line and answers with a line of JSON: exit code, stdout and stderr.
+It reads a line of JSON for each: the program's path, where to record it or null, and the engine. It answers with a line
+of JSON: exit code, stdout and stderr.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ import runpy
 import sys
 import tempfile
 import traceback
+from contextlib import nullcontext
 
 import torch
 import torch._dynamo
+
+import modtrace
+from modtrace.track.engine import EngineName
 
 assert torch._dynamo
 
 
 def main() -> None:
     for line in sys.stdin:
-        path = line.rstrip("\n")
+        request = json.loads(line)
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             child = os.fork()
             if child == 0:
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
-                os._exit(_run(path))
+                os._exit(_run(*request))
             _, status = os.waitpid(child, 0)
             out.seek(0)
             err.seek(0)
@@ -34,12 +39,13 @@ def main() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _run(path: str) -> int:
+def _run(path: str, recorded_to: str | None, engine: EngineName) -> int:
     sys.argv = [path]
     sys.path[0] = os.path.dirname(path)
     exit_code = 1
     try:
-        runpy.run_path(path, run_name="__main__")
+        with modtrace.record(recorded_to, engine=engine) if recorded_to else nullcontext():
+            runpy.run_path(path, run_name="__main__")
         exit_code = 0
     except BaseException:
         traceback.print_exc()

@@ -1,0 +1,28 @@
+"""Gradients of four batches are one step; values are clipped, and gradients set to zero by the module."""
+
+import stopwatch
+import torch
+from stopwatch import part
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = stopwatch.Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+batches = stopwatch.fetched(DataLoader(stopwatch.Rows(128 * 40), batch_size=128))
+for _ in range(10):
+    for _ in range(4):
+        inputs, classes = next(batches)
+        with part("forward"):
+            output = model(inputs)
+        with part("loss+backward"):
+            loss = torch.nn.functional.cross_entropy(output, classes) / 4
+            loss.backward()
+    with part("optimizer"):
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    with part("optimizer"):
+        optimizer.step()
+    stopwatch.step()
+    with part("optimizer"):
+        model.zero_grad()
+stopwatch.report()

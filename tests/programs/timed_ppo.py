@@ -1,0 +1,38 @@
+"""A policy that acts in an environment without gradients, and learns from what came of it."""
+
+import numpy as np
+import stopwatch
+import torch
+from stopwatch import part
+from torch.profiler import record_function
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+generator = np.random.default_rng(0)
+policy = stopwatch.Net(4)
+optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+state = np.zeros((64, stopwatch.WIDTH), np.float32)
+for _ in range(12):
+    states, actions, rewards = [], [], []
+    for _ in range(12):
+        with part("forward"), torch.no_grad():
+            logits = policy(torch.from_numpy(state))
+        with part("sample"), record_function("sample"):
+            action = torch.distributions.Categorical(logits=logits).sample()
+        with part("environment"), record_function("environment"):
+            states.append(torch.from_numpy(state))
+            actions.append(action)
+            state = np.tanh(state + generator.standard_normal(state.shape, np.float32))
+            rewards.append(torch.from_numpy(state.mean(axis=1)))
+    with part("forward"):
+        logits = policy(torch.cat(states))
+    with part("loss+backward"):
+        chosen = logits.log_softmax(1).gather(1, torch.cat(actions)[:, None])[:, 0]
+        loss = -(chosen.exp() * torch.cat(rewards)).clamp(-1, 1).mean()
+        loss.backward()
+    with part("optimizer"):
+        optimizer.step()
+    stopwatch.step()
+    with part("optimizer"):
+        optimizer.zero_grad()
+stopwatch.report()
