@@ -1,7 +1,8 @@
-"""Small steps, four of which something makes slow: the loader, the clipping, a file that is saved to, a compilation."""
+"""Small steps, five of which something makes slow: loader, clipping, the file of a save, compilation, the collector."""
 
 from __future__ import annotations
 
+import gc
 import io
 import time
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.utils.data import DataLoader, Dataset
 
-SLOW_BATCH, SLOW_CLIP, SLOW_SAVE, OTHER_LENGTH = 9, 13, 19, 25
+SLOW_BATCH, SLOW_CLIP, SLOW_SAVE, OTHER_LENGTH, COLLECTION = 9, 13, 19, 25, 31
 SLOWNESS_S = 0.25
 
 
@@ -46,6 +47,8 @@ total_norm = vars(clip_grad)["_get_total_norm"]
 torch.manual_seed(0)
 torch.set_num_threads(1)
 model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+gc.disable()
+heap: list[list[int]] = [[] for _ in range(1_500_000)]
 compiled = torch.compile(model, backend="eager", dynamic=False)
 optimizer = torch.optim.Adam(model.parameters())
 for number, batch in enumerate(DataLoader(Rows(), batch_size=None)):
@@ -54,5 +57,7 @@ for number, batch in enumerate(DataLoader(Rows(), batch_size=None)):
     vars(clip_grad)["_get_total_norm"] = norm_slowly if number == SLOW_CLIP else total_norm
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     torch.save(model.state_dict(), SlowFile() if number == SLOW_SAVE else io.BytesIO())
+    if number == COLLECTION:
+        gc.collect()
     optimizer.step()
     optimizer.zero_grad()

@@ -140,6 +140,7 @@ _CAUSES = {
     13: r"of which \d+ ms optimizer \(clip_grad_norm_\); usually \S+ ms",
     19: r"of which \d+ ms saving \(torch\.save\); usually \S+ ms",
     25: r"of which [\d,]+ ms compile \(torch\.compile 0/1: .* expected 4, actual 6.*\); usually 0 ms",
+    31: r"of which \d+ ms gc; usually 0 ms",
 }
 
 
@@ -150,5 +151,7 @@ def test_slow_steps_say_what_made_them_slow(
 ) -> None:
     ((timeline, _),) = run_recorded("slow_steps", engine)
 
+    # The portable engine records no collections.
+    expected = _CAUSES if engine == "native" else {step: cause for step, cause in _CAUSES.items() if step != 31}
     causes = {step.step: step.cause or "" for step in divide_steps(timeline)}
-    assert {step: causes[step] for step, cause in _CAUSES.items() if not re.search(cause, causes[step])} == {}
+    assert {step: causes[step] for step, cause in expected.items() if not re.search(cause, causes[step])} == {}
