@@ -119,6 +119,6 @@ def _steps_as(summary: Summary, output_format: TableFormat, limit: int | None) -
     if output_format == "markdown":
         return summary.steps_markdown(limit)
     # Programs get the slowest steps too, in the order in which they ran.
-    slowest = sorted(summary.steps, key=lambda step: step.duration_ns, reverse=True)[:limit]
+    slowest = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)[:limit]
     summary = replace(summary, steps=sorted(slowest))
     return summary.steps_csv() if output_format == "csv" else summary.to_json()

@@ -88,7 +88,7 @@ def divide_steps(timeline: Timeline) -> list[StepParts]:
     parts = _PartNames()
     process = timeline.tracks[0].process
     threads = list(
-        dict.fromkeys(track.tid for track in timeline.tracks if track.process == process and not track.device)
+        dict.fromkeys(track.tid for track in timeline.tracks if track.process == process and track.device is None)
     )
     divided = [_divide_on_thread(timeline, bounds, tid, parts) for tid in threads]
     ns = np.zeros((len(threads), len(bounds.number), len(parts.names)), np.int64)
@@ -170,7 +170,7 @@ def _layers(timeline: Timeline, tid: int, parts: _PartNames) -> Iterator[_Layer]
     """Yield the layers of a thread, the one that is painted first at the beginning."""
     slices, tracks = timeline.slices, timeline.tracks
     process = tracks[0].process
-    is_own = np.array([track.process == process and not track.device for track in tracks], np.bool_)
+    is_own = np.array([track.process == process and track.device is None for track in tracks], np.bool_)
     on_thread = is_own & np.array([track.tid == tid for track in tracks], np.bool_)
     kind_of_track = np.array([track.kind for track in tracks])
     own = on_thread[slices.track]
