@@ -203,9 +203,9 @@ def test_summary_as_csv_is_exact(trace: Path) -> None:
 
 def test_summary_of_steps_as_csv_is_exact(trace: Path) -> None:
     assert invoke("summary", trace, "--by", "step", "--format", "csv").stdout == (
-        "step,duration_ns,forward_ns,backward_ns,recompute_ns,before_ns,between_ns,after_ns,backward_pass_ns,whole\n"
-        "0,8000000,4000000,2000000,0,0,1000000,1000000,0,True\n"
-        "1,10000000,4000000,2000000,0,2000000,1000000,1000000,0,True\n"
+        "step,duration_ns,forward_ns,backward_ns,recompute_ns,before_ns,between_ns,after_ns,backward_pass_ns,whole,evaluation_ns\n"
+        "0,8000000,4000000,2000000,0,0,1000000,1000000,0,True,0\n"
+        "1,10000000,4000000,2000000,0,2000000,1000000,1000000,0,True,0\n"
     )
 
 

@@ -93,11 +93,11 @@ EVENT_FAULTS: list[tuple[tuple[Any, ...], Any, str]] = [
         "foreign",
         "ValueError(\"the header knows no counter 'foreign' of 'bytes' in process 4242\")",
     ),
-    (("traceEvents", 10, "dur"), -0.001, "ValueError('a time is -0.001 µs')"),
-    (("traceEvents", 10, "dur"), 1e300, "ValueError('a time is 1e+300 µs')"),
-    (("traceEvents", 11, "args", "fqn"), 2, "ValueError('2 is no text')"),
-    (("traceEvents", 11, "args", "shapes"), 2, "ValueError(\"an argument in {'shapes': 2} is no text\")"),
-    (("traceEvents", 11, "args", "call"), 2**64 - 1, "OverflowError('int too big to convert')"),
+    (("traceEvents", 18, "dur"), -0.001, "ValueError('a time is -0.001 µs')"),
+    (("traceEvents", 18, "dur"), 1e300, "ValueError('a time is 1e+300 µs')"),
+    (("traceEvents", 19, "args", "fqn"), 2, "ValueError('2 is no text')"),
+    (("traceEvents", 19, "args", "shapes"), 2, "ValueError(\"an argument in {'shapes': 2} is no text\")"),
+    (("traceEvents", 19, "args", "call"), 2**64 - 1, "OverflowError('int too big to convert')"),
 ]
 
 
