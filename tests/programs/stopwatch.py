@@ -5,6 +5,7 @@ What is stopped inside of another part counts for the inner one only. It shares 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from torch.utils.data import Dataset
 
 __all__ = ["WIDTH", "Net", "Rows", "fetched", "part", "report", "spread", "step"]
 
-WIDTH = 384
+WIDTH = 640
 
 _Batch = TypeVar("_Batch")
 
@@ -27,6 +28,7 @@ _now: dict[str, int] = {}
 _starts: dict[str, int] = {}
 _open: list[str] = []
 _since = perf_counter_ns()
+gc.disable()  # a collection comes into any part
 
 
 @contextmanager
