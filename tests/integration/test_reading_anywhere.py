@@ -153,7 +153,7 @@ def files_in(folder: Path) -> dict[Path, bytes]:
 def test_each_command_is_tried_here() -> None:
     tried = {command.split()[0] for command in [*COMMANDS, *RECORDING]} | {"view", "doctor"}
 
-    assert sorted(tried) == group.list_commands(click.Context(group))
+    assert sorted(tried) == sorted(group.list_commands(click.Context(group)))
 
 
 @pytest.mark.parametrize("command", COMMANDS + HELP)

@@ -87,7 +87,7 @@ def test_forward_and_backward_on_many_threads_at_once(engine: EngineName, shared
     assert timeline.stats.unfinished == timeline.stats.unstarted == 0
     assert share_nested(timeline) == 1
     assert sorted(timeline.track_names) == sorted(
-        f"{kind} · worker {n}" for kind in ("forward", "backward") for n in range(threads)
+        f"{kind} · worker {n}" for kind in ("forward", "backward", "backward pass") for n in range(threads)
     )
     roots = set()
     for worker in range(threads):

@@ -58,6 +58,7 @@ class AutoRecording:
         self.recording: Recording | None = None
         self.error: Exception | None = None
         self._ran = unattended
+        self._began = False
         self._job = Job.begin(arguments)
         self._job.tell_children()
         call_after_import("torch", self._start)
@@ -85,6 +86,7 @@ class AutoRecording:
     def _start(self) -> None:
         if self._unattended and "modtrace.cli" in sys.modules:  # `modtrace run` has options for all this
             return
+        self._began = True
         try:
             from ..recording import record
             from .child_recording import record_forked_children, record_this_child
@@ -130,6 +132,8 @@ class AutoRecording:
     def _why_nothing(self) -> str:
         if self.recording is not None:
             return "no module was called"
+        if self._began:
+            return "the script was interrupted before the recording began"
         if "torch.nn" in sys.modules:
             return "torch was imported by a loader that modtrace cannot follow; use modtrace.record() behind that"
         return "the script ended before torch was imported"
