@@ -110,8 +110,8 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// Called by Python's gc when it begins and ends a collection. In C, as Python ignores an interrupt that comes in a callback
-// with bytecode. Threads without a number are left out: to give one runs Python.
+// Called by Python's gc when it begins and ends a collection. In C, as Python ignores an interrupt that comes in a
+// callback with bytecode. Threads without a number are left out: to give one runs Python.
 PyObject* py_on_collection(PyObject*, PyObject* args) {
   // One thread collects at a time. Meanwhile finalizers run, which may fork, and other threads: the session can change.
   static int64_t began = 0;
