@@ -127,7 +127,7 @@ def test_a_program_is_recorded_as_it_tells(
     assert without_pids(told) == without_pids(told_by(plain.stdout))
     assert len(told) == _PROCESSES[name]
     assert _complaints(recorded.stderr) == _complaints(plain.stderr)
-    assert recorded.stderr.count(". Next: ") == 1
+    assert recorded.stderr.count("Next: ") == 1
     assert find_faults(tmp_path, told) == []
 
 
