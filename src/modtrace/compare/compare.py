@@ -1,4 +1,4 @@
-"""The comparison: recordings of both sides → a verdict per module and phase."""
+"""The comparison: recordings of both sides → a verdict per module and phase, and per part of the step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def diff(
     *,
     map: Mapping[str, str] | None = None,  # noqa: A002 (as `--map` of the command line)
 ) -> Diff:
-    """Compare what modules took before and after, per step and phase, by their self times.
+    """Compare what modules took before and after, per step and phase, by their self times; and the parts of the step.
 
     The typical time of a module in a recording is the mean of the faster half of its steps. A difference is held
     against how much typical times differ between recordings of one side; with one recording a side, against how much
@@ -43,7 +43,7 @@ def diff(
             contain follows. `Diff.suggested` says which the structure suggests.
 
     Returns:
-        The comparison, with a `Change` per module and phase; times in nanoseconds.
+        The comparison, with a `Change` per module and phase, and per part of the step; times in nanoseconds.
 
     Raises:
         ModtraceError: a recording has no whole steps, a file cannot be read, or `map` names a module that no side has.
@@ -143,6 +143,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         spread=modules.spread,
         environment=_environments(before, after),
         suggested=suggest_renames(before[0], after[0]),
+        parts=modules.parts,
     )
 
 

@@ -30,7 +30,9 @@ FLOOR = 0.005
 """Part of the step: a module that is slower by less does not fail a comparison."""
 _RELATED = 0.1
 _NAMED = 3
-"""How many of what some recordings lack are named."""
+"""How many of what some recordings lack are named, and how many parts of the step that changed."""
+_OF_MODULES = {"forward", "backward", "recompute"}
+"""Parts of the step that a sentence leaves to their modules."""
 
 _COLUMNS: dict[str, CellKind] = {
     "module": "name",
@@ -65,6 +67,7 @@ class Diff:
         spread: by what part a module differs from one recording to the next, the median weighted by time.
         environment: what differs between the sides: of `torch`, `cpu` and the like the texts before and after.
         suggested: names before and what they may be called after, as the structure suggests; nothing is compared by it.
+        parts: one per part of the step, such as data loading, in the order of `changes`; none if a baseline has none.
 
     Examples:
         >>> [change.fqn for change in modtrace.diff("a.pftrace", "b.pftrace").above(0.05)]
@@ -83,6 +86,7 @@ class Diff:
     spread: float
     environment: Mapping[str, tuple[str, str]]
     suggested: Mapping[str, str]
+    parts: Sequence[Change] = ()
     _sides: tuple[Side, Side] | None = field(default=None, repr=False, compare=False)
     """A typical step before and one after, which pages and traces show; None if a side is a baseline."""
     _selected: bool = field(default=False, repr=False, compare=False)
@@ -91,19 +95,20 @@ class Diff:
     def only(self, pattern: str) -> Diff:
         """Keep the modules whose fully qualified name matches a shell's pattern; `*` also matches dots."""
         matches = re.compile(fnmatch.translate(pattern)).match
-        return replace(self, changes=[change for change in self.changes if matches(change.fqn)], _selected=True)
+        changes = [change for change in self.changes if matches(change.fqn)]
+        return replace(self, changes=changes, parts=(), _selected=True)
 
     def above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
         """Return changes that are slower, with the whole interval, by more than a part of the time before (0.05: 5 %).
 
-        The step is among it, unless `matching` selected modules.
+        The step and its parts are among it, unless `only` selected modules.
 
         Args:
             limit: the part.
-            floor: part of the step's time before: a module counts only if it is slower by at least that.
+            floor: part of the step's time before: a module or a part counts only if it is slower by at least that.
         """
         least_ns = floor * self.step.base_ns
-        slower = [change for change in self.changes if change.difference_ns >= least_ns]
+        slower = [change for change in (*self.parts, *self.changes) if change.difference_ns >= least_ns]
         return [
             change
             for change in (*([] if self._selected else [self.step]), *slower)
@@ -146,6 +151,11 @@ class Diff:
         parts.append(
             "whether the step changed is not clear" if step.verdict == "cannot tell" else f"the step is {change}"
         )
+        parts += [
+            f"{part.fqn} is {part.verdict}: {_cost(part)}"
+            for part in self.parts
+            if part.verdict in {"slower", "faster"} and part.fqn not in _OF_MODULES
+        ][:_NAMED]
         return "; ".join(parts)
 
     @property
@@ -230,31 +240,37 @@ class Diff:
         return self._sides
 
     def to_text(self, limit: int | None = None) -> str:
-        """Return header and table, self times per step in ms."""
+        """Return header, table of the parts of the step, and table of modules, self times per step in ms."""
         hidden = 0 if limit is None else len(self.changes) - limit
         table = to_text(self._table().first_rows(limit))
-        return "\n".join([*map(printable, self.header), "", *table, *([f"{hidden:,} more"] if hidden > 0 else [])])
+        parts = [*to_text(self._parts_table()), ""] if self.parts else []
+        return "\n".join(
+            [*map(printable, self.header), "", *parts, *table, *([f"{hidden:,} more"] if hidden > 0 else [])]
+        )
 
     def to_markdown(self, limit: int | None = None) -> str:
-        """Return the header as a list and a GitHub table."""
+        """Return the header as a list and GitHub tables."""
         table = to_markdown(self._table().first_rows(limit))
-        return "\n".join([*(f"- {html.escape(printable(line))}" for line in self.header), "", *table]) + "\n"
+        parts = [*to_markdown(self._parts_table()), ""] if self.parts else []
+        return "\n".join([*(f"- {html.escape(printable(line))}" for line in self.header), "", *parts, *table]) + "\n"
 
     def to_csv(self) -> str:
-        """Return CSV with a header line; times in ns."""
-        return to_csv(Change._fields, self.changes)
+        """Return CSV with a header line, the parts of the step last; times in ns."""
+        return to_csv(Change._fields, [*self.changes, *self.parts])
 
     def to_json(self) -> str:
-        """Return a JSON object: `sentence`, `changes`, `step` and the other attributes; times in ns."""
+        """Return a JSON object: `sentence`, `changes`, `parts`, `step` and the other attributes; times in ns."""
         values: dict[str, Any] = {"sentence": self.sentence}
         values |= {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
-        values |= {"changes": [change._asdict() for change in self.changes], "step": self.step._asdict()}
+        values |= {name: [change._asdict() for change in values[name]] for name in ("changes", "parts")}
+        values["step"] = self.step._asdict()
         return json.dumps(values, indent=2) + "\n"
 
     def to_html(self) -> str:
-        """Return the header and one `<table>`."""
+        """Return the header, and a `<table>` of the parts of the step and one of modules."""
         header = "<br>".join(html.escape(printable(line)) for line in self.header)
-        return "\n".join([f"<p>{header}</p>", *to_html(self._table())]) + "\n"
+        parts = to_html(self._parts_table()) if self.parts else []
+        return "\n".join([f"<p>{header}</p>", *parts, *to_html(self._table())]) + "\n"
 
     def __str__(self) -> str:
         return self.to_text()
@@ -266,13 +282,7 @@ class Diff:
     def _table(self) -> Table:
         cells = [
             [
-                change.fqn,
-                change.phase,
-                f"{change.base_ns / 1e6:.3f}",
-                f"{change.new_ns / 1e6:.3f}",
-                f"{change.difference_ns / 1e6:+.3f}",
-                f"{100 * change.ratio:+.1f}" if math.isfinite(change.ratio) else "",
-                _interval(change),
+                *(change.fqn, change.phase, *_times(change)),
                 f"{change.base_calls:g}"
                 + (f" → {change.new_calls:g}" if change.new_calls != change.base_calls else ""),
                 change.verdict,
@@ -280,6 +290,12 @@ class Diff:
             for change in self.changes
         ]
         return Table(list(_COLUMNS), cells, list(_COLUMNS.values()), [0] * len(_COLUMNS))
+
+    def _parts_table(self) -> Table:
+        cells = [[part.fqn, *_times(part), part.verdict] for part in self.parts]
+        headings = ["part of the step", "before ms", "after ms", "difference", "%", "interval ms", "verdict"]
+        kinds: list[CellKind] = ["name", *(["number"] * 5), "text"]  # type: ignore[list-item]
+        return Table(headings, cells, kinds, [0] * len(headings))
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
@@ -296,9 +312,24 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
 
 
 def _worst(change: Change, count: int) -> str:
-    ratio = f" ({abs(change.ratio):.0%})" if math.isfinite(change.ratio) else ""
     first = "" if count == 1 else "most of all "
-    return f"{first}{change.fqn} {change.phase}, {change.difference_ns / 1e6:+.3f} ms{ratio}"
+    return f"{first}{change.fqn} {change.phase}, {_cost(change)}"
+
+
+def _cost(change: Change) -> str:
+    ratio = f" ({abs(change.ratio):.0%})" if math.isfinite(change.ratio) else ""
+    return f"{change.difference_ns / 1e6:+.3f} ms{ratio}"
+
+
+def _times(change: Change) -> list[str]:
+    """Return before, after, difference, percentage and interval, as cells."""
+    return [
+        f"{change.base_ns / 1e6:.3f}",
+        f"{change.new_ns / 1e6:.3f}",
+        f"{change.difference_ns / 1e6:+.3f}",
+        f"{100 * change.ratio:+.1f}" if math.isfinite(change.ratio) else "",
+        _interval(change),
+    ]
 
 
 def _interval(change: Change) -> str:

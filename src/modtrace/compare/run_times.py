@@ -1,9 +1,11 @@
-"""RunTimes: what one recording says about each module, in a few numbers; and baselines, which keep these as JSON.
+"""RunTimes: what one recording says about each module and part of the step, in a few numbers; baselines keep these.
 
-A baseline has one module of a recording per line, so that a change of the file can be read:
+A baseline is JSON with one module or part of a recording per line, so that a change of the file can be read:
 
     {"format": "modtrace baseline", "version": 1, "recordings": [
-    {"steps": 29, "warm_up": 1, "step": [time_ns, variance], "environment": {"torch": "2.13.0"}, "modules": [
+    {"steps": 29, "warm_up": 1, "step": [time_ns, variance], "environment": {"torch": "2.13.0"}, "parts": {
+    "data loading": [time_ns, variance, steps, calls, fewest_calls, most_calls],
+    …}, "modules": [
     ["GPT.h.0", "Block", {"forward": [time_ns, variance, steps, calls, fewest_calls, most_calls]}],
     …
 """
@@ -79,7 +81,7 @@ class Typical(NamedTuple):
 
 
 class ModuleRun(NamedTuple):
-    """A module in one phase of one recording.
+    """A module in one phase of one recording, or a part of the step, which is called once in each step that has it.
 
     Attributes:
         time: what it typically takes in a step in which it is called.
@@ -106,6 +108,7 @@ class RunTimes(NamedTuple):
         steps: how many steps were measured.
         warm_up: how many were left out at the beginning.
         environment: what of its metadata can explain a difference, as texts.
+        parts: each part of the step; none in a baseline of an earlier version.
     """
 
     modules: Mapping[Key, ModuleRun]
@@ -114,6 +117,7 @@ class RunTimes(NamedTuple):
     steps: int
     warm_up: int
     environment: Mapping[str, str]
+    parts: Mapping[str, ModuleRun] = {}
 
 
 def measure_run(timeline: Timeline) -> RunTimes:
@@ -140,6 +144,7 @@ def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTime
         steps=len(samples.duration_ns),
         warm_up=samples.warm_up,
         environment=environment,
+        parts={part: _measure(ns, (ns > 0).astype(np.int64)) for part, ns in samples.parts.items()},
     )
 
 
@@ -203,11 +208,16 @@ def write_baseline(runs: Sequence[RunTimes], path: str | os.PathLike[str]) -> No
 def _run_to_json(run: RunTimes) -> str:
     phases: dict[str, dict[str, list[float]]] = {fqn: {} for fqn in run.classes}
     for (fqn, phase), module in run.modules.items():
-        phases[fqn][phase] = [*map(_digits, module.time), *module[1:]]
+        phases[fqn][phase] = _numbers(module)
     modules = ",\n".join(json.dumps([fqn, module_class, phases[fqn]]) for fqn, module_class in run.classes.items())
     step = [*map(_digits, run.step)]
     head = {"steps": run.steps, "warm_up": run.warm_up, "step": step, "environment": dict(run.environment)}
-    return f'{json.dumps(head)[:-1]}, "modules": [\n{modules}]}}'
+    parts = ",\n".join(f"{json.dumps(part)}: {json.dumps(_numbers(times))}" for part, times in run.parts.items())
+    return f'{json.dumps(head)[:-1]}, "parts": {{\n{parts}}}, "modules": [\n{modules}]}}'
+
+
+def _numbers(times: ModuleRun) -> list[float]:
+    return [*map(_digits, times.time), *times[1:]]
 
 
 def _digits(number: float) -> float:
@@ -256,15 +266,21 @@ def _run_from(values: Mapping[str, Any]) -> RunTimes:
     steps = _number("steps", values["steps"], 1)
     for fqn, module_class, phases in values["modules"]:
         classes[str(fqn)] = str(module_class)
-        for phase, (time_ns, variance, *counts) in phases.items():
+        for phase, numbers in phases.items():
             if phase not in SAMPLED_PHASES:
                 raise ValueError(f"{fqn}: there is no phase {phase!r}")
-            called, calls, fewest, most = (int(_number(f"{fqn} {phase}", count, 1)) for count in counts)
-            time = _typical(f"{fqn} {phase}", time_ns, variance)
-            modules[str(fqn), phase] = ModuleRun(time, min(called, int(steps)), calls, fewest, most)
+            modules[str(fqn), phase] = _module_run(f"{fqn} {phase}", numbers, int(steps))
+    parts = {str(part): _module_run(part, numbers, int(steps)) for part, numbers in values.get("parts", {}).items()}
     environment = {str(key): str(text) for key, text in values["environment"].items()}
     step = _typical("step", *values["step"])
-    return RunTimes(modules, classes, step, int(steps), int(_number("warm_up", values["warm_up"], 0)), environment)
+    warm_up = int(_number("warm_up", values["warm_up"], 0))
+    return RunTimes(modules, classes, step, int(steps), warm_up, environment, parts)
+
+
+def _module_run(field: str, numbers: Sequence[Any], steps: int) -> ModuleRun:
+    time_ns, variance, *counts = numbers
+    called, calls, fewest, most = (int(_number(field, count, 1)) for count in counts)
+    return ModuleRun(_typical(field, time_ns, variance), min(called, steps), calls, fewest, most)
 
 
 def _typical(field: str, time_ns: object, variance: object) -> Typical:

@@ -1,4 +1,4 @@
-"""What each module took in each step of a recording: the samples that are compared."""
+"""What each module, and each part of the step, took in each step of a recording: the samples that are compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .._errors import ModtraceError
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
 from ..timeline.gpu_tracks import on_gpu, without_gpu
-from ..timeline.summary import measure_steps, self_times, warm_up_steps
+from ..timeline.summary import divide_steps, measure_steps, self_times, warm_up_steps
 
 __all__ = ["Key", "Samples", "is_within", "plain_fqn", "renamed_fqn", "take_samples"]
 
@@ -33,9 +33,10 @@ class Samples(NamedTuple):
     Attributes:
         self_ns: of each module and phase int64[steps], self times on the CPU, and on the streams of GPUs.
         calls: of each module and phase int64[steps], how many spans there were.
-        duration_ns: int64[steps], what the whole steps took.
+        duration_ns: int64[steps], what the whole steps took, without evaluations.
         warm_up: how many whole steps were left out at the beginning.
         classes: of each module its class, in the order in which they were first called.
+        parts: of each part of the step int64[steps], as `divide_steps` says it: of the first process.
     """
 
     self_ns: Mapping[Key, Int64Array]
@@ -43,6 +44,7 @@ class Samples(NamedTuple):
     duration_ns: Int64Array
     warm_up: int
     classes: Mapping[str, str]
+    parts: Mapping[str, Int64Array] = {}
 
 
 def take_samples(timeline: Timeline) -> Samples:
@@ -52,10 +54,11 @@ def take_samples(timeline: Timeline) -> Samples:
         ModtraceError: no whole step is marked.
     """
     columns = timeline.columns
-    whole = [step for step in measure_steps(without_gpu(timeline)) if step.whole][-MAX_STEPS:]
+    on_cpu = without_gpu(timeline)
+    whole = [step for step in measure_steps(on_cpu) if step.whole][-MAX_STEPS:]
     if not whole:
         raise ModtraceError("a recording without whole steps cannot be compared; call rec.step() after each step")
-    duration_ns = np.array([step.duration_ns for step in whole], np.int64)
+    duration_ns = np.array([step.training_ns for step in whole], np.int64)
     warm_up = warm_up_steps(duration_ns)
     steps = np.array([step.step for step in whole[warm_up:]], np.int64)
     name_fqns = _plain_fqns(timeline)
@@ -81,12 +84,15 @@ def take_samples(timeline: Timeline) -> Samples:
     classes: dict[str, str] = {}
     for name in called[np.argsort(first)].tolist():
         classes.setdefault(name_fqns[name], timeline.names[name].module_class)
+    divided = {step.step: step.parts for step in divide_steps(on_cpu)}
+    part_names = dict.fromkeys(part for number in steps.tolist() for part in divided[number])
     return Samples(
         dict(zip(keys, self_ns, strict=True)),
         dict(zip(keys, calls, strict=True)),
         duration_ns[warm_up:],
         warm_up,
         classes,
+        {part: np.array([divided[number].get(part, 0) for number in steps.tolist()]) for part in part_names},
     )
 
 

@@ -1,4 +1,4 @@
-"""Verdicts: the times of all recordings → what each module and phase changed by, and how sure that is.
+"""Verdicts: the times of all recordings → what modules and parts of the step changed by, and how sure that is.
 
 README.md states the model. All times here are logarithms, so that a machine that runs slower adds the same to each.
 """
@@ -20,6 +20,7 @@ __all__ = [
     "CLOCK_NS",
     "MIN_MODULES",
     "MIN_STEPS",
+    "PART",
     "VERDICTS",
     "Change",
     "ModuleChanges",
@@ -33,10 +34,13 @@ __all__ = [
 ]
 
 VERDICTS = ("slower", "faster", "same", "cannot tell", "added", "removed")
+PART = "part"
+"""The phase of a part of the step."""
 CLOCK_NS = 1_000
 """Shorter times per step are below the clock's resolution: they have no verdict and no ratio."""
 MODULES_OUTSIDE, STEP_OUTSIDE = 0.01, 0.01
-"""How often any of all modules, and the step, may be called changed in comparisons of a program with itself."""
+"""How often any of all modules, any of all parts, and the step may be called changed if a program is compared with
+itself."""
 SHARES_OUTSIDE = 0.005
 """How often a share of steps may be called changed if a program calls modules by chance."""
 MIN_CHANGE = 0.02
@@ -65,14 +69,16 @@ _MOST = 40.0
 class Change(NamedTuple):
     """One module in one phase, before and after; times are nanoseconds of self time per step in which it was called.
 
+    Or a part of the step: its times are whole, per step that has it.
+
     If it is called in another part of the steps than before, they are per step.
 
     Times are typical ones: the mean of the faster half of the steps, which other programs change least.
 
     Attributes:
-        fqn: the module's fully qualified name; empty for the step as a whole, whose times are durations.
+        fqn: the module's fully qualified name; of a part its name ("data loading"); empty for the step as a whole.
         phase: "forward", "backward" or "recompute", on the CPU; "GPU forward" and so on for what its kernels took;
-            "step" for the step as a whole.
+            "part" for a part of the step, "step" for the step as a whole.
         base_ns: what it took before.
         new_ns: what it takes after, at the speed that the machine had before; of the step: what it took.
         difference_ns: `new_ns` less `base_ns`.
@@ -117,13 +123,15 @@ class ModuleChanges(NamedTuple):
 
     Attributes:
         changes: one per module and phase; first what is called differently, then what changed, largest cost first.
-        compared: how many of them have an interval.
+        parts: one per part of the step; none if a recording says nothing of parts.
+        compared: how many modules and phases have an interval.
         common_ratio: by what factor the machine became slower; 1 if too few modules are compared.
         spread: by what part a module differs from one recording to the next, the median weighted by time; 0 if none is
             compared.
     """
 
     changes: list[Change]
+    parts: list[Change]
     compared: int
     common_ratio: float
     spread: float
@@ -237,7 +245,12 @@ def noise_of(
 
 
 def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> ModuleChanges:
-    """Compare modules; one that few recordings lack is compared over those that have it."""
+    """Compare modules and parts of the step; one that few recordings lack is compared over those that have it.
+
+    Modules say how fast the machine was, and what noise there is; parts follow that and say nothing about modules.
+    """
+    if all(run.parts for run in (*before, *after)):
+        before, after = ([_with_parts(run) for run in side] for side in (before, after))
     runs, split = [*before, *after], len(before)
     keys = list(dict.fromkeys(key for run in runs for key in run.modules))
     logs, variances = np.full((2, len(keys), len(runs)), np.nan)
@@ -254,25 +267,48 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         & _in_enough(has[:, split:])
         & (np.where(has, logs, -np.inf).max(axis=1, initial=-np.inf) >= math.log(CLOCK_NS))
     )
-    speeds = machine_speeds(logs[chosen])
+    is_part = np.array([phase == PART for _, phase in keys], np.bool_)
+    of_module = ~is_part[chosen]
+    speeds = machine_speeds(logs[chosen[of_module]])
     common = estimate(speeds[:split], speeds[split:]).difference
     estimates = [estimate(row[:split], row[split:]) for row in logs[chosen] - speeds]
     size = np.array([one.base + one.difference / 2 for one in estimates])
     within = np.nanmean(variances[chosen], axis=1) if len(chosen) else np.zeros(0)
     variance, freedom = noise_of(size, within, estimates)
-    calls = [compare_calls(before, after, key, len(keys)) for key in keys]
+    modules = np.flatnonzero(of_module)
+    variance[modules], freedom[modules] = noise_of(
+        size[modules], within[modules], [estimates[place] for place in modules.tolist()]
+    )
+    calls = [
+        compare_calls(before, after, key, int(np.count_nonzero(is_part == part)))
+        for key, part in zip(keys, is_part.tolist(), strict=True)
+    ]
     found: dict[int, Change] = {}
     for place, row in enumerate(chosen.tolist()):
-        reach = student_quantile(MODULES_OUTSIDE / len(chosen), float(freedom[place]))
+        alike = int(np.count_nonzero(of_module == of_module[place]))
+        reach = student_quantile(MODULES_OUTSIDE / alike, float(freedom[place]))
         error = math.sqrt(variance[place] * estimates[place].recordings)
         measured = estimate(logs[row, :split], logs[row, split:])
         found[row] = _compared(before, after, keys[row], calls[row], measured, common, reach * error)
-    changes = [
-        found[row] if row in found else _uncompared(before, after, key, calls[row], common)
-        for row, key in enumerate(keys)
-    ]
-    spread = math.sqrt(_weighted_median(variance, np.exp(size - size.max()))) if len(chosen) else 0.0
-    return ModuleChanges(sorted(changes, key=_by_cost), len(chosen), math.exp(common), spread)
+    changes = sorted(
+        (
+            found[row] if row in found else _uncompared(before, after, key, calls[row], common)
+            for row, key in enumerate(keys)
+        ),
+        key=_by_cost,
+    )
+    weight = np.exp(size[modules] - size[modules].max(initial=0))
+    return ModuleChanges(
+        [change for change in changes if change.phase != PART],
+        [change for change in changes if change.phase == PART],
+        len(modules),
+        math.exp(common),
+        math.sqrt(_weighted_median(variance[modules], weight)) if len(modules) else 0.0,
+    )
+
+
+def _with_parts(run: RunTimes) -> RunTimes:
+    return run._replace(modules={**run.modules, **{(part, PART): times for part, times in run.parts.items()}})
 
 
 def _in_enough(has: BoolArray) -> BoolArray:
@@ -365,7 +401,7 @@ def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int]) -> s
 def _by_cost(change: Change) -> tuple[bool, bool, int, str, int]:
     """What is called differently comes first: that is certain, and often the reason of the rest."""
     settled = change.verdict in {"same", "cannot tell"}
-    order = SAMPLED_PHASES.index(change.phase)
+    order = (*SAMPLED_PHASES, PART).index(change.phase)
     return not change.calls_changed, settled, -abs(change.difference_ns), change.fqn, order
 
 

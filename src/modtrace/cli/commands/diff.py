@@ -67,8 +67,8 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     "--fail-above",
     metavar="SHARE",
     callback=_part,
-    help="Exit with 1 if the step or a module is slower by more, with its whole interval: 5% or 0.05. With --only, "
-    "modules alone count.",
+    help="Exit with 1 if the step, a part of it or a module is slower by more, with its whole interval: 5% or 0.05. "
+    "With --only, modules alone count.",
 )
 @click.option(
     "--fail-floor",
@@ -76,7 +76,7 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     callback=_part,
     default="0.5%",
     show_default=True,
-    help="--fail-above passes over a module that is slower by less than this share of the step.",
+    help="--fail-above passes over a module or a part that is slower by less than this share of the step.",
 )
 @click.option(
     "--save-baseline",
@@ -95,7 +95,7 @@ def diff_command(
     fail_floor: float,
     baseline: str | None,
 ) -> None:
-    """Compare NEW with BASE by the self times of modules in each step.
+    """Compare NEW with BASE by the self times of modules in each step, and by the parts of the step.
 
     Each is a file that modtrace reads, a baseline, a folder of recordings, or a quoted pattern ('base-*.pftrace').
     Record several a side, in turns: they show how much recordings of one program differ. Five or more a side find
@@ -152,7 +152,7 @@ def _fails(found: Diff, limit: float, floor: float) -> bool:
         echo(f"modtrace: {found.sentence}; nothing can be said", err=True)
     above = found.above(limit, floor=floor)
     for change in above:
-        what = f"{change.fqn} {change.phase}" if change.fqn else "the step"
+        what = change.fqn if change.phase == "part" else f"{change.fqn} {change.phase}" if change.fqn else "the step"
         by = f"{change.ratio:.1%}" if math.isfinite(change.ratio) else f"{change.difference_ns / 1e6:.3f} ms"
         echo(f"modtrace: {what} is slower by {by}, more than {limit:.1%}", err=True)
     return bool(above) or found.unrelated
