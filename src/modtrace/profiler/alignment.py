@@ -239,8 +239,8 @@ class Alignment:
 def align_by_wall_clock(base_ns: int) -> Alignment:
     """Trust that the profiler and the recording read the same wall clock."""
     note = (
-        "no sync mark is in both files; the clocks usually agree within 10 µs, and calls and operators do not tell "
-        "whether these do: where they are more than 40 µs apart, as on another machine, the times are wrong"
+        "no sync mark is in both files; the clocks usually agree within 10 µs: if they are more than 40 µs apart, as "
+        "on another machine, the times are wrong"
     )
     return Alignment("wall clock", base_ns, ClockLine(), 0, None, None, None, note)
 

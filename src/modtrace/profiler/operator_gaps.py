@@ -29,7 +29,6 @@ __all__ = [
     "certain_offsets",
     "count_cuts",
     "cut_depth",
-    "innermost_operators",
     "most_likely_shift",
 ]
 
@@ -69,12 +68,6 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
     has_inner = np.append(start[1:] < end[:-1], False)
     calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
     kept = (end > start) & ~(has_inner & calls)
-    return union_of(start[kept], end[kept])
-
-
-def innermost_operators(start: Int64Array, end: Int64Array) -> TimeIntervals:
-    """Return when a thread ran operators that hold no others, so that no call either; see `busy_intervals`."""
-    kept = (end > start) & ~np.append(start[1:] < end[:-1], False)
     return union_of(start[kept], end[kept])
 
 

@@ -10,18 +10,15 @@ import numpy as np
 
 from .._typing import Float64Array, Int64Array
 from ..timeline import Timeline
-from ..timeline.time_intervals import TimeIntervals
 from .alignment import (
     LEAST_DRIFT_LIMIT,
     Alignment,
-    ClockLine,
     OffsetBounds,
     OperatorFit,
     intersect,
     sync_bounds,
 )
 from .call_lookup import runs_module_code, threads_of
-from .coarse_shift import find_coarse_shift
 from .event_columns import ProfilerEvents
 from .operator_gaps import (
     REACH_NS,
@@ -29,7 +26,6 @@ from .operator_gaps import (
     bounds_from_gaps,
     busy_intervals,
     certain_offsets,
-    innermost_operators,
     most_likely_shift,
 )
 from .recorded_part import profiled_window
@@ -50,13 +46,11 @@ class SharedThread(NamedTuple):
         edges: int64[n], ns of the recording's clock, ascending: where calls begin and end.
         start: int64[m], ns from the trace's base, of its operators; ascending, an outer one first.
         end: int64[m].
-        calls: those in which no other ran, of the recording's clock.
     """
 
     edges: Int64Array
     start: Int64Array
     end: Int64Array
-    calls: TimeIntervals
 
 
 def refine_by_operators(
@@ -65,7 +59,7 @@ def refine_by_operators(
     """Return an alignment within what the operators of the trace prove; the same where none runs in a call.
 
     Args:
-        alignment: by sync marks, off by at most `REACH_NS`, or by the wall clock, by at most `COARSE_REACH_NS`.
+        alignment: off by at most `REACH_NS`.
         timeline: the recording, in its own time.
         events: the trace's.
         threads: the OS thread of each of the trace's tracks, or -1.
@@ -74,8 +68,6 @@ def refine_by_operators(
     if not shared:
         return alignment
     marks = sync_bounds(timeline.marks, events.syncs, alignment.base_ns)
-    if not len(marks.time):
-        alignment = _bring_near(alignment, shared)
     found = alignment
     for margin, tolerance in _PASSES:
         times, lows, highs = [marks.time], [marks.low], [marks.high]
@@ -162,26 +154,6 @@ def _near_edges(alignment: Alignment, thread: SharedThread) -> CallEdges:
     return CallEdges(thread.edges[near], guess[near])
 
 
-def _bring_near(alignment: Alignment, shared: Sequence[SharedThread]) -> Alignment:
-    """Return an alignment by the wall clock, off by less than `REACH_NS` now where that is clear, else as it was."""
-    base = alignment.base_ns
-    threads = [
-        (
-            TimeIntervals(thread.calls.start - base, thread.calls.end - base),
-            innermost_operators(thread.start, thread.end),
-        )
-        for thread in shared
-    ]
-    shift = find_coarse_shift(threads)
-    if shift is None or not shift.is_clear:
-        return alignment
-    note = "no sync mark is in both files; calls and operators tell that the clocks are "
-    if abs(shift.shift_ns) <= REACH_NS:
-        return replace(alignment, note=f"{note}less than {REACH_NS // 1000} µs apart")
-    line = ClockLine(shift.center_ns + base, shift.shift_ns, shift.drift)
-    return replace(alignment, line=line, note=f"{note}{abs(shift.shift_ns) / 1000:,.0f} µs apart")
-
-
 def _within_marks(marks: OffsetBounds, time: Int64Array) -> tuple[Float64Array, Float64Array]:
     """Return the least and the greatest offset at each moment that the sync marks allow."""
     nothing = np.full(len(time), np.inf)
@@ -214,8 +186,6 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
     start = np.concatenate([events.ops.start, events.plain_ops.start])
     end = np.concatenate([events.ops.end, events.plain_ops.end])
     on = threads[track]
-    holds = np.zeros(len(columns) + 1, np.bool_)  # the last entry is not a span
-    holds[columns.parent[chosen]] = True
     for thread in np.unique(thread_of_span[chosen]).tolist():
         running = on == thread
         if running.any():
@@ -223,6 +193,4 @@ def _shared_threads(timeline: Timeline, events: ProfilerEvents, threads: Int64Ar
             edges = np.sort(np.concatenate([columns.start[spans], columns.end[spans]]))
             begins, ends = start[running], end[running]
             order = np.lexsort((-ends, begins))
-            innermost = np.flatnonzero(spans & ~holds[:-1])
-            calls = TimeIntervals(columns.start[innermost], columns.end[innermost])
-            yield SharedThread(edges, begins[order], ends[order], calls)
+            yield SharedThread(edges, begins[order], ends[order])
