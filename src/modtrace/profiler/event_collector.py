@@ -26,7 +26,7 @@ NODE = "autograd::engine::evaluate_function: "
 MODULE = "nn.Module: "
 C10D, PARAM_COMMS = "c10d::", "record_param_comms"
 
-KERNEL, MEMCPY, MEMSET, CPU_OP, ANNOTATION, PYTHON, RUNTIME, WINDOW, MTIA, OTHER = range(10)
+KERNEL, MEMCPY, MEMSET, CPU_OP, ANNOTATION, PYTHON, RUNTIME, WINDOW, OTHER = range(9)
 """What slices are; the first three are work of a GPU."""
 
 SLICE_KINDS: dict[object, int] = {
@@ -39,7 +39,6 @@ SLICE_KINDS: dict[object, int] = {
     "cuda_runtime": RUNTIME,
     "cuda_driver": RUNTIME,
     "Trace": WINDOW,
-    "mtia_ccp_events": MTIA,
     # Kineto before torch 1.13.
     "Kernel": KERNEL,
     "Memcpy": MEMCPY,
@@ -48,11 +47,6 @@ SLICE_KINDS: dict[object, int] = {
     "Runtime": RUNTIME,
 }
 """The kind of a slice by its category; of others `slice_kind` tells it."""
-
-
-MTIA_COPY = "dma_request"
-MTIA_EVENTS = frozenset({"event_record", "event_wait"})
-"""What streams of an MTIA do beside kernels, by its name."""
 
 
 _API_CALLS = (
@@ -271,12 +265,6 @@ class EventCollector:
             self._tables["modules"].pending.append((track, *times, name, module_id))
         elif kind == WINDOW:
             self._tables["windows"].pending.append((track, *times, 0, 0))
-        elif kind == MTIA:
-            # What a stream of an MTIA waits for, and when, is no work of it.
-            if event["name"] in MTIA_EVENTS:
-                self._rest.append(times)
-            else:
-                self._add_work(event, MEMCPY if event["name"] == MTIA_COPY else KERNEL, track)
         elif kind == ANNOTATION:
             name = event["name"]
             what = self._cpu_kind(name)

@@ -1,10 +1,8 @@
 """The launch of each piece of GPU work, also that of work which the replay of a CUDA graph launched.
 
 A correlation id says which launch it was. Ids are counted per process, so they are not enough in a trace of several
-processes (ranks that were put into one file). There, other facts decide. In traces of CUDA, HIP and MTIA a launch has
-always begun before its work, and has the same `External id` if both have one. A device works for the process that alone
-can have launched some of its work. If several processes can, or none, devices and processes are paired in order, or
-the nearest launch is taken.
+processes (ranks that were put into one file). There devices and processes are paired in order, if there are as many of
+both, and of the launches that are left the last one that began before the work counts.
 
 While a graph is captured nothing runs: the launches of the capture have no work. A replay is one launch with all that
 work. Both have the same kinds of operations in the same order, which shows that they belong together.
@@ -17,34 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import BoolArray, Int64Array
+from .._typing import Int64Array
 from .call_lookup import InnermostLookup
 from .event_columns import ApiCall, ProfilerEvents
 
 __all__ = ["CudaGraphCapture", "captured_graphs", "find_launches", "map_replays", "processes_of"]
-
-_OWNED = 0.9
-"""A device is a process' where at least so much of what tells it apart was launched by that one."""
-_SEVERAL = -1
-
-
-class _Pairs(NamedTuple):
-    """Work and the launches that may be its; columns of equal length.
-
-    Attributes:
-        work: int64[n], row of the work, ascending.
-        launch: int64[n], row of the launch.
-        process: int64[n], that of the launch.
-        device: int64[n], that of the work.
-    """
-
-    work: Int64Array
-    launch: Int64Array
-    process: Int64Array
-    device: Int64Array
-
-    def take(self, chosen: BoolArray) -> _Pairs:
-        return _Pairs(*(column[chosen] for column in self))
 
 
 def processes_of(events: ProfilerEvents) -> Int64Array:
@@ -75,73 +50,18 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
     pieces = np.repeat(np.arange(len(work)), end - first)
     place = np.arange(len(pieces)) - np.repeat(np.cumsum(end - first) - (end - first), end - first)
     chosen = rows[first[pieces] + place]
-    pairs = _Pairs(pieces, chosen, process[chosen], process_of[work.track[pieces]])
-    _choose(events, pairs.take(_is_possible(events, pairs)), found)
+    of_work, of_launch = events.work_external[pieces], events.launch_external[chosen]
+    possible = (of_work < 0) | (of_launch < 0) | (of_work == of_launch)
+    possible &= launches.start[chosen] <= work.start[pieces]
+    devices, device = np.unique(process_of[work.track], return_inverse=True)
+    processes, process = np.unique(process, return_inverse=True)
+    if len(devices) == len(processes):
+        possible &= device[pieces] == process[chosen]
+    pieces, chosen = pieces[possible], chosen[possible]
+    # Of several with one id the last one that began stays.
+    order = np.argsort(launches.start[chosen], kind="stable")
+    found[pieces[order]] = chosen[order]
     return found
-
-
-def _is_possible(events: ProfilerEvents, pairs: _Pairs) -> BoolArray:
-    """Return which launches can be the work's, by their times and their external ids."""
-    of_work, of_launch = events.work_external[pairs.work], events.launch_external[pairs.launch]
-    agree = (of_work < 0) | (of_launch < 0) | (of_work == of_launch)
-    possible: BoolArray = agree & (events.launches.start[pairs.launch] <= events.work.start[pairs.work])
-    return possible
-
-
-def _choose(events: ProfilerEvents, pairs: _Pairs, found: Int64Array) -> None:
-    """Fill in the launch of each piece of work, of those that can be its."""
-    is_only = np.bincount(pairs.work, minlength=1)[pairs.work] == 1
-    serves_many = events.launches.other == ApiCall.GRAPH
-    owner = _owners(pairs, is_only)
-    _note_shared_devices(owner, pairs, is_only | serves_many[pairs.launch])
-    owned = owner[pairs.device]
-    of_owner = pairs.take(owned == pairs.process)
-    found[of_owner.work] = of_owner.launch
-    shared = np.flatnonzero(owned == _SEVERAL)
-    delay = events.work.start[pairs.work[shared]] - events.launches.start[pairs.launch[shared]]
-    taken: set[int] = set()
-    # What only one can have launched comes first, then the nearest.
-    for index in shared[np.lexsort((delay, ~is_only[shared]))].tolist():
-        work, launch = int(pairs.work[index]), int(pairs.launch[index])
-        if found[work] < 0 and (is_only[index] or launch not in taken):
-            found[work] = launch
-            if not serves_many[launch]:
-                taken.add(launch)
-
-
-def _owners(pairs: _Pairs, is_only: BoolArray) -> Int64Array:
-    """Return for each device, by number, the process that it works for, or `_SEVERAL`.
-
-    Args:
-        pairs: all of them.
-        is_only: whether the work of each has no other launch.
-    """
-    size = int(max(pairs.device.max(initial=0), pairs.process.max(initial=0))) + 1
-    votes, possible = np.zeros((size, size), np.int64), np.zeros((size, size), np.bool_)
-    np.add.at(votes, (pairs.device[is_only], pairs.process[is_only]), 1)
-    possible[pairs.device, pairs.process] = True
-    total = votes.sum(axis=1)
-    owner = np.where((total > 0) & (votes.max(axis=1) >= _OWNED * total), votes.argmax(axis=1), _SEVERAL)
-    undecided = np.flatnonzero(possible.any(axis=1) & (total == 0))
-    free = np.setdiff1d(pairs.process, owner)
-    if len(free) == len(undecided) and possible[undecided, free].all():
-        owner[undecided] = free
-    return owner
-
-
-def _note_shared_devices(owner: Int64Array, pairs: _Pairs, is_sure: BoolArray) -> None:
-    """Set the owner of a device to `_SEVERAL` where much of what is not sure would share its launch with other work.
-
-    A launch has one piece of work, but for those of a graph.
-    """
-    of_owner = owner[pairs.device] == pairs.process
-    uses = np.bincount(pairs.launch[of_owner], minlength=int(pairs.launch.max(initial=0)) + 1)
-    unsure = of_owner & ~is_sure
-    count, shared = (
-        np.bincount(pairs.device[chosen], minlength=len(owner))
-        for chosen in (unsure, unsure & (uses[pairs.launch] > 1))
-    )
-    owner[shared > (1 - _OWNED) * count] = _SEVERAL
 
 
 _KIND_OF_CALL = {ApiCall.KERNEL: 0, ApiCall.MEMCPY: 1, ApiCall.MEMSET: 2}
