@@ -144,7 +144,7 @@ def test_little_of_the_usual_program_is_other(
 
 
 _CAUSES = {
-    9: r"of which \d+ ms data loading; usually \S+ ms",
+    **dict.fromkeys((9, 29), r"of which \d+ ms data loading; usually \S+ ms"),
     13: r"of which \d+ ms optimizer \(clip_grad_norm_\); usually \S+ ms",
     19: r"of which \d+ ms saving \(torch\.save\); usually \S+ ms",
     25: r"of which [\d,]+ ms compile \(torch\.compile 0/1: .* expected 4, actual 6.*\); usually 0 ms",
@@ -153,7 +153,7 @@ _CAUSES = {
 
 
 @pytest.mark.usefixtures("native_engine")
-@pytest.mark.parametrize("engine", _ENGINES)
+@pytest.mark.parametrize("engine", ["native", "python"])
 def test_slow_steps_say_what_made_them_slow(
     engine: EngineName, run_recorded: Callable[[str, EngineName], list[Recorded]]
 ) -> None:

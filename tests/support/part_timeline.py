@@ -24,14 +24,14 @@ _RANGES: dict[str, tuple[str, RangeCategory]] = {
 _ORDER = ("data loading", "compile", "forward", "loss", "gc", "backward", "clip", "optimizer", "saving", "other")
 
 
-def part_timeline(steps: Sequence[Mapping[str, int]]) -> Timeline:
-    """Return steps of a model of eight layers, whose parts take these nanoseconds.
+def part_timeline(steps: Sequence[Mapping[str, int]], layers: int = LAYERS) -> Timeline:
+    """Return steps of a model, whose parts take these nanoseconds.
 
     `clip` is a part of the optimizer's. An evaluation comes before the end of its step; other names are ranges of the
     user's.
     """
     script, now = EventScript(capacity=64 * len(steps) + 64), 1
-    net, *layers = (script.name(fqn, fqn, "Net") for fqn in ("Net", *(f"Net.h.{layer}" for layer in range(LAYERS))))
+    net, *inner = (script.name(fqn, fqn, "Net") for fqn in ("Net", *(f"Net.h.{layer}" for layer in range(layers))))
     ranges = 0
     for number, parts in enumerate(steps):
         for part in (*_ORDER, *(parts.keys() - {*_ORDER})):
@@ -41,9 +41,9 @@ def part_timeline(steps: Sequence[Mapping[str, int]]) -> Timeline:
                 continue
             if part == "forward":
                 script.enter(start, net)
-                for index, layer in enumerate(layers):
-                    script.enter(start + (end - start) * index // LAYERS, layer)
-                    script.exit(start + (end - start) * (index + 1) // LAYERS, layer)
+                for index, layer in enumerate(inner):
+                    script.enter(start + (end - start) * index // layers, layer)
+                    script.exit(start + (end - start) * (index + 1) // layers, layer)
                 script.exit(end, net)
             elif part == "backward":
                 script.pass_begin(start, number)

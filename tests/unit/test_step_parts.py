@@ -8,6 +8,7 @@ from hypothesis import given
 
 from modtrace.ring import Kind
 from modtrace.ring.range_text import range_text
+from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
 from modtrace.timeline import Timeline, build_timeline
 from modtrace.timeline.summary import StepParts, divide_steps, measure_steps
 from tests.support.event_script import EventScript
@@ -90,6 +91,26 @@ def test_recompute_is_not_backward_and_what_is_left_is_other() -> None:
         ),
         StepParts(1, {"forward": 10 * MS, "other": 190 * MS}),
     ]
+
+
+def test_all_that_is_in_an_evaluation_is_evaluation() -> None:
+    script = EventScript()
+    ranges, model = _Ranges(script), script.name("Net", module_class="Net")
+    script.enter(0, model)
+    script.exit(20, model)
+    evaluation = ranges.begin(30, range_text("evaluation", "evaluation"))
+    ranges.whole(32, 36, FETCH)
+    script.enter(40, model)
+    ranges.whole(42, 44, COMPILE)
+    script.exit(50, model)
+    ranges.whole(52, 58, SAVE)
+    script.event(60, Kind.COLLECTION, NO_NAME, 1 << COLLECTED_BITS + GENERATION_BITS)
+    ranges.end(60, evaluation)
+    script.step(70, 0)
+    timeline = build_timeline(script.snapshot())
+
+    assert parts_of(timeline) == [{"forward": 20, "evaluation": 30, "other": 20}]
+    assert [step.training_ns for step in measure_steps(timeline)] == [40]
 
 
 def test_totals_and_percentiles_of_parts() -> None:

@@ -16,7 +16,7 @@ from ..contents import RANGE_CLASS
 from ..slices import BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
 from ..time_intervals import union_of
 from .percentiles import nearest_rank
-from .step_times import StepBounds, find_step_bounds
+from .step_times import StepBounds, find_step_bounds, warm_up_steps
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -31,8 +31,12 @@ PARTS = (
 OTHER = "other"
 
 _LOSS_SUFFIX = "Loss"
-_SLOW_BY, _SPREADS = 0.25, 8
-"""A step is slow if it takes a quarter more than the median, and more by 8 times the usual distance from it."""
+_SLOW_BY, _SLOW_NS, _SPREADS = 0.25, 5_000_000, 8
+"""A step is slow if it takes more than the median by a quarter and by 5 ms, for which the system may stop any thread. A
+part made it slow if it takes as much more, and more by 8 times its own usual distance from its median."""
+_NEVER_USUAL = ("gc", "compile")
+_USUAL_FROM = 3
+"""In how many steps any other part must be so that its median is over these steps."""
 
 
 class PartTimes(NamedTuple):
@@ -61,7 +65,8 @@ class StepParts(NamedTuple):
     Attributes:
         step: its number, from 0.
         parts: nanoseconds by part, without those that are 0; they add up to the duration of the step.
-        cause: for a step that is much slower than usual, which part made it so, in a sentence; else None.
+        cause: for a step that is much slower than usual, which part made it so, in a sentence; else None. Evaluation
+            makes no step slow: the sentence is about the time without it.
     """
 
     step: int
@@ -199,9 +204,10 @@ def _layers(timeline: Timeline, tid: int, parts: _PartNames) -> Iterator[_Layer]
     yield _union_layer(
         slices, np.concatenate([waits, ranges[category == "communication"]]), parts.number("communication")
     )
-    for part in ("data loading", "evaluation", "saving", "compile"):
+    for part in ("data loading", "saving", "compile"):
         yield _union_layer(slices, ranges[category == part], parts.number(part))
     yield _union_layer(slices, np.flatnonzero(own & (slices.kind == GARBAGE_COLLECTION)), parts.number("gc"))
+    yield _union_layer(slices, ranges[category == "evaluation"], parts.number("evaluation"))
 
 
 def _category(timeline: Timeline, name: int) -> str:
@@ -286,22 +292,36 @@ def _causes(
     whole = np.flatnonzero(bounds.whole)
     if len(whole) < 4:
         return causes
-    # A step in which a training script evaluates is not slow by that.
     evaluation = names.index("evaluation")
-    duration = bounds.end - bounds.start - ns[:, evaluation]
+    evaluates = ns[:, evaluation] > 0
     ns = ns.copy()
     ns[:, evaluation] = 0
-    usual = np.median(duration[whole])
-    limit = usual + max(_SLOW_BY * usual, _SPREADS * np.median(np.abs(duration[whole] - usual)))
-    usual_parts = np.median(ns[whole], axis=0)
-    for index in whole[duration[whole] > limit].tolist():
-        part = int(np.argmax(ns[index] - usual_parts))
+    duration = ns.sum(axis=1)
+    usual = np.array([_usual(part, name in _NEVER_USUAL) for part, name in zip(ns[whole].T, names, strict=True)])
+    least = max(_SLOW_BY * np.median(duration[whole]), _SLOW_NS)
+    longer = ns - usual[:, 0]
+    made_slow = longer > np.maximum(least, _SPREADS * usual[:, 1])
+    # First steps are slow by what they set up.
+    warm_up = whole[: max(warm_up_steps(duration[whole]), int(bounds.number[whole[0]] == 0))]
+    made_slow[np.ix_(warm_up, ~np.isin(names, _NEVER_USUAL))] = False
+    slow = (duration > np.median(duration[whole]) + least) & made_slow.any(axis=1)
+    for index in whole[slow[whole]].tolist():
+        part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
         named = longest.get((index, names[part]), "") if names[part] in {"optimizer", "compile", "saving"} else ""
         causes[index] = (
-            f"step {bounds.number[index]}: {_ms(duration[index])}, of which {_ms(ns[index, part])} {names[part]}"
-            f"{f' ({named})' if named else ''}; usually {_ms(usual_parts[part])}"
+            f"step {bounds.number[index]}: {_ms(duration[index])}{' without evaluation' if evaluates[index] else ''}, "
+            f"of which {_ms(ns[index, part])} {names[part]}{f' ({named})' if named else ''}; "
+            f"usually {_ms(usual[part, 0])}"
         )
     return causes
+
+
+def _usual(part_ns: Int64Array, is_never_usual: bool) -> tuple[float, float]:
+    """Return the median of a part, and the median distance from it, over the steps that usually have it."""
+    present = part_ns[part_ns > 0]
+    chosen = part_ns if is_never_usual or len(present) < _USUAL_FROM else present
+    median = float(np.median(chosen))
+    return median, float(np.median(np.abs(chosen - median)))
 
 
 def _ms(ns: float) -> str:

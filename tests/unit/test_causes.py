@@ -1,0 +1,95 @@
+"""Why a slow step was slow: what is put into steps is named in each of 100 noisy runs, and nothing else ever is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from modtrace.timeline.summary import divide_steps
+from tests.support.part_timeline import part_timeline
+
+MS = 1_000_000
+STEPS = 60
+SHARES = {
+    "data loading": 0.1,
+    "forward": 0.25,
+    "loss": 0.03,
+    "backward": 0.4,
+    "clip": 0.03,
+    "optimizer": 0.12,
+    "other": 0.05,
+    "log": 0.02,
+}
+INJECTED = {
+    **dict.fromkeys((9, 29, 49), ("data loading", 50, "data loading")),
+    13: ("clip", 60, "optimizer (clip_grad_norm_)"),
+    19: ("saving", 80, "saving (torch.save)"),
+    25: ("compile", 900, "compile (torch.compile 0/1)"),
+    **dict.fromkeys((31, 41, 51), ("gc", 200, "gc")),
+}
+
+
+def noisy_steps(random: np.random.Generator, step_ms: float) -> list[dict[str, int]]:
+    """Steps as of a program on a machine that does other things too.
+
+    Batches differ in length by 8 % or by a third, each part has noise of its own, the machine's speed drifts. The
+    system stops the thread in one step of ten, for up to 4 ms. Each tenth step saves, each fifteenth evaluates for
+    long, the first is slow. Every other program collects a little garbage in some steps.
+    """
+    steps, speed = [], 0.0
+    spread, collects = random.choice([0.08, 0.33]), random.random() < 0.5
+    for number in range(STEPS):
+        speed = 0.9 * speed + random.normal(0, 0.02)
+        length = step_ms * MS * np.exp(speed + spread * np.clip(random.normal(), -2.5, 2.5)) * (1 if number else 4)
+        step = {part: length * share * np.exp(random.normal(0, 0.08)) for part, share in SHARES.items()}
+        if random.random() < 0.1:
+            step[random.choice(list(SHARES))] += min(random.exponential(MS), 4 * MS)
+        if collects and random.random() < 0.3:
+            step["gc"] = random.uniform(0.1, 0.5) * MS
+        if number % 10 == 9:
+            step["saving"] = 0.5 * step_ms * MS * np.exp(random.normal(0, 0.08))
+        if number % 15 == 14:
+            step["evaluation"] = 5 * step_ms * MS
+        steps.append({part: round(ns) for part, ns in step.items()})
+    return steps
+
+
+def test_of_100_noisy_runs_each_slow_step_is_explained_and_no_other() -> None:
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        steps = noisy_steps(random, float(np.exp(random.uniform(0, np.log(100)))))
+        for number, (part, ms, _) in INJECTED.items():
+            steps[number][part] = steps[number].get(part, 0) + ms * MS
+        causes = {step.step: step.cause for step in divide_steps(part_timeline(steps, layers=0)) if step.cause}
+
+        assert causes.keys() == INJECTED.keys(), seed
+        for number, (_, _, named) in INJECTED.items():
+            assert f" {named}; usually" in causes[number]
+
+
+def test_of_100_quiet_runs_no_step_is_explained() -> None:
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        steps = noisy_steps(random, float(np.exp(random.uniform(0, np.log(300)))))
+
+        assert [step.cause for step in divide_steps(part_timeline(steps, layers=0))] == [None] * STEPS, seed
+
+
+def test_a_slow_step_that_evaluates_is_explained_without_its_evaluation() -> None:
+    steps = [{"data loading": 4 * MS, "forward": 90 * MS}] * 8
+    steps[4] = {"data loading": 204 * MS, "forward": 90 * MS, "evaluation": 500 * MS}
+    steps[6] = {"data loading": 4 * MS, "forward": 90 * MS, "evaluation": 500 * MS}
+    timeline = part_timeline(steps)
+    divided = {step.step: step for step in divide_steps(timeline)}
+
+    assert divided[4].cause == "step 4: 294 ms without evaluation, of which 204 ms data loading; usually 4 ms"
+    assert divided[6].cause is None
+    assert [step.training_ns for step in timeline.summary().steps] == [94 * MS] * 4 + [294 * MS] + [94 * MS] * 3
+
+
+@pytest.mark.parametrize(("longer_ms", "is_named"), [(4, False), (6, True)])
+def test_a_millisecond_more_of_a_short_step_is_no_cause(longer_ms: int, is_named: bool) -> None:
+    steps = [{"forward": MS}] * 8
+    steps[5] = {"forward": MS, "data loading": longer_ms * MS}
+
+    assert [step.step for step in divide_steps(part_timeline(steps)) if step.cause] == ([5] if is_named else [])
