@@ -59,7 +59,6 @@ HEAD = {
     ],
     "counters": [{"name": "RSS", "unit": "bytes", "process": 0}],
     "lanes": [{"track": 0, "pid": 4242, "tid": 1}, {"track": 1, "pid": 4242, "tid": 2}],
-    "escaped_originals": {},
 }
 
 EVENTS = """\

@@ -1,12 +1,14 @@
-"""Replaces the characters that some reader of traces cannot take by look-alikes, and puts back what they replaced."""
+"""Replaces the characters that some reader of traces cannot take by look-alikes, and puts them back."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["UNNAMED", "EscapedOriginals", "escaped", "escaped_json", "restore"]
+from ..timeline import Name
+
+__all__ = ["UNNAMED", "escaped", "escaped_json", "escaped_name", "restore", "restored_name"]
 
 UNNAMED = "(unnamed)"
 """What a slice without a name is called: readers disagree about an empty name."""
@@ -14,53 +16,52 @@ UNNAMED = "(unnamed)"
 # Perfetto's JSON reader does not undo escapes, and a backslash before a closing quote makes it refuse the whole file.
 # DEL makes it refuse a header, NUL ends a string in its SQL, and lone surrogates are not UTF-8.
 _HOSTILE = re.compile("[\x00-\x1f\x7f\\\\\ud800-\udfff]")
-
-EscapedOriginals = dict[str, str]
-"""Escaped text → hexadecimal digits of the original's UTF-8; only texts that escaping changed."""
+_LOOK_ALIKE = re.compile("[\u2400-\u241f\u2421]|＼(?:u(d[89a-f][0-9a-f]{2}))?")
 
 
-def escaped(text: str, escaped_originals: EscapedOriginals | None = None) -> str:
-    """Return `text` with hostile characters replaced by look-alikes; note the original if that changed it.
+def escaped(text: str) -> str:
+    """Return `text` with hostile characters replaced by look-alikes.
 
     Example:
         >>> escaped("C:\\\\tmp")
         'C:＼tmp'
     """
-    if text.isprintable() and "\\" not in text:
-        return text
-    safe = _HOSTILE.sub(_look_alike, text)
-    if escaped_originals is not None and safe != text:
-        escaped_originals[safe] = text.encode("utf-8", "surrogatepass").hex()
-    return safe
+    return text if text.isprintable() and "\\" not in text else _HOSTILE.sub(_look_alike, text)
 
 
-def escaped_json(value: Any, escaped_originals: EscapedOriginals) -> Any:
+def escaped_json(value: Any) -> Any:
     """Escape all texts of a JSON value, keys included."""
-    if isinstance(value, str):
-        return escaped(value, escaped_originals)
-    if isinstance(value, list | tuple):
-        return [escaped_json(item, escaped_originals) for item in value]
-    if isinstance(value, dict):
-        return {
-            escaped_json(key, escaped_originals): escaped_json(item, escaped_originals) for key, item in value.items()
-        }
-    return value
+    return _map_texts(value, escaped)
 
 
-def restore(value: Any, escaped_originals: Mapping[str, str]) -> Any:
-    """Undo `escaped` in a text, or in all texts of a JSON value.
+def restore(value: Any) -> Any:
+    """Undo `escaped` in a text, or in all texts of a JSON value; a look-alike of the user's own is replaced too.
 
-    Raises:
-        ValueError: an original is not hexadecimal digits of UTF-8.
-        TypeError: an original is not a text.
+    Example:
+        >>> restore("C:＼tmp")
+        'C:\\\\tmp'
     """
+    return _map_texts(value, lambda text: text if text.isascii() else _LOOK_ALIKE.sub(_original, text))
+
+
+def escaped_name(name: Name) -> Name:
+    """Return the name of a module in the form of a trace, where a label is never empty."""
+    return Name(escaped(name.label) or UNNAMED, escaped(name.fqn), escaped(name.module_class))
+
+
+def restored_name(texts: Sequence[str]) -> Name:
+    """Undo `escaped_name`."""
+    label, fqn, module_class = map(restore, texts)
+    return Name("" if label == UNNAMED else label, fqn, module_class)
+
+
+def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
     if isinstance(value, str):
-        digits = escaped_originals.get(value)
-        return value if digits is None else bytes.fromhex(digits).decode("utf-8", "surrogatepass")
-    if isinstance(value, list):
-        return [restore(item, escaped_originals) for item in value]
+        return function(value)
+    if isinstance(value, list | tuple):
+        return [_map_texts(item, function) for item in value]
     if isinstance(value, dict):
-        return {restore(key, escaped_originals): restore(item, escaped_originals) for key, item in value.items()}
+        return {_map_texts(key, function): _map_texts(item, function) for key, item in value.items()}
     return value
 
 
@@ -71,3 +72,11 @@ def _look_alike(match: re.Match[str]) -> str:
     if code == 0x7F:
         return "␡"
     return "＼" if match[0] == "\\" else f"＼u{code:x}"
+
+
+def _original(match: re.Match[str]) -> str:
+    if match[0] == "␡":
+        return "\x7f"
+    if match[0].startswith("＼"):
+        return chr(int(match[1], 16)) if match[1] else "\\"
+    return chr(ord(match[0]) - 0x2400)

@@ -10,7 +10,6 @@ JSON has it under `otherData`, a Perfetto trace in its metadata, and a merged tr
     counters           [{"name", "unit", "process"}]
     groups             [{"name", "ranks", "description"}]: of torch.distributed, where there are any
     lanes              [{"track", "pid", "tid"}]: the rows that the spans of a track lie on, by their ids in the trace
-    escaped_originals  texts that were replaced because some reader cannot take them, see `escape`
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ import orjson
 
 from .._errors import TraceError, WriteError
 from .._version import __version__
-from ..timeline import Name, Process, Stats, Timeline
+from ..timeline import Process, Stats, Timeline
 from ..timeline.contents import TRACK_KINDS
-from .escape import UNNAMED, EscapedOriginals, escaped, escaped_json, restore
+from .escape import escaped, escaped_json, restore
 from .slice_args import group_header, groups_from_header
 
 __all__ = [
@@ -35,8 +34,6 @@ __all__ = [
     "FORMAT_VERSION",
     "WHAT_TO_DO",
     "checked_header",
-    "escape_late_texts",
-    "escaped_names",
     "is_int64",
     "is_tid",
     "make_header",
@@ -55,7 +52,6 @@ def make_header(
     timeline: Timeline,
     trace_pids: Mapping[Process, int | str],
     lanes: Iterable[tuple[int, int | str, int]],
-    escaped_originals: EscapedOriginals,
 ) -> dict[str, Any]:
     """Return the header of a timeline's trace.
 
@@ -63,7 +59,6 @@ def make_header(
         timeline: what is written.
         trace_pids: the pid of each process in the trace.
         lanes: of each row of spans the index of its track, and pid and tid in the trace.
-        escaped_originals: what was escaped so far; becomes part of the header, with what the header itself escapes.
 
     Raises:
         WriteError: the timeline's metadata are not JSON values.
@@ -72,12 +67,12 @@ def make_header(
     header = {
         "modtrace": {"format": FORMAT_VERSION, "version": __version__},
         "stats": dict(timeline.stats),
-        "metadata": _json_metadata(dict(timeline.metadata), escaped_originals),
+        "metadata": _json_metadata(dict(timeline.metadata)),
         "processes": [
             {
                 "pid": process.pid,
                 "rank": process.rank,
-                "program": escaped(process.program, escaped_originals),
+                "program": escaped(process.program),
                 "trace_pid": trace_pid,
             }
             for process, trace_pid in trace_pids.items()
@@ -85,7 +80,7 @@ def make_header(
         "tracks": [
             {
                 "kind": track.kind,
-                "thread": escaped(track.thread, escaped_originals),
+                "thread": escaped(track.thread),
                 "tid": track.tid,
                 "process": processes.index(track.process),
                 **({} if track.device is None else {"device": track.device, "stream": track.stream}),
@@ -94,8 +89,8 @@ def make_header(
         ],
         "counters": [
             {
-                "name": escaped(counter.name, escaped_originals),
-                "unit": escaped(counter.unit, escaped_originals),
+                "name": escaped(counter.name),
+                "unit": escaped(counter.unit),
                 "process": processes.index(counter.process),
             }
             for counter in timeline.counters
@@ -103,32 +98,12 @@ def make_header(
         "lanes": [{"track": track, "pid": pid, "tid": tid} for track, pid, tid in lanes],
     }
     if timeline.collective_details.groups:
-        header["groups"] = group_header(timeline.collective_details.groups, escaped_originals)
-    return {**header, "escaped_originals": escaped_originals}
-
-
-def escaped_names(timeline: Timeline, escaped_originals: EscapedOriginals) -> list[Name]:
-    """Return the names of a timeline in the form of a trace, where a label is never empty."""
-    names = []
-    for name in timeline.names:
-        label, fqn, module_class = (escaped(text, escaped_originals) for text in name)
-        if not label:
-            escaped_originals[UNNAMED] = ""
-        names.append(Name(label or UNNAMED, fqn, module_class))
-    return names
-
-
-def escape_late_texts(timeline: Timeline, escaped_originals: EscapedOriginals) -> None:
-    """Note what was escaped in marks' texts and spans' own args, which are written after the header."""
-    texts = {mark.text for mark in timeline.marks}
-    texts.update(text for span_args in timeline.span_args.values() for pair in span_args.items() for text in pair)
-    texts.update(text for name in timeline.collective_details.names for text in (name.operator, name.group))
-    for text in texts:
-        escaped(text, escaped_originals)
+        header["groups"] = group_header(timeline.collective_details.groups)
+    return header
 
 
 def checked_header(path: str | os.PathLike[str], header: Any, *, merged: bool = False) -> dict[str, Any]:
-    """Return a header that was read from a trace, with all that `make_header` puts into it.
+    """Return a header that was read from a trace, with all that `make_header` puts into it; its texts are restored.
 
     Args:
         path: the trace, for errors.
@@ -153,7 +128,8 @@ def checked_header(path: str | os.PathLike[str], header: Any, *, merged: bool = 
         )
     for fault in _faults(header, merged):
         raise TraceError(path, f"its header is not as modtrace writes it: {fault}; {WHAT_TO_DO}")
-    return dict(header)
+    restored: dict[str, Any] = restore(header)
+    return restored
 
 
 def is_int64(value: object) -> bool:
@@ -166,9 +142,9 @@ def is_tid(value: object) -> bool:
     return type(value) is int and -(2**31) <= value < 2**32
 
 
-def _json_metadata(metadata: dict[str, object], escaped_originals: EscapedOriginals) -> Any:
+def _json_metadata(metadata: dict[str, object]) -> Any:
     try:
-        return orjson.loads(orjson.dumps(escaped_json(metadata, escaped_originals)))
+        return orjson.loads(orjson.dumps(escaped_json(metadata)))
     except orjson.JSONEncodeError as error:
         raise WriteError(f"the metadata of a timeline must be JSON values: {error}") from error
 
@@ -198,7 +174,7 @@ _PIDS = frozenset({"trace_pid", "pid"})
 
 
 def _faults(header: dict[str, Any], merged: bool) -> Iterator[str]:
-    for name in ("stats", "metadata", "escaped_originals"):
+    for name in ("stats", "metadata"):
         if not isinstance(header.get(name), dict):
             yield _describe_value(name, header)
             return
@@ -209,16 +185,13 @@ def _faults(header: dict[str, Any], merged: bool) -> Iterator[str]:
         for index, entry in enumerate(header[name]):
             yield from _entry_faults(f"{name}[{index}]", entry, kinds, header, merged)
     try:
-        groups_from_header(header.get("groups", []), {})
+        groups_from_header(header.get("groups", []))
     except EDITED_FILE_ERRORS:
         yield _describe_value("groups", header)
     known = {field.name for field in fields(Stats)}
     for name, value in header["stats"].items():
         if name not in known or not is_int64(value):
             yield f"stats.{name} is {shortened(value)}"
-    for text, digits in header["escaped_originals"].items():
-        if not _restorable(digits):
-            yield f"escaped_originals[{text!r}] is {shortened(digits)}"
 
 
 def _entry_faults(
@@ -241,14 +214,6 @@ def _entry_faults(
             fits = fits or isinstance(value, str)
         if name not in entry or not fits:
             yield f"{path}.{_describe_value(name, entry)}"
-
-
-def _restorable(digits: Any) -> bool:
-    try:
-        restore("", {"": digits})
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _describe_value(name: str, entries: dict[str, Any]) -> str:

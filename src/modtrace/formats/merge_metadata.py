@@ -58,7 +58,7 @@ def metadata_json(metadata: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(metadata)
     except orjson.JSONEncodeError:
-        return orjson.dumps(escaped_json(dict(metadata), {}))
+        return orjson.dumps(escaped_json(dict(metadata)))
 
 
 def read_merged_summary(path: str | os.PathLike[str]) -> Summary | None:

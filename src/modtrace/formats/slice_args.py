@@ -20,7 +20,7 @@ from ..timeline.contents import COMMUNICATION, RANGE_CLASS, RANGES, range_name
 from ..timeline.join import with_slices
 from ..timeline.select import steps_at
 from ..timeline.slices import COLLECTIVE, GARBAGE_COLLECTION, KINDS, MODULE, RANGE, WAIT, Slices
-from .escape import EscapedOriginals, escaped, restore
+from .escape import escaped, restore
 from .limits import MAX_TIME_NS
 
 __all__ = [
@@ -131,9 +131,7 @@ def is_usable(found: FileSlice) -> bool:
     )
 
 
-def add_file_slices(
-    timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group], escaped_originals: EscapedOriginals
-) -> Timeline:
+def add_file_slices(timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
     """Return the timeline with the slices of a file.
 
     Only collectives and waits say their step; other slices are of the step in which they began.
@@ -142,7 +140,6 @@ def add_file_slices(
         timeline: what the file says of modules, with all tracks.
         found: the slices.
         groups: the process groups.
-        escaped_originals: what was escaped.
 
     Raises:
         ValueError: a slice is on another kind of track, ends before it begins, or has args that are not as written.
@@ -153,21 +150,19 @@ def add_file_slices(
             raise ValueError(f"a {one.category} from {one.start} to {one.end} is on {track.name}")
         if not is_usable(one):
             raise ValueError(f"the args of {one.name!r} are {one.args!r}")
-    timeline = _add_collectives(
-        timeline, [one for one in found if one.category == COMMUNICATION], groups, escaped_originals
-    )
+    timeline = _add_collectives(timeline, [one for one in found if one.category == COMMUNICATION], groups)
     found = sorted((one for one in found if one.category != COMMUNICATION), key=lambda one: (one.start, -one.end))
     for category, code in CATEGORIES.items():
         rows = [one for one in found if one.category == category]
         if not rows:
             continue
         start = np.array([one.start for one in rows], np.int64)
-        own = [] if KINDS[code].label else [_own_name(one, code, escaped_originals) for one in rows]
+        own = [] if KINDS[code].label else [_own_name(one, code) for one in rows]
         names = [*timeline.names, *dict.fromkeys(own)]
         index_of = {name: index for index, name in enumerate(names[len(timeline.names) :], len(timeline.names))}
         left_out = ("complete", "category") if code == RANGE else ("complete",)
         own_args = {
-            index: restore({key: text for key, text in one.args.items() if key not in left_out}, escaped_originals)
+            index: restore({key: text for key, text in one.args.items() if key not in left_out})
             for index, one in enumerate(rows)
         }
         is_collection = [code == RANGE and one.args.get("category") == "gc" for one in rows]
@@ -186,23 +181,21 @@ def add_file_slices(
     return timeline
 
 
-def _own_name(found: FileSlice, code: int, escaped_originals: EscapedOriginals) -> Name:
+def _own_name(found: FileSlice, code: int) -> Name:
     """Return the name of a slice of a kind whose slices have names of their own."""
-    text = restore(found.name, escaped_originals)
+    text = restore(found.name)
     if code != RANGE:
         return Name(text, text, found.category)
-    return range_name(text, restore(found.args.get("category", "user"), escaped_originals))
+    return range_name(text, restore(found.args.get("category", "user")))
 
 
-def _add_collectives(
-    timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group], escaped_originals: EscapedOriginals
-) -> Timeline:
+def _add_collectives(timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
     names: dict[CollectiveName, int] = {}
     rows = []
     for one in found:
         numbers = {name: one.args.get(name, -1) for name in _INTEGERS}
-        operator, group = (restore(one.args[name], escaped_originals) for name in _TEXTS)
-        device = restore(one.args.get("device", ""), escaped_originals)
+        operator, group = (restore(one.args[name]) for name in _TEXTS)
+        device = restore(one.args.get("device", ""))
         name = -1
         if operator or group:
             name = names.setdefault(CollectiveName(operator, group, numbers["peer"], device), len(names))
@@ -224,19 +217,15 @@ def _add_collectives(
     return with_slices(timeline, slices, collective_details=details)
 
 
-def group_header(groups: Sequence[Group], escaped_originals: EscapedOriginals) -> list[dict[str, str]]:
+def group_header(groups: Sequence[Group]) -> list[dict[str, str]]:
     """Return the process groups as a trace's header has them."""
     return [
-        {
-            "name": escaped(group.name, escaped_originals),
-            "ranks": rank_list(group.ranks),
-            "description": escaped(group.description, escaped_originals),
-        }
-        for group in groups
+        {"name": escaped(one.name), "ranks": rank_list(one.ranks), "description": escaped(one.description)}
+        for one in groups
     ]
 
 
-def groups_from_header(entries: Any, escaped_originals: EscapedOriginals) -> list[Group]:
+def groups_from_header(entries: Any) -> list[Group]:
     """Return the process groups of a header.
 
     Raises:
@@ -248,7 +237,5 @@ def groups_from_header(entries: Any, escaped_originals: EscapedOriginals) -> lis
         if not all(isinstance(value, str) for value in values):
             raise ValueError(f"a group is {entry!r}")
         name, ranks, description = values
-        groups.append(
-            Group(restore(name, escaped_originals), tuple(parse_ranks(ranks)), restore(description, escaped_originals))
-        )
+        groups.append(Group(name, tuple(parse_ranks(ranks)), description))
     return groups

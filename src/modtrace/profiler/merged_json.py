@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from ..formats.chrome_values import TrackKey
-from ..formats.escape import UNNAMED, escaped
+from ..formats.escape import escaped, escaped_name
 from ..formats.event_stream import Chunk, EventStream
 from ..formats.merge_metadata import MERGED, metadata_json
 from ..formats.trace_kind import BYTE_ORDER_MARK
-from ..timeline import PHASES, Name, Timeline
+from ..timeline import PHASES, Timeline
 from ..write.atomic_file import Sink
 from ..write.chrome import ChromeTimeline, microseconds, row_metadata_events
 from ..write.chrome_events import span_head
@@ -160,8 +160,7 @@ def _device_events(overlaid: Overlay, rows: Mapping[int, _DeviceRow], quantum: i
         if collective >= 0:
             name = collective_name(overlaid.collective_names[collective], name)
         if span >= 0 and name is not None:
-            escaped_name = Name(escaped(name.label) or UNNAMED, escaped(name.fqn), escaped(name.module_class))
-            head = head_of(row.pid, row.tid, PHASES[columns.phase[span]], escaped_name)
+            head = head_of(row.pid, row.tid, PHASES[columns.phase[span]], escaped_name(name))
             texts.append(head + b'%d,"step":%d,' % (columns.call[span], step) + times)
         else:
             label = NO_MODULE if name is None else name.label

@@ -11,6 +11,7 @@ import numpy as np
 from .._errors import TraceError
 from .._typing import Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
+from ..formats.escape import escaped
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header, is_int64, is_tid
 from ..formats.slice_args import CATEGORIES, PARTS_CATEGORY, FileSlice, is_usable
 from ..formats.span_args import RESERVED_ARGS
@@ -83,7 +84,10 @@ class MergedEvents:
             header = self._header_by_row_names()
         lane_of_row = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
         pids = [process["trace_pid"] for process in header["processes"]]
-        counters = [(pids[counter["process"]], counter["name"], counter["unit"]) for counter in header["counters"]]
+        counters = [
+            (pids[counter["process"]], escaped(counter["name"]), escaped(counter["unit"]))
+            for counter in header["counters"]
+        ]
         start = base + _nanoseconds(self._start)
         end = start + _nanoseconds(self._duration)
         kept = [index for index, row in enumerate(self._where) if row in lane_of_row]
@@ -155,7 +159,6 @@ class MergedEvents:
             "counters": [{"name": name, "unit": unit, "process": pids.index(pid)} for pid, name, unit in self._samples],
             "stats": {},
             "metadata": {},
-            "escaped_originals": {},
         }
 
     def _span(self, event: dict[str, Any], phase: int) -> None:

@@ -12,6 +12,7 @@ import orjson
 
 from .._errors import TraceError
 from .._typing import Int64Array
+from ..formats.escape import escaped
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import (
     BIND_ID_OFFSET,
@@ -123,7 +124,7 @@ class _Reader:
         self._lanes = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
         pids = [process["trace_pid"] for process in header["processes"]]
         self._counters = {
-            (pids[counter["process"]], counter["name"], counter["unit"]): index
+            (pids[counter["process"]], escaped(counter["name"]), escaped(counter["unit"])): index
             for index, counter in enumerate(header["counters"])
         }
         self._phases = {phase: code for code, phase in enumerate(PHASES)}

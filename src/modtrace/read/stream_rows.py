@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..formats.escape import UNNAMED, escaped
+from ..formats.escape import restored_name
 from ..timeline import PHASES, Name, Timeline
 from ..timeline.gpu_tracks import GpuSpans, add_gpu_tracks
 
@@ -52,15 +52,12 @@ def stream_number(text: str) -> int:
 def add_stream_spans(timeline: Timeline, spans: list[StreamSpan]) -> Timeline:
     """Return the timeline with a track per stream that has spans."""
     names = list(timeline.names)
-    # A trace holds names escaped; the recording in it says what they were.
-    known = {
-        Name(escaped(name.label) or UNNAMED, escaped(name.fqn), escaped(name.module_class)): index
-        for index, name in enumerate(names)
-    }
-    for span in spans:
-        if span.name not in known:
-            known[span.name] = len(names)
-            names.append(span.name)
+    known = {name: index for index, name in enumerate(names)}
+    names_of_spans = [restored_name(span.name) for span in spans]
+    for name in names_of_spans:
+        if name not in known:
+            known[name] = len(names)
+            names.append(name)
     streams = sorted({(span.device, span.stream) for span in spans})
     index = {stream: number for number, stream in enumerate(streams)}
     rows = [
@@ -68,12 +65,12 @@ def add_stream_spans(timeline: Timeline, spans: list[StreamSpan]) -> Timeline:
             index[span.device, span.stream],
             span.start,
             span.end,
-            known[span.name],
+            known[name],
             PHASES.index(span.phase),
             span.call,
             span.step,
         )
-        for span in spans
+        for span, name in zip(spans, names_of_spans, strict=True)
     ]
-    stream, start, end, name, phase, call, step = np.array(rows, np.int64).reshape(-1, 7).T
-    return add_gpu_tracks(timeline, GpuSpans(streams, stream, start, end, name, phase, call, step, names))
+    stream, start, end, number, phase, call, step = np.array(rows, np.int64).reshape(-1, 7).T
+    return add_gpu_tracks(timeline, GpuSpans(streams, stream, start, end, number, phase, call, step, names))

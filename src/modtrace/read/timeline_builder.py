@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from .._typing import Int64Array
-from ..formats.escape import restore
+from ..formats.escape import restore, restored_name
 from ..formats.numbering import Numbering
 from ..formats.slice_args import FileSlice, add_file_slices, groups_from_header
-from ..timeline import PHASES, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
+from ..timeline import PHASES, CounterSeries, Mark, Process, Slices, Stats, Timeline, Track
 from ..timeline.nesting import nest_by_time
 from ..timeline.slices import sort_by_start
 
@@ -70,15 +70,11 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
             raise ValueError(f"a span is of phase or lane {codes[(codes < 0) | (codes >= count)][0]}")
     if np.any(end < start):
         raise ValueError("a span ends before it starts")
-    escaped_originals = header["escaped_originals"]
-    processes = [
-        Process(process["pid"], process["rank"], restore(process["program"], escaped_originals))
-        for process in header["processes"]
-    ]
+    processes = [Process(process["pid"], process["rank"], process["program"]) for process in header["processes"]]
     tracks = [
         Track(
             track["kind"],
-            restore(track["thread"], escaped_originals),
+            track["thread"],
             track["tid"],
             processes[track["process"]],
             track.get("device"),
@@ -103,24 +99,22 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
     columns, position = sort_by_start(nest_by_time(columns))
     timeline = Timeline(
         columns,
-        names=[Name(*(restore(text, escaped_originals) for text in name)) for name in rows.names],
+        names=[restored_name(name) for name in rows.names],
         tracks=tracks,
         stats=Stats(**header["stats"]),
-        marks=sorted(
-            (mark._replace(text=restore(mark.text, escaped_originals)) for mark in rows.marks), key=lambda m: m.time_ns
-        ),
+        marks=sorted((mark._replace(text=restore(mark.text)) for mark in rows.marks), key=lambda m: m.time_ns),
         counters=[
             CounterSeries(
-                restore(counter["name"], escaped_originals),
-                restore(counter["unit"], escaped_originals),
+                counter["name"],
+                counter["unit"],
                 processes[counter["process"]],
                 *(np.array(values, np.int64) for values in rows.samples.get(index, ((), ()))),
             )
             for index, counter in enumerate(header["counters"])
         ],
-        metadata=restore(header["metadata"], escaped_originals),
-        span_args={int(position[row]): restore(args, escaped_originals) for row, args in rows.span_args.items()},
+        metadata=dict(header["metadata"]),
+        span_args={int(position[row]): restore(args) for row, args in rows.span_args.items()},
     )
     slices = [found._replace(track=int(track_of_lane[found.track])) for found in rows.slices]
-    groups = groups_from_header(header.get("groups", []), escaped_originals)
-    return add_file_slices(timeline, slices, groups, escaped_originals)
+    groups = groups_from_header(header.get("groups", []))
+    return add_file_slices(timeline, slices, groups)

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 import orjson
 
 from .._errors import WriteError
-from ..formats.escape import UNNAMED, EscapedOriginals, escaped
-from ..formats.header import escape_late_texts, escaped_names, make_header
+from ..formats.escape import UNNAMED, escaped, escaped_name
+from ..formats.header import make_header
 from ..formats.limits import MAX_CHROME_NS
 from ..formats.slice_args import PARTS_CATEGORY
 from ..timeline import Timeline
@@ -80,13 +80,11 @@ class ChromeTimeline:
         self.lanes = lanes
         self.base = base
         self._resolution_ns = resolution_ns
-        self._originals: EscapedOriginals = {}
-        self._names = escaped_names(timeline, self._originals)
-        escape_late_texts(timeline, self._originals)
+        self._names = [escaped_name(name) for name in timeline.names]
 
     def header(self) -> dict[str, object]:
         """Return what the trace says about the recording as a whole, see `formats.header`."""
-        return make_header(self.timeline, self.lanes.pids, self.lanes.ids, self._originals)
+        return make_header(self.timeline, self.lanes.pids, self.lanes.ids)
 
     def process_events(self) -> Iterator[bytes]:
         """Yield the processes' names and their order."""

@@ -9,8 +9,7 @@ import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._typing import Float64Array, Int64Array
-from ..formats.escape import EscapedOriginals, escaped
-from ..formats.header import escape_late_texts, escaped_names
+from ..formats.escape import escaped, escaped_name
 from ..formats.perfetto_ids import SequenceIds
 from ..timeline import Timeline
 from .atomic_file import atomic_writer
@@ -49,14 +48,11 @@ def perfetto_packets(timeline: Timeline, parents: TrackParents | None = None) ->
         timeline: what to write.
         parents: the tracks of threads where the file describes them already.
     """
-    escaped_originals: EscapedOriginals = {}
-    names = escaped_names(timeline, escaped_originals)
-    escape_late_texts(timeline, escaped_originals)
     lanes = Lanes.from_timeline(timeline)
-    interned = InternTable(timeline, names)
+    interned = InternTable(timeline, [escaped_name(name) for name in timeline.names])
     sequences = SequenceIds(len(lanes.lanes))
     parts = part_counters(timeline)
-    tracks = TrackDescriptors(timeline, lanes, escaped_originals, sequences.metadata, parents, parts)
+    tracks = TrackDescriptors(timeline, lanes, sequences.metadata, parents, parts)
     yield 0, serialize(interned.description())
     for packet in tracks.packets():
         yield 0, serialize(packet)

@@ -13,7 +13,7 @@ import orjson
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
-from ..formats.escape import UNNAMED, EscapedOriginals, escaped
+from ..formats.escape import UNNAMED, escaped
 from ..formats.header import is_tid, make_header
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK
 from ..formats.span_args import CALL_FIELDS, module_args
@@ -111,7 +111,6 @@ class TrackDescriptors:
         self,
         timeline: Timeline,
         lanes: Lanes,
-        escaped_originals: EscapedOriginals,
         sequence: int,
         parents: TrackParents | None = None,
         part_counters: Sequence[PartCounter] = (),
@@ -119,7 +118,6 @@ class TrackDescriptors:
         self._parents = parents
         self._timeline = timeline
         self._lanes = lanes
-        self._originals = escaped_originals
         self._sequence = sequence
         self._part_counters = part_counters
         self._recording = f"{timeline.columns.start[:1]} {sorted(lanes.pids.items(), key=repr)}"
@@ -186,7 +184,7 @@ class TrackDescriptors:
 
     def _metadata(self) -> TracePacket:
         packet = self._packet()
-        header = make_header(self._timeline, self._lanes.pids, self._lanes.ids, self._originals)
+        header = make_header(self._timeline, self._lanes.pids, self._lanes.ids)
         # Entry by entry for people, who see them in Perfetto's list of metadata; the whole header for our reader, in
         # place of the entry `modtrace` of the recording's metadata.
         metadata = {name: value for name, value in header["metadata"].items() if len(name) < _MAX_METADATA_NAME}
