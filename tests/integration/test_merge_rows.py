@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.timeline import BackwardPass, CollectiveName, Collectives, Group, Mark, Process, Timeline, Track
+from modtrace.timeline import BackwardPass, CollectiveName, Group, Mark, Process, Timeline, Track
 from modtrace.timeline.select import modules_only
 from tests.support.kineto import BASE, PID, PROCESS, TID, recording, trace, x
-from tests.support.other_kinds import with_collectives, with_passes
+from tests.support.other_kinds import collectives_of, with_collectives, with_passes
 from tests.support.python_process import run_python
 from tests.support.trace_processor import TraceProcessor
 
@@ -60,7 +60,7 @@ def recorded(late: int = LATE) -> Timeline:
     ]
     timeline = replace(calls, tracks=tracks, marks=[Mark(BASE + late + 5100, "step", "step 0")])
     timeline = replace(timeline, slices=replace(calls.columns, step=np.array([0, 0, 1])))
-    collectives = Collectives.of(NAMES, GROUPS, timeline.track_names, **dict(zip(fields, rows.T, strict=True)))
+    collectives = collectives_of(NAMES, GROUPS, fields, rows)
     passes = [
         BackwardPass(BASE + late + start, BASE + late + end, thread, tid, PROCESS, complete)
         for start, end, thread, tid, complete in PASSES
@@ -222,7 +222,7 @@ def test_they_nest_for_every_reader_of_times_since_1970(tmp_path: Path, trace_pr
     rows = np.array(sorted([*calls, *waits], key=lambda row: (row[0], -row[1])), np.int64)
     rows[:, :2] += BASE
     fields = ("start", "end", "done", "name", "is_wait", "counter", "nbytes", "track", "step", "complete")
-    table = Collectives.of(NAMES, GROUPS, own.track_names, **dict(zip(fields, rows.T, strict=True)))
+    table = collectives_of(NAMES, GROUPS, fields, rows)
     passes = [own.backward_passes[0]._replace(start_ns=start, end_ns=end) for start, end in rows[:, :2].tolist()]
     (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "r", BASE, BASE + 90_000), base=None))
     merging = with_passes(with_collectives(own, table), passes)

@@ -4,20 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from modtrace.timeline import BackwardPass, Collectives, Timeline, Track
+from modtrace.timeline import BackwardPass, CollectiveDetails, CollectiveName, Collectives, Group, Timeline, Track
 from modtrace.timeline.join import with_slices
 from modtrace.timeline.select import keep_rows, steps_at
 from modtrace.timeline.slices import BACKWARD_PASS, COLLECTIVE, WAIT, Slices
 
-__all__ = ["with_collectives", "with_passes"]
+__all__ = ["collectives_of", "with_collectives", "with_passes"]
+
+
+def collectives_of(
+    names: Sequence[CollectiveName], groups: Sequence[Group], fields: Sequence[str], rows: npt.NDArray[np.int64]
+) -> Collectives:
+    """The collectives of these rows, whose columns are those fields."""
+    kinds = {"is_wait": np.bool_, "complete": np.bool_, "name": np.int32, "track": np.int32}
+    columns: dict[str, Any] = {
+        field: column.astype(kinds.get(field, np.int64)) for field, column in zip(fields, rows.T, strict=True)
+    }
+    return Collectives(names, groups, **columns)
 
 
 def with_collectives(timeline: Timeline, collectives: Collectives) -> Timeline:
     """The timeline with these collectives and waits in place of its own."""
-    rows, details = collectives.slices()
+    table = collectives
+    rows = Slices.of_kind(
+        np.where(table.is_wait, WAIT, COLLECTIVE),
+        table.start,
+        end=table.end,
+        track=table.track,
+        step=table.step,
+        complete=table.complete,
+        detail=np.arange(len(table)),
+    )
+    details = CollectiveDetails(table.names, table.groups, table.name, table.counter, table.nbytes, table.done)
     return with_slices(_without(timeline, COLLECTIVE, WAIT), rows, collective_details=details)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
+from .._typing import BoolArray, Int32Array, Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks
 from .contents import COMMUNICATION, Track
 from .slices import COLLECTIVE, WAIT, Slices
@@ -173,18 +172,6 @@ class Collectives:
     complete: BoolArray
     track_names: Sequence[str] = ()
 
-    @classmethod
-    def of(
-        cls,
-        names: Sequence[CollectiveName] = (),
-        groups: Sequence[Group] = (),
-        track_names: Sequence[str] = (),
-        **arrays: npt.ArrayLike,
-    ) -> Collectives:
-        """Build a table from anything array-like, cast to each column's type; a column that is left out is empty."""
-        columns: dict[str, Any] = {name: np.asarray(arrays.get(name, []), kind) for name, kind in DTYPES.items()}
-        return cls(names, groups, track_names=track_names, **columns)
-
     def __len__(self) -> int:
         return len(self.start)
 
@@ -247,38 +234,6 @@ class Collectives:
             complete=rows.complete,
             track_names=track_names,
         )
-
-    def slices(self) -> tuple[Slices, CollectiveDetails]:
-        """Return the same as slices of a timeline's table, and what only they have."""
-        rows = Slices.of_kind(
-            np.where(self.is_wait, WAIT, COLLECTIVE),
-            self.start,
-            end=self.end,
-            track=self.track,
-            step=self.step,
-            complete=self.complete,
-            detail=np.arange(len(self)),
-        )
-        return rows, CollectiveDetails(self.names, self.groups, self.name, self.counter, self.nbytes, self.done)
-
-    def take(self, index: AnyArray) -> Collectives:
-        """Return the rows at `index` (indices or a mask)."""
-        return replace(self, **{name: getattr(self, name)[index] for name in DTYPES})
-
-
-DTYPES: dict[str, type[np.generic]] = {
-    "start": np.int64,
-    "end": np.int64,
-    "done": np.int64,
-    "name": np.int32,
-    "is_wait": np.bool_,
-    "counter": np.int64,
-    "nbytes": np.int64,
-    "track": np.int32,
-    "step": np.int64,
-    "complete": np.bool_,
-}
-assert {*DTYPES, "names", "groups", "track_names"} == {field.name for field in fields(Collectives)}
 
 
 def launching_spans(timeline: Timeline) -> Int64Array:

@@ -11,8 +11,9 @@ from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Events, Kind
 from ...ring.collective_text import parse_collective
 from ...ring.slot_format import COMMUNICATION_KINDS, NO_NAME, NOT_AWAITED_BIT
-from ..collectives import Collectives
+from ..collectives import CollectiveDetails
 from ..contents import COMMUNICATION, Process, Track
+from ..slices import COLLECTIVE, WAIT, Slices
 from .analysis import RingAnalysis
 from .device_points import collective_points
 from .pairing import find_key
@@ -28,45 +29,44 @@ def is_communication(events: Events) -> BoolArray:
     return np.isin(events.kind, COMMUNICATION_KINDS)
 
 
-def build_collectives(analysis: RingAnalysis) -> Collectives:
-    """Build the table; the column `track` holds the threads, by their number in the name table."""
+def build_collectives(analysis: RingAnalysis) -> tuple[Slices, CollectiveDetails]:
+    """Return collectives and waits; `track` holds their threads, by the number in the name table."""
     events, clock, groups = analysis.all_events, analysis.clock, list(analysis.lookup.groups.values())
     index = np.flatnonzero(is_communication(events))
     if not len(index):
-        return Collectives.of(groups=groups)
+        return Slices.empty(), CollectiveDetails(groups=groups)
     calls = events.kind[index] != Kind.COLLECTIVE_DONE
     begin, end, complete = _pair(events, index[calls])
+    order = np.lexsort((begin, events.time[begin]))
+    begin, end, complete = begin[order], end[order], complete[order]
     is_wait = events.kind[begin] == Kind.WAIT_ENTER
     counter = np.where(events.value[begin] < 1 << _COUNTER_BITS, np.maximum(events.value[begin], -1), -1)
     done = _find_done(events, index[~calls], begin, is_wait)
     used, name = np.unique(np.where(events.name[begin] == NO_NAME, -1, events.name[begin]), return_inverse=True)
     known = used[used >= 0]
     exit_value = np.where(complete & ~is_wait, events.value[end], 0)
-    order = np.lexsort((begin, events.time[begin]))
     names = [parse_collective(analysis.lookup.texts[number]) for number in known.tolist()]
     # A device is asked up to 100 ms after it is done; the event of its stream says when that was.
     on_device = np.array([bool(name.device) for name in names] + [False])[name - (len(used) - len(known))]
     done = np.where(on_device, _find_done_on_device(analysis, begin, end, is_wait), done)
-    table = Collectives.of(
-        names,
-        groups,
-        start=clock.to_other(events.time[begin]),
+    rows = Slices.of_kind(
+        np.where(is_wait, WAIT, COLLECTIVE),
+        clock.to_other(events.time[begin]),
         end=clock.to_other(events.time[end]),
-        done=np.where(done >= 0, clock.to_other(done), -1),
-        name=name - (len(used) - len(known)),
-        is_wait=is_wait,
-        counter=counter,
-        nbytes=np.where(exit_value > 0, exit_value & (NOT_AWAITED_BIT - 1), 0),
         track=events.thread[begin],
         step=analysis.steps_before(2 * np.searchsorted(analysis.events.serial, events.serial[begin]) - 1),
         complete=complete,
+        detail=np.arange(len(begin)),
     )
-    return table.take(order)
+    nbytes = np.where(exit_value > 0, exit_value & (NOT_AWAITED_BIT - 1), 0)
+    done = np.where(done >= 0, clock.to_other(done), -1)
+    number: Int64Array = name - (len(used) - len(known))
+    return rows, CollectiveDetails(names, groups, number.astype(np.int32), counter, nbytes, done)
 
 
 def assign_communication_tracks(
-    tracks: Sequence[Track], collectives: Collectives, threads: Sequence[tuple[str, int]], process: Process
-) -> tuple[list[Track], Collectives]:
+    tracks: Sequence[Track], collectives: Slices, threads: Sequence[tuple[str, int]], process: Process
+) -> tuple[list[Track], Slices]:
     """Return the tracks with one more for each thread that has collectives, and the collectives on these."""
     used, track = np.unique(collectives.track, return_inverse=True)
     described = [threads[thread] for thread in used.tolist()]

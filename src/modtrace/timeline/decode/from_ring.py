@@ -42,7 +42,8 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     )
     rows = build_span_rows(analysis.intervals, analysis.call, analysis.original)
     tracks, track = assign_tracks(rows, lookup.threads, process)
-    tracks, collectives = assign_communication_tracks(tracks, build_collectives(analysis), lookup.threads, process)
+    communication, details = build_collectives(analysis)
+    tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
     timeline = Timeline(
         Slices.of(
             **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
@@ -72,7 +73,6 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     )
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
-    communication, details = collectives.slices()
     timeline, ranges, range_args = add_ranges(timeline, analysis, tracks, process, find_evaluations(analysis, rows))
     first = len(communication) + len(passes)
     span_args = {first + row: args for row, args in range_args.items()}
