@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,7 +12,7 @@ import orjson
 from .._errors import TraceError
 from ..formats.event_stream import EventStream
 from ..formats.limits import MAX_WHOLE_BYTES, LimitError, check_nested_json
-from ..formats.trace_file import GZIP_MAGIC, TraceFile
+from ..formats.trace_file import TraceFile
 from ..formats.trace_kind import format_of
 from .track_layout import Fault, TrackLayout
 
@@ -177,10 +175,7 @@ def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] |
         else:
             message = f"neither Chrome JSON nor a Perfetto trace: it starts with {head[:8]!r}"
             raise NotStrictError(message, "not-a-trace")
-        if source.damage is not None:
-            notes.append(source.damage)
-        if source.has_garbage:
-            notes.append("something else follows the gzip data")
+        notes += _file_notes(source)
     return _Findings(faults, layout, [Fault("unreadable", note) for note in notes])
 
 
@@ -218,32 +213,20 @@ def _read_perfetto(blocks: Iterable[bytes]) -> tuple[list[Fault], TrackLayout]:
 
 
 def _read_bytes(path: str | os.PathLike[str], faults: list[Fault]) -> bytes | None:
-    """Return a file's bytes, decompressed; None if there are more than `MAX_WHOLE_BYTES`."""
-    try:
-        if Path(path).stat().st_size > MAX_WHOLE_BYTES:
-            return None
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise TraceError(path, f"cannot be read: {error.strerror}") from error
-    return _decompress(data, faults) if data.startswith(GZIP_MAGIC) else data
-
-
-def _decompress(data: bytes, faults: list[Fault]) -> bytes | None:
-    """Decompress every gzip member; on a fault keep what came before it and report the byte offset in the file."""
-    whole, rest = bytearray(), data
-    while rest:
-        member = zlib.decompressobj(wbits=31)
+    """Return a file's bytes, decompressed as far as they are gzip; None if there are more than `MAX_WHOLE_BYTES`."""
+    data = bytearray()
+    with TraceFile(path) as source:
         try:
-            whole += member.decompress(rest, MAX_WHOLE_BYTES - len(whole) + 1)
-        except zlib.error as error:
-            offset = len(data) - len(rest)
-            message = f"byte {offset}: not gzip in the member that starts here: {error}"
-            faults.append(Fault("unreadable", message))
-            break
-        if len(whole) > MAX_WHOLE_BYTES:
+            for block in source.blocks():
+                data += block
+                if len(data) > MAX_WHOLE_BYTES:
+                    return None
+        except TraceError:  # it unpacks to too much
             return None
-        if not member.eof:
-            faults.append(Fault("unreadable", f"byte {len(data)}: the gzip stream is cut off"))
-            break
-        rest = member.unused_data.lstrip(b"\0")
-    return bytes(whole)
+        faults += [Fault("unreadable", note) for note in _file_notes(source)]
+    return bytes(data)
+
+
+def _file_notes(source: TraceFile) -> list[str]:
+    """Return what is wrong with the compression of a file that was read to its end."""
+    return [note for note in (source.damage, source.garbage) if note is not None]

@@ -35,13 +35,13 @@ class TraceFile:
         size: its size on disk in bytes.
         gzipped: whether its first bytes are gzip's, whatever its name says.
         damage: what is wrong with the compressed data, once a block has run into it; else None.
-        has_garbage: whether bytes that are neither gzip nor padding follow the last member; known after the last block.
+        garbage: where bytes that are neither gzip nor padding follow the last member, once all was read; else None.
     """
 
     def __init__(self, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
         self.path = os.fspath(path)
         self.damage: str | None = None
-        self.has_garbage = False
+        self.garbage: str | None = None
         self._progress = progress or (lambda _: None)
         try:
             self._file = open_regular(self.path)
@@ -82,10 +82,8 @@ class TraceFile:
             TraceError: also where compressed data is cut off or broken, or something follows it.
         """
         yield from self.blocks()
-        if self.damage is not None or self.has_garbage:
-            raise TraceError(
-                self.path, f"it is not whole, or damaged: {self.damage or 'something follows the gzip data'}"
-            )
+        if (fault := self.damage or self.garbage) is not None:
+            raise TraceError(self.path, f"it is not whole, or damaged: {fault}")
 
     def whole_stream(self) -> BinaryIO:
         """Return a file object that reads `whole_blocks`."""
@@ -124,7 +122,9 @@ class TraceFile:
                     if ended:
                         # Members may follow one another; anything else after the last one is padding.
                         if not data.startswith(GZIP_MAGIC[:1]):
-                            self.has_garbage = bool(data.strip(b"\0"))
+                            if data.strip(b"\0"):
+                                begin = self._file.tell() - len(block) + min(first + _INFLATE_BYTES, len(block))
+                                self.garbage = f"something else follows the gzip data, at byte {begin - len(data)}"
                             return
                         inflate, ended = zlib.decompressobj(wbits=31), False
                     before = inflate.copy()
