@@ -162,19 +162,9 @@ class Slices:
 Columns = Slices
 
 DTYPES: dict[str, type[np.generic]] = {
-    "start": np.int64,
-    "end": np.int64,
-    "name": np.int32,
-    "phase": np.int8,
-    "track": np.int32,
-    "depth": np.int32,
-    "parent": np.int64,
-    "call": np.int64,
-    "step": np.int64,
-    "link": np.int64,
-    "complete": np.bool_,
-    "kind": np.int8,
-    "detail": np.int32,
+    # `Int64Array` → `np.int64`
+    field.name: np.dtype(str(field.type).removesuffix("Array").lower()).type
+    for field in fields(Slices)
 }
 
 

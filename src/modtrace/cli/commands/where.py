@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..options import TextFormat, text_or_json_option
 from ..output import echo, make_console
 
 if TYPE_CHECKING:
@@ -36,19 +37,12 @@ REFRESH_S = 1.0
     multiple=True,
     help="Join dumps of torch's flight recorder: a folder, a pattern or a file whose name ends with the rank.",
 )
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: one object with the sentence, hangs, ranks and errors.",
-)
+@text_or_json_option
 def where_command(
     rings: tuple[str, ...],
     dumps: tuple[str, ...],
     watch: bool,
-    output_format: str,
+    output_format: TextFormat,
     stacks: bool,
     whole: bool,
 ) -> None:
@@ -60,7 +54,8 @@ def where_command(
     times as long, and at least 5 seconds.
 
     If ranks wait in a collective of torch.distributed, a send or a receive, a sentence says which rank has not called
-    it, or its other end. With thousands of ranks only the end of each ring is read, by several processes.
+    it, or its other end. JSON is one object with the sentence, hangs, ranks and errors. With thousands of ranks only
+    the end of each ring is read, by several processes.
     """
     if not rings and not dumps:
         raise click.UsageError("Missing argument 'RING...'.")
