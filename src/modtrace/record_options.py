@@ -55,6 +55,7 @@ class RecordOptions(TypedDict, total=False):
     device_depth: int | None
     device_modules: str | None
     ranges: bool
+    keep: int
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,22 @@ def _capacity(text: str) -> int:
     return check_capacity(int(text) if text.isdecimal() else text)
 
 
-def _positive(text: str) -> int:
+def _number(text: str, least: int) -> int:
     try:
         number = int(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a whole number") from None
-    if number < 1:
-        raise ValueError(f"{number} is not in the range x>=1")
+    if number < least:
+        raise ValueError(f"{number} is not in the range x>={least}")
     return number
+
+
+def _positive(text: str) -> int:
+    return _number(text, 1)
+
+
+def _count(text: str) -> int:
+    return _number(text, 0)
 
 
 def _seconds(text: str) -> float:
@@ -197,5 +206,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("device_depth", _positive, "Choose calls with fewer than N around them (2, unless by name).", "N"),
     Option("device_modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
     Option("ranges", _flag, "Record named ranges: data loading, optimizer, your own.", None, True),
+    Option("keep", _count, "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
 )
 """All of `RecordOptions`."""

@@ -20,6 +20,8 @@ from modtrace.whereabouts import RankState
 __all__ = ["SECOND", "Writer", "state"]
 
 SECOND = 1_000_000_000
+_alive: list[object] = []
+"""So that none is collected, and its lock with it."""
 
 
 class Writer:
@@ -29,6 +31,7 @@ class Writer:
         host = hashlib.sha256(f"modtrace {socket.gethostname()}".encode()).hexdigest()[:12]
         known = {"pid": os.getpid(), "engine": "native", "host": host, "rank": rank}
         self.ring = Ring(64, file, {key: value for key, value in (known | metadata).items() if value is not None})
+        _alive.append(self)
         self.start = self.ring.names.records[0]["monotonic"]
         self.now = 0
         self.write = self.ring.make_writer(lambda: self.start + self.now)

@@ -17,7 +17,7 @@ import modtrace
 from modtrace import ModtraceError, RingError
 from modtrace.demo import GPT
 from modtrace.ring import Events, read_ring
-from modtrace.ring.file import SLOTS_OFFSET
+from modtrace.ring.file_header import SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
 from modtrace.track.engine import EngineName
 from tests.support.test_scale import scaled

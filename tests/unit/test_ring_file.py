@@ -15,7 +15,7 @@ import pytest
 import modtrace
 from modtrace import RingError
 from modtrace.ring import Kind, Ring, read_ring, read_ring_records
-from modtrace.ring.file import SLOTS_OFFSET
+from modtrace.ring.file_header import SLOTS_OFFSET
 from modtrace.ring.slot_format import KIND_SHIFT, SEQUENCE_BITS, SLOT_BYTES, THREAD_SHIFT
 
 ENTER, EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT

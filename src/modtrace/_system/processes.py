@@ -104,10 +104,12 @@ class ProcessStat(NamedTuple):
     Attributes:
         state: one letter: R runs, S and D wait, Z and X are dead.
         start_unix_ns: when it began, in Unix nanoseconds, to the kernel's tick of 10 ms.
+        start_ticks: the same in ticks since the kernel started.
     """
 
     state: str
     start_unix_ns: int
+    start_ticks: int
 
 
 def read_process_stat(pid: int | Literal["self"]) -> ProcessStat:
@@ -121,7 +123,7 @@ def read_process_stat(pid: int | Literal["self"]) -> ProcessStat:
     start_ticks = int(fields[19])
     started_after_boot_ns = start_ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     boot_unix_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    return ProcessStat(fields[0], boot_unix_ns + started_after_boot_ns)
+    return ProcessStat(fields[0], boot_unix_ns + started_after_boot_ns, start_ticks)
 
 
 _MIN_FILES_IN_PROCESSES = 128

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from .._errors import RecordingError
 from .._interrupts import raised_by_handler
 from .._rank import host_hash, rank_in
 from .._version import __version__
@@ -50,6 +51,7 @@ class Capture:
         ranges: note ranges.
         sampler: what is sampled at calls.
         stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
+        keep: how many rings of ended processes to keep.
 
     Attributes:
         ring: where the events are.
@@ -75,13 +77,20 @@ class Capture:
         ranges: bool,
         sampler: Sampler,
         stacks_on_signal: int | None,
+        keep: int,
     ) -> None:
         kind = choose_engine(engine)
         metadata = recording_metadata(kind, capacity, host_name)
-        if stacks_on_signal is not None and ring is not None:
-            write_stacks_on(stacks_on_signal, ring)
+        if stacks_on_signal is not None:
             metadata[STACKS_SIGNAL] = int(stacks_on_signal)
-        self.ring = Ring(capacity, ring, metadata)
+        self.ring = Ring(capacity, ring, metadata, keep)
+        if stacks_on_signal is not None and self.ring.path is not None:
+            try:
+                write_stacks_on(stacks_on_signal, self.ring.path)
+            except RecordingError:
+                self.ring.close()
+                os.unlink(self.ring.path)
+                raise
         alive = model() if isinstance(model, weakref.ref) else model
         self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers, device, ranges)
         self._sampler = sampler

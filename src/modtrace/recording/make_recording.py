@@ -40,6 +40,7 @@ def record(
     device_depth: int | None = None,
     device_modules: str | None = None,
     ranges: bool = True,
+    keep: int = 3,
 ) -> Recording:
     """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
 
@@ -55,7 +56,9 @@ def record(
             is the rank, `%p` the process id, `%h` a hash of the host's name, and `%%` a percent sign.
         engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
         capacity: events kept, 32 bytes each; the oldest are overwritten.
-        ring: a file behind the ring: it survives SIGKILL, and another process can read it.
+        ring: a file behind the ring: it survives SIGKILL, and another process can read it. If the ring of an ended
+            process has this name (`run.modtrace`), that becomes `run.1.modtrace`, or takes the next number. If one that
+            runs has it, the new ring takes the number, and a warning says so.
         model: names start at this module, or (a text) at a module whose class has this name, wherever they are called
             from; None starts them at each outermost called module, or at the module whose own method calls it; what a
             thread calls that is a part of one that another thread called, below that.
@@ -82,6 +85,7 @@ def record(
         ranges: also record named ranges: what `torch.profiler.record_function` names, in torch and in your code,
             without a profiler, and clipping, scalers, schedulers, compilations, `torch.save` and `torch.load`; with the
             native engine also garbage collections of at least 0.1 ms.
+        keep: how many rings of ended processes to keep under numbers; older ones are removed.
 
     Raises:
         RecordingError: the arguments make no sense, `%r` has no value, or this is a free-threaded build of CPython.
@@ -101,6 +105,8 @@ def record(
         raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
     if stacks_on_signal is not None:
         check_signal(stacks_on_signal, ring)
+    if type(keep) is not int or keep < 0:
+        raise RecordingError(f"keep is {keep!r}; it must be a whole number, 0 or more")
     device = _device_choice(engine, device_times, device_depth, device_modules)
     make_capture = partial(
         Capture,
@@ -113,6 +119,7 @@ def record(
         ranges=ranges,
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
+        keep=keep,
     )
     return Recording(
         path, ring=ring, make_capture=make_capture, max_steps=max_steps, schedule=schedule, on_signal=on_signal

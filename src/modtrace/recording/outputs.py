@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from torch.profiler import ProfilerAction
 
@@ -20,6 +20,9 @@ from .._next_step import next_step_hint
 from .._rank import expand_path, insert_before_suffixes, is_shared, rank_in
 from .._system.processes import read_process_stat
 from ..write import check_writable, find_writer
+
+if TYPE_CHECKING:
+    from .capture import Capture
 
 __all__ = ["Action", "Cycles", "OutputPath", "Outputs", "Schedule", "log_saved"]
 
@@ -194,8 +197,6 @@ def _taken(path: str, otherwise: str = "") -> RecordingError:
 
 _log = logging.getLogger("modtrace")
 
-_T = TypeVar("_T")
-
 
 class Outputs:
     """Where a recording saves, and the file behind its ring.
@@ -219,6 +220,7 @@ class Outputs:
         self._trace = None if path is None else OutputPath("path", path)
         self._ring = None if ring is None else OutputPath("ring", ring)
         self._cycles = cycles
+        self._ring_names: dict[str, str] = {}
         self.saved: list[str] = []
         if self._trace is not None:
             check_writable(self._trace.path)
@@ -234,10 +236,17 @@ class Outputs:
     @property
     def ring_path(self) -> str | None:
         """The file behind the ring of the cycle that runs or comes next."""
-        return None if self._ring is None else self._path_of(self._ring)
+        if self._ring is None:
+            return None
+        path = self._path_of(self._ring)
+        return self._ring_names.get(path, path)
 
-    def make_with_ring(self, make: Callable[[str | None], _T]) -> _T:
+    def make_capture(self, make: Callable[[str | None], Capture], warn: Callable[[str], None]) -> Capture:
         """Return what `make` makes with the path of the ring's file, or with None.
+
+        Args:
+            make: makes the ring, whose file may get another name.
+            warn: is told so.
 
         Raises:
             RecordingError: another rank writes that file, or saves where this one does.
@@ -248,9 +257,12 @@ class Outputs:
             return make(None)
         path = self._path_of(self._ring)
         self._ring.claim(path)
-        made = make(path)
-        self._ring.note_written(path)
-        return made
+        capture = make(path)
+        name = self._ring_names[path] = capture.ring.path or path
+        if name != path:
+            warn(f"a running process records to {path}; this one records to {name}")
+        self._ring.note_written(name)
+        return capture
 
     def save(self, save: Callable[[str], None]) -> None:
         """Call `save` with where to save, if anywhere.

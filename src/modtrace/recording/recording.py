@@ -35,7 +35,7 @@ class Recording:
 
     Attributes:
         on_saved: called once `stop` has ended it, with the file it saved last, or its ring's; at first it logs that.
-        warn: called once `stop` has ended it, with what the user should know of it; at first it logs that.
+        warn: called with what the user should know of it; at first it logs that.
         replaceable: True for recordings of `MODTRACE=` and `modtrace run`: an explicit `record()` replaces them, and
             they save no file where nothing was recorded.
         replaced_by: the recording that did; None if none has.
@@ -183,7 +183,7 @@ class Recording:
             return
         if self._capture is None or self._cycle_ended:
             self._timeline = None
-            self._capture = self._outputs.make_with_ring(self._make_capture)
+            self._capture = self._outputs.make_capture(self._make_capture, self.warn)
             self._cycle_ended = False
         capture = self._started()
         if self._cycles.action is Action.RECORD and not capture.started:

@@ -6,7 +6,9 @@ was killed.
 
 from __future__ import annotations
 
-from .file import MAGIC, STACKS_SIGNAL, stacks_path
+from .file import STACKS_SIGNAL
+from .file_header import MAGIC
+from .kept_rings import find_rings, newest_rings, stacks_path
 from .name_table import NameTable, Record
 from .read_file import RingSnapshot, read_ring, read_ring_rank, read_ring_records
 from .ring import Ring, WriteSlot
@@ -24,6 +26,8 @@ __all__ = [
     "RingSnapshot",
     "SlotSnapshot",
     "WriteSlot",
+    "find_rings",
+    "newest_rings",
     "read_ring",
     "read_ring_rank",
     "read_ring_records",

@@ -1,14 +1,13 @@
 """A ring file: its bytes, and the new one that a process writes.
 
 ```
-0      magic "MODTRACE" · version u32 · 0 u32 · capacity u64 · slots offset u64 · log offset u64
-       metadata length u32 · crc32 of metadata u32 · metadata (JSON)
+0      header, see `file_header`
 4096   slots: capacity × 32 bytes
 …      log: records of (length u32 · crc32 u32 · JSON), until a length of 0 or the end of the file
 ```
 
-All numbers are little endian. The space of header, slots and the first part of the log is reserved when the file is
-made, so a full disk is an error then, and never a signal while training runs.
+The space of header, slots and the first part of the log is reserved when the file is made, so a full disk is an error
+then, and never a signal while training runs.
 """
 
 from __future__ import annotations
@@ -31,33 +30,18 @@ import numpy as np
 import orjson
 
 from .._errors import RingError
+from .file_header import LOG_CHUNK_BYTES, MAGIC, SLOTS_OFFSET, pack_header
+from .kept_rings import take_name
 from .name_table import Record
+from .owner import WriterLock, describe_writer
 from .slot_format import SLOT_BYTES
 
-__all__ = [
-    "HEADER",
-    "MAGIC",
-    "MAX_RECORD_BYTES",
-    "RECORD",
-    "SLOTS_OFFSET",
-    "STACKS_SIGNAL",
-    "VERSION",
-    "RingFile",
-    "prefault",
-    "stacks_path",
-]
+__all__ = ["MAX_RECORD_BYTES", "RECORD", "STACKS_SIGNAL", "RingFile", "prefault"]
 
-MAGIC = b"MODTRACE"
-VERSION = 2
-HEADER = struct.Struct("<8sIIQQQII")
-"""What precedes the metadata."""
-SLOTS_OFFSET = 4096
-"""Bytes before the first slot of a file."""
 RECORD = struct.Struct("<II")
 """What precedes each record of the log."""
 MAX_RECORD_BYTES = 1 << 20
 """A longer record is damage."""
-_LOG_CHUNK_BYTES = 1 << 20
 _CLOSING_KINDS = ("anchor", "stop")
 _CLOSING_BYTES = 256
 """Reserved for the records that end a recording, so that it ends in good order on a disk that became full."""
@@ -76,51 +60,47 @@ STACKS_SIGNAL = "stacks_signal"
 """The key in the metadata of a ring for the number of the signal on which its process writes its Python stacks."""
 
 
-def stacks_path(ring: str) -> str:
-    """Return the file beside a ring's, which its process appends Python stacks to when the signal comes."""
-    return f"{ring}.stacks"
-
-
 class RingFile:
     """A new ring file that this process writes; its mapping outlives the process in the file.
 
     Args:
-        path: where; a regular file that is there already is replaced.
+        path: where; what the rings are called that are there already, `kept_rings` says.
         capacity: slots in the ring.
-        metadata: about the recording, JSON values; together at most about 4,000 bytes.
+        metadata: about the recording, JSON values; together at most about 3,800 bytes.
+        keep: how many rings of ended processes to keep beside it.
 
     Attributes:
+        path: the name that the file got.
         buffer: the mapping of header and slots; the first slot begins at byte `SLOTS_OFFSET`.
 
     Raises:
         RingError: the file cannot be made, its space cannot be reserved, or the metadata does not fit the header.
     """
 
-    def __init__(self, path: str | os.PathLike[str], capacity: int, metadata: Mapping[str, object]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], capacity: int, metadata: Mapping[str, object], keep: int = 3
+    ) -> None:
         self.path = os.fspath(path)
         self.capacity = capacity
         self._log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
-        self._reserved = self._log_start + _LOG_CHUNK_BYTES
-        text = orjson.dumps(dict(metadata))
-        head = HEADER.pack(MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, self._log_start, len(text), zlib.crc32(text))
-        if len(head) + len(text) > SLOTS_OFFSET:
-            raise RingError(f"{self.path}: the metadata does not fit the header ({len(text)} bytes)")
+        self._reserved = self._log_start + LOG_CHUNK_BYTES
+        pack_header(self.path, capacity, metadata, {})
         if not hasattr(os, "posix_fallocate"):
             raise RingError(f"{self.path}: a file behind the ring needs Linux; without one the ring is in memory")
         _refuse_special(self.path)
-        # The old file is unlinked, not truncated: another process may still have it mapped. The new one's name
-        # cannot be guessed, so it is never what another user put there, nor the end of a link of theirs.
+        # The name cannot be guessed, so it is never what another user put there, nor the end of a link of theirs.
         partial = f"{self.path}.{os.getpid()}.{secrets.token_hex(8)}.new"
         try:
             fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             self._descriptor: _Descriptor | None = _Descriptor(fd)
             try:
+                self._lock = WriterLock(partial)
                 os.posix_fallocate(fd, 0, self._reserved)
-                os.pwrite(fd, head + text, 0)
+                os.pwrite(fd, pack_header(self.path, capacity, metadata, describe_writer(self._lock, self.path)), 0)
                 os.lseek(fd, self._log_start, os.SEEK_SET)
                 self.buffer = mmap.mmap(fd, self._log_start)
                 prefault(self.buffer)
-                os.replace(partial, self.path)
+                self.path = take_name(partial, self.path, keep)
             except BaseException:
                 self._descriptor = None
                 with contextlib.suppress(FileNotFoundError):  # an interrupt can come after it was moved
@@ -150,13 +130,14 @@ class RingFile:
         kept = 0 if record["kind"] in _CLOSING_KINDS else _CLOSING_BYTES
         fd, reserved = descriptor.fd, self._reserved
         if os.lseek(fd, 0, os.SEEK_CUR) + len(framed) + RECORD.size + kept > reserved:
-            os.posix_fallocate(fd, reserved, _LOG_CHUNK_BYTES)
-            self._reserved = reserved + _LOG_CHUNK_BYTES
+            os.posix_fallocate(fd, reserved, LOG_CHUNK_BYTES)
+            self._reserved = reserved + LOG_CHUNK_BYTES
         os.write(fd, framed)
 
     def close(self) -> None:
         """Close the file, once no thread appends to it; the mapping goes with its last holder."""
         self._descriptor = None
+        self._lock.release()
 
 
 class _Descriptor:

@@ -9,16 +9,17 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
-import orjson
 
 from .._errors import RingError
 from .._system.files import open_regular, read_at
 from .._typing import Int64Array
-from .file import HEADER, MAGIC, MAX_RECORD_BYTES, RECORD, SLOTS_OFFSET, VERSION
+from .file import MAX_RECORD_BYTES, RECORD
+from .file_header import LOG_CHUNK_BYTES, SLOTS_OFFSET, FileHeader, parse_header, parse_object
 from .name_table import Record
+from .owner import WriterState, has_known_pid, writer_state
 from .slot_format import (
     KIND_MASK,
     KIND_SHIFT,
@@ -58,11 +59,17 @@ class RingSnapshot(NamedTuple):
         slots: the events, and how many were lost.
         records: the name table's records, in the order in which they were noted.
         metadata: about the recording, from the header.
+        writer: whether the process that writes the file lives; "unknown" for a ring in memory.
+        known_pid: whether it lives, and is the one that the metadata's `pid` names here.
+        missing_bytes: what was cut off the end of the file.
     """
 
     slots: SlotSnapshot
     records: list[Record]
     metadata: Mapping[str, object]
+    writer: WriterState = "unknown"
+    known_pid: bool = False
+    missing_bytes: int = 0
 
 
 def read_ring(path: str | os.PathLike[str], last_events: int | None = None) -> RingSnapshot:
@@ -80,6 +87,8 @@ def read_ring(path: str | os.PathLike[str], last_events: int | None = None) -> R
     """
     with _opened(path) as (file, header):
         size = os.fstat(file.fileno()).st_size
+        # Looked at first: a process that is gone by now has written all that it ever will.
+        writer = writer_state(file.fileno(), header)
         slots = _read_file_slots(file.fileno(), size, header.capacity, last_events)
         # The log is read after the slots: a name is noted before its number is used.
         records = _read_log(file, header.log_start)
@@ -87,7 +96,8 @@ def read_ring(path: str | os.PathLike[str], last_events: int | None = None) -> R
             raise RingError(
                 f"{file.name}: no event is in it, and most of its {size:,} bytes are a hole; copy the ring again, whole"
             )
-    return RingSnapshot(*validate(slots, records, header.metadata))
+    missing_bytes = max(0, header.log_start + LOG_CHUNK_BYTES - size)
+    return RingSnapshot(*validate(slots, records, header.metadata), writer, has_known_pid(header), missing_bytes)
 
 
 def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
@@ -112,49 +122,15 @@ def read_ring_rank(path: str | os.PathLike[str]) -> int | None:
     return rank if isinstance(rank, int) else None
 
 
-class _Header(NamedTuple):
-    """What the header of a ring file says.
-
-    Attributes:
-        capacity: slots in the ring.
-        log_start: the byte at which the log begins.
-        metadata: about the recording, as written there.
-    """
-
-    capacity: int
-    log_start: int
-    metadata: Mapping[str, object]
-
-
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, _Header]]:
+def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, FileHeader]]:
     """Open a ring file and read its header; what goes wrong while the block reads it is a RingError."""
     name = os.fspath(path)
     try:
         with BufferedReader(open_regular(name)) as file:
-            yield file, _read_header(name, file.read(SLOTS_OFFSET))
+            yield file, parse_header(name, file.read(SLOTS_OFFSET))
     except OSError as error:
         raise RingError(f"{name}: cannot be read: {error.strerror}") from error
-
-
-def _read_header(name: str, head: bytes) -> _Header:
-    if len(head) < HEADER.size or not head.startswith(MAGIC):
-        raise RingError(f"{name}: not a ring file (it does not begin with {MAGIC.decode()} and a header)")
-    _, version, _, capacity, slots_offset, log_start, length, crc = HEADER.unpack_from(head)
-    if version != VERSION:
-        raise RingError(
-            f"{name}: ring format {version}; this modtrace reads {VERSION}. Read it with the version that wrote it."
-        )
-    text = head[HEADER.size : HEADER.size + length]
-    metadata = _parse_object(text) if len(text) == length and zlib.crc32(text) == crc else None
-    if (
-        metadata is None
-        or slots_offset != SLOTS_OFFSET
-        or capacity < 1
-        or log_start != SLOTS_OFFSET + capacity * SLOT_BYTES
-    ):
-        raise RingError(f"{name}, byte {len(MAGIC)}: the header is damaged; nothing can be recovered from this file")
-    return _Header(capacity, log_start, metadata)
 
 
 def _read_log(file: BinaryIO, offset: int) -> list[Record]:
@@ -171,19 +147,11 @@ def _read_log(file: BinaryIO, offset: int) -> list[Record]:
         text = file.read(length)
         if zlib.crc32(text) != crc:
             break
-        record = _parse_object(text)
+        record = parse_object(text)
         if record is not None:
             # A record holds texts and numbers; what else a damaged one holds could be of any size.
             records.append({key: value for key, value in record.items() if isinstance(value, str | int)})
     return records
-
-
-def _parse_object(text: bytes) -> dict[str, Any] | None:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _read_file_slots(descriptor: int, size: int, capacity: int, last_events: int | None = None) -> SlotSnapshot:

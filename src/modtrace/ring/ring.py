@@ -15,7 +15,8 @@ import numpy as np
 
 from .._errors import RingError
 from ..record_options import check_capacity
-from .file import SLOTS_OFFSET, RingFile, prefault
+from .file import RingFile, prefault
+from .file_header import SLOTS_OFFSET
 from .name_table import NameTable
 from .read_file import RingSnapshot, read_slots, slot_blocks
 from .slot_format import LAP_MASK, LAP_SHIFT, SLOT_BYTES, WORDS_PER_SLOT
@@ -37,8 +38,10 @@ class Ring:
         capacity: events kept; the oldest are overwritten.
         path: a file behind the ring, which then survives the process; None keeps it in memory.
         metadata: about the recording (versions, pid, rank), JSON values; in the file's header.
+        keep: how many files of ended processes with this name to keep, under numbers.
 
     Attributes:
+        path: the name that the file got: a numbered one if a running process has the name; None without a file.
         buffer: the mapping that holds the slots.
         offset: bytes before the first slot.
         names: the name table.
@@ -48,7 +51,11 @@ class Ring:
     """
 
     def __init__(
-        self, capacity: int, path: str | os.PathLike[str] | None = None, metadata: Mapping[str, object] | None = None
+        self,
+        capacity: int,
+        path: str | os.PathLike[str] | None = None,
+        metadata: Mapping[str, object] | None = None,
+        keep: int = 3,
     ) -> None:
         try:
             check_capacity(capacity)
@@ -58,12 +65,14 @@ class Ring:
         self.metadata = dict(metadata or {})
         self._file: RingFile | None = None
         self._closed = False
+        self.path: str | None = None
         if path is None:
             self.buffer = _allocate(capacity)
             self.offset = 0
             self.names = NameTable()
         else:
-            self._file = RingFile(path, capacity, self.metadata)
+            self._file = RingFile(path, capacity, self.metadata, keep)
+            self.path = self._file.path
             self.buffer = self._file.buffer
             self.offset = SLOTS_OFFSET
             self.names = NameTable(self._file.append)

@@ -1,0 +1,219 @@
+"""Which process writes a ring file, and whether it lives.
+
+The writer holds an open file description lock on the file. The kernel drops it when the process ends, however it ends,
+and shows it to processes in other namespaces. The header says which process it is, for file systems without locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from .._rank import host_hash
+from .._system.processes import read_process_stat
+from .file_header import FileHeader
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "WriterLock",
+    "WriterState",
+    "describe_writer",
+    "find_process",
+    "has_known_pid",
+    "name_digest",
+    "writer_state",
+]
+
+WriterState = Literal["running", "dead", "unknown"]
+
+_FLOCK = struct.Struct("hhqqi4x")
+"""The C library's `struct flock`: type, whence, start, length, process."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_open: set[int] = set()
+"""The descriptors of all locks of this process."""
+
+
+class WriterLock:
+    """The lock on a ring file; at most one process holds it.
+
+    The file is opened anew for it: a mapping keeps the description that it was made of, and the locks of that, in
+    forked children too. These close their copy of this descriptor at once.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        fd: a descriptor of the file.
+        is_held: whether it was free, and is this process's now.
+        is_taken: whether another one holds it. If neither, the file system has no such locks.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.is_held = self.is_taken = False
+        self._process = os.getpid()
+        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        _open.add(self.fd)
+        if hasattr(fcntl, "F_OFD_SETLK"):
+            try:
+                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+                self.is_held = True
+            except OSError as error:
+                self.is_taken = error.errno in (errno.EAGAIN, errno.EACCES)
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self.fd < 0 or self._process != os.getpid():
+            return
+        if self.is_held:
+            with contextlib.suppress(OSError):  # at once, also where a child that is being forked has a copy
+                fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        descriptor, self.fd, self.is_held = self.fd, -1, False
+        _open.discard(descriptor)
+        os.close(descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            self.release()
+
+
+def _close_in_child() -> None:
+    for descriptor in _open:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def name_digest(path: str) -> str:
+    """Return what tells in the header for which name a ring was made, without saying it."""
+    return hashlib.sha256(f"modtrace {os.path.basename(path)}".encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def describe_writer(lock: WriterLock, path: str) -> dict[str, object]:
+    """Return what the header says of this process.
+
+    Args:
+        lock: on the file.
+        path: the name that was asked for, which the file has or had.
+    """
+    status = os.fstat(lock.fd)
+    # Where the lock can be seen: in the same file, and not in a copy, as far as this kernel runs.
+    where = {"device": status.st_dev, "inode": status.st_ino} if lock.is_held else {}
+    start_ticks = None
+    with contextlib.suppress(OSError):
+        start_ticks = read_process_stat("self").start_ticks
+    boot, namespace = _here()
+    return {
+        "name": name_digest(path),
+        "started": time.time_ns(),
+        "boot": boot,
+        "pid_namespace": namespace,
+        "start_ticks": start_ticks,
+        **where,
+    }
+
+
+def writer_state(descriptor: int, header: FileHeader) -> WriterState:
+    """Return whether the process that writes a ring file lives.
+
+    It is dead if its lock is gone, or if there is no such process any more. It runs if its lock is held, or if the
+    process is there. Else nothing is known: it runs in another PID namespace or on another host, and the file is a copy
+    or lies where locks are not seen.
+    """
+    answers = (_by_lock(descriptor, header.writer), _by_process(header))
+    if False in answers:
+        return "dead"
+    return "running" if True in answers else "unknown"
+
+
+def _by_lock(descriptor: int, writer: Mapping[str, object]) -> bool | None:
+    if not hasattr(fcntl, "F_OFD_GETLK"):
+        return None
+    try:
+        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return None
+    if _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK:
+        return True
+    status = os.fstat(descriptor)
+    is_seen = (writer.get("boot"), writer.get("device"), writer.get("inode")) == (
+        _here()[0],
+        status.st_dev,
+        status.st_ino,
+    )
+    return False if is_seen else None
+
+
+def has_known_pid(header: FileHeader) -> bool:
+    """Return whether the process that writes a ring file lives, and has the number that the file says for us too."""
+    return _by_process(header) is True
+
+
+def _by_process(header: FileHeader) -> bool | None:
+    pid, writer = header.metadata.get("pid"), header.writer
+    if type(pid) is not int or pid >= 1 << 31:
+        return None
+    if not writer:  # an older version's, which may be of another PID namespace
+        is_here = header.metadata.get("host") in (socket.gethostname(), host_hash())
+        return False if is_here and find_process(pid) is False else None
+    if None in _here() or (writer.get("boot"), writer.get("pid_namespace")) != _here():
+        return None
+    found = find_process(pid)
+    return found if found is None or found is False else found == writer.get("start_ticks")
+
+
+def find_process(pid: int) -> int | bool | None:
+    """Return when a process began, in ticks; False if there is none, None if the system does not say."""
+    if pid < 1:
+        return False
+    if os.name != "posix":
+        return None  # there is no way to ask: os.kill would interrupt a process on Windows
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    try:
+        stat = read_process_stat(pid)
+    except OSError:
+        return None
+    # A killed process whose parent has not waited for it yet is still listed.
+    return False if stat.state in "ZX" else stat.start_ticks
+
+
+@cache
+def _boot_hash() -> str | None:
+    try:
+        return hashlib.sha256(f"modtrace {_BOOT_ID.read_text('ascii')}".encode()).hexdigest()[:12]
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _here() -> tuple[str | None, int | None]:
+    """Return what tells this run of the kernel apart, and this process's PID namespace; None where it is not known."""
+    try:
+        # The `/proc` of another namespace has other processes under these numbers.
+        is_own = os.readlink("/proc/self") == str(os.getpid())
+        return _boot_hash(), os.stat("/proc/self/ns/pid").st_ino if is_own else None
+    except OSError:
+        return _boot_hash(), None
