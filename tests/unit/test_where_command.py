@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from modtrace import RingError
+from modtrace._system.processes import read_process_stat
 from modtrace.cli.group import group as commands
-from modtrace.ring import Kind
+from modtrace.ring import Kind, owner
 from modtrace.ring.slot_format import (
     NO_NAME,
 )
@@ -62,7 +63,9 @@ def test_stacks_are_not_asked_of_a_process_that_has_not_the_file_open(
         assert process.stdout is not None
         process.stdout.readline()
         ring = tmp_path / "run.modtrace"
-        Writer(ring, pid=process.pid, stacks_signal=int(signal.SIGUSR1))
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(owner, "read_process_stat", lambda _: read_process_stat(process.pid))
+            Writer(ring, pid=process.pid, stacks_signal=int(signal.SIGUSR1))
         without = where("--stacks", ring)
         (tmp_path / "run.modtrace.stacks").touch()
         with_file = where("--stacks", ring)
@@ -108,7 +111,7 @@ def test_the_command_prints_a_line_per_group(tmp_path: Path) -> None:
 
     lines = done.stdout.splitlines()
     assert done.exit_code == 0
-    assert lines[0] == "rank 1 is in Net.b, the other 2 in Net.a"
+    assert lines[0] == "rank 1 died in Net.b, the other 2 in Net.a, after step 7"
     assert lines[2].split() == ["pid", "state", "step", "thread", "in", "for", "usually"]
     pid = str(1 << 30)
     assert lines[3].split()[:11] == ["rank", "1", pid, "dead", "7", "MainThread", "forward", "Net", "›", "b", "(M)"]
@@ -204,7 +207,7 @@ def test_where_in_python_says_what_the_command_prints_as_json(tmp_path: Path) ->
         writer = Writer(tmp_path / f"run-{rank}.modtrace", rank=rank, pid=1 << 30)
         writer.enter(0, "Net", "Net.b" if rank == 1 else "Net.a")
     result = look(tmp_path)
-    assert result.sentence == "rank 1 is in Net.b, the other 2 in Net.a"
+    assert result.sentence == "rank 1 died in Net.b, the other 2 in Net.a"
     assert ([state.rank for state in result.ranks], result.hangs, result.records, result.errors) == (
         [0, 1, 2],
         [],

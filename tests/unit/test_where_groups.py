@@ -38,7 +38,7 @@ def test_ranks_differ_by_step_state_and_phase() -> None:
     )
 
     assert [one.label for one in groups] == ["rank 1", "rank 2", "rank 3", "ranks 0, 4"]
-    assert headline(groups) == "ranks 0-4 are in GPT"
+    assert headline(groups) == "rank 3 died in GPT, after step 5; ranks 0-2, 4 are in GPT"
 
 
 def test_headline_of_three_groups_names_each_module() -> None:
@@ -130,7 +130,8 @@ def test_in_80_columns_the_end_of_a_recording_leaves_room_for_the_modules() -> N
     for one in dead:
         console = Console(width=80, file=io.StringIO())
         console.print(render(group_ranks([one])))
-        _, *lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        sentence, _, _, *lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert sentence == "rank 3 died in GPT.transformer.h.11.attn.c_proj, after step 5"
         shown += lines
 
     # A line each: what runs is shortened from the left.
@@ -149,7 +150,7 @@ def test_the_headline_says_how_long_a_rank_is_in_a_range() -> None:
     assert headline(group_ranks([*ahead, late])) == (
         "rank 3 is in data loading for 31.0 s (usually 4.0 ms), the other 3 in GPT.h"
     )
-    assert headline(group_ranks([late._replace(state="dead")])) == "rank 3 is in data loading"
+    assert headline(group_ranks([late._replace(state="dead")])) == "rank 3 died in data loading, after step 5"
     steps = [state(0, ("mine", "user"), ("Optimizer.step#SGD.step", "optimizer")), state(1, ("mine", "user"))]
     assert headline(group_ranks(steps)) == "rank 0 is in the optimizer for 12.0 s, rank 1 in range mine for 12.0 s"
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .._errors import ModtraceError, TraceError
 from .._system.files import open_regular
 from ..read import FileKind, file_kind_by_head, load
-from ..ring import MAGIC, read_ring, read_ring_rank
+from ..ring import MAGIC, newest_rings, read_ring, read_ring_rank
 from ..timeline import Timeline, build_timeline
 
 __all__ = ["DATASET_MARKER", "RankRecording", "find_rank_recordings", "is_dataset", "load_own_time", "parse_rank_list"]
@@ -43,7 +43,8 @@ def find_rank_recordings(
 ) -> list[RankRecording]:
     """Return the recordings in a folder, by rank: its ring files if there are any, else its traces.
 
-    A rank's number is what the recording says, else the last number in the name of the file.
+    A rank's number is what the recording says, else the last number in the name of the file. Rings that were kept of
+    earlier runs do not count.
 
     Args:
         folder: the folder.
@@ -60,6 +61,7 @@ def find_rank_recordings(
     except OSError as error:
         raise ModtraceError(f"{root}: cannot be read: {error.strerror}") from error
     rings = [path for path in paths if path.suffix == _RING_SUFFIX or (path.suffix != ".new" and _is_ring(path))]
+    rings = [Path(path) for path in newest_rings(map(str, rings))[0]]
     found = [file for path in rings if (file := _read(path, _ring, leave_out))]
     found = found or [file for path in paths if (file := _read(path, _trace, leave_out))]
     if not found:

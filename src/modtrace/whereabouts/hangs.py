@@ -116,7 +116,9 @@ class _Ranks:
     """
 
     def __init__(self, states: Iterable[RankState], by_flight_recorder: bool) -> None:
-        self.by_rank = {state.rank: state for state in states if state.rank is not None}
+        # Of two rings of a rank that with the later event counts.
+        newest_last = sorted(states, key=lambda state: state.last_unix_ns)
+        self.by_rank = {state.rank: state for state in newest_last if state.rank is not None}
         self.by_flight_recorder = by_flight_recorder
         self.source = "flight recorder's dump" if by_flight_recorder else "ring"
         self.all_dead = all(state.state == "dead" for state in self.by_rank.values())

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .._system.files import RING_SUFFIXES, find_each
+from .._system.files import find_each
 from .._system.processes import ParallelReader
+from ..ring import find_rings
 from .flight_recorder import FlightRecord, find_all_hangs, rank_of_dump, read_flight_record
 from .hangs import Hang
 from .places import RankGroup, group_ranks, headline
@@ -28,11 +29,13 @@ class WhereResult:
         ranks: the state of each ring that could be read, in the order of the files.
         records: what the dumps of flight recorders say.
         errors: why files could not be read.
+        older: the rings of earlier runs in the folders, which are not read: of each rank the newest is.
     """
 
     ranks: list[RankState]
     records: list[FlightRecord]
     errors: list[str]
+    older: Sequence[str] = ()
 
     @cached_property
     def groups(self) -> list[RankGroup]:
@@ -46,9 +49,11 @@ class WhereResult:
 
     @property
     def sentence(self) -> str:
-        """Which ranks others wait for, and where they are; without a hang, which module each rank is in."""
+        """Which ranks others wait for, and which died; without a hang, which module each rank is in."""
         causes = [hang.text for hang in self.hangs if hang.is_cause]
-        return "; ".join(causes) if causes else headline(self.groups)
+        named = {rank for hang in self.hangs for rank in (*hang.waiting, *hang.dead)}
+        died = [state for state in self.ranks if state.state == "dead" and state.rank not in named]
+        return "; ".join([*causes, *([headline(group_ranks(died))] if died else [])]) or headline(self.groups)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values: `sentence`, `hangs`, `ranks` (as `RankState.to_json`), `errors`."""
@@ -64,7 +69,8 @@ def where(paths: _Paths, *, flight_recorder: _Paths = ()) -> WhereResult:
     """Read which modules each process of a job is in, or was in when it ended.
 
     Args:
-        paths: ring files, folders of them, patterns. The processes may run, hang or be dead.
+        paths: ring files, folders of them, patterns. The processes may run, hang or be dead. Of a folder and a pattern
+            the newest ring of each rank counts, and those of running processes.
         flight_recorder: dumps of torch's flight recorder, folders of them, patterns.
 
     Returns:
@@ -83,11 +89,12 @@ def where(paths: _Paths, *, flight_recorder: _Paths = ()) -> WhereResult:
 
 def read_job(reader: ParallelReader, paths: _Paths, flight_recorder: _Paths = ()) -> WhereResult:
     """Do what `where` does, with a reader that the caller keeps for the next look."""
-    rings, no_rings = find_each(_texts(paths), RING_SUFFIXES)
+    rings, older, no_rings = find_rings(_texts(paths))
     dumps, no_dumps = find_each(_texts(flight_recorder), lambda path: rank_of_dump(path) is not None)
     states, ring_errors = reader.read(read_rank_state, rings)
     records, dump_errors = reader.read(read_flight_record, dumps)
-    return WhereResult(states, records, [*no_rings, *no_dumps, *ring_errors, *dump_errors])
+    cut = [state.cut_sentence for state in states if state.missing_bytes]
+    return WhereResult(states, records, [*no_rings, *no_dumps, *ring_errors, *cut, *dump_errors], older)
 
 
 def _texts(paths: _Paths) -> list[str]:

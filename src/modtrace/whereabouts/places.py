@@ -134,8 +134,20 @@ def _stream_keys(streams: Sequence[StreamState]) -> tuple[StreamKey, ...]:
 def headline(groups: Sequence[RankGroup]) -> str:
     """Return in one line which ranks are in which module (`rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn`).
 
-    Of a range it says for how long (`rank 3 is in data loading for 31.0 s (usually 4.0 ms), …`).
+    Of a range it says for how long (`rank 3 is in data loading for 31.0 s (usually 4.0 ms), …`); of ranks that died,
+    where and after which step (`rank 3 died in GPT.h.7, after step 12`).
     """
+    dead = [group for group in groups if group.ranks[0].state == "dead"]
+    others = [group for group in groups if group.ranks[0].state != "dead"]
+    clauses = []
+    if dead:
+        steps = sorted({state.step for group in dead for state in group.ranks if state.step is not None})
+        after = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else ""
+        clauses.append(_places_clause(dead, "died", "died") + (f", after {after}" if after else ""))
+    return "; ".join([*clauses, *([_places_clause(others, "is", "are")] if others else [])])
+
+
+def _places_clause(groups: Sequence[RankGroup], verb_of_one: str, verb_of_several: str) -> str:
     ranks_in: dict[str, list[RankState]] = {}
     for group in groups:
         ranks_in.setdefault(group.innermost, []).extend(group.ranks)
@@ -154,7 +166,7 @@ def headline(groups: Sequence[RankGroup]) -> str:
         label = group.label
         if index == len(merged) - 1 and index > 0 and count > 1:
             label = f"the other {count}"
-        verb = "" if index else (" is" if count == 1 else " are")
+        verb = "" if index else f" {verb_of_one if count == 1 else verb_of_several}"
         parts.append(f"{label}{verb} in {_headline_place(module, group.ranks)}")
     return ", ".join(parts)
 

@@ -30,7 +30,7 @@ def python_stacks(state: RankState) -> list[str] | None:
     py-spy stops the process for some milliseconds; without py-spy it gets the signal that it listens to for this, and
     no other. If the process does not run here, one line says so.
     """
-    if state.state != "running":
+    if state.state != "running" or not state.known_pid:
         return [f"pid {state.pid}: no stacks, as it does not run on this machine"]
     py_spy = shutil.which("py-spy")
     if py_spy is not None:

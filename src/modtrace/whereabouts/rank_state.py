@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,8 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._rank import host_hash
-from .._system.processes import read_process_stat
 from ..ring import STACKS_SIGNAL, RingSnapshot, read_ring
 from ..ring.slot_format import CALL_ENTER_KINDS
 from ..timeline import OpenCall, ThreadStack
@@ -20,36 +17,7 @@ from ..timeline.decode import RingAnalysis
 from .streams import StreamState, read_streams
 from .waits import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProgress, read_rank_progress
 
-__all__ = ["RankState", "is_alive", "is_this_host", "rank_state_of", "read_rank_state"]
-
-_CLOCK_TOLERANCE_NS = 10_000_000_000
-"""What a wall clock may have been set by between the start of a process and now."""
-
-
-def is_this_host(metadata: Mapping[str, object]) -> bool:
-    """Whether a recording with this metadata was made on this host; its process id means nothing elsewhere."""
-    return metadata.get("host") in (socket.gethostname(), host_hash())
-
-
-def is_alive(pid: int, unix_ns: int) -> bool:
-    """Whether the process that had this id at a moment (Unix nanoseconds) still runs on this host."""
-    if pid < 1:
-        return False
-    if os.name != "posix":
-        return True  # there is no way to ask: os.kill would interrupt a process on Windows
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # another user's
-    try:
-        state, start_unix_ns = read_process_stat(pid)
-    except OSError:
-        return True
-    # A killed process whose parent has not waited for it yet is still listed, and ids are given again.
-    return state not in "ZX" and start_unix_ns <= unix_ns + _CLOCK_TOLERANCE_NS
-
+__all__ = ["RankState", "rank_state_of", "read_rank_state"]
 
 _FIRST_EVENTS = 1 << 14
 _ENOUGH_STEPS = 4
@@ -69,7 +37,8 @@ class RankState(NamedTuple):
         pid: its process id.
         engine: "native" or "python".
         state: "running"; "stopped", the recording ended in good order; "dead", the process is gone and the recording
-            had not ended; "unknown", it ran on another host, or its file was cut and does not say when it ran.
+            had not ended; "unknown", that cannot be known: it runs on another host or in another PID namespace, and its
+            lock cannot be seen from here; or its file was cut.
         step: the number of the last step that ended, or None if the ring holds none.
         threads: what each thread is in.
         now_ns: the moment that durations count to, monotonic nanoseconds of the recording's host: now, or its last
@@ -79,6 +48,8 @@ class RankState(NamedTuple):
         progress: how far it is with collectives, sends and receives.
         stacks_signal: the signal on which it writes its Python stacks, or None.
         streams: what the streams of its devices are in, where it records device times.
+        missing_bytes: what was cut off the end of its file.
+        known_pid: whether `pid` names it here too, and not in another PID namespace only.
     """
 
     path: str
@@ -94,11 +65,18 @@ class RankState(NamedTuple):
     progress: RankProgress = RankProgress()
     stacks_signal: int | None = None
     streams: tuple[StreamState, ...] = ()
+    missing_bytes: int = 0
+    known_pid: bool = False
 
     @property
     def label(self) -> str:
         """What to call it: its rank, else its file."""
         return os.path.basename(self.path) if self.rank is None else f"rank {self.rank}"
+
+    @property
+    def cut_sentence(self) -> str:
+        """What to say of a file that was cut."""
+        return f"{self.path}: its last {self.missing_bytes:,} bytes were cut off, and what they said is lost"
 
     @property
     def last_ns(self) -> int:
@@ -211,10 +189,10 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis) -> RankS
     state = _state(snapshot, anchors)
     last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
     now_ns = last_ns
-    if state == "running":
+    if state == "running" and snapshot.known_pid:
         now_ns = time.monotonic_ns()
-    elif state == "unknown" and anchors:
-        # The other host's monotonic clock, as far as the two wall clocks agree.
+    elif state in ("running", "unknown") and anchors:
+        # The monotonic clock of another host or namespace, as far as the two wall clocks agree.
         now_ns = int(anchors[0]["monotonic"]) + time.time_ns() - int(anchors[0]["wall"])
     return RankState(
         path=os.fspath(path),
@@ -230,6 +208,8 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis) -> RankS
         progress=read_rank_progress(analysis),
         stacks_signal=_int_or_none(metadata, STACKS_SIGNAL),
         streams=read_streams(analysis, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
+        missing_bytes=snapshot.missing_bytes,
+        known_pid=snapshot.known_pid,
     )
 
 
@@ -261,13 +241,8 @@ def _is_enough(analysis: RingAnalysis) -> bool:
 def _state(snapshot: RingSnapshot, anchors: list[Mapping[str, Any]]) -> str:
     if any(record["kind"] == "stop" for record in snapshot.records):
         return "stopped"
-    if not is_this_host(snapshot.metadata):
-        return "unknown"
-    started_unix_ns = int(anchors[0]["wall"]) if anchors else time.time_ns()
-    if not is_alive(_int_or_none(snapshot.metadata, "pid") or 0, started_unix_ns):
-        return "dead"
-    # Without an anchor a process has this number, and nothing says whether it is this one.
-    return "running" if anchors else "unknown"
+    # A file that was cut does not say when its events were.
+    return snapshot.writer if anchors or snapshot.writer == "dead" else "unknown"
 
 
 def _int_or_none(metadata: Mapping[str, object], key: str) -> int | None:

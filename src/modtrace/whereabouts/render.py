@@ -40,7 +40,7 @@ def render(
         whole: show all of thousands, not only the first ones.
     """
     lines: list[RenderableType] = _first([_text(error, "red") for error in errors], "errors", whole)
-    if sum(len(group.ranks) for group in groups) > 1:
+    if sum(len(group.ranks) for group in groups) > 1 or any(group.ranks[0].state == "dead" for group in groups):
         lines.append(_text(headline(groups), "bold"))
     lines += _hang_lines(hangs, whole)
     if len(lines) > 0 and groups:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..._system.files import RING_SUFFIXES, find_each
 from ..options import TextFormat, text_or_json_option
 from ..output import echo, make_console
 
@@ -90,12 +89,14 @@ def _yield_to_training() -> None:
 
 
 def _read(reader: ParallelReader, rings: tuple[str, ...], seconds: float) -> JobView:
+    from ...ring import find_rings
     from ...top import read_rank_rates
     from ...top.screen import JobView
 
     begin = time.monotonic()
-    paths, missing = find_each(rings, RING_SUFFIXES)
+    paths, _, missing = find_rings(rings)
     events = max(_MIN_EVENTS, _MAX_EVENTS // max(1, len(paths)))
     ranks, errors = reader.read(partial(read_rank_rates, seconds=seconds, max_events=events), paths)
     ranks.sort(key=lambda rank: (rank.state.rank is None, rank.state.rank or 0, rank.state.path))
-    return JobView(ranks, missing + errors, time.monotonic() - begin)
+    cut = [rank.state.cut_sentence for rank in ranks if rank.state.missing_bytes]
+    return JobView(ranks, missing + errors + cut, time.monotonic() - begin)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..._terminal import counted, printable
 from ..options import TextFormat, text_or_json_option
 from ..output import echo, make_console
 
@@ -49,7 +50,8 @@ def where_command(
     """Say which modules each process is in: phase, class, for how long, how long it usually takes, and the last step.
 
     RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them,
-    whose files end in .modtrace. The process may run, hang or be dead. Ranks that agree share a line.
+    whose files end in .modtrace. The process may run, hang or be dead. Ranks that agree share a line. Of a folder the
+    newest ring of each rank is shown, not those that were kept of earlier runs (run.1.modtrace).
     What a module usually takes is the median of its calls in the last steps that the ring holds; red is what takes ten
     times as long, and at least 5 seconds.
 
@@ -125,4 +127,10 @@ def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> Ite
 def _summary(result: WhereResult, whole: bool) -> RenderableType:
     from ...whereabouts.render import render
 
-    return render(result.groups, result.errors, result.hangs, whole=whole)
+    shown = render(result.groups, result.errors, result.hangs, whole=whole)
+    if not result.older:
+        return shown
+    from rich.console import Group
+
+    what = counted(len(result.older), "ring")
+    return Group(shown, f"\n{what} of earlier runs not shown: name a file to see it ({printable(result.older[-1])})")
