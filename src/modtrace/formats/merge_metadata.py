@@ -11,16 +11,19 @@ import orjson
 
 from .._errors import TraceError
 from .._system.files import read_at
-from ..timeline import Summary
+from ..timeline import GpuWork, Summary
 from .escape import escaped_json
+from .header import EDITED_FILE_ERRORS, WHAT_TO_DO
 from .limits import MAX_TAIL_BYTES, check_nested_json
 from .trace_file import BLOCK_BYTES, TraceFile
 from .trace_kind import format_of
 
 __all__ = [
     "END_PACKET",
+    "GPU_TABLE",
     "MERGED",
     "MERGED_PACKET",
+    "gpu_work_in",
     "metadata_json",
     "read_merge_metadata",
     "read_merged_summary",
@@ -35,6 +38,9 @@ MERGED_PACKET = f"{MERGED}_merge"
 
 END_PACKET = f"{MERGED}_end"
 """The name of the metadata in the last packet of a merged `.pftrace`: without it the file was cut off."""
+
+GPU_TABLE = "gpu_table"
+"""The name in the metadata of what modules launched on GPUs."""
 
 _IN_JSON = f'\n],\n"{MERGED}":'.encode()
 _IN_PACKETS = MERGED_PACKET.encode()
@@ -59,6 +65,19 @@ def metadata_json(metadata: Mapping[str, Any]) -> bytes:
         return orjson.dumps(metadata)
     except orjson.JSONEncodeError:
         return orjson.dumps(escaped_json(dict(metadata)))
+
+
+def gpu_work_in(path: str, metadata: object) -> GpuWork | None:
+    """Return what modules launched on GPUs, from the metadata of a merge; None if it does not say it.
+
+    Raises:
+        TraceError: it was edited since.
+    """
+    values = metadata.get(GPU_TABLE) if isinstance(metadata, dict) else None
+    try:
+        return None if values is None else GpuWork.from_json_values(values)
+    except EDITED_FILE_ERRORS as error:
+        raise TraceError(path, f"its {GPU_TABLE} is not as modtrace writes it: {error!r}; {WHAT_TO_DO}") from error
 
 
 def read_merged_summary(path: str | os.PathLike[str]) -> Summary | None:

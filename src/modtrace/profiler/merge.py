@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from .._errors import WriteError
 from .._version import __version__
 from ..formats.event_stream import Chunk, EventStream, garbage_collection_paused
-from ..formats.merge_metadata import refuse_merged
+from ..formats.merge_metadata import GPU_TABLE, refuse_merged
 from ..formats.trace_file import Progress, TraceFile
 from ..timeline import Summary, Timeline
 from ..write.atomic_file import Sink, atomic_writer
@@ -156,6 +156,7 @@ def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str
         "max_straddle_ns": overlaid.max_straddle_ns,
         "notes": notes,
         "modules": overlaid.summary.to_json_values(sparse=True),
+        GPU_TABLE: None if overlaid.timeline.gpu_work is None else overlaid.timeline.gpu_work.to_json_values(),
     }
     return MergeResult(
         path=out,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..timeline.select import modules_only
 from .alignment import Alignment, align_by_sync_marks
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
 from .call_lookup import InnermostLookup, innermost_spans, runs_module_code
-from .device_totals import compute_module_times
+from .device_totals import add_up_gpu_work
 from .device_work import NoModuleReason, attribute_device_work, find_cpu_collectives
 from .event_columns import ProfilerEvents
 from .launches import CudaGraphCapture, captured_graphs, find_launches
@@ -143,14 +143,15 @@ def overlay(
     owners = attribute_device_work(aligned.timeline, events, launch, threads, aligned.running, graphs)
     on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
     reasons = np.bincount(owners.reason, minlength=len(NoModuleReason)).tolist()
+    timeline = replace(aligned.timeline, gpu_work=add_up_gpu_work(known, events, owners, on_cpu))
     return Overlay(
-        timeline=aligned.timeline,
+        timeline=timeline,
         pid=aligned.pid,
         alignment=aligned.alignment,
         timeline_with_captures=known,
         devices=build_stream_spans(known, events, owners),
         collective_names=events.collective_names,
-        summary=compute_module_times(aligned.timeline, known, events, owners, on_cpu),
+        summary=timeline.summary(),
         nodes=len(aligned.nodes),
         attributed_nodes=int(np.count_nonzero(aligned.nodes.call >= 0)),
         work=len(owners.span),

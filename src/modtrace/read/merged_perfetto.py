@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
 
 from .._errors import TraceError
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO
-from ..formats.merge_metadata import END_PACKET, MERGED_PACKET
+from ..formats.merge_metadata import END_PACKET, MERGED_PACKET, gpu_work_in
 from ..formats.packet_stream import read_packet_batches
 from ..formats.perfetto_ids import PROFILER_SEQUENCE
 from ..formats.trace_file import BLOCK_BYTES, TraceFile
@@ -52,7 +53,8 @@ def load_merged_perfetto(path: Path) -> Timeline:
             raise TraceError(path, "it is cut off: what follows its last packet is missing")
         recording.seek(0)
         timeline = load_perfetto(path, iter(lambda: recording.read(BLOCK_BYTES), b""))
-    return add_stream_spans(timeline, rows.spans)
+    timeline = add_stream_spans(timeline, rows.spans)
+    return replace(timeline, gpu_work=gpu_work_in(str(path), rows.metadata))
 
 
 def _read_end(packet: TracePacket, has_end: bool | None) -> bool | None:
@@ -85,9 +87,11 @@ class _StreamRows:
 
     Attributes:
         spans: those that have ended.
+        metadata: what the trace says of how it was made.
     """
 
     spans: list[StreamSpan] = field(default_factory=list)
+    metadata: object = None
     _device_names: dict[int, str] = field(default_factory=dict)
     _rows: dict[int, tuple[int, int]] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
@@ -97,6 +101,9 @@ class _StreamRows:
 
     def take(self, packet: TracePacket) -> None:
         """Take a packet, in file order."""
+        for entry in packet.chrome_events.metadata:
+            if entry.name == MERGED_PACKET:
+                self.metadata = orjson.loads(entry.string_value)
         if packet.HasField("interned_data"):
             interned = packet.interned_data
             self._names.update((entry.iid, entry.name) for entry in interned.event_names)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..formats.chrome_values import base_time_ns
 from ..formats.event_stream import EventStream
-from ..formats.merge_metadata import MERGED
+from ..formats.merge_metadata import MERGED, gpu_work_in
 from ..formats.trace_file import TraceFile
 from ..profiler.event_collector import EventCollector
 from ..profiler.overlay import overlay
@@ -35,7 +35,9 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
             collector.add(chunk.events)
         base = base_time_ns(stream.keys, file.path)
         if merged or MERGED in stream.keys:
-            return merged.timeline(file.path, base, stream.keys.get(MERGED))
+            metadata = stream.keys.get(MERGED)
+            timeline = merged.timeline(file.path, base, metadata)
+            return replace(timeline, gpu_work=gpu_work_in(file.path, metadata))
         events = collector.events()
         made = overlay(None, events, stream.keys, file.path)
     timeline = add_gpu_tracks(made.timeline, gpu_spans(made.timeline, events, made.devices))

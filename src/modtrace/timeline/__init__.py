@@ -6,6 +6,7 @@ from .collectives import Collective, CollectiveDetails, CollectiveName, Collecti
 from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Range, Stats, Track
 from .decode import AFTER_BACKWARD, OpenCall, RingAnalysis, ThreadStack, build_timeline
+from .gpu_work import GpuWork
 from .slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns, Slices
 from .spans import Span, Spans
 from .summary import (
@@ -39,6 +40,7 @@ __all__ = [
     "DeviceSummary",
     "GpuStepTimes",
     "GpuTotals",
+    "GpuWork",
     "Group",
     "Mark",
     "ModuleTimes",

@@ -108,4 +108,5 @@ def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *,
         counters=[counter for part in parts for counter in part.counters],
         span_args=span_args,
         collective_details=CollectiveDetails.joined([part.collective_details for part in parts]),
+        gpu_work=None,
     )

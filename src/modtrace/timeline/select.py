@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from .slices import BACKWARD, KINDS, MODULE, Slices, sort_by_start
 
 if TYPE_CHECKING:
     from .contents import CounterSeries
+    from .gpu_work import GpuWork
     from .timeline import Timeline
 
 __all__ = [
@@ -56,6 +58,8 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
         marks=[mark for mark in timeline.marks if low <= mark.time_ns < high],
         counters=[_samples(counter, low, high) for counter in timeline.counters],
         collective_details=timeline.collective_details.cut(high),
+        # It has no times, but steps.
+        gpu_work=None if start_ns is not None or end_ns is not None else timeline.gpu_work,
     )
 
 
@@ -108,7 +112,14 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
         part,
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
         counters=[_samples(counter, since, until) for counter in timeline.counters],
+        gpu_work=_gpu_work_of(timeline, lambda step: (step >= low) & (step < high)),
     )
+
+
+def _gpu_work_of(timeline: Timeline, is_chosen: Callable[[Int64Array], BoolArray]) -> GpuWork | None:
+    """Return what was launched on GPUs in some steps; None if that is not known."""
+    work = timeline.gpu_work
+    return None if work is None or np.any(work.step < 0) else work.take(is_chosen(work.step))
 
 
 def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
@@ -131,17 +142,19 @@ def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
             for counter in timeline.counters
             for chosen in (is_chosen(counter.time),)
         ],
+        gpu_work=_gpu_work_of(timeline, lambda step: np.isin(step, numbers)),
     )
 
 
 def modules(timeline: Timeline, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
     """Return the spans of the modules whose fully qualified name matches; see `Timeline.modules`."""
-    part = timeline
+    work = timeline.gpu_work
+    part = dataclasses.replace(timeline, gpu_work=None if work is None else work.only(pattern, max_depth))
     if pattern is not None and timeline.names:
         matches = re.compile(fnmatch.translate(pattern)).match
         chosen = np.array([matches(name.fqn) is not None for name in timeline.names])
         slices = timeline.slices
-        part = keep_rows(timeline, np.flatnonzero(chosen[slices.name] | (slices.kind != MODULE)))
+        part = keep_rows(part, np.flatnonzero(chosen[slices.name] | (slices.kind != MODULE)))
     if max_depth is not None:
         part = keep_rows(part, np.flatnonzero((part.slices.depth < max_depth) | (part.slices.kind != MODULE)))
     return part

@@ -11,6 +11,7 @@ from functools import cached_property
 from . import select
 from .collectives import CollectiveDetails, Collectives
 from .contents import RANGE_CLASS, BackwardPass, CounterSeries, Mark, Name, Range, Stats, Track
+from .gpu_work import GpuWork, with_gpu_times
 from .slices import BACKWARD_PASS, MODULE, RANGE, Slices
 from .spans import Spans
 from .summary import GroupBy, Summary, find_typical_step, summarize
@@ -33,6 +34,7 @@ class Timeline:
         span_args: what single slices hold beyond the fixed fields (`{"shapes": "float32[2, 8]"}`, and as
             `compiled_modules` those inside of what torch.compile made), by index of the slice.
         collective_details: what only collectives and waits have.
+        gpu_work: what modules launched on GPUs, of a merged trace that has any; None if that is not known.
 
     Examples:
         >>> timeline = modtrace.load("step.pftrace")
@@ -49,6 +51,7 @@ class Timeline:
     metadata: Mapping[str, object] = field(default_factory=dict)
     span_args: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     collective_details: CollectiveDetails = field(default_factory=CollectiveDetails)
+    gpu_work: GpuWork | None = None
 
     @cached_property
     def columns(self) -> Slices:
@@ -182,7 +185,8 @@ class Timeline:
         Args:
             by: "module" for a row per module, "class" for a row per class.
         """
-        return summarize(self, by)
+        summary = summarize(self, by)
+        return summary if self.gpu_work is None else with_gpu_times(summary, self.gpu_work)
 
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook: the offline viewer, in a frame of its own."""

@@ -98,21 +98,15 @@ def summary_command(
 
 
 def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None) -> Summary:
-    from ...formats.merge_metadata import read_merged_summary
-    from ...read import load, trace_path
+    from ...read import load
 
-    with show_status(f"reading {trace}"), trace_path(trace) as path:
-        timeline = whole = load(path)
-        # A merged trace has GPU times ready made, per module and of the whole trace.
-        merged = read_merged_summary(path) if by != "class" and steps is None else None
+    with show_status(f"reading {trace}"):
+        timeline = whole = load(trace)
     if steps is not None:
         timeline = whole.steps(*steps)
-    if merged is None:
+    if steps is not None or timeline.gpu_work is None:
         require_spans(timeline, whole, trace, chosen=steps is not None)
-    summary = timeline.summary("class" if by == "class" else "module")
-    if merged is None:
-        return summary
-    return summary.with_gpu_of(merged)
+    return timeline.summary("class" if by == "class" else "module")
 
 
 def _steps_as(summary: Summary, output_format: TableFormat, limit: int | None) -> str:

@@ -151,10 +151,6 @@ class Summary:
             gpu += f"; communication {self.gpu.communication_ns / 1e6:.3f} ms, {share:.1f} % of it while computing"
         return f"{gpu}; {missing}" if missing else gpu
 
-    def with_gpu_of(self, merged: Summary) -> Summary:
-        """Return this summary with the rows and GPU times of another one of the same recording."""
-        return replace(self, rows=merged.rows, modules=merged.modules, gpu=merged.gpu, gpu_steps=merged.gpu_steps)
-
     def columns(self) -> dict[str, AnyArray]:
         """Return a NumPy array per column: what `pandas.DataFrame` or `polars.DataFrame` take.
 
