@@ -34,6 +34,9 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .merging import MergeResult as MergeResult
     from .merging import merge as merge
     from .profiler.handler import on_trace_ready as on_trace_ready
+    from .ranks import load_ranks as load_ranks
+    from .ranks.slow import SlowRun as SlowRun
+    from .ranks.slow import find_slow_ranks as find_slow_ranks
     from .read import load as load
     from .recording import Recording as Recording
     from .recording import current as current
@@ -61,6 +64,8 @@ _NAMES = {
     ".compare": ("Change", "Diff", "diff", "save_baseline"),
     ".merging": ("MergeResult", "merge"),
     ".profiler.handler": ("on_trace_ready",),
+    ".ranks": ("load_ranks",),
+    ".ranks.slow": ("SlowRun", "find_slow_ranks"),
     ".read": ("load",),
     ".recording": ("Recording", "current", "range", "record"),
     ".reporting": ("Report", "report"),

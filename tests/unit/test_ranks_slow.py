@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import modtrace
 from modtrace.cli.group import group as commands
 from modtrace.ranks.groups import median_of_others
 from modtrace.ranks.rank_tables import StepTable, step_end_table
@@ -90,7 +91,16 @@ def test_a_rank_that_is_late_in_its_data_loader_is_named_with_that(tmp_path: Pat
         assert abs(step.modules[0].excess_ns - 5 * MS) <= MS
     (sentence,) = (line for line in run.sentences if line.startswith("rank 3 "))
     assert ", mostly in data loading; without this delay" in sentence
-    assert run.rank_table().rows[0][-1] == "data loading"
+    assert run.to_csv().splitlines()[1].split(",")[3] == "data loading"
+    text = run.to_text(1).splitlines()
+    assert text[: len(run.sentences)] == run.sentences
+    assert [line.split()[0] for line in text if line.startswith(("rank ", "module", "step"))][-3:] == [
+        "rank",
+        "module",
+        "step",
+    ]
+    with pytest.raises(modtrace.WriteError, match=r"the page is \.html"):
+        run.save(tmp_path / "late.txt")
 
 
 @pytest.fixture(params=["ddp", "fsdp"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .all_ranks import RankTimeline, all_ranks_timeline, load_rank
 from .job_time import JobTime, RankTime
+from .load_ranks import load_ranks
 from .rank_folder import RankRecording, find_rank_recordings, is_dataset, parse_rank_list
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "find_rank_recordings",
     "is_dataset",
     "load_rank",
+    "load_ranks",
     "parse_rank_list",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -107,14 +107,6 @@ class JobTime:
     def ranks(self) -> list[int]:
         """The ranks, ascending."""
         return sorted(self._times)
-
-    @property
-    def methods(self) -> Mapping[Method, list[int]]:
-        """Which ranks were placed how."""
-        found: dict[Method, list[int]] = {}
-        for rank in self.ranks:
-            found.setdefault(self._times[rank].method, []).append(rank)
-        return found
 
     def _place_by_collectives(self, files: Sequence[RankRecording]) -> None:
         collectives = {file.rank: load_own_time(file).collectives for file in files}

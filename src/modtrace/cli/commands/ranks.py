@@ -7,9 +7,9 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..._tables import CellKind
-    from ...ranks import JobTime, RankRecording
-    from ...ranks.slow import SlowRun
 
 __all__ = ["ranks_command"]
 
@@ -68,18 +66,8 @@ def _require_extra(*modules: str) -> None:
         raise ModtraceError(f"this needs {' and '.join(missing)}; run: pip install 'modtrace[ranks]'")
 
 
-def _find_readable(folder: str) -> list[RankRecording]:
-    """Return the recordings of ranks in a folder, and say which files are left out, and why.
-
-    Raises:
-        ModtraceError: there is none, or two are of one rank.
-    """
-    from ...ranks import find_rank_recordings
-
-    return find_rank_recordings(folder, _left_out)
-
-
 def _left_out(error: ModtraceError) -> None:
+    """Say which recording is left out, and why."""
     echo(f"modtrace: left out: {error}", err=True)
 
 
@@ -102,39 +90,23 @@ def timeline(
     clock was measured, by collectives, which no rank can leave before the last one has come; else by the wall clock. A
     process says in its name how far its times are off at most (rank 3 · python ±12.3 µs).
     """
-    from ...ranks import JobTime, all_ranks_timeline, load_rank
+    from ...ranks import load_ranks
     from ...write import check_writable
 
     check_writable(output)
+    numbers, worst = ranks or (None, 0)
     with show_status(f"reading {folder}"):
-        files = _find_readable(folder)
-        job = JobTime(files)
-        chosen = files if ranks is None else _choose(files, job, *ranks)
-        if not chosen:
-            raise click.UsageError(f"There is none of these ranks in {folder}; it holds {_list(job.ranks)}.")
-        read = [
-            load_rank(file, job[file.rank], lambda part: part if steps is None else part.steps(*steps))
-            for file in chosen
-        ]
-        whole = all_ranks_timeline(read, job)
+        whole = load_ranks(folder, steps=steps, ranks=numbers, worst=worst, leave_out=_left_out)
     whole.save(output)
-    for line in _describe_time(job):
+    placed: Any = whole.metadata["ranks"]
+    for line in _describe_time(placed):
         echo(line, err=True)
-    worst = max(read, key=lambda one: one.bound_ns)
+    off = max(placed, key=lambda one: one["bound_ns"])
     bound = (
-        "" if worst.bound_ns == 0 else f"; times are off by at most {worst.bound_ns / 1e3:,.1f} µs (rank {worst.rank})"
+        f"; times are off by at most {off['bound_ns'] / 1e3:,.1f} µs (rank {off['rank']})" if off["bound_ns"] else ""
     )
-    ranks_read, spans = counted(len(read), "rank"), counted(len(whole.columns), "span")
+    ranks_read, spans = counted(len(placed), "rank"), counted(len(whole.columns), "span")
     echo(f"{ranks_read}, {spans} are in {output}{bound}", err=True)
-
-
-def _choose(files: list[RankRecording], job: JobTime, ranks: list[int], worst: int) -> list[RankRecording]:
-    wanted = set(ranks)
-    if worst:
-        from ...ranks.slow import slow_of_recordings, worst_ranks
-
-        wanted.update(worst_ranks(slow_of_recordings(files, job), worst))
-    return [file for file in files if file.rank in wanted]
 
 
 @ranks_command.command("slow", short_help="Say who is late: rank, module, milliseconds.")
@@ -154,34 +126,20 @@ def slow(source: str, output_format: TableFormat, output: str | None, limit: int
     if output is not None and not output.lower().endswith(".html"):
         raise click.UsageError(f"The page is .html, and {output} is not.")
     from ...ranks import is_dataset
-    from ...ranks.slow import find_slow_ranks, write_lateness_page
+    from ...ranks.slow import find_slow_ranks
 
     if is_dataset(source):
         _require_extra("pyarrow")
     with show_status(f"reading {source}"):
         run = find_slow_ranks(source, runner=runner, leave_out=_left_out)
     if output is not None:
-        write_lateness_page(run, output, os.path.basename(os.path.abspath(source)))
-    _print_slow(run, output_format, limit)
-
-
-def _print_slow(run: SlowRun, output_format: TableFormat, limit: int) -> None:
-    from ..._tables import to_csv, to_markdown, to_text
-
-    if output_format == "json":
-        click.echo(json.dumps(run.to_json()))
-        return
+        run.save(output, os.path.basename(os.path.abspath(source)))
     if output_format == "csv":
-        table = run.step_table()
-        click.echo(to_csv(table.headings, table.rows), nl=False)
-        return
-    for line in run.sentences:
-        echo(line)
-    for table in (run.rank_table(limit), run.module_table(limit), run.step_table(limit)):
-        if table.rows:
-            echo("")
-            for line in to_markdown(table) if output_format == "markdown" else to_text(table):
-                echo(line)
+        click.echo(run.to_csv(), nl=False)
+    elif output_format == "json":
+        click.echo(json.dumps(run.to_json()))
+    else:
+        click.echo(run.to_markdown(limit) if output_format == "markdown" else run.to_text(limit))
 
 
 @ranks_command.command("pack", short_help="Write all ranks as Parquet files.")
@@ -203,10 +161,11 @@ def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int |
     ranks, and in it a row group some steps, so that a question about steps reads only these.
     """
     _require_extra("pyarrow")
+    from ...ranks import find_rank_recordings
     from ...ranks.pack import pack
 
     with show_status(f"looking at {folder}"):
-        files = _find_readable(folder)
+        files = find_rank_recordings(folder, _left_out)
     with show_count("packing ranks", len(files)) as progress:
         done = pack(files, output, steps_per_bucket=steps_per_bucket, processes=processes, progress=progress)
     there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
@@ -287,17 +246,15 @@ def _json_value(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _describe_time(job: JobTime) -> list[str]:
+def _describe_time(placed: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say how the ranks were placed in the time of the job; nothing if all read one clock."""
+    from ...ring.collective_text import rank_list
+
     ways = {
         "pings": "by pings between their hosts",
         "collectives": "without pings, by the ends of collectives",
         "wall clock": "by the wall clock alone, which nothing has measured",
     }
-    return [f"ranks {_list(ranks)}: placed {ways[how]}" for how, ranks in job.methods.items() if how in ways]
-
-
-def _list(ranks: list[int]) -> str:
-    from ...ring.collective_text import rank_list
-
-    return rank_list(ranks)
+    methods = dict.fromkeys(one["method"] for one in placed)
+    ranks = {how: [one["rank"] for one in placed if one["method"] == how] for how in methods}
+    return [f"ranks {rank_list(ranks[how])}: placed {ways[how]}" for how in ranks if how in ways]

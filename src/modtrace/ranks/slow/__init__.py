@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .findings import find_late, find_slow_ranks, slow_of_recordings, worst_ranks
 from .late_steps import OUTSIDE, ModuleExcess, StepFinding
-from .slow_run import LateRank, PartOfRun, SlowRun, join_parts, write_lateness_page
+from .slow_run import LateRank, PartOfRun, SlowRun, join_parts
 
 __all__ = [
     "OUTSIDE",
@@ -18,5 +18,4 @@ __all__ = [
     "join_parts",
     "slow_of_recordings",
     "worst_ranks",
-    "write_lateness_page",
 ]

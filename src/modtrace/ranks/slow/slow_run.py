@@ -9,15 +9,16 @@ import os
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._tables import Table, to_html
-from ..._terminal import counted
+from ..._errors import WriteError
+from ..._tables import Table, to_csv, to_html, to_markdown, to_text
+from ..._terminal import counted, printable
 from ..._typing import Float32Array, Int64Array, UInt8Array
 from ...ring.collective_text import rank_list
 from ...write.atomic_file import atomic_writer
@@ -32,7 +33,6 @@ __all__ = [
     "join_parts",
     "often_late",
     "png",
-    "write_lateness_page",
 ]
 
 _OUTSIDE_TEXT = "(outside modules)"
@@ -99,7 +99,7 @@ class LateRank(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowRun:
-    """Who was late in a run.
+    """Who was late in a run; made by `find_slow_ranks`.
 
     Attributes:
         steps: what each step says, in order.
@@ -172,7 +172,39 @@ class SlowRun:
             column += width
         return matrix, ranks.tolist(), steps
 
-    def rank_table(self, limit: int | None = None) -> Table:
+    def to_text(self, limit: int | None = None) -> str:
+        """Return the sentences, and the tables of ranks, modules and steps with `limit` rows each; times in ms."""
+        return "\n".join([*map(printable, self.sentences), *self._tables_as(to_text, limit)])
+
+    def to_markdown(self, limit: int | None = None) -> str:
+        """Return the same with the tables as GitHub has them."""
+        return "\n".join([*map(printable, self.sentences), *self._tables_as(to_markdown, limit)])
+
+    def to_csv(self) -> str:
+        """Return the table of steps as CSV with a header line."""
+        table = self._step_table()
+        return to_csv(table.headings, table.rows)
+
+    def save(self, path: str | os.PathLike[str], title: str = "ranks") -> None:
+        """Write a page without script or network: ranks × steps, coloured by lateness, and the tables.
+
+        Args:
+            path: a `.html` file, replaced as a whole.
+            title: what the page is called.
+
+        Raises:
+            WriteError: another suffix, or the file cannot be written; an existing file there is intact.
+        """
+        if not os.fspath(path).lower().endswith(".html"):
+            raise WriteError(f"{os.fspath(path)}: the page is .html; give it such a name")
+        with atomic_writer(path) as file:
+            file.write(_page(self, title).encode())
+
+    def _tables_as(self, render: Callable[[Table], Sequence[str]], limit: int | None) -> list[str]:
+        tables = (self._rank_table(limit), self._module_table(limit), self._step_table(limit))
+        return [line for table in tables if table.rows for line in ("", *render(table))]
+
+    def _rank_table(self, limit: int | None = None) -> Table:
         """Return the late ranks by what they cost."""
         rows = [
             [
@@ -188,7 +220,7 @@ class SlowRun:
         headings = ["rank", "late in steps", "cost ms", "saved ms", "verdict", "mostly in"]
         return Table(headings, rows, ["number", "number", "number", "number", "text", "name"], [0] * 6)
 
-    def module_table(self, limit: int | None = None) -> Table:
+    def _module_table(self, limit: int | None = None) -> Table:
         """Return the modules in which ranks were late, by what that cost."""
         totals: dict[tuple[str, str], list[int]] = {}
         ranks: dict[tuple[str, str], list[int]] = {}
@@ -206,7 +238,7 @@ class SlowRun:
         kinds: list[Any] = ["name", "text", "number", "number", "text"]
         return Table(["module", "phase", "late in steps", "cost ms", "ranks"], rows, kinds, [0] * 5)
 
-    def step_table(self, limit: int | None = None) -> Table:
+    def _step_table(self, limit: int | None = None) -> Table:
         """Return the steps, those that lost most first."""
         in_order = sorted(self.steps, key=lambda step: (step.verdict != "late", -step.cost_ns, step.step))
         rows = [_step_row(step) for step in in_order[:limit]]
@@ -327,21 +359,6 @@ def at_least(count: int, of: int, probability: float) -> float:
     return math.fsum(math.exp(value) for value in logs)
 
 
-def write_lateness_page(run: SlowRun, path: str | os.PathLike[str], title: str) -> None:
-    """Write the page.
-
-    Args:
-        run: who was late.
-        path: replaced as a whole.
-        title: what the page is called.
-
-    Raises:
-        WriteError: the file cannot be written; an existing file there is intact.
-    """
-    with atomic_writer(path) as file:
-        file.write(_page(run, title).encode())
-
-
 def png(pixels: UInt8Array) -> bytes:
     """Return a PNG of uint8[height, width, 3]."""
     height, width, _ = pixels.shape
@@ -367,9 +384,9 @@ def _page(run: SlowRun, title: str) -> str:
         *_picture(run),
     ]
     for heading, table in (
-        ("Ranks", run.rank_table(_TABLE_ROWS)),
-        ("Modules", run.module_table(_TABLE_ROWS)),
-        ("Steps", run.step_table(_TABLE_ROWS)),
+        ("Ranks", run._rank_table(_TABLE_ROWS)),
+        ("Modules", run._module_table(_TABLE_ROWS)),
+        ("Steps", run._step_table(_TABLE_ROWS)),
     ):
         lines += [f"<h2>{heading}</h2>", *_table(table)]
     return "\n".join([*lines, "</body></html>\n"])

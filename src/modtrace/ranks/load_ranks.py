@@ -1,0 +1,65 @@
+"""`modtrace.load_ranks`: the recordings of a job as one timeline."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+
+from .._errors import ModtraceError
+from ..ring.collective_text import rank_list
+from ..timeline import Timeline
+from .all_ranks import all_ranks_timeline, load_rank
+from .job_time import JobTime
+from .rank_folder import RankRecording, find_rank_recordings
+from .slow import slow_of_recordings, worst_ranks
+
+__all__ = ["load_ranks"]
+
+_Steps = tuple[int | None, int | None]
+
+
+def load_ranks(
+    folder: str | os.PathLike[str],
+    *,
+    steps: _Steps | None = None,
+    ranks: Collection[int] | None = None,
+    worst: int = 0,
+    leave_out: Callable[[ModtraceError], None] | None = None,
+) -> Timeline:
+    """Read the recordings of all ranks of a job into one timeline: a process per rank, in one time.
+
+    Each rank's times are moved by what its clock was ahead. How far they are off at most is in `metadata["ranks"]`, in
+    nanoseconds, with the way in which it was found ("same clock", "pings", "collectives", "wall clock").
+
+    Args:
+        folder: with a ring file or a saved trace of each rank; the processes may run, hang or be dead.
+        steps: take those from the first number to before the second, as `Timeline.steps` does; None: all.
+        ranks: take these; None: all, or with `worst` none but those.
+        worst: take so many of those that were late most, too.
+        leave_out: is called with what is wrong with a recording that is not taken; None: that is raised.
+
+    Raises:
+        ModtraceError: the folder holds no recording, or none of these ranks; one cannot be read; with `worst`, no two
+            ranks waited for each other.
+
+    Example:
+        >>> modtrace.load_ranks("run", steps=(10, 12), worst=4).save("late.pftrace")
+    """
+    files = find_rank_recordings(folder, leave_out)
+    job = JobTime(files)
+    chosen = _choose(files, job, ranks, worst)
+    if not chosen:
+        raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
+    read = [
+        load_rank(file, job[file.rank], lambda part: part if steps is None else part.steps(*steps)) for file in chosen
+    ]
+    return all_ranks_timeline(read, job)
+
+
+def _choose(
+    files: Sequence[RankRecording], job: JobTime, ranks: Collection[int] | None, worst: int
+) -> Sequence[RankRecording]:
+    if ranks is None and not worst:
+        return files
+    wanted = {*(ranks or ()), *(worst_ranks(slow_of_recordings(files, job), worst) if worst else ())}
+    return [file for file in files if file.rank in wanted]
