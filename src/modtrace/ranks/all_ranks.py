@@ -11,6 +11,7 @@ import numpy as np
 
 from .._errors import ModtraceError
 from ..timeline import Group, Mark, Process, Timeline
+from ..timeline.contents import WHOLE_RUN
 from ..timeline.join import join
 from ..timeline.rewrite import move_times, replace_processes
 from .job_time import JobTime, RankTime
@@ -113,4 +114,4 @@ def _metadata(ranks: Sequence[RankTimeline], job: JobTime) -> dict[str, object]:
         {"rank": one.rank, "bound_ns": one.bound_ns, "method": one.method, "clock": job[one.rank].clock}
         for one in ranks
     ]
-    return {**ranks[0].timeline.metadata, "rank": None, "ranks": placed}
+    return {**ranks[0].timeline.metadata, WHOLE_RUN: None, "rank": None, "ranks": placed}

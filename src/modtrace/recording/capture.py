@@ -23,7 +23,7 @@ from .._interrupts import raised_by_handler
 from .._rank import host_hash, rank_in
 from .._version import __version__
 from ..record_options import EngineName
-from ..ring import STACKS_SIGNAL, Kind, NameTable, Ring
+from ..ring import FIRST_STEP, STACKS_SIGNAL, Kind, NameTable, Ring
 from ..track.compiled_regions import CompiledRegions
 from ..track.engine import choose_engine, make_engine
 from ..track.job_clocks import JobClocks
@@ -52,6 +52,7 @@ class Capture:
         sampler: what is sampled at calls.
         stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
         keep: how many rings of ended processes to keep.
+        first_step: the number of its first step; None if it is one of several parts.
 
     Attributes:
         ring: where the events are.
@@ -78,9 +79,12 @@ class Capture:
         sampler: Sampler,
         stacks_on_signal: int | None,
         keep: int,
+        first_step: int | None,
     ) -> None:
         kind = choose_engine(engine)
         metadata = recording_metadata(kind, capacity, host_name)
+        if first_step is not None:
+            metadata[FIRST_STEP] = first_step
         if stacks_on_signal is not None:
             metadata[STACKS_SIGNAL] = int(stacks_on_signal)
         self.ring = Ring(capacity, ring, metadata, keep)

@@ -47,6 +47,7 @@ class Cycles:
 
     Attributes:
         action: what to do in the step that runs.
+        is_scheduled: whether there is a schedule.
 
     Raises:
         RecordingError: the schedule is none.
@@ -56,6 +57,7 @@ class Cycles:
         if schedule is not None and not callable(schedule):
             raise RecordingError(f"schedule is {schedule!r}; give it as torch.profiler.schedule(wait=…, …) makes it")
         self._schedule = schedule
+        self.is_scheduled = schedule is not None
         self._number = 0
         self._torch_action = self._at(0)
         self.action = _ACTIONS[self._torch_action]

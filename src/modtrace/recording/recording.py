@@ -14,6 +14,7 @@ from .._errors import ModtraceError, RecordingError
 from ..ring import Kind, NameTable
 from ..ring.slot_format import NO_NAME
 from ..timeline import RingAnalysis, ThreadStack, Timeline, build_timeline
+from ..timeline.summary import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
 from .capture import Capture
@@ -183,12 +184,15 @@ class Recording:
             return
         if self._capture is None or self._cycle_ended:
             self._timeline = None
-            self._capture = self._outputs.make_capture(self._make_capture, self.warn)
+            self._capture = self._outputs.make_capture(self._make_part, self.warn)
             self._cycle_ended = False
         capture = self._started()
         if self._cycles.action is Action.RECORD and not capture.started:
             self._unsaved = True
             capture.start()
+
+    def _make_part(self, ring: str | None) -> Capture:
+        return self._make_capture(ring, first_step=None if self._cycles.is_scheduled else self.first_step)
 
     def _switch_off(self) -> None:
         """Undo all of `_switch_on` that was done; what an interrupt came into can be done again."""
@@ -221,6 +225,9 @@ class Recording:
             if model is not None:
                 self.warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
             self.save_unsaved()
+            lost = kept_sentence(self._timeline) if self._timeline is not None else ""
+            if lost:
+                self.warn(lost)
             path = self.saved_paths[-1] if self.saved_paths else self._outputs.ring_path
             if path is not None:
                 self.on_saved(path)

@@ -6,7 +6,7 @@ was killed.
 
 from __future__ import annotations
 
-from .file import STACKS_SIGNAL
+from .file import FIRST_STEP, STACKS_SIGNAL
 from .file_header import MAGIC
 from .kept_rings import find_rings, newest_rings, stacks_path
 from .name_table import NameTable, Record
@@ -16,6 +16,7 @@ from .slot_format import Events, Kind
 from .validate import SlotSnapshot
 
 __all__ = [
+    "FIRST_STEP",
     "MAGIC",
     "STACKS_SIGNAL",
     "Events",

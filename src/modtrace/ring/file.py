@@ -36,7 +36,7 @@ from .name_table import Record
 from .owner import WriterLock, describe_writer
 from .slot_format import SLOT_BYTES
 
-__all__ = ["MAX_RECORD_BYTES", "RECORD", "STACKS_SIGNAL", "RingFile", "prefault"]
+__all__ = ["FIRST_STEP", "MAX_RECORD_BYTES", "RECORD", "STACKS_SIGNAL", "RingFile", "prefault"]
 
 RECORD = struct.Struct("<II")
 """What precedes each record of the log."""
@@ -56,6 +56,8 @@ _MAX_PREFAULT_BYTES = 1 << 28
 _POPULATE_BYTES = 1 << 20
 _MADV_POPULATE_WRITE = 23
 
+FIRST_STEP = "first_step"
+"""The key in the metadata of a ring for the number of the first step, where that is known."""
 STACKS_SIGNAL = "stacks_signal"
 """The key in the metadata of a ring for the number of the signal on which its process writes its Python stacks."""
 

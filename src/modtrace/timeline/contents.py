@@ -20,6 +20,7 @@ __all__ = [
     "REGION_CLASS",
     "STEPS_END_WITH",
     "TRACK_KINDS",
+    "WHOLE_RUN",
     "BackwardPass",
     "CounterSeries",
     "Mark",
@@ -40,6 +41,10 @@ TRACK_KINDS = ("forward", "backward", PASSES, RANGES, COMMUNICATION, GPU)
 
 STEPS_END_WITH, BACKWARD_PASSES = "steps_end_with", "backward passes"
 """In a timeline's metadata, where its steps end with backward passes: no optimizer of torch stepped."""
+
+WHOLE_RUN = "whole_run"
+"""In a timeline's metadata: the `steps`, `spans` and `seconds` of the recording of which a ring kept the end, and the
+`kept_steps`; None for what the ring does not know."""
 
 COMPILED_CLASS = "CompiledFunction"
 """The class of a compiled function that is not a module."""

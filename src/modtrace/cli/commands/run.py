@@ -218,8 +218,11 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         if auto.recording.steps:
             echo(f"modtrace: the schedule records none of the script's {auto.recording.steps} steps", err=True)
         return
-    spans = len(auto.recording.timeline().columns)
+    timeline = auto.recording.timeline()
+    spans = len(timeline.columns)
     steps = counted(auto.recording.steps, "step")
+    if timeline.stats.overwritten:
+        steps = f"the end of {steps}"
     if len(files) == 1:
         echo(f"modtrace: {counted(spans, 'span')} of {steps} {'is' if spans == 1 else 'are'} in {files[0]}", err=True)
     else:

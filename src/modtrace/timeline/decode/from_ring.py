@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...ring import Kind, RingSnapshot
-from ..contents import BACKWARD_PASSES, PASSES, STEPS_END_WITH, CounterSeries, Mark, Process, Stats, Track
+from ...ring import FIRST_STEP, Kind, RingSnapshot
+from ..contents import BACKWARD_PASSES, PASSES, STEPS_END_WITH, WHOLE_RUN, CounterSeries, Mark, Process, Stats, Track
 from ..join import with_slices
 from ..slices import BACKWARD, BACKWARD_PASS, Slices, join_columns
 from ..timeline import Timeline
@@ -67,7 +67,8 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
         marks=_marks(analysis),
         counters=_counters(analysis, process),
         # Which host it was matters to those who watch the ring, not to those who get the trace.
-        metadata={key: value for key, value in snapshot.metadata.items() if key != "host"}
+        metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
+        | {WHOLE_RUN: _whole_run(analysis, len(rows["name"]))}
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
         span_args=_find_span_args(analysis, rows),
     )
@@ -77,6 +78,21 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     first = len(communication) + len(passes)
     span_args = {first + row: args for row, args in range_args.items()}
     return with_slices(timeline, join_columns([communication, passes, ranges]), span_args, details)
+
+
+def _whole_run(analysis: RingAnalysis, spans: int) -> dict[str, float | None]:
+    """Return what is known of the whole recording; its spans are not once some events were overwritten."""
+    snapshot, ends = analysis.snapshot, analysis.step_ends
+    is_whole = not snapshot.slots.overwritten
+    kept = max(0, len(ends.number) - (not is_whole))  # of the first step that ends, the begin was overwritten
+    first = snapshot.metadata.get(FIRST_STEP)
+    steps = len(ends.number) if is_whole else None
+    if steps is None and isinstance(first, int) and len(ends.number):
+        steps = int(ends.number[-1]) - first + 1
+    read = [record["monotonic"] for record in snapshot.records if record["kind"] == "anchor"]
+    times = [*read, *analysis.all_events.time[-1:].tolist()]
+    seconds = (max(times) - read[0]) / 1e9 if read else None
+    return {"steps": steps, "spans": spans if is_whole else None, "seconds": seconds, "kept_steps": kept}
 
 
 def _marks(analysis: RingAnalysis) -> list[Mark]:

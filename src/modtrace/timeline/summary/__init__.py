@@ -5,7 +5,7 @@ from __future__ import annotations
 from .device_summary import DeviceModule, DeviceSummary
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, ModuleTimes
 from .module_summary import SORT_KEYS, Summary
-from .overview import Overview
+from .overview import Overview, kept_sentence
 from .parts import PARTS, PartTimes, StepParts, divide_steps, sum_up_parts
 from .self_times import self_times
 from .step_times import StepTimes, find_step_bounds, find_typical_step, measure_steps, warm_up_steps
@@ -28,6 +28,7 @@ __all__ = [
     "divide_steps",
     "find_step_bounds",
     "find_typical_step",
+    "kept_sentence",
     "measure_steps",
     "self_times",
     "sum_up_parts",

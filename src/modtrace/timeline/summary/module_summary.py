@@ -242,6 +242,7 @@ class Summary:
         if self.overview is not None:
             totals = {operator: total._asdict() for operator, total in self.overview.communication.items()}
             values["overview"] = self.overview._asdict() | {"communication": totals}
+            del values["overview"]["kept"]
         return json.dumps(values, indent=2) + "\n"
 
     def to_json_values(self, *, sparse: bool = False) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._terminal import counted
 from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
-from ..contents import STEPS_END_WITH
+from ..contents import STEPS_END_WITH, WHOLE_RUN
 from ..slices import RECOMPUTE
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
@@ -20,7 +20,7 @@ from .step_times import StepTimes
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["Overview", "describe_recording", "overview_lines", "steps_note"]
+__all__ = ["Overview", "describe_recording", "kept_sentence", "overview_lines", "steps_note"]
 
 
 class Overview(NamedTuple):
@@ -42,6 +42,9 @@ class Overview(NamedTuple):
         compiled: names of what torch.compile made of modules and functions, and how many modules are inside of each.
         told_apart: names that several modules had, and those that all but the first of them were given.
         steps_end_with: "backward passes" if no optimizer of torch stepped and no step was marked; else empty.
+        whole_run: the `steps`, `spans` and `seconds` of the recording from its start, and how many steps at its end are
+            there whole, `kept_steps`; None for what the ring does not know, or for all if nothing of that is known.
+        kept: the same as a sentence if the ring overwrote something; else empty.
         steps_of: whose steps those of the summary are (`rank 0`) if there are several processes; else empty.
         communication: collectives by operator; a module's times include those that it called or waited for.
     """
@@ -59,6 +62,8 @@ class Overview(NamedTuple):
     steps_of: str = ""
     told_apart: Mapping[str, Sequence[str]] = {}
     steps_end_with: str = ""
+    whole_run: Mapping[str, float | None] | None = None
+    kept: str = ""
 
 
 _LOSSES = {
@@ -98,7 +103,29 @@ def describe_recording(timeline: Timeline) -> Overview:
         steps_of=_steps_of(timeline),
         told_apart=_told_apart(fqns),
         steps_end_with=str(timeline.metadata.get(STEPS_END_WITH, "")),
+        whole_run=_whole_run(timeline),
+        kept=kept_sentence(timeline),
     )
+
+
+def _whole_run(timeline: Timeline) -> dict[str, float | None] | None:
+    known = timeline.metadata.get(WHOLE_RUN)
+    if not isinstance(known, Mapping):
+        return None
+    values = {name: known.get(name) for name in ("steps", "spans", "seconds", "kept_steps")}
+    return {name: value if type(value) in (int, float) else None for name, value in values.items()}
+
+
+def kept_sentence(timeline: Timeline) -> str:
+    """Say how much a ring kept, and what would keep all; nothing if it did."""
+    whole_run = _whole_run(timeline)
+    if not timeline.stats.overwritten or whole_run is None:
+        return ""
+    kept, steps = whole_run["kept_steps"], whole_run["steps"]
+    of_all = f" of {counted(int(steps), 'step')}" if steps is not None else " steps"
+    digits = max(0, len(str(timeline.stats.recorded)) - 2)
+    capacity = -(-timeline.stats.recorded // 10**digits) * 10**digits
+    return f"Kept the last {int(kept or 0):,}{of_all} (ring full); `--capacity {capacity}` keeps all"
 
 
 def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
@@ -109,7 +136,7 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
     lines = [" · ".join(part for part in what if part), _steps_line(steps, overview.steps_of)]
     if overview.steps_end_with:
         lines.append(f"steps end with {overview.steps_end_with} that reach parameters: no optimizer of torch stepped")
-    lines += [_losses_line(overview), _told_apart_line(overview.told_apart)]
+    lines += [overview.kept, _losses_line(overview), _told_apart_line(overview.told_apart)]
     lines += [_recompute_line(overview, steps), _compiled_line(overview), communication_line(overview.communication)]
     return [line for line in lines if line]
 
