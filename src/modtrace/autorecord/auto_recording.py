@@ -39,6 +39,7 @@ class AutoRecording:
         prepare: called before the recording starts, when torch is imported.
         unattended: no command waits for the recording: log what keeps it from starting, and say on stderr where the
             file is once it is there. False lets such an error leave the script's import of torch.
+        save_on_term: save if SIGTERM ends this process.
 
     Attributes:
         recording: None until torch is imported.
@@ -46,11 +47,17 @@ class AutoRecording:
     """
 
     def __init__(
-        self, arguments: Mapping[str, Any], *, unattended: bool, prepare: Callable[[], object] = lambda: None
+        self,
+        arguments: Mapping[str, Any],
+        *,
+        unattended: bool,
+        prepare: Callable[[], object] = lambda: None,
+        save_on_term: bool = False,
     ) -> None:
         self._arguments = arguments
         self._prepare = prepare
         self._unattended = unattended
+        self._save_on_term = save_on_term
         self._process = os.getpid()
         self._folder = ""
         with contextlib.suppress(OSError):
@@ -99,6 +106,8 @@ class AutoRecording:
             recording.replaceable = True
             recording.on_saved = _say_where if self._unattended else _say_nothing
             recording.warn = _say
+            if self._save_on_term:
+                recording.save_on_term()
             recording.start()
             self.recording = recording
         except Exception as error:

@@ -68,6 +68,7 @@ class Recording:
         self._outputs = Outputs(path, ring, self._cycles)
         self._max_steps = max_steps
         self._signal = None if on_signal is None else SaveOnSignal(on_signal, self._save_on_signal)
+        self._on_signal = on_signal
         self._unused = threading.Lock()
         self._capture: Capture | None = None
         self._timeline: Timeline | None = None
@@ -355,6 +356,15 @@ class Recording:
         if self._capture is None:
             raise RecordingError("the recording was not started; use it in a with block, or call start()")
         return self._capture
+
+    def save_on_term(self) -> None:
+        """Also save if SIGTERM ends the process, which ends then as it would have; to be called before `start`."""
+        self._signal = SaveOnSignal(self._on_signal, self._save_on_signal, self._save_before_end)
+
+    def _save_before_end(self) -> None:
+        self._save_on_signal()
+        if self.saved_paths:
+            self.warn(f"SIGTERM: what was recorded so far is in {self.saved_paths[-1]}")
 
     def _save_on_signal(self) -> None:
         try:

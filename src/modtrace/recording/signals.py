@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import signal
@@ -26,20 +27,26 @@ class SaveOnSignal:
     descriptor, the Python handler wakes the thread.
 
     Args:
-        number: the signal.
+        number: the signal; None for none but SIGTERM.
         save: what to call; it must not raise.
+        before_end: what to call when SIGTERM comes, which ends the process then as it would have; None leaves it
+            alone, and so does a handler that the program has, or sets later.
 
     Raises:
         RecordingError: there is no such signal.
     """
 
-    def __init__(self, number: int, save: Callable[[], None]) -> None:
+    def __init__(
+        self, number: int | None, save: Callable[[], None], before_end: Callable[[], None] | None = None
+    ) -> None:
         try:
-            self._number = signal.Signals(number)
+            self._numbers = [] if number is None else [signal.Signals(number)]
         except ValueError as error:
             raise RecordingError(f"on_signal is {number!r}; it must be a signal, as signal.SIGUSR1") from error
         self._save = save
-        self._old_handler: Any = None
+        self._before_end = before_end
+        self._ends = False
+        self._old_handlers: dict[int, Any] = {}
         self._handler = self._handle  # one object, to be known again
         self._read_fd = self._write_fd = -1
         self._thread: threading.Thread | None = None
@@ -51,12 +58,17 @@ class SaveOnSignal:
             RecordingError: this is not the main thread, where alone Python installs handlers, or the signal can have
                 none.
         """
+        self._ends = self._before_end is not None and signal.SIGTERM not in self._numbers and _is_term_free()
+        numbers = [*self._numbers, *([signal.SIGTERM] if self._ends else [])]
         try:
-            # Asked for and not taken from what sets it: an interrupt in between would lose it.
-            self._old_handler = signal.getsignal(self._number)
-            signal.signal(self._number, self._handler)
+            for number in numbers:
+                # Asked for and not taken from what sets it: an interrupt in between would lose it.
+                self._old_handlers[number] = signal.getsignal(number)
+                signal.signal(number, self._handler)
         except (ValueError, OSError) as error:
-            raise RecordingError(f"on_signal: {self._number.name} cannot be listened to: {error}") from error
+            raise RecordingError(f"on_signal: {numbers[0].name} cannot be listened to: {error}") from error
+        if not self._old_handlers:
+            return
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
         other_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
@@ -86,8 +98,9 @@ class SaveOnSignal:
             self._restore()
 
     def _restore(self) -> None:
-        if signal.getsignal(self._number) is self._handler:
-            signal.signal(self._number, self._old_handler if self._old_handler is not None else signal.SIG_DFL)
+        for number, old_handler in self._old_handlers.items():
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, old_handler if old_handler is not None else signal.SIG_DFL)
         if self._write_fd != -1 and self._owns_wakeup_fd():
             signal.set_wakeup_fd(-1)
         descriptors, self._read_fd, self._write_fd = (self._read_fd, self._write_fd), -1, -1
@@ -102,18 +115,44 @@ class SaveOnSignal:
         return current == self._write_fd
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._thread is None and self._is_ended_by(number):  # it was stopped away from the main thread
+            _end_by(number)
         if self._thread is not None and not self._owns_wakeup_fd():
             with contextlib.suppress(BlockingIOError):  # so many are waiting already
                 os.write(self._write_fd, bytes([number]))
-        if callable(self._old_handler):
-            self._old_handler(number, frame)
+        old_handler = self._old_handlers.get(number)
+        if callable(old_handler):
+            old_handler(number, frame)
+
+    def _is_ended_by(self, number: int) -> bool:
+        """Whether our handler has only put off the end of the process; one that the program has set since acts."""
+        return number == signal.SIGTERM and self._ends and signal.getsignal(number) is self._handler
 
     def _listen(self) -> None:
         while numbers := os.read(self._read_fd, 64):
-            if self._number in numbers:
+            if any(number in numbers for number in self._numbers):
                 self._save()
+            if signal.SIGTERM in numbers and self._is_ended_by(signal.SIGTERM) and self._before_end is not None:
+                self._before_end()
+                _end_by(signal.SIGTERM)
             if 0 in numbers:
                 return
+
+
+def _is_term_free() -> bool:
+    """Whether SIGTERM would end this process, and a thread would be woken by it, also while the main thread hangs."""
+    if os.name != "posix" or threading.current_thread() is not threading.main_thread():
+        return False
+    other_fd = signal.set_wakeup_fd(-1)
+    if other_fd != -1:
+        signal.set_wakeup_fd(other_fd)
+    return other_fd == -1 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def _end_by(number: int) -> None:
+    """End the process by a signal, as if it had no handler; in Python only the main thread could take that away."""
+    ctypes.CDLL(None).signal(number, None)
+    os.kill(os.getpid(), number)
 
 
 _descriptors: dict[int, int] = {}

@@ -158,8 +158,16 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
     metavar="OUT",
     help="Trace to write; the suffix picks the format. [SCRIPT.pftrace]",
 )
+@click.option("--save-on-term/--no-save-on-term", default=True, help="Save if SIGTERM ends SCRIPT.")
 @_recording_options
-def run_command(script: str, arguments: tuple[str, ...], as_module: bool, output: str | None, **options: Any) -> None:
+def run_command(
+    script: str,
+    arguments: tuple[str, ...],
+    as_module: bool,
+    output: str | None,
+    save_on_term: bool,
+    **options: Any,
+) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record its modules.
 
     The script sees what it would see under python: sys.argv, sys.path, __main__, exit code and traceback. In OUT and
@@ -181,7 +189,10 @@ def run_command(script: str, arguments: tuple[str, ...], as_module: bool, output
             # The script may change its directory.
             options[option.name] = absolute_path(add_rank(options[option.name], os.environ))
     auto = AutoRecording(
-        {"path": absolute_path(path), **options}, unattended=False, prepare=lambda: build_engine(options["engine"])
+        {"path": absolute_path(path), **options},
+        unattended=False,
+        prepare=lambda: build_engine(options["engine"]),
+        save_on_term=save_on_term,
     )
     try:
         (run_module if as_module else run_file)(script, arguments)
