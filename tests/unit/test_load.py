@@ -6,6 +6,7 @@ import gzip
 import json
 import tempfile
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -93,7 +94,7 @@ REFUSED = {
     b"hello, world": "neither a ring file nor a trace",
     b'{"otherData": {"modtrace": {"format": 99, "version": "9.0"}}}': "saved by modtrace 9.0 in format 99",
     b'{"traceEvents": [': "this is no profiler trace, or it was cut off",
-    b"{}": "broken JSON before the events",
+    b"{}": 'it has no "traceEvents"',
     b'{"baseTimeNanoseconds": 0, "otherData": {"modtrace": {"format": 1': "no whole JSON",
     gzip.compress(b"hello", mtime=0)[:-6]: "not whole, or damaged",
     b"\x0a\x02\x08\x01": "modtrace did not write it.*the JSON of torch.profiler",
@@ -164,3 +165,9 @@ def test_the_byte_where_it_breaks_is_named(tmp_path: Path, suffix: str) -> None:
         load(path)
     assert raised.value.offset is not None
     assert len(whole) - 1000 < raised.value.offset <= len(whole) - 100
+
+
+def test_a_profile_without_events_says_why_that_may_be(tmp_path: Path) -> None:
+    (tmp_path / "empty.json").write_text('{"traceEvents": []}')
+    (note,) = cast("list[str]", load(tmp_path / "empty.json").metadata["notes"])
+    assert note == "the trace has no events: nothing ran under the profiler, or it was exported within its with block"

@@ -60,6 +60,9 @@ def find_head(data: bytes) -> Head:
         raise HeadError("JSON that is nested too deeply to be read, before the events", 0) from None
 
 
+_NO_EVENTS = 'not a profiler trace: it has no "traceEvents"'
+
+
 def _find_head(data: bytes) -> Head:
     # One character per byte, so that places in the text are places in the file.
     text = data.decode("latin-1")
@@ -72,6 +75,8 @@ def _find_head(data: bytes) -> Head:
         raise HeadError("not a profiler trace: it begins with neither { nor [", offset)
     keys: dict[str, Any] = {}
     offset = _skip(text, offset + 1)
+    if text[offset : offset + 1] == "}":
+        raise HeadError(_NO_EVENTS, offset)
     while True:
         key, offset = _value(text, offset)
         if not isinstance(key, str):
@@ -83,7 +88,7 @@ def _find_head(data: bytes) -> Head:
         keys[key] = _proper(value)
         offset = _skip(text, offset)
         if text[offset : offset + 1] == "}":
-            raise HeadError('not a profiler trace: it has no "traceEvents"', offset)
+            raise HeadError(_NO_EVENTS, offset)
         offset = _skip(text, _expect(text, offset, ","))
 
 

@@ -19,6 +19,7 @@ from .event_columns import ProfilerEvents
 
 __all__ = ["reconstruct"]
 
+NO_EVENTS = "the trace has no events: nothing ran under the profiler, or it was exported within its with block"
 NO_MODULES = (
     "the trace has neither nn.Module slices nor ranges of record_function, so that no module track could be made; "
     "profile with with_stack=True, or give a recording"
@@ -50,7 +51,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
         slices, texts, note = events.regions, events.region_names, REGIONS
         slices = slices.take(threads[slices.track] >= 0)
     if not len(slices):
-        return Timeline(Columns.empty(), metadata={"reconstructed": True}), [NO_MODULES]
+        return Timeline(Columns.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
     nodes = Nodes(events.nodes)
     is_recompute = nodes.innermost.on_threads(slices.track, slices.start) >= 0
     if not has_modules:
