@@ -150,6 +150,7 @@ def test_json_has_steps_and_overview() -> None:
         "steps_of": "",
         "told_apart": {},
         "steps_end_with": "",
+        "whole_run": None,
     }
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "COMMUNICATION",
     "COMPILED_CLASS",
     "GPU",
+    "MISSING_BYTES",
     "PASSES",
     "RANGES",
     "RANGE_CLASS",
@@ -45,6 +46,9 @@ STEPS_END_WITH, BACKWARD_PASSES = "steps_end_with", "backward passes"
 WHOLE_RUN = "whole_run"
 """In a timeline's metadata: the `steps`, `spans` and `seconds` of the recording of which a ring kept the end, and the
 `kept_steps`; None for what the ring does not know."""
+
+MISSING_BYTES = "missing_bytes"
+"""In a timeline's metadata: what was cut off the end of its ring's file."""
 
 COMPILED_CLASS = "CompiledFunction"
 """The class of a compiled function that is not a module."""

@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...ring import FIRST_STEP, Kind, RingSnapshot
-from ..contents import BACKWARD_PASSES, PASSES, STEPS_END_WITH, WHOLE_RUN, CounterSeries, Mark, Process, Stats, Track
+from ..contents import (
+    BACKWARD_PASSES,
+    MISSING_BYTES,
+    PASSES,
+    STEPS_END_WITH,
+    WHOLE_RUN,
+    CounterSeries,
+    Mark,
+    Process,
+    Stats,
+    Track,
+)
 from ..join import with_slices
 from ..slices import BACKWARD, BACKWARD_PASS, Slices, join_columns
 from ..timeline import Timeline
@@ -69,6 +80,7 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
         | {WHOLE_RUN: _whole_run(analysis, len(rows["name"]))}
+        | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
         span_args=_find_span_args(analysis, rows),
     )

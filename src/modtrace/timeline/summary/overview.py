@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._terminal import counted
 from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
-from ..contents import STEPS_END_WITH, WHOLE_RUN
+from ..contents import MISSING_BYTES, STEPS_END_WITH, WHOLE_RUN
 from ..slices import RECOMPUTE
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
@@ -35,8 +35,9 @@ class Overview(NamedTuple):
         spans: how many spans there are.
         modules: how many modules they are of.
         losses: what is missing and how much of it, only what is not 0: `overwritten` (events), `torn` (events),
-            `unfinished`, `unstarted` and `incomplete` (spans). `unattributed` is there too, and is no loss: runs of
-            autograd nodes outside all modules, as a loss function's are.
+            `unfinished`, `unstarted` and `incomplete` (spans), `missing_bytes` (cut off the end of a ring's file).
+            `unattributed` is there too, and is no loss: runs of autograd nodes outside all modules, as those of a loss
+            function are.
         recomputed: the classes of the modules that ran again as a whole, as checkpointing makes them, and how many
             modules of each.
         compiled: names of what torch.compile made of modules and functions, and how many modules are inside of each.
@@ -72,6 +73,7 @@ _LOSSES = {
     "unfinished": "spans without their end",
     "unstarted": "spans without their start",
     "incomplete": "spans incomplete",
+    MISSING_BYTES: "bytes cut off the end of the ring's file",
 }
 
 
@@ -89,6 +91,7 @@ def describe_recording(timeline: Timeline) -> Overview:
     rerun_modules = {names[name].fqn: names[name].module_class for name in np.unique(columns.name[reruns]).tolist()}
     losses = {name: count for name, count in timeline.stats.items() if count and name != "recorded"}
     incomplete = int(np.count_nonzero(~columns.complete))
+    missing_bytes = timeline.metadata.get(MISSING_BYTES)
     return Overview(
         roots=[root for root, _ in roots.most_common() if not outer[root]],
         processes=list(dict.fromkeys(track.process.name for track in timeline.tracks)),
@@ -96,7 +99,9 @@ def describe_recording(timeline: Timeline) -> Overview:
         torch=str(timeline.metadata.get("torch", "")),
         spans=len(columns),
         modules=len(fqns),
-        losses=losses | ({"incomplete": incomplete} if incomplete else {}),
+        losses=losses
+        | ({"incomplete": incomplete} if incomplete else {})
+        | ({MISSING_BYTES: missing_bytes} if isinstance(missing_bytes, int) else {}),
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
         communication=sum_up_communication(timeline.collectives),
         compiled=_count_compiled(timeline),
