@@ -471,6 +471,7 @@ def test_names_of_ranges_that_users_chose_are_in_no_file_of_a_report(tmp_path: P
         ("data loading", "enumerate(AcmeLoader)#AcmeLoader.__next__"),
         ("compile", "torch.compile 0/1: L['acme'] is 3"),
         ("saving", "s3://acme/run"),
+        ("generate", "generate"),
     ]
     for number, (category, name) in enumerate(chosen):
         script.collective(100 * number + 10, Kind.RANGE_BEGIN, range_text(name, category), number)
@@ -485,6 +486,7 @@ def test_names_of_ranges_that_users_chose_are_in_no_file_of_a_report(tmp_path: P
         ("data loading", "annotation 2"),
         ("compile", "torch.compile 0/1"),
         ("saving", "annotation 3"),
+        ("generate", "generate"),
     ]
     with zipfile.ZipFile(path) as archive:
         content = {name: archive.read(name) for name in archive.namelist()}

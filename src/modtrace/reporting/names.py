@@ -131,7 +131,7 @@ _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 _KNOWN_RANGE = re.compile(
     r"clip_grad_(?:norm|value)_|GradScaler\.(?:step|unscale_|update)|torch\.(?:save|load)|torch\.compile \d+/\d+"
     r"|enumerate\(DataLoader\)\#_(?:SingleProcess|MultiProcessing)DataLoaderIter\.__next__|other ranges"
-    r"|garbage collection"
+    r"|garbage collection|generate"
     r"|enumerate\(DataLoader\)\#DataLoader\.__iter__"
 )
 _SCHEDULER = re.compile(r"LRScheduler\.step\#(.*)\.step")

@@ -161,8 +161,8 @@ class Range(NamedTuple):
 
     Attributes:
         name: as torch or the user calls it (`Optimizer.step#AdamW.step`).
-        category: "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation", "torch"
-            (another name of torch's), "user".
+        category: "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation",
+            "generate", "torch" (another name of torch's), "user".
         start_ns: Unix nanoseconds.
         end_ns: Unix nanoseconds; if it is not complete the edge of what is known.
         depth: how many ranges are around it on its track.

@@ -52,6 +52,7 @@ _PREFIXES: tuple[tuple[str, RangeCategory], ...] = (
 """How names begin that torch gives; all others are the user's."""
 _COMPILE_MODULE = "torch._dynamo.callback"
 _LOADER_MODULE = "torch.utils.data.dataloader"
+_GENERATE_MODULE = "transformers.generation.utils"
 
 OpenRange = tuple[int, int]
 """The id of a range's name, and its number."""
@@ -90,6 +91,7 @@ class RangeRecorder:
             _wrap_record_function()
         call_after_import(_COMPILE_MODULE, _watch_compilations)
         call_after_import(_LOADER_MODULE, _wrap_loaders)
+        call_after_import(_GENERATE_MODULE, _wrap_generate)
         _active = self
 
     def stop(self) -> None:
@@ -249,6 +251,14 @@ def _wrap_loaders() -> None:
     """Wrap where loaders begin an epoch and start their workers: torch names the fetches only."""
     loader = sys.modules[_LOADER_MODULE].DataLoader
     _wrap_method(loader, "__iter__", "enumerate(DataLoader)#{}.__iter__", "data loading")
+
+
+@cache
+def _wrap_generate() -> None:
+    """Wrap what calls a model of transformers once per token."""
+    mixin = getattr(sys.modules[_GENERATE_MODULE], "GenerationMixin", None)
+    if mixin is not None:  # else another thread is importing it: without a range, as for a `generate` of one's own
+        _wrap_method(mixin, "generate", "generate", "generate")
 
 
 def _wrap_method(kind: type, method: str, name: str, category: RangeCategory = "optimizer") -> None:

@@ -24,7 +24,7 @@ _ENOUGH_STEPS = 4
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
 _HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
-_VARYING = ("gc", "compile", "saving", "evaluation")
+_VARYING = ("gc", "compile", "saving", "evaluation", "generate")
 """Categories of ranges one of which can take a thousand times as long as the one before."""
 
 
