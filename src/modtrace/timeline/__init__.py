@@ -20,6 +20,7 @@ from .summary import (
     StepParts,
     StepTimes,
     Summary,
+    UnitTimes,
 )
 from .timeline import Timeline
 
@@ -62,6 +63,7 @@ __all__ = [
     "ThreadStack",
     "Timeline",
     "Track",
+    "UnitTimes",
     "build_timeline",
     "launching_spans",
 ]

@@ -179,13 +179,24 @@ class Timeline:
         """
         return select.modules(self, pattern, max_depth)
 
-    def summary(self, by: GroupBy = "module") -> Summary:
+    def summary(self, by: GroupBy = "module", step_by: str | None = None) -> Summary:
         """Return what each module and each step took: calls, totals, self times, and percentiles over steps.
 
         Args:
             by: "module" for a row per module, "class" for a row per class.
+            step_by: what a step is. "optimizer": what optimizers or `Recording.step` end. "call": an outermost call of
+                a module; a call of `generate` is one step with all calls inside. "range NAME": a range. Else a class of
+                modules, whose outermost calls are steps. None: "optimizer" if there are such steps or backward passes,
+                else "call".
+
+        Raises:
+            ModtraceError: there is no such range or class.
+
+        Example:
+            >>> for unit in timeline.summary(step_by="range request").units:
+            ...     print(unit.unit, unit.stage, unit.thread, unit.p99_ns / 1e6)
         """
-        summary = summarize(self, by)
+        summary = summarize(self, by, step_by)
         return summary if self.gpu_work is None else with_gpu_times(summary, self.gpu_work)
 
     def _repr_html_(self) -> str:

@@ -98,7 +98,7 @@ def _measure(
     begin_unix_ns, end_unix_ns = analysis.clock.to_other(np.array([begin_ns, end_ns])).tolist()
     timeline = build_timeline(analysis).window(begin_unix_ns, end_unix_ns)
     communication = union_of(timeline.collectives.start, timeline.collectives.end)
-    summary = timeline.summary()
+    summary = timeline.summary(step_by="optimizer")
     parts = {part.part: part.share for part in summary.parts}
     return tuple(summary.rows), int((communication.end - communication.start).sum()), parts
 

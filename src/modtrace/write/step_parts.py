@@ -22,7 +22,7 @@ class PartTable(NamedTuple):
     Attributes:
         parts: their names, in the order in which they are shown.
         share: of each part, its fraction of the time of all steps.
-        names: of each step (`step 3`).
+        names: of each step (`step 3`, `generate 3`).
         causes: why a step was slow, in one sentence; None if it was not.
         start: int64[steps], Unix nanoseconds.
         end: int64[steps], Unix nanoseconds.
@@ -54,18 +54,23 @@ class PartCounter(NamedTuple):
     ns: Int64Array
 
 
-def part_table(timeline: Timeline) -> PartTable | None:
-    """Return what the steps of a timeline were spent on; None if it has no step."""
-    steps = divide_steps(timeline)
+def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | None:
+    """Return what the steps of a timeline were spent on; None if it has no step.
+
+    Args:
+        timeline: whose steps.
+        step_by: what a step is; see `Timeline.summary`.
+    """
+    steps = divide_steps(timeline, step_by)
     if not steps:
         return None
-    bounds = find_step_bounds(timeline)
+    bounds = find_step_bounds(timeline, step_by)
     totals = sum_up_parts(steps, [])
     parts = [total.part for total in totals if total.total_ns]
     return PartTable(
         parts,
         [total.share for total in totals if total.total_ns],
-        [f"step {step.step}" for step in steps],
+        [f"{step.name} {step.step}" for step in steps],
         [step.cause for step in steps],
         bounds.start,
         bounds.end,
@@ -75,8 +80,8 @@ def part_table(timeline: Timeline) -> PartTable | None:
 
 
 def part_counters(timeline: Timeline) -> list[PartCounter]:
-    """Return a counter per part that any step has, in order; none if no step of the timeline ended."""
-    table = part_table(timeline)
+    """Return a counter per part that any step has, in order; none if no training step of the timeline ended."""
+    table = part_table(timeline, "optimizer")
     if table is None or not table.whole.any():
         return []
     is_last = np.append(table.end[:-1] < table.start[1:], True)

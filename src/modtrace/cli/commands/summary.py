@@ -43,6 +43,12 @@ def _sort_keys() -> tuple[str, ...]:
     help="By a column: self, total, p95, calls, name …; else by gpu where it is known, by total with --tree, by self.",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
+@click.option(
+    "--step-by",
+    metavar="WHAT",
+    help="What a step is: optimizer, call (an outermost call, or a generate), 'range NAME', or a class of modules; "
+    "else optimizer, or call where nothing is trained.",
+)
 @only_option
 @max_depth_option
 @steps_option
@@ -57,6 +63,7 @@ def summary_command(
     only: str | None,
     max_depth: int | None,
     steps: tuple[int | None, int | None] | None,
+    step_by: str | None,
 ) -> None:
     """Print what each module in TRACE took, and its slowest steps.
 
@@ -70,7 +77,7 @@ def summary_command(
         raise click.UsageError("--max-depth is about modules; leave out --by class.")
     if by == "step" and (sort is not None or only is not None or max_depth is not None):
         raise click.UsageError("--sort, --only and --max-depth are about modules; leave out --by step.")
-    summary = _summarize(trace, by, steps)
+    summary = _summarize(trace, by, steps, step_by)
     if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
     console = make_console()
@@ -85,6 +92,8 @@ def summary_command(
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
+        if summary.units and not tree:
+            console.print(f"{summary.units_text(console.width)}\n", soft_wrap=True)
         if summary.step_parts and not tree:
             console.print(f"{summary.parts_text(console.width)}\n", soft_wrap=True)
         console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)
@@ -97,7 +106,7 @@ def summary_command(
         click.echo(render(), nl=False)
 
 
-def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None) -> Summary:
+def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None, step_by: str | None) -> Summary:
     from ...read import load
 
     with show_status(f"reading {trace}"):
@@ -106,7 +115,7 @@ def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None)
         timeline = whole.steps(*steps)
     if steps is not None or timeline.gpu_work is None:
         require_spans(timeline, whole, trace, chosen=steps is not None)
-    return timeline.summary("class" if by == "class" else "module")
+    return timeline.summary("class" if by == "class" else "module", step_by)
 
 
 def _steps_as(summary: Summary, output_format: TableFormat, limit: int | None) -> str:

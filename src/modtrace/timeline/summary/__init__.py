@@ -8,8 +8,10 @@ from .module_summary import SORT_KEYS, Summary
 from .overview import Overview, kept_sentence
 from .parts import PARTS, PartTimes, StepParts, divide_steps, sum_up_parts
 from .self_times import self_times
-from .step_times import StepTimes, find_step_bounds, find_typical_step, measure_steps, warm_up_steps
+from .step_bounds import find_step_bounds
+from .step_times import StepTimes, find_typical_step, measure_steps, warm_up_steps
 from .totals import summarize
+from .units import UnitTimes
 
 __all__ = [
     "PARTS",
@@ -25,6 +27,7 @@ __all__ = [
     "StepParts",
     "StepTimes",
     "Summary",
+    "UnitTimes",
     "divide_steps",
     "find_step_bounds",
     "find_typical_step",

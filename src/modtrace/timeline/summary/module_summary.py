@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_
 from .overview import Overview
 from .parts import PartTimes, StepParts, sum_up_parts
 from .step_times import StepTimes
+from .units import UnitTimes
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -43,13 +45,17 @@ class Summary:
         overwritten: events that the ring had to drop, which no row can count.
         gpu: the GPU time of the whole trace; None if no GPU was profiled, and then there are no GPU columns.
         overview: what was recorded; None if that is not known.
-        steps: what each step took; all of the timeline is one step if none was marked.
+        steps: what each step took; `overview.step_by` says what a step is.
         by: what has a row, "module" or "class".
-        gpu_steps: what was launched on GPUs in each step; empty if that is not known.
+        gpu_steps: what was launched on GPUs in each step that optimizers or `Recording.step` end; empty if that is not
+            known.
         others_ns: what the processes but the first took, whose steps are not marked: each from the start of its first
             span to the end of its last, in nanoseconds together.
         device: what the streams of devices did; None if the recording has no device times.
         step_parts: each step in parts, and why a slow one was slow; in the order of `steps`.
+        units: if steps are calls or ranges: percentiles of how long they took by name and thread, and how many there
+            are per second; else empty.
+        outside: the nanoseconds between such steps, by part, on all threads together.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -69,11 +75,20 @@ class Summary:
     others_ns: int = 0
     device: DeviceSummary | None = None
     step_parts: Sequence[StepParts] = ()
+    units: Sequence[UnitTimes] = ()
+    outside: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def parts(self) -> list[PartTimes]:
-        """What the steps were spent on: their totals add up to the time of all steps of the first process."""
-        return sum_up_parts(self.step_parts, [step.step for step in self.steps if step.whole])
+        """What the steps were spent on: their totals add up to the time of all steps of the first process.
+
+        If calls of several modules are steps, percentiles are of those that took most.
+        """
+        total_ns = Counter[str]()
+        for step in self.step_parts:
+            total_ns[step.name] += sum(step.parts.values())
+        most = {step.step for step in self.step_parts if total_ns[step.name] == max(total_ns.values())}
+        return sum_up_parts(self.step_parts, [step.step for step in self.steps if step.whole and step.step in most])
 
     def sort_by(self, key: str | None = None, limit: int | None = None) -> Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.
@@ -203,6 +218,10 @@ class Summary:
         """Return the table of the parts of a step, times in ms, and why the slowest steps were slow."""
         return render.parts_text(self, width)
 
+    def units_text(self, width: int | None = None) -> str:
+        """Return how long steps took that are calls or ranges, in ms; empty if steps are others."""
+        return render.units_text(self, width)
+
     def steps_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return the table of the `limit` slowest steps, times in ms."""
         return render.steps_text(self, limit, width)
@@ -229,13 +248,16 @@ class Summary:
         return render.summary_html(self)
 
     def to_json(self) -> str:
-        """Return a JSON object: `rows`, `steps` and `parts` (times in ns), `overview`, `modules`, `gpu` if profiled."""
+        """Return a JSON object: `rows`, `steps`, `parts`, `units` and more; times in ns."""
         values = self.to_json_values()
         for row, times in zip(values["rows"], self.rows, strict=True):
             row |= {field: getattr(times, field) for field in _DERIVED_FIELDS}
         values["by"] = self.by
         values["parts"] = [part._asdict() for part in self.parts]
-        in_parts = {step.step: {"parts": step.parts, "cause": step.cause} for step in self.step_parts}
+        values |= {"units": [unit._asdict() for unit in self.units], "outside": self.outside}
+        in_parts = {
+            step.step: {"name": step.name, "parts": step.parts, "cause": step.cause} for step in self.step_parts
+        }
         values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in self.steps]
         if self.device is not None:
             values["device"] = self.device._asdict() | {"rows": [row._asdict() for row in self.device.rows]}

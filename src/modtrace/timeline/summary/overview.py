@@ -15,7 +15,9 @@ from ..contents import MISSING_BYTES, STEPS_END_WITH, WHOLE_RUN
 from ..slices import RECOMPUTE
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
+from .step_bounds import CALL, OPTIMIZER
 from .step_times import StepTimes
+from .units import UnitTimes
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -47,6 +49,8 @@ class Overview(NamedTuple):
             there whole, `kept_steps`; None for what the ring does not know, or for all if nothing of that is known.
         kept: the same as a sentence if the ring overwrote something; else empty.
         steps_of: whose steps those of the summary are (`rank 0`) if there are several processes; else empty.
+        step_by: what the steps are: "optimizer" if optimizers or `Recording.step` end them, "call", "range NAME", or a
+            class of modules.
         communication: collectives by operator; a module's times include those that it called or waited for.
     """
 
@@ -65,6 +69,7 @@ class Overview(NamedTuple):
     steps_end_with: str = ""
     whole_run: Mapping[str, float | None] | None = None
     kept: str = ""
+    step_by: str = OPTIMIZER
 
 
 _LOSSES = {
@@ -133,12 +138,13 @@ def kept_sentence(timeline: Timeline) -> str:
     return f"Kept the last {int(kept or 0):,}{of_all} (ring full); `--capacity {capacity}` keeps all"
 
 
-def overview_lines(overview: Overview, steps: Sequence[StepTimes]) -> list[str]:
+def overview_lines(overview: Overview, steps: Sequence[StepTimes], units: Sequence[UnitTimes] = ()) -> list[str]:
     """Return the header of a summary: what, which steps, what is lost, and what recompute costs."""
     recorded_by = [f"{overview.engine} engine"] if overview.engine else []
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
     what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
-    lines = [" · ".join(part for part in what if part), _steps_line(steps, overview.steps_of)]
+    counted_steps = _units_line(overview, steps, units) if units else _steps_line(steps, overview.steps_of)
+    lines = [" · ".join(part for part in what if part), counted_steps]
     if overview.steps_end_with:
         lines.append(f"steps end with {overview.steps_end_with} that reach parameters: no optimizer of torch stepped")
     lines += [overview.kept, _losses_line(overview), _told_apart_line(overview.told_apart)]
@@ -214,6 +220,22 @@ def _steps_line(steps: Sequence[StepTimes], steps_of: str) -> str:
     if evaluated:
         text += f"; evaluation took {_ms(sum(evaluated))} of {counted(len(evaluated), 'step')}, and counts to none"
     return text
+
+
+def _units_line(overview: Overview, steps: Sequence[StepTimes], units: Sequence[UnitTimes]) -> str:
+    """Say what the steps are if no marks end them, and how many there are of each name."""
+    if overview.step_by == CALL:
+        what = "an outermost call (--step-by chooses others)"
+    else:
+        what = overview.step_by if overview.step_by.startswith("range ") else f"a call of {overview.step_by}"
+    of_names = []
+    for unit in (unit for unit in units if not unit.stage and not unit.thread):
+        inside = f" ({counted(unit.calls, 'call')} inside)" if unit.calls != unit.measured else ""
+        of_names.append(f"{unit.measured:,} × {unit.unit}{inside}")
+    of_process = f" of {overview.steps_of}" if overview.steps_of else ""
+    cut = sum(not step.whole for step in steps)
+    not_whole = f"; {counted(cut, 'step')} not recorded whole" if cut else ""
+    return f"a step is {what}: {_shortened(of_names)}{of_process}{not_whole}"
 
 
 def _recompute_line(overview: Overview, steps: Sequence[StepTimes]) -> str:

@@ -6,6 +6,7 @@ collections. The layers are then painted over each other, from what says least t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,12 +17,13 @@ from ..contents import RANGE_CLASS
 from ..slices import BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
 from ..time_intervals import union_of
 from .percentiles import nearest_rank
-from .step_times import StepBounds, find_step_bounds, warm_up_steps
+from .step_bounds import GENERATE, OPTIMIZER, STEP, StepBounds, find_step_bounds, once_per_timeline
+from .step_times import warm_up_steps
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["PARTS", "PartTimes", "StepParts", "divide_steps", "sum_up_parts"]
+__all__ = ["PARTS", "PartTimes", "StepParts", "divide_outside", "divide_steps", "sum_up_parts"]
 
 PARTS = (
     *("data loading", "forward", "loss", "backward", "recompute", "communication"),
@@ -65,13 +67,15 @@ class StepParts(NamedTuple):
     Attributes:
         step: its number, from 0.
         parts: nanoseconds by part, without those that are 0; they add up to the duration of the step.
-        cause: for a step that is much slower than usual, which part made it so, in a sentence; else None. Evaluation
-            makes no step slow: the sentence is about the time without it.
+        cause: for a step that is much slower than others of its name, which part made it so, in a sentence; else None.
+            Evaluation makes no step slow: the sentence is about the time without it.
+        name: "step"; of a step that is a call or a range, what that is called.
     """
 
     step: int
     parts: Mapping[str, int]
     cause: str | None = None
+    name: str = STEP
 
 
 class _Layer(NamedTuple):
@@ -82,12 +86,26 @@ class _Layer(NamedTuple):
     part: Int64Array
 
 
-def divide_steps(timeline: Timeline) -> list[StepParts]:
+@once_per_timeline
+def divide_steps(timeline: Timeline, step_by: str) -> list[StepParts]:
     """Return the parts of each step of the first process, in the order of `measure_steps`.
 
-    A step is divided on the thread that spends most time in modules and backward passes in it.
+    A call or a range is divided on its thread, any other step on the one that spends most time in modules and backward
+    passes in it.
     """
-    bounds = find_step_bounds(timeline)
+    return _divide(timeline, find_step_bounds(timeline, step_by))
+
+
+def divide_outside(timeline: Timeline, step_by: str | None) -> dict[str, int]:
+    """Return the nanoseconds between the steps of each thread by part, the longest first; see `Summary.outside`."""
+    bounds = find_step_bounds(timeline, step_by)
+    parts = Counter[str]()
+    for gap in _divide(timeline, bounds.between()) if bounds.step_by != OPTIMIZER else ():
+        parts.update(gap.parts)
+    return dict(parts.most_common())
+
+
+def _divide(timeline: Timeline, bounds: StepBounds) -> list[StepParts]:
     if not len(bounds.number):
         return []
     parts = _PartNames()
@@ -100,12 +118,18 @@ def divide_steps(timeline: Timeline) -> list[StepParts]:
     for of_thread, (table, _) in zip(ns, divided, strict=True):
         of_thread[:, : table.shape[1]] = table
     busiest = np.argmax(np.stack([busy for _, busy in divided]), axis=0)
-    chosen = ns[busiest, np.arange(len(bounds.number))]
-    longest = _longest_ranges(timeline, bounds, threads, busiest)
-    causes = _causes(bounds, chosen, parts.names, longest)
+    own = np.argmax(bounds.tid == np.array(threads)[:, None], axis=0)
+    thread = np.where(bounds.tid < 0, busiest, own)
+    chosen = ns[thread, np.arange(len(bounds.number))]
+    longest = _longest_ranges(timeline, bounds, threads, thread)
+    causes: list[str | None] = [None] * len(bounds.number)
+    for name in dict.fromkeys(bounds.name):
+        alike = bounds.whole & [other == name for other in bounds.name]
+        found = _causes(bounds._replace(whole=alike), chosen, parts.names, longest)
+        causes = [cause or before for cause, before in zip(found, causes, strict=True)]
     return [
-        StepParts(number, {parts.names[part]: ns for part, ns in enumerate(row) if ns}, cause)
-        for number, row, cause in zip(bounds.number.tolist(), chosen.tolist(), causes, strict=True)
+        StepParts(number, {parts.names[part]: ns for part, ns in enumerate(row) if ns}, cause, name)
+        for number, row, cause, name in zip(bounds.number.tolist(), chosen.tolist(), causes, bounds.name, strict=True)
     ]
 
 
@@ -155,8 +179,8 @@ def _divide_on_thread(
     for layer in layers:
         inside, at = _covered(layer, start)
         part[inside] = layer.part[at[inside]]
-    step = np.searchsorted(bounds.start, start, side="right") - 1
-    in_step = (step >= 0) & (start < bounds.end[step])
+    step = bounds.index_at(start, np.full(len(start), tid))
+    in_step = step >= 0
     table = np.zeros((len(bounds.number), len(parts.names)), np.int64)
     np.add.at(table, (step[in_step], part[in_step]), (edges[1:] - start)[in_step])
     of_model = [parts.number(name) for name in ("forward", "backward", "recompute", "evaluation")]
@@ -187,7 +211,7 @@ def _layers(timeline: Timeline, tid: int, parts: _PartNames) -> Iterator[_Layer]
     losses, models = roots[is_loss[slices.name[roots]]], roots[~is_loss[slices.name[roots]]]
     ranges = np.flatnonzero(own & (slices.kind == RANGE))
     category = np.array([_category(timeline, name) for name in slices.name[ranges].tolist()])
-    users, encloses = ranges[category == "user"], np.zeros(len(slices), np.bool_)
+    users, encloses = ranges[np.isin(category, ("user", GENERATE))], np.zeros(len(slices), np.bool_)
     encloses[users] = _hold_any(slices, users, np.concatenate([models, passes]))
 
     yield from _by_name(timeline, users[encloses[users]], parts)
@@ -272,9 +296,9 @@ def _longest_ranges(
     """Return the name of the longest range by index of the step and category, on the thread of that step."""
     slices, tracks = timeline.slices, timeline.tracks
     rows = np.flatnonzero(slices.kind == RANGE)
-    step = np.searchsorted(bounds.start, slices.start[rows], side="right") - 1
     tid = np.array([track.tid for track in tracks] or [0])[slices.track[rows]]
-    kept = (step >= 0) & (slices.start[rows] < bounds.end[step]) & (np.array(threads)[busiest[step]] == tid)
+    step = bounds.index_at(slices.start[rows], tid)
+    kept = (step >= 0) & (np.array(threads)[busiest[step]] == tid)
     rows, step = rows[kept], step[kept]
     order = np.argsort(slices.end[rows] - slices.start[rows], kind="stable")
     names = slices.name[rows[order]].tolist()
@@ -309,7 +333,8 @@ def _causes(
         part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
         named = longest.get((index, names[part]), "") if names[part] in {"optimizer", "compile", "saving"} else ""
         causes[index] = (
-            f"step {bounds.number[index]}: {_ms(duration[index])}{' without evaluation' if evaluates[index] else ''}, "
+            f"{bounds.name[index]} {bounds.number[index]}: {_ms(duration[index])}"
+            f"{' without evaluation' if evaluates[index] else ''}, "
             f"of which {_ms(ns[index, part])} {names[part]}{f' ({named})' if named else ''}; "
             f"usually {_ms(usual[part, 0])}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +13,7 @@ from .device_summary import device_table, device_totals
 from .module_rows import GpuStepTimes, ModuleTimes, in_tree_order
 from .overview import overview_lines, steps_note
 from .step_times import StepTimes
+from .units import UnitTimes
 
 if TYPE_CHECKING:
     from .module_summary import Summary
@@ -26,6 +28,7 @@ __all__ = [
     "steps_table",
     "steps_text",
     "summary_html",
+    "units_text",
 ]
 
 
@@ -112,9 +115,12 @@ def steps_table(summary: Summary) -> Table:
     """Return the table of steps, slowest first; the duration of one that is not whole ends with `+`."""
     steps = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)
     table = _table(_STEP_COLUMNS, steps, summary)
+    names = {step.step: f"{step.name} {step.step}" for step in summary.step_parts if summary.units}
     for cells, step in zip(table.rows, steps, strict=True):
+        cells[0] = names.get(step.step, cells[0])
         cells[1] += "" if step.whole else "+"
-    gpu_of = {gpu.step: gpu for gpu in summary.gpu_steps}
+    # Of steps that are calls no GPU times are known.
+    gpu_of = {gpu.step: gpu for gpu in summary.gpu_steps if not summary.units}
     beside = _table(_GPU_STEP_COLUMNS, [gpu_of.get(step.step, GpuStepTimes(step.step)) for step in steps], summary)
     rows = [[*cells, *more] for cells, more in zip(table.rows, beside.rows, strict=True)]
     return Table(
@@ -152,6 +158,47 @@ def parts_text(summary: Summary, width: int | None = None) -> str:
     more = len(causes) - _MAX_CAUSES
     lines = causes[:_MAX_CAUSES] + ([counted(more, "more slow step")] if more > 0 else [])
     return "\n".join([*to_text(table, width), *(part for line in lines for part in wrapped(line, width))])
+
+
+_MAX_THREADS, _MAX_OUTSIDE = 8, 3
+
+
+def units_text(summary: Summary, width: int | None = None) -> str:
+    """Return how long steps took that are calls or ranges; the busiest threads follow all threads."""
+    if not summary.units:
+        return ""
+    threads = Counter[str]()
+    for unit in summary.units:
+        threads[unit.thread] += unit.measured
+    shown = ["", *(name for name, _ in threads.most_common() if name)][: _MAX_THREADS + 1]
+    lines = to_text(
+        without_columns(_units_table([unit for unit in summary.units if unit.thread in shown]), width)[0], width
+    )
+    hidden = len(threads) - len(shown)
+    lines += [counted(hidden, "more thread")] if hidden else []
+    outside_ns = sum(summary.outside.values())
+    if outside_ns:
+        share = outside_ns / (outside_ns + sum(step.duration_ns for step in summary.steps))
+        parts = ", ".join(f"{part} {ns / 1e6:,.3f} ms" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE])
+        lines += wrapped(printable(f"between steps: {share:.1%} of the time of these threads: {parts}"), width)
+    return "\n".join(lines)
+
+
+def _units_table(units: Sequence[UnitTimes]) -> Table:
+    rows = [
+        [
+            f"  {unit.stage}" if unit.stage else unit.unit,
+            unit.thread or "all",
+            str(unit.measured),
+            str(unit.calls),
+            *(f"{ns / 1e6:.3f}" for ns in (unit.p50_ns, unit.p95_ns, unit.p99_ns)),
+            f"{unit.per_second:.4g}",
+        ]
+        for unit in units
+    ]
+    headings = ["step", "thread", "count", "calls", "p50 ms", "p95", "p99", "per second"]
+    kinds: list[CellKind] = ["name", "name", *(["number"] * 6)]  # type: ignore[list-item]
+    return Table(headings, rows, kinds, [0, 1, 2, 3, 0, 0, 0, 0])
 
 
 def _table(
@@ -254,14 +301,15 @@ def _share_notes(summary: Summary, width: int | None) -> list[str]:
     if summary.others_ns:
         notes += wrapped("% step: of the time of all processes, each from its first span to its last", width)
     if summary.steps_ns and any(row.total_ns > summary.steps_ns for row in summary.rows):
-        notes += wrapped("% step above 100: threads ran at once, and each counts", width)
+        why = ", or modules ran outside of steps" if summary.units else ""
+        notes += wrapped(f"% step above 100: threads ran at once, and each counts{why}", width)
     return notes
 
 
 def _header(summary: Summary, width: int | None) -> list[str]:
     if summary.overview is None:
         return []
-    header = overview_lines(summary.overview, summary.steps)
+    header = overview_lines(summary.overview, summary.steps, summary.units)
     return [*(line for text in header for line in wrapped(printable(text), width)), ""]
 
 
@@ -298,8 +346,10 @@ def summary_html(summary: Summary) -> str:
     """Return header, table of modules and the slowest steps, without script or style sheet; names are escaped."""
     parts = []
     if summary.overview is not None:
-        header = overview_lines(summary.overview, summary.steps)
+        header = overview_lines(summary.overview, summary.steps, summary.units)
         parts.append("<p>" + "<br>".join(html.escape(printable(line)) for line in header) + "</p>")
+    if summary.units:
+        parts += to_html(_units_table([unit for unit in summary.units if not unit.thread]), "")
     parts += to_html(modules_table(summary), summary.note)
     if summary.device is not None:
         parts.append(f"<p>{html.escape(device_totals(summary.device))}</p>")

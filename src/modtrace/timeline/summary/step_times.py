@@ -10,17 +10,16 @@ from ..._errors import ModtraceError
 from ..._typing import BoolArray, Int64Array
 from ..contents import RANGE_CLASS
 from ..gpu_tracks import without_gpu
-from ..select import first_ended_step, first_process_tracks, keep_tracks
+from ..select import first_process_tracks, keep_tracks
 from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE
 from ..time_intervals import TimeIntervals, union_of
+from .step_bounds import OPTIMIZER, StepBounds, find_step_bounds, once_per_timeline
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
 __all__ = [
-    "StepBounds",
     "StepTimes",
-    "find_step_bounds",
     "find_typical_step",
     "is_in_evaluation",
     "measure_steps",
@@ -28,29 +27,14 @@ __all__ = [
 ]
 
 
-class StepBounds(NamedTuple):
-    """From when to when each step lasts; arrays of equal length, in time order.
-
-    Attributes:
-        number: int64[n], the step's number, from 0.
-        start: int64[n], Unix nanoseconds: the end of the step before; of the first, what began first on any thread.
-        end: int64[n], Unix nanoseconds.
-        whole: bool[n], False if its beginning was overwritten, or its end not marked.
-    """
-
-    number: Int64Array
-    start: Int64Array
-    end: Int64Array
-    whole: BoolArray
-
-
 class StepTimes(NamedTuple):
-    """One training step; times are integer nanoseconds.
+    """One step; times are integer nanoseconds.
 
-    A step reaches from the mark that ends the one before it to its own: `Recording.step`, or the end of an optimizer's
-    step if the recording marks these. Each moment counts once, however many threads run: as recompute if any module
-    runs again, else as backward if any is in backward, else as forward. So the times from `forward_ns` to `after_ns`,
-    and `evaluation_ns`, add up to `duration_ns`.
+    A training step reaches from the mark that ends the one before it to its own: `Recording.step`, or the end of an
+    optimizer's step if the recording marks these. Other steps are calls or ranges, see `Timeline.summary`: what their
+    own thread did counts. Each moment counts once, however many threads run: as recompute if any module runs again,
+    else as backward if any is in backward, else as forward. So the times from `forward_ns` to `after_ns`, and
+    `evaluation_ns`, add up to `duration_ns`.
 
     Attributes:
         step: its number, from 0.
@@ -86,48 +70,26 @@ class StepTimes(NamedTuple):
         return self.duration_ns - self.evaluation_ns
 
 
-def find_step_bounds(timeline: Timeline) -> StepBounds:
-    """Return the steps of the first process in order; all of the timeline is one step if none was marked.
-
-    The first begins with its first span or range, as a recording does not say when its steps began. A step in which no
-    span begins is left out.
-    """
-    columns = timeline.columns
-    own = np.flatnonzero(first_process_tracks(timeline)[columns.track])
-    if not len(own):
-        nothing = np.zeros(0, np.int64)
-        return StepBounds(nothing, nothing, nothing, np.zeros(0, np.bool_))
-    starts, last_end = columns.start[own], int(columns.end[own].max())
-    marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    first_step = first_ended_step(timeline, marks)
-    first_start = min([int(starts[0]), *marks[:1].tolist(), *_first_range_start(timeline)])
-    edges = np.concatenate([[first_start], marks])
-    whole = np.ones(len(marks), np.bool_)
-    if not len(marks) or starts[-1] >= marks[-1]:
-        edges, whole = np.append(edges, max(last_end, int(edges[-1]))), np.append(whole, False)
-    if timeline.stats.overwritten:
-        whole[0] = False
-    number = first_step + np.arange(len(whole), dtype=np.int64)
-    begun = np.isin(np.arange(len(whole)), np.searchsorted(marks, starts, side="right"))
-    return StepBounds(number[begun], edges[:-1][begun], edges[1:][begun], whole[begun])
-
-
-def _first_range_start(timeline: Timeline) -> list[int]:
-    """Return when the first range of the first process began; nothing if it has none."""
-    slices, rows = timeline.slices, timeline.slices.block_of(RANGE)
-    starts = slices.start[rows][first_process_tracks(timeline)[slices.track[rows]]]
-    return [int(starts.min())] if len(starts) else []
-
-
-def measure_steps(timeline: Timeline) -> list[StepTimes]:
+@once_per_timeline
+def measure_steps(timeline: Timeline, step_by: str) -> list[StepTimes]:
     """Return the steps of a timeline in order, as `find_step_bounds` tells them.
 
-    With several processes, marks and spans of the first count.
+    With several processes, marks and spans of the first count. For a step that is a call, those of its thread count.
     """
-    timeline = keep_tracks(timeline, first_process_tracks(timeline))
-    columns = timeline.columns
-    number, start, end, whole = find_step_bounds(timeline)
-    trains = ~is_in_evaluation(timeline)
+    bounds, own = find_step_bounds(timeline, step_by), first_process_tracks(timeline)
+    tids = np.array([track.tid for track in timeline.tracks], np.int64)
+    return sorted(
+        step
+        for tid, steps in bounds.by_thread().items()
+        for step in _measure(keep_tracks(timeline, own if tid < 0 else own & (tids == tid)), steps)
+    )
+
+
+def _measure(timeline: Timeline, bounds: StepBounds) -> list[StepTimes]:
+    columns, (number, start, end, whole) = timeline.columns, bounds[:4]
+    trains, evaluations = ~is_in_evaluation(timeline), _evaluation_times(timeline)
+    if bounds.step_by != OPTIMIZER:  # an evaluation's calls are steps too
+        trains, evaluations = np.ones(len(columns), np.bool_), TimeIntervals(start[:0], end[:0])
     is_root = columns.parent < 0
     recomputes = columns.phase == RECOMPUTE
     is_backward = columns.phase != FORWARD
@@ -139,7 +101,6 @@ def measure_steps(timeline: Timeline) -> list[StepTimes]:
     pass_times = union_of(timeline.slices.start[passes], timeline.slices.end[passes])
     whole_passes = pass_times.time_within(start, end)
     before, after = _edges_outside(all_busy, start, end)
-    evaluations = _evaluation_times(timeline)
     either = union_of(np.append(all_busy.start, evaluations.start), np.append(all_busy.end, evaluations.end))
     evaluation = either.time_within(start, end) - modules
     before = before - evaluations.time_within(start, start + before)

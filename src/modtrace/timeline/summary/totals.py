@@ -14,10 +14,12 @@ from .device_summary import summarize_device
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
 from .overview import describe_recording
-from .parts import divide_steps
+from .parts import divide_outside, divide_steps
 from .percentiles import median_and_p95_by_group
 from .self_times import is_outermost, self_times, times_in_phase
+from .step_bounds import OPTIMIZER, find_step_bounds
 from .step_times import is_in_evaluation, measure_steps
+from .units import measure_units
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["summarize"]
 
 
-def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
-    """Add up calls and CPU times per module or per class; device times are in a table of their own."""
+def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Summary:
+    """Add up calls and CPU times per module or per class; device times are in a table of their own.
+
+    See `Timeline.summary`.
+    """
     device = summarize_device(timeline)
     timeline = without_gpu(timeline)
     columns = timeline.columns
@@ -42,21 +47,29 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
     np.add.at(total_ns, (columns.phase[timed], group[timed]), in_phase_ns[timed])
     for phase in (FORWARD, RECOMPUTE):
         calls_inside = np.flatnonzero(inside & (columns.phase == phase))
-        inner_group, _, inner_ns = _with_outer_groups(columns, groups, calls_inside, self_ns[calls_inside])
+        inner_group, _, inner_ns = _with_outer_groups(
+            columns, columns.step, groups, calls_inside, self_ns[calls_inside]
+        )
         np.add.at(total_ns[phase], inner_group, inner_ns)
     phase_self_ns = np.zeros_like(total_ns)
     np.add.at(phase_self_ns, (columns.phase, group), self_ns)
     calls = np.bincount(group[columns.phase == FORWARD], minlength=len(groups))
-    steps = measure_steps(timeline)
-    # Marks end the steps of one process; they say nothing about the spans of others.
-    own = first_process_tracks(timeline)[columns.track] & ~is_in_evaluation(timeline)
+    bounds, steps = find_step_bounds(timeline, step_by), measure_steps(timeline, step_by)
+    # Steps are those of one process; they say nothing about the spans of others.
+    own, step = first_process_tracks(timeline)[columns.track], columns.step
+    if bounds.step_by == OPTIMIZER:
+        own = own & ~is_in_evaluation(timeline)
+    else:
+        tid = np.array([track.tid for track in timeline.tracks], np.int64)[columns.track]
+        step = bounds.index_at(columns.start, tid)
+        own = own & (step >= 0)
     timed, calls_inside = timed[own[timed]], np.flatnonzero(inside & own)
-    inner_group, inner_step, inner_ns = _with_outer_groups(columns, groups, calls_inside, self_ns[calls_inside])
+    inner_group, inner_step, inner_ns = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
     p50_ns, p95_ns = median_and_p95_by_group(
         np.concatenate([group[timed], inner_group]),
-        np.concatenate([columns.step[timed], inner_step]),
+        np.concatenate([step[timed], inner_step]),
         np.concatenate([in_phase_ns[timed], inner_ns]),
-        whole_steps=[step.step for step in steps if step.whole],
+        whole_steps=[whole.step for whole in steps if whole.whole],
         groups=len(groups),
     )
     by_phase = [times[phase] for phase in range(len(PHASES)) for times in (total_ns, phase_self_ns)]
@@ -76,12 +89,14 @@ def summarize(timeline: Timeline, by: GroupBy = "module") -> Summary:
         len(rows),
         incomplete,
         timeline.stats.overwritten,
-        overview=describe_recording(timeline),
+        overview=describe_recording(timeline)._replace(step_by=bounds.step_by),
         steps=steps,
         by=by,
         others_ns=_time_of_others(timeline),
         device=device,
-        step_parts=divide_steps(timeline),
+        step_parts=divide_steps(timeline, step_by),
+        units=measure_units(timeline, step_by),
+        outside=divide_outside(timeline, step_by),
     )
 
 
@@ -102,11 +117,11 @@ def _time_of_others(timeline: Timeline) -> int:
 
 
 def _with_outer_groups(
-    columns: Columns, groups: Groups, span: Int64Array, self_ns: Int64Array
+    columns: Columns, step: Int64Array, groups: Groups, span: Int64Array, self_ns: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return (group, step, ns), in no order: the self time of each span for every group that its module counts to."""
     names = len(groups.of_name)
-    key, inverse = np.unique(columns.step[span] * max(names, 1) + columns.name[span], return_inverse=True)
+    key, inverse = np.unique(step[span] * max(names, 1) + columns.name[span], return_inverse=True)
     ns = np.zeros(len(key), np.int64)
     np.add.at(ns, inverse, self_ns)
     step, name = np.divmod(key, max(names, 1))

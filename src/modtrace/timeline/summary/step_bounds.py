@@ -1,0 +1,233 @@
+"""What counts as a step of a timeline, and from when to when each lasts.
+
+Marks end training steps. If nothing is trained and no step is marked, each outermost call is one: a request, a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from ..._errors import ModtraceError
+from ..._typing import AnyArray, BoolArray, Int64Array
+from ..contents import RANGE_CLASS
+from ..select import first_ended_step, first_process_tracks
+from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, MODULE, RANGE
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+
+__all__ = [
+    "CALL",
+    "GENERATE",
+    "OPTIMIZER",
+    "STEP",
+    "StepBounds",
+    "find_step_bounds",
+    "forward_calls",
+    "once_per_timeline",
+]
+
+OPTIMIZER, CALL = "optimizer", "call"
+"""Steps that optimizers or `rec.step()` end; steps that are outermost calls."""
+STEP, GENERATE = "step", "generate"
+"""The name of a step that a mark ends; of a call of `generate`, whose calls of the model are one step."""
+_RANGE = "range "
+_PROCESS = -1
+_NAMED = 5
+"""How many names an error lists."""
+
+_Result_co = TypeVar("_Result_co", covariant=True)
+
+
+class _OfSteps(Protocol[_Result_co]):
+    def __call__(self, timeline: Timeline, step_by: str | None = OPTIMIZER) -> _Result_co: ...
+
+
+def once_per_timeline(function: Callable[[Timeline, str], _Result_co]) -> _OfSteps[_Result_co]:
+    """Return a function that computes its result once per timeline and `step_by`; nobody may change the result."""
+
+    @wraps(function)
+    def compute(timeline: Timeline, step_by: str | None = OPTIMIZER) -> _Result_co:
+        if step_by is None:
+            step_by = OPTIMIZER if _trains(timeline) else CALL
+        # As a cached property has it: a timeline does not change.
+        results = vars(timeline).setdefault("_results", {})
+        if (function, step_by) not in results:
+            results[function, step_by] = function(timeline, step_by)
+        result: _Result_co = results[function, step_by]
+        return result
+
+    return compute
+
+
+class StepBounds(NamedTuple):
+    """From when to when each step lasts; columns of equal length, in the order of their begins.
+
+    Attributes:
+        number: int64[n], the step's number, from 0.
+        start: int64[n], Unix nanoseconds. If marks end steps: the end of the step before; of the first, what began
+            first on any thread.
+        end: int64[n], Unix nanoseconds.
+        whole: bool[n], False if its beginning was overwritten, or its end is not known.
+        tid: int64[n], the thread whose call or range the step is; -1 for a step of the whole process.
+        name: "step", or what the call or range is called.
+        step_by: what the steps are: "optimizer", "call", "range NAME", or a class of modules.
+    """
+
+    number: Int64Array
+    start: Int64Array
+    end: Int64Array
+    whole: BoolArray
+    tid: Int64Array
+    name: Sequence[str]
+    step_by: str
+
+    def take(self, rows: AnyArray) -> StepBounds:
+        """Return some of the steps, by their indices."""
+        number, start, end, whole, tid = self[:5]
+        names = [self.name[row] for row in rows.tolist()]
+        return StepBounds(number[rows], start[rows], end[rows], whole[rows], tid[rows], names, self.step_by)
+
+    def by_thread(self) -> dict[int, StepBounds]:
+        """Return the steps of each thread, which do not overlap; -1 for those of the whole process."""
+        return {tid: self.take(np.flatnonzero(self.tid == tid)) for tid in np.unique(self.tid).tolist()}
+
+    def between(self) -> StepBounds:
+        """Return the times between the steps of each thread."""
+        in_order = self.take(np.lexsort((self.start, self.tid)))
+        later = in_order.take(np.arange(1, len(self.tid)))
+        gaps = later._replace(start=in_order.end[:-1], end=later.start)
+        gaps = gaps.take(np.flatnonzero(in_order.tid[:-1] == later.tid))
+        return gaps.take(np.argsort(gaps.start, kind="stable"))
+
+    def index_at(self, moment: Int64Array, tid: Int64Array) -> Int64Array:
+        """Return the index of the step that a thread is in at each moment; -1 for none."""
+        found = np.full(len(moment), -1)
+        for of_thread in np.unique(self.tid).tolist():
+            own = np.flatnonzero(self.tid == of_thread)
+            here = np.flatnonzero((tid == of_thread) | (of_thread == _PROCESS))
+            at = np.searchsorted(self.start[own], moment[here], side="right") - 1
+            inside = (at >= 0) & (moment[here] < self.end[own][at])
+            found[here[inside]] = own[at[inside]]
+        return found
+
+
+@once_per_timeline
+def find_step_bounds(timeline: Timeline, step_by: str) -> StepBounds:
+    """Return the steps of the first process in order.
+
+    Args:
+        timeline: where they are.
+        step_by: what a step is, by default "optimizer"; see `Timeline.summary`.
+
+    Raises:
+        ModtraceError: nothing in the timeline is such a step.
+    """
+    return _marked_steps(timeline) if step_by == OPTIMIZER else _called_steps(timeline, step_by)
+
+
+def _trains(timeline: Timeline) -> bool:
+    """Whether marks end steps, or there is a backward pass, or no call that could be a step."""
+    slices = timeline.slices
+    is_backward = (slices.kind == BACKWARD_PASS) | (slices.kind == MODULE) & (slices.phase == BACKWARD)
+    marked = any(mark.kind == "step" for mark in timeline.marks)
+    return marked or bool(is_backward.any()) or not len(forward_calls(timeline))
+
+
+def _marked_steps(timeline: Timeline) -> StepBounds:
+    """Return the steps that marks end; all of the timeline is one step if none was marked.
+
+    The first begins with its first span or range, as a recording does not say when its steps began. A step in which no
+    span begins is left out.
+    """
+    columns = timeline.columns
+    own = np.flatnonzero(first_process_tracks(timeline)[columns.track])
+    if not len(own):
+        nothing = np.zeros(0, np.int64)
+        return StepBounds(nothing, nothing, nothing, np.zeros(0, np.bool_), nothing, (), OPTIMIZER)
+    starts, last_end = columns.start[own], int(columns.end[own].max())
+    marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
+    first_step = first_ended_step(timeline, marks)
+    first_start = min([int(starts[0]), *marks[:1].tolist(), *_first_range_start(timeline)])
+    edges = np.concatenate([[first_start], marks])
+    whole = np.ones(len(marks), np.bool_)
+    if not len(marks) or starts[-1] >= marks[-1]:
+        edges, whole = np.append(edges, max(last_end, int(edges[-1]))), np.append(whole, False)
+    if timeline.stats.overwritten:
+        whole[0] = False
+    number = first_step + np.arange(len(whole), dtype=np.int64)
+    begun = np.unique(np.searchsorted(marks, starts, side="right"))
+    of_process = np.full(len(begun), _PROCESS)
+    names = [STEP] * len(begun)
+    return StepBounds(number[begun], edges[:-1][begun], edges[1:][begun], whole[begun], of_process, names, OPTIMIZER)
+
+
+def _first_range_start(timeline: Timeline) -> list[int]:
+    """Return when the first range of the first process began; nothing if it has none."""
+    slices, rows = timeline.slices, timeline.slices.block_of(RANGE)
+    starts = slices.start[rows][first_process_tracks(timeline)[slices.track[rows]]]
+    return [int(starts.min())] if len(starts) else []
+
+
+def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
+    """Return the steps that are calls or ranges; one in another counts to that."""
+    slices, names = timeline.slices, timeline.names
+    calls = forward_calls(timeline)
+    ranges = np.flatnonzero((slices.kind == RANGE) & first_process_tracks(timeline)[slices.track])
+    if step_by == CALL:
+        rows = np.concatenate(
+            [
+                calls[slices.parent[calls] < 0],
+                _named(timeline, ranges, [name.module_class == f"{RANGE_CLASS}{GENERATE}" for name in names]),
+            ]
+        )
+    elif step_by.startswith(_RANGE):
+        rows = _named(timeline, ranges, [name.label == step_by.removeprefix(_RANGE) for name in names])
+    else:
+        rows = _named(timeline, calls, [name.module_class == step_by for name in names])
+    if not len(rows):
+        raise ModtraceError(_nothing_found(timeline, step_by, calls, ranges))
+    tid = np.array([track.tid for track in timeline.tracks], np.int64)[slices.track[rows]]
+    outermost = np.zeros(len(rows), np.bool_)
+    for thread in np.unique(tid).tolist():
+        own = np.flatnonzero(tid == thread)
+        own = own[np.lexsort((-slices.end[rows[own]], slices.start[rows[own]]))]
+        until = np.maximum.accumulate(slices.end[rows[own]])
+        outermost[own] = slices.start[rows[own]] >= np.append(np.iinfo(np.int64).min, until[:-1])
+    rows, tid = rows[outermost], tid[outermost]
+    order = np.argsort(slices.start[rows], kind="stable")
+    rows, tid = rows[order], tid[order]
+    called = [
+        names[name].fqn if step_by == CALL else names[name].label if step_by.startswith(_RANGE) else step_by
+        for name in slices.name[rows].tolist()
+    ]
+    number = np.arange(len(rows), dtype=np.int64)
+    return StepBounds(number, slices.start[rows], slices.end[rows], slices.complete[rows], tid, called, step_by)
+
+
+def forward_calls(timeline: Timeline) -> Int64Array:
+    """Return the rows of the calls of modules on the forward tracks of the first process's threads."""
+    slices, of_process = timeline.slices, first_process_tracks(timeline)
+    on_forward = np.array([track.kind == "forward" for track in timeline.tracks] or [False], np.bool_) & of_process
+    rows = slices.block_of(MODULE)
+    return np.flatnonzero(on_forward[slices.track[rows]] & (slices.phase[rows] == FORWARD))
+
+
+def _named(timeline: Timeline, rows: Int64Array, is_named: Sequence[bool]) -> Int64Array:
+    """Return the rows whose name is one of those."""
+    return rows[np.array([*is_named, False], np.bool_)[timeline.slices.name[rows]]]
+
+
+def _nothing_found(timeline: Timeline, step_by: str, calls: Int64Array, ranges: Int64Array) -> str:
+    if step_by == CALL:
+        return "no module is called, so no call is a step"
+    what, rows = ("range", ranges) if step_by.startswith(_RANGE) else ("class of modules", calls)
+    names = [timeline.names[name] for name in np.unique(timeline.slices.name[rows]).tolist()]
+    known = list(dict.fromkeys(name.label if what == "range" else name.module_class for name in names))
+    more = ", …" if len(known) > _NAMED else ""
+    there = f"there are {', '.join(known[:_NAMED])}{more}" if known else "there is none"
+    return f"no {what} is called {step_by.removeprefix(_RANGE)!r}; {there}"

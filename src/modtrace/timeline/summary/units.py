@@ -1,0 +1,135 @@
+"""How long steps take that are calls or ranges: percentiles, and how many there are per second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..._typing import BoolArray, Int64Array
+from .percentiles import median, nearest_rank
+from .step_bounds import GENERATE, OPTIMIZER, StepBounds, find_step_bounds, forward_calls
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+
+__all__ = ["UnitTimes", "measure_units"]
+
+_STAGES = ("first call", "later calls")
+_STAGES_OF_GENERATE = ("prefill", "decode")
+
+
+class UnitTimes(NamedTuple):
+    """How long the steps of one name took that are calls or ranges; times are integer nanoseconds.
+
+    Only whole ones count.
+
+    Attributes:
+        unit: what the module or range is called: "generate", "GPT".
+        stage: empty for the whole; of the calls inside "prefill" or "first call" for the first one of each module,
+            "decode" or "later calls" for the others. The first name of each is that of `generate`.
+        thread: the thread's name; empty for all threads together.
+        measured: how many there are.
+        calls: how many outermost calls of modules are inside.
+        p50_ns: the median of how long they took.
+        p95_ns: what 95 % of them do not exceed.
+        p99_ns: what 99 % of them do not exceed.
+        per_second: how many there are per second, from the begin of the first to the end of the last.
+    """
+
+    unit: str
+    stage: str
+    thread: str
+    measured: int
+    calls: int
+    p50_ns: int
+    p95_ns: int
+    p99_ns: int
+    per_second: float
+
+
+class _Times(NamedTuple):
+    """Steps, or calls in them: columns of equal length."""
+
+    start: Int64Array
+    end: Int64Array
+    tid: Int64Array
+    calls: Int64Array
+
+    def take(self, rows: BoolArray) -> _Times:
+        return _Times(*(column[rows] for column in self))
+
+
+def measure_units(timeline: Timeline, step_by: str | None) -> list[UnitTimes]:
+    """Return the times of steps that are calls or ranges, by name; nothing if marks end the steps.
+
+    Args:
+        timeline: where they are.
+        step_by: what a step is; see `Timeline.summary`.
+    """
+    bounds = find_step_bounds(timeline, step_by)
+    return [] if bounds.step_by == OPTIMIZER else list(_measure(timeline, bounds))
+
+
+def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
+    call, step, is_first = _calls_inside(timeline, bounds)
+    calls = np.bincount(step, minlength=len(bounds.number))
+    slices = timeline.slices
+    units = _Times(bounds.start, bounds.end, bounds.tid, calls)
+    inside = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
+    for name in dict.fromkeys(bounds.name):
+        chosen = bounds.whole & [other == name for other in bounds.name]
+        times = {"": units.take(chosen)}
+        if np.any(chosen[step] & ~is_first):
+            stages = _STAGES_OF_GENERATE if name == GENERATE else _STAGES
+            for stage, belongs in zip(stages, (is_first, ~is_first), strict=True):
+                times[stage] = inside.take(chosen[step] & belongs)
+        tids = np.unique(bounds.tid[chosen]).tolist()
+        for thread, tid in [("", None), *((_thread_name(timeline, tid), tid) for tid in tids if len(tids) > 1)]:
+            for stage, of_stage in times.items():
+                of_thread = of_stage if tid is None else of_stage.take(of_stage.tid == tid)
+                if len(of_thread.start):
+                    yield _row(name, stage, thread, of_thread)
+
+
+def _calls_inside(timeline: Timeline, bounds: StepBounds) -> tuple[Int64Array, Int64Array, BoolArray]:
+    """Return the rows of outermost calls in steps, the step of each by index, and whether it is its module's first.
+
+    A step that is a call holds itself.
+    """
+    slices = timeline.slices
+    rows = forward_calls(timeline)
+    tid = np.array([track.tid for track in timeline.tracks] or [0], np.int64)[slices.track[rows]]
+    step = np.full(len(slices) + 1, -1)
+    step[rows] = bounds.index_at(slices.start[rows], tid)
+    # The parent of a root, -1, is the last entry: in no step.
+    rows = rows[(step[rows] >= 0) & (step[rows] != step[slices.parent[rows]])]
+    fqn = np.unique([name.fqn for name in timeline.names] or [""], return_inverse=True)[1][slices.name[rows]]
+    _, first = np.unique(np.stack([step[rows], fqn]), axis=1, return_index=True)
+    is_first = np.zeros(len(rows), np.bool_)
+    is_first[first] = True
+    return rows, step[rows], is_first
+
+
+def _row(unit: str, stage: str, thread: str, times: _Times) -> UnitTimes:
+    took = (times.end - times.start).tolist()
+    lasts = int(times.end.max() - times.start.min())
+    return UnitTimes(
+        unit,
+        stage,
+        thread,
+        len(took),
+        int(times.calls.sum()),
+        median(took),
+        nearest_rank(took, 0.95),
+        nearest_rank(took, 0.99),
+        len(took) * 1e9 / lasts if lasts else 0.0,
+    )
+
+
+def _thread_name(timeline: Timeline, tid: int) -> str:
+    """Return the thread's name; its id follows if another one has that name."""
+    process = timeline.tracks[0].process
+    names = {track.tid: track.thread for track in reversed(timeline.tracks) if track.process == process}
+    return names[tid] if list(names.values()).count(names[tid]) == 1 else f"{names[tid]} {tid}"

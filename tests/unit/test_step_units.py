@@ -1,0 +1,259 @@
+"""Steps that are calls or ranges: which there are, and how long they took, worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+
+from modtrace import ModtraceError
+from modtrace.ring import Kind
+from modtrace.ring.range_text import RangeCategory, range_text
+from modtrace.timeline import Columns, Mark, Name, Timeline, Track, UnitTimes, build_timeline
+from modtrace.timeline.summary import divide_steps, find_step_bounds, measure_steps
+from modtrace.write.step_parts import part_counters, part_table
+from tests.support.event_script import WALL, EventScript
+from tests.support.timelines import timelines
+from tests.support.training_timeline import MAIN, MS, training
+
+
+class _Script(EventScript):
+    """Writes whole calls and ranges."""
+
+    def __init__(self) -> None:
+        super().__init__(capacity=512)
+        self._ranges = 0
+
+    def call(self, start: int, end: int, name: int) -> None:
+        self.enter(start, name)
+        self.exit(end, name)
+
+    def begin(self, time: int, name: str, category: RangeCategory = "user") -> tuple[str, int]:
+        self._ranges += 1
+        text = range_text(name, category)
+        self.collective(time, Kind.RANGE_BEGIN, text, self._ranges)
+        return text, self._ranges
+
+    def end(self, time: int, opened: tuple[str, int]) -> None:
+        self.collective(time, Kind.RANGE_END, *opened)
+
+
+def decoding(name: str, category: RangeCategory) -> Timeline:
+    """Two ranges of three and two calls of a model in which a block is called, and a call of it in no range.
+
+    range  0────────────────100     120─────────────160
+    model    10──40 50─60 80─90       130─142 150─158     200─250
+    block     20─30                                        210─240
+    fetch                       105─115
+    """
+    script = _Script()
+    model, block = script.name("Net", module_class="Net"), script.name("Net.b", module_class="Block")
+    opened = script.begin(0, name, category)
+    script.enter(10, model)
+    script.call(20, 30, block)
+    script.exit(40, model)
+    script.call(50, 60, model)
+    script.call(80, 90, model)
+    script.end(100, opened)
+    script.end(115, script.begin(105, "enumerate(DataLoader)#Own.__next__", "data loading"))
+    opened = script.begin(120, name, category)
+    script.call(130, 142, model)
+    script.call(150, 158, model)
+    script.end(160, opened)
+    script.enter(200, model)
+    script.call(210, 240, block)
+    script.exit(250, model)
+    return build_timeline(script.snapshot())
+
+
+def found(timeline: Timeline, step_by: str | None = None) -> list[tuple[str, int, int]]:
+    """Return name, start and end of each step."""
+    bounds = find_step_bounds(timeline, step_by)
+    return list(zip(bounds.name, (bounds.start - WALL).tolist(), (bounds.end - WALL).tolist(), strict=True))
+
+
+GENERATED = decoding("generate", "generate")
+REQUESTS = decoding("request", "user")
+
+
+def test_a_generate_is_one_step_and_a_call_outside_is_another() -> None:
+    assert found(GENERATED) == [("generate", 0, 100), ("generate", 120, 160), ("Net", 200, 250)]
+    assert GENERATED.summary().units == [
+        UnitTimes("generate", "", "", 2, 5, 70, 100, 100, 2e9 / 160),
+        UnitTimes("generate", "prefill", "", 2, 2, 21, 30, 30, 2e9 / 132),
+        UnitTimes("generate", "decode", "", 3, 3, 10, 10, 10, 3e9 / 108),
+        UnitTimes("Net", "", "", 1, 1, 50, 50, 50, 1e9 / 50),
+    ]
+
+
+def test_the_parts_of_a_generate_are_forward_and_what_is_between_the_calls() -> None:
+    steps = divide_steps(GENERATED, None)
+
+    assert [(step.name, step.parts) for step in steps] == [
+        ("generate", {"forward": 50, "generate": 50}),
+        ("generate", {"forward": 20, "generate": 20}),
+        ("Net", {"forward": 50}),
+    ]
+    # Medians are of the steps that took most in all: 140 ns of generate, 50 of calls.
+    assert [(part.part, part.total_ns, part.p50_ns) for part in GENERATED.summary().parts] == [
+        ("forward", 120, 35),
+        ("generate", 70, 35),
+        ("other", 0, 0),
+    ]
+    assert GENERATED.summary().outside == {"other": 10 + 40, "data loading": 10}
+
+
+def test_a_range_of_the_users_groups_calls_if_it_is_chosen() -> None:
+    assert [name for name, _, _ in found(REQUESTS)] == ["Net"] * 6
+    assert found(REQUESTS, "range request") == [("request", 0, 100), ("request", 120, 160)]
+    assert [(unit.stage, unit.measured, unit.p50_ns) for unit in REQUESTS.summary(step_by="range request").units] == [
+        ("", 2, 70),
+        ("first call", 2, 21),
+        ("later calls", 3, 10),
+    ]
+
+
+def test_a_class_of_modules_is_a_step() -> None:
+    summary = REQUESTS.summary(step_by="Block")
+
+    assert found(REQUESTS, "Block") == [("Block", 20, 30), ("Block", 210, 240)]
+    assert [(row.fqn, row.step_p50_ns, row.step_p95_ns) for row in summary.rows] == [("Net", 0, 0), ("Net.b", 20, 30)]
+
+
+def test_a_step_is_measured_on_its_thread() -> None:
+    first, second, third = measure_steps(GENERATED, None)
+
+    assert (first.forward_ns, first.before_ns, first.between_ns, first.after_ns) == (50, 10, 30, 10)
+    assert (second.forward_ns, second.before_ns, second.between_ns, second.after_ns) == (20, 10, 8, 2)
+    assert (third.duration_ns, third.forward_ns) == (50, 50)
+
+
+def two_threads() -> Timeline:
+    """Calls of a model: 100 of 1 to 100 ns with 10 ns between them, beside three of 400 ns on another thread."""
+    lengths = np.arange(1, 101)
+    start = np.append(np.cumsum(lengths) - lengths + 10 * (lengths - 1), [0, 500, 900])
+    end = start + np.append(lengths, [400] * 3)
+    track = np.repeat([0, 1], [100, 3])
+    order = np.lexsort((-end, start))
+    neutral = {"name": 0, "phase": 0, "depth": 0, "parent": -1, "call": 0, "step": 0, "link": -1, "complete": True}
+    columns = {"start": start, "end": end, "track": track} | {field: np.full(103, of) for field, of in neutral.items()}
+    calls = Columns.of(**{field: column[order] for field, column in columns.items()})
+    threads = [Track("forward", name, tid, MAIN) for tid, name in enumerate(("MainThread", "worker"))]
+    return Timeline(calls, [Name("Net", "Net", "Net")], threads)
+
+
+def test_calls_have_percentiles_and_a_rate_per_thread_and_over_all() -> None:
+    summary = two_threads().summary()
+
+    assert summary.units == [
+        UnitTimes("Net", "", "", 103, 103, 52, 98, 400, 103e9 / 6040),
+        UnitTimes("Net", "", "MainThread", 100, 100, 50, 95, 99, 100e9 / 6040),
+        UnitTimes("Net", "", "worker", 3, 3, 400, 400, 400, 3e9 / 1300),
+    ]
+    assert str(summary).splitlines()[1] == "a step is an outermost call (--step-by chooses others): 103 × Net"
+    assert [line.split()[:5] for line in summary.units_text().splitlines()[1:4]] == [
+        ["Net", "all", "103", "103", "0.000"],
+        ["Net", "MainThread", "100", "100", "0.000"],
+        ["Net", "worker", "3", "3", "0.000"],
+    ]
+    assert summary.outside == {"other": 99 * 10 + 100}
+    assert summary.units_text().splitlines()[4] == "between steps: 14.9% of the time of these threads: other 0.001 ms"
+
+
+def test_steps_at_once_on_two_threads_each_add_up() -> None:
+    timeline = two_threads()
+
+    assert [sum(step.parts.values()) for step in divide_steps(timeline, "call")] == [
+        step.duration_ns for step in measure_steps(timeline, "call")
+    ]
+    assert sum(step.forward_ns for step in measure_steps(timeline, "call")) == 5050 + 3 * 400
+
+
+@given(timelines())
+def test_the_parts_of_any_calls_add_up_to_them(timeline: Timeline) -> None:
+    assume(any(span.phase == "forward" and span.depth == 0 for span in timeline.spans))
+    try:
+        durations = [step.duration_ns for step in measure_steps(timeline, "call")]
+    except ModtraceError:  # the calls are of another process
+        return
+
+    assert [sum(step.parts.values()) for step in divide_steps(timeline, "call")] == durations
+
+
+def test_marks_and_backward_passes_make_training_steps() -> None:
+    unmarked = training(marks=())
+    marked = replace(GENERATED, marks=[Mark(WALL + 110, "step", "step 0")])
+
+    assert training().summary().units == unmarked.summary().units == marked.summary().units == []
+    assert "no whole step is marked" in str(unmarked.summary())
+    assert [step.duration_ns for step in marked.summary().steps] == [110, 140]
+    # Calls in backward are no outermost ones.
+    assert [(unit.unit, unit.measured) for unit in training().summary(step_by="call").units] == [("Net", 2)]
+    assert training().summary(step_by="call").rows[0].step_p95_ns == 30 * MS
+    assert len(GENERATED.summary(step_by="optimizer").steps) == 1
+
+
+def test_a_call_without_its_end_counts_to_no_percentile() -> None:
+    script = _Script()
+    model = script.name("Net", module_class="Net")
+    script.call(0, 10, model)
+    script.enter(20, model)
+    script.mark(50, "died")
+    timeline = build_timeline(script.snapshot())
+
+    assert [step.whole for step in timeline.summary().steps] == [True, False]
+    assert [(unit.measured, unit.p99_ns) for unit in timeline.summary().units] == [(1, 10)]
+    assert str(timeline.summary()).splitlines()[1].endswith("1 × Net; 1 step not recorded whole")
+
+
+@pytest.mark.parametrize(
+    ("step_by", "message"),
+    [
+        ("range reqest", "no range is called 'reqest'; there are request, enumerate(DataLoader)#Own.__next__"),
+        ("Blok", "no class of modules is called 'Blok'; there are Net, Block"),
+    ],
+)
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(step_by: str, message: str) -> None:
+    with pytest.raises(ModtraceError) as raised:
+        REQUESTS.summary(step_by=step_by)
+
+    assert str(raised.value) == message
+
+
+def test_json_has_units_and_the_name_of_each_step() -> None:
+    document = json.loads(GENERATED.summary().to_json())
+
+    assert document["units"][1] == {
+        "unit": "generate",
+        "stage": "prefill",
+        "thread": "",
+        "measured": 2,
+        "calls": 2,
+        "p50_ns": 21,
+        "p95_ns": 30,
+        "p99_ns": 30,
+        "per_second": 2e9 / 132,
+    }
+    assert [step["name"] for step in document["steps"]] == ["generate", "generate", "Net"]
+    assert [sum(step["parts"].values()) for step in document["steps"]] == [100, 40, 50]
+    assert (document["overview"]["step_by"], document["outside"]) == ("call", {"other": 50, "data loading": 10})
+
+
+def test_the_page_has_a_bar_per_call_and_traces_have_no_counters() -> None:
+    table = part_table(GENERATED)
+
+    assert table is not None
+    assert table.names == ["generate 0", "generate 1", "Net 2"]
+    assert (table.end - table.start).tolist() == [100, 40, 50]
+    assert part_counters(GENERATED) == []
+
+
+def test_steps_are_found_once_per_timeline() -> None:
+    timeline = training()
+
+    assert find_step_bounds(timeline) is find_step_bounds(timeline, None)
+    assert divide_steps(timeline) is divide_steps(timeline, "optimizer")
+    assert measure_steps(timeline) is not measure_steps(replace(timeline))
