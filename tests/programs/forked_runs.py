@@ -1,7 +1,7 @@
 """Runs programs one after another, each in a fork of a process that has torch imported; that saves its import.
 
-It reads a line of JSON for each: the program's path, where to record it or null, and the engine. It answers with a line
-of JSON: exit code, stdout and stderr.
+It reads a line of JSON for each: the program's path, where to record it or null, the engine, and the
+variables of its environment. It answers with a line of JSON: exit code, stdout and stderr.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import runpy
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
@@ -39,7 +40,8 @@ def main() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _run(path: str, recorded_to: str | None, engine: EngineName) -> int:
+def _run(path: str, recorded_to: str | None, engine: EngineName, variables: Mapping[str, str]) -> int:
+    os.environ.update(variables)
     sys.argv = [path]
     sys.path[0] = os.path.dirname(path)
     exit_code = 1

@@ -1,6 +1,7 @@
 """A program's own stopwatches, put by hand around each part of its steps, and what programs with them share.
 
 What is stopped inside of another part counts for the inner one only. It shares no code and no clock with modtrace.
+The variable `STOPWATCH_WIDTH` says how wide models are: 640 takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import TypeVar
@@ -17,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-__all__ = ["WIDTH", "Net", "Rows", "fetched", "part", "report", "spread", "step"]
+__all__ = ["WIDTH", "Net", "Rows", "fetched", "learn", "part", "report", "spread", "step"]
 
-WIDTH = 640
+WIDTH = int(os.environ.get("STOPWATCH_WIDTH", "640"))
 
 _Batch = TypeVar("_Batch")
 
@@ -29,6 +31,8 @@ _starts: dict[str, int] = {}
 _open: list[str] = []
 _since = perf_counter_ns()
 gc.disable()  # a collection comes into any part
+torch.manual_seed(0)
+torch.set_num_threads(1)
 
 
 @contextmanager
@@ -64,9 +68,32 @@ def step() -> None:
     _now, _starts = {}, {}
 
 
+def learn(
+    optimizer: torch.optim.Optimizer,
+    run_model: Callable[[], Tensor],
+    loss_of: Callable[[Tensor], Tensor] = lambda output: output.square().mean(),
+    forward: str = "forward",
+    backward: str = "loss+backward",
+) -> Tensor:
+    """Take a step of training, and return its loss; the last two say what the parts are called."""
+    with part("optimizer"):
+        optimizer.zero_grad()
+    with part(forward):
+        output = run_model()
+    with part(backward):
+        loss = loss_of(output)
+        loss.backward()
+    with part("optimizer"):
+        optimizer.step()
+    step()
+    return loss
+
+
 def report(process: str = "main") -> None:
     """Print for each step, by part, nanoseconds and how often it was begun, as one line."""
-    print(json.dumps({"process": process, "pid": os.getpid(), "parts": _steps}), flush=True)
+    # In one write, which the line of another process cannot break.
+    sys.stdout.write(json.dumps({"process": process, "pid": os.getpid(), "parts": _steps}) + "\n")
+    sys.stdout.flush()
 
 
 def _turn() -> None:
@@ -78,7 +105,7 @@ def _turn() -> None:
 
 
 class Net(nn.Module):
-    """Four layers, which take some milliseconds."""
+    """Four layers."""
 
     def __init__(self, outputs: int = 10) -> None:
         super().__init__()

@@ -86,7 +86,7 @@ def run_plainly() -> Iterator[Callable[[str], _Output]]:
         # Imports are counted in a new process, and what starts processes ends as it does for users.
         if name.startswith("import_") or name == "data_loader" or _PROCESSES[name] > 1:
             return _run(_FOLDER / f"{name}.py")
-        print(json.dumps([str(_FOLDER / f"{name}.py"), None, "auto"]), file=requests, flush=True)
+        print(json.dumps([str(_FOLDER / f"{name}.py"), None, "auto", {}]), file=requests, flush=True)
         return _Output(**json.loads(answers.readline()))
 
     with server:

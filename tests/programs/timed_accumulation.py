@@ -5,8 +5,6 @@ import torch
 from stopwatch import part
 from torch.utils.data import DataLoader
 
-torch.manual_seed(0)
-torch.set_num_threads(1)
 model = stopwatch.Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 batches = stopwatch.fetched(DataLoader(stopwatch.Rows(128 * 40), batch_size=128))

@@ -36,20 +36,9 @@ def run_block(block: nn.Module, x: Tensor) -> Tensor:
         return result
 
 
-torch.manual_seed(0)
-torch.set_num_threads(1)
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters())
 batch = torch.randn(128, stopwatch.WIDTH)
 for _ in range(12):
-    with part("optimizer"):
-        optimizer.zero_grad()
-    with part("forward"):
-        output = model(batch)
-    with part("loss+backward"):
-        loss = output.square().mean()
-        loss.backward()
-    with part("optimizer"):
-        optimizer.step()
-    stopwatch.step()
+    stopwatch.learn(optimizer, lambda: model(batch))
 stopwatch.report()

@@ -14,23 +14,13 @@ WORLD_SIZE = 2
 
 
 def train_rank(rank: int, store: str) -> None:
-    torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD_SIZE)
     torch.manual_seed(rank)
     model = DistributedDataParallel(stopwatch.Net())
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.randn(192, stopwatch.WIDTH)
     for _ in range(12):
-        with part("forward"):
-            output = model(batch)
-        with part("loss+backward+communication"):
-            loss = output.square().mean()
-            loss.backward()
-        with part("optimizer"):
-            optimizer.step()
-        stopwatch.step()
-        with part("optimizer"):
-            optimizer.zero_grad()
+        loss = stopwatch.learn(optimizer, lambda: model(batch), backward="loss+backward+communication")
         with part("loss+backward+communication"):
             distributed.all_reduce(loss.detach())
     distributed.destroy_process_group()

@@ -5,8 +5,6 @@ import torch
 from stopwatch import part
 from torch import nn
 
-torch.manual_seed(0)
-torch.set_num_threads(1)
 generator, discriminator, criterion = stopwatch.Net(stopwatch.WIDTH), stopwatch.Net(1), nn.BCEWithLogitsLoss()
 generator_optimizer = torch.optim.Adam(generator.parameters())
 discriminator_optimizer = torch.optim.Adam(discriminator.parameters())

@@ -47,8 +47,6 @@ def get_batch() -> tuple[Tensor, Tensor]:
     return words, targets
 
 
-torch.manual_seed(0)
-torch.set_num_threads(1)
 text = torch.randint(_WORDS, (100_000,))
 model = GPT()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

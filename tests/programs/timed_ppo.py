@@ -6,8 +6,6 @@ import torch
 from stopwatch import part
 from torch.profiler import record_function
 
-torch.manual_seed(0)
-torch.set_num_threads(1)
 generator = np.random.default_rng(0)
 policy = stopwatch.Net(4)
 optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
