@@ -7,12 +7,15 @@ import math
 import statistics
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 
+from modtrace import load
 from modtrace.timeline import FORWARD, Columns, Mark, Name, Process, StepTimes, Timeline, Track
+from modtrace.timeline.rewrite import move_times
 from modtrace.timeline.slices import join_columns, sort_by_start
 from modtrace.timeline.summary import ModuleTimes, find_typical_step
 from modtrace.timeline.summary.percentiles import median, nearest_rank
@@ -32,6 +35,20 @@ def test_steps_reach_from_mark_to_mark_and_their_parts_add_up() -> None:
     assert in_ms(second) == [200, 10, 0, 0, 10, 0, 180]
     assert [step.duration_ns for step in (first, second)] == [sum(step[2:-2]) for step in (first, second)]
     assert (first.step, second.step, first.whole, second.whole) == (0, 1, True, True)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_the_first_of_some_steps_begins_where_the_one_before_ended(tmp_path: Path, suffix: str) -> None:
+    whole = training()
+    wrapped = replace(whole, stats=replace(whole.stats, overwritten=7))
+    for timeline in (whole, wrapped):
+        (step,) = timeline.steps(1).summary().steps
+        assert step == timeline.summary().steps[1]
+        assert (step.before_ns // MS, step.whole) == (10, True)
+        timeline.steps(1).save(tmp_path / f"part{suffix}")
+        assert load(tmp_path / f"part{suffix}").summary().steps == [step]
+    late = move_times(whole, lambda times: times + 5).steps(1)
+    assert late.begin_ns == whole.steps(1).begin_ns + 5  # type: ignore[operator]
 
 
 def test_recompute_counts_to_the_module_that_runs_again_and_not_where_it_lies() -> None:

@@ -8,6 +8,7 @@ JSON has it under `otherData`, a Perfetto trace in its metadata, and a merged tr
     processes          [{"pid", "rank", "program", "trace_pid"}]; the trace has `trace_pid` where `pid` was taken
     tracks             [{"kind", "thread", "tid", "process"}]; `process` is an index into `processes`
     counters           [{"name", "unit", "process"}]
+    begin_ns           of some steps of a recording: when the first began
     groups             [{"name", "ranks", "description"}]: of torch.distributed, where there are any
     lanes              [{"track", "pid", "tid"}]: the rows that the spans of a track lie on, by their ids in the trace
 """
@@ -97,6 +98,8 @@ def make_header(
         ],
         "lanes": [{"track": track, "pid": pid, "tid": tid} for track, pid, tid in lanes],
     }
+    if timeline.begin_ns is not None:
+        header["begin_ns"] = timeline.begin_ns
     if timeline.collective_details.groups:
         header["groups"] = group_header(timeline.collective_details.groups)
     return header
@@ -184,6 +187,8 @@ def _faults(header: dict[str, Any], merged: bool) -> Iterator[str]:
             return
         for index, entry in enumerate(header[name]):
             yield from _entry_faults(f"{name}[{index}]", entry, kinds, header, merged)
+    if not _is_int64_or_none(header.get("begin_ns")):
+        yield _describe_value("begin_ns", header)
     try:
         groups_from_header(header.get("groups", []))
     except EDITED_FILE_ERRORS:

@@ -82,6 +82,8 @@ class MergedEvents:
             header = checked_header(path, merge_metadata["header"], merged=True)
         except (TraceError, KeyError, TypeError):
             header = self._header_by_row_names()
+        if header.get("begin_ns") is not None:
+            header["begin_ns"] += base
         lane_of_row = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
         pids = [process["trace_pid"] for process in header["processes"]]
         counters = [

@@ -113,6 +113,7 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
             for index, counter in enumerate(header["counters"])
         ],
         metadata=dict(header["metadata"]),
+        begin_ns=header.get("begin_ns"),
         span_args={int(position[row]): restore(args) for row, args in rows.span_args.items()},
     )
     slices = [found._replace(track=int(track_of_lane[found.track])) for found in rows.slices]

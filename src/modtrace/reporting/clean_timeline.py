@@ -157,6 +157,7 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
             for c in timeline.counters
         ],
         metadata=clean_metadata(timeline.metadata),
+        begin_ns=timeline.begin_ns,
         span_args={span: cleaned for span, args in timeline.span_args.items() if (cleaned := _clean_args(args, names))},
         collective_details=_clean_collectives(timeline.collective_details, names),
     )

@@ -109,4 +109,5 @@ def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *,
         span_args=span_args,
         collective_details=CollectiveDetails.joined([part.collective_details for part in parts]),
         gpu_work=None,
+        begin_ns=None,
     )

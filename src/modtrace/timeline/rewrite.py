@@ -32,6 +32,7 @@ def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> 
         collective_details=replace(details, done=np.where(details.done >= 0, move(details.done), -1)),
         marks=[mark._replace(time_ns=time) for mark, time in zip(marks, mark_times, strict=True)],
         counters=[replace(counter, time=move(counter.time)) for counter in timeline.counters],
+        begin_ns=None if timeline.begin_ns is None else int(move(np.array([timeline.begin_ns]))[0]),
     )
 
 

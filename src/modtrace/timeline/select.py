@@ -60,6 +60,7 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
         collective_details=timeline.collective_details.cut(high),
         # It has no times, but steps.
         gpu_work=None if start_ns is not None or end_ns is not None else timeline.gpu_work,
+        begin_ns=timeline.begin_ns if start_ns is None else None,
     )
 
 
@@ -113,6 +114,7 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
         counters=[_samples(counter, since, until) for counter in timeline.counters],
         gpu_work=_gpu_work_of(timeline, lambda step: (step >= low) & (step < high)),
+        begin_ns=timeline.begin_ns if since == np.iinfo(np.int64).min else since,
     )
 
 
@@ -143,6 +145,7 @@ def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
             for chosen in (is_chosen(counter.time),)
         ],
         gpu_work=_gpu_work_of(timeline, lambda step: np.isin(step, numbers)),
+        begin_ns=None,
     )
 
 

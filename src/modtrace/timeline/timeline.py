@@ -35,6 +35,7 @@ class Timeline:
             `compiled_modules` those inside of what torch.compile made), by index of the slice.
         collective_details: what only collectives and waits have.
         gpu_work: what modules launched on GPUs, of a merged trace that has any; None if that is not known.
+        begin_ns: when the first of chosen steps began, Unix nanoseconds; None: with what began first.
 
     Examples:
         >>> timeline = modtrace.load("step.pftrace")
@@ -52,6 +53,7 @@ class Timeline:
     span_args: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     collective_details: CollectiveDetails = field(default_factory=CollectiveDetails)
     gpu_work: GpuWork | None = None
+    begin_ns: int | None = None
 
     @cached_property
     def columns(self) -> Slices:

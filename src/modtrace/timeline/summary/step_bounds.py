@@ -134,15 +134,15 @@ def _trains(timeline: Timeline) -> bool:
     """Whether marks end steps, or there is a backward pass, or no call that could be a step."""
     slices = timeline.slices
     is_backward = (slices.kind == BACKWARD_PASS) | (slices.kind == MODULE) & (slices.phase == BACKWARD)
-    marked = any(mark.kind == "step" for mark in timeline.marks)
+    marked = timeline.begin_ns is not None or any(mark.kind == "step" for mark in timeline.marks)
     return marked or bool(is_backward.any()) or not len(forward_calls(timeline))
 
 
 def _marked_steps(timeline: Timeline) -> StepBounds:
     """Return the steps that marks end; all of the timeline is one step if none was marked.
 
-    The first begins with its first span or range, as a recording does not say when its steps began. A step in which no
-    span begins is left out.
+    The first begins with its first span or range, as a recording does not say when its steps began, unless it is one of
+    chosen steps (`Timeline.begin_ns`). A step in which no span begins is left out.
     """
     columns = timeline.columns
     own = np.flatnonzero(first_process_tracks(timeline)[columns.track])
@@ -152,12 +152,14 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     starts, last_end = columns.start[own], int(columns.end[own].max())
     marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     first_step = first_ended_step(timeline, marks)
-    first_start = min([int(starts[0]), *marks[:1].tolist(), *_first_range_start(timeline)])
+    first_start = timeline.begin_ns
+    if first_start is None:
+        first_start = min([int(starts[0]), *marks[:1].tolist(), *_first_range_start(timeline)])
     edges = np.concatenate([[first_start], marks])
     whole = np.ones(len(marks), np.bool_)
     if not len(marks) or starts[-1] >= marks[-1]:
         edges, whole = np.append(edges, max(last_end, int(edges[-1]))), np.append(whole, False)
-    if timeline.stats.overwritten:
+    if timeline.stats.overwritten and timeline.begin_ns is None:
         whole[0] = False
     number = first_step + np.arange(len(whole), dtype=np.int64)
     begun = np.unique(np.searchsorted(marks, starts, side="right"))
