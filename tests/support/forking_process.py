@@ -26,6 +26,8 @@ __all__ = ["Outcome", "fork_and_count"]
 
 _LIMIT_S = 120
 """A child that is not done by then hangs, and so does its parent that says nothing for so long after that."""
+_FORKS_OF_A_PROCESS = 250
+"""Then another process goes on, so that forks fall into the first recording of a process too."""
 
 
 class Outcome(NamedTuple):
@@ -51,11 +53,12 @@ class Outcome(NamedTuple):
 
 
 def fork_and_count(engine: str, count: int) -> Outcome:
-    """Let a process inside fork `count` times, and count; after a hang of it another one goes on."""
+    """Let processes inside fork `count` times in all, one after the other, and count."""
     outcome = Outcome(0, 0, 0, ())
     while outcome.forks < count:
         with TemporaryDirectory() as folder:
-            inside = ["--inside", folder, "--engine", engine, "--forks", str(count - outcome.forks)]
+            forks = min(count - outcome.forks, _FORKS_OF_A_PROCESS)
+            inside = ["--inside", folder, "--engine", engine, "--forks", str(forks)]
             command = [sys.executable, "-m", "tests.support.forking_process", *inside]
             with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
                 outcome = _watch(process, outcome)
@@ -100,14 +103,17 @@ def _fork_inside(engine: Any, count: int, folder: Path) -> None:
 
     import modtrace
 
-    def record(ring: Path | None) -> Any:
-        return contextlib.nullcontext() if engine == "none" else modtrace.record(engine=engine, capacity=64, ring=ring)
+    def record(path: Path | None, ring: Path | None) -> Any:
+        if engine == "none":
+            return contextlib.nullcontext()
+        return modtrace.record(path, engine=engine, capacity=64, ring=ring)
 
     def start_and_stop() -> None:
         while not done.is_set():
-            for ring in (None, folder / "parent.modtrace"):
-                with record(ring):
-                    nn.Identity()(torch.ones(1))
+            for name in ("parent.json", "parent.pftrace"):
+                for ring in (None, folder / "parent.modtrace"):
+                    with record(folder / name, ring):
+                        nn.Identity()(torch.ones(1))
 
     def train() -> None:
         while not done.is_set():
@@ -127,7 +133,8 @@ def _fork_inside(engine: Any, count: int, folder: Path) -> None:
         if number % 3 == 0 or engine == "none":
             nn.Identity()(torch.ones(1))
             return 0
-        with record(folder / "child.modtrace" if number % 3 == 1 else None) as recording:
+        path, ring = (folder / "child.json", folder / "child.modtrace") if number % 3 == 1 else (None, None)
+        with record(path, ring) as recording:
             nn.Identity()(torch.ones(1))
         if engine != "none" and number % 4 == 0:
             with modtrace.ModuleTracker():
@@ -140,12 +147,13 @@ def _fork_inside(engine: Any, count: int, folder: Path) -> None:
     done = threading.Event()
     hooks_called = []
     register_optimizer_step_post_hook(lambda *_: hooks_called.append(0))
-    # What is imported when it is first used is imported before: a fork meanwhile leaves Python's own lock held.
+    # What torch imports when it is first used, and what a name of modtrace imports, is imported before: a fork
+    # meanwhile leaves Python's own lock held. The first recording is not: it imports nothing.
     torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()
-    if engine != "none":
-        with modtrace.ModuleTracker(), record(None) as first:
-            nn.Identity()(torch.ones(1))
-        first.timeline()
+    _ = modtrace.record, modtrace.ModuleTracker
+    # Else each collection goes through all that torch imported, and the threads do little else.
+    gc.collect()
+    gc.freeze()
     threads = [threading.Thread(target=work) for work in (start_and_stop, train, train)]
     for thread in threads:
         thread.start()

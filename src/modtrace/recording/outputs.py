@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import importlib
 import logging
 import os
 import socket
@@ -13,18 +12,24 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+import numpy.ma  # noqa: F401  # `numpy.unique` imports it when it is first called
 from torch.profiler import ProfilerAction
 
 from .._errors import RecordingError
 from .._next_step import next_step_hint
 from .._rank import expand_path, insert_before_suffixes, is_shared, rank_in
 from .._system.processes import read_process_stat
-from ..write import check_writable, find_writer
+from ..write import SUFFIXES, check_writable, find_writer
 
 if TYPE_CHECKING:
     from .capture import Capture
 
 __all__ = ["Action", "Cycles", "OutputPath", "Outputs", "Schedule", "log_saved"]
+
+# A recording imports nothing once it begins. A child forked while another thread imports a module would wait for ever
+# if it needs that module too; and a disk that is full when the recording ends takes no `.pyc` file either.
+for _suffix in SUFFIXES:
+    find_writer(_suffix)
 
 Schedule = Callable[[int], ProfilerAction]
 """Number of a step, from 0 → what to do in it; as `torch.profiler.schedule` makes them."""
@@ -226,9 +231,6 @@ class Outputs:
         self.saved: list[str] = []
         if self._trace is not None:
             check_writable(self._trace.path)
-            # Now, and not when the recording ends: a disk that is full by then takes no `.pyc` file either.
-            find_writer(self._trace.path)
-            importlib.import_module("numpy.ma")  # which `numpy.unique` imports when it is first called
 
     @property
     def path(self) -> str | None:

@@ -38,6 +38,7 @@ __all__ = [
 _FOLDER = Path(__file__).parent
 _SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py", Path(slot_format.__file__)]
 """What a library depends on: the code, and how it is compiled."""
+_PYTHON_ABI = str(sysconfig.get_config_var("SOABI"))  # here, as it imports a module
 HINT = "The portable engine needs no build: engine='python', or 'auto'."
 # A library is followed by this and the SHA-256 of all before. The loader of the system does not look there, and may
 # kill the process where a part of the file is missing.
@@ -62,7 +63,7 @@ def native_folder() -> str:
         torch.__version__,
         str(torch.version.git_version),
         *_torch_abi(),
-        str(sysconfig.get_config_var("SOABI")),
+        _PYTHON_ABI,
         platform.machine(),
         *(hashlib.sha256(source.read_bytes()).hexdigest() for source in _SOURCES),
     )
