@@ -19,6 +19,10 @@ from .portable.engine import PortableEngine
 
 __all__ = ["Engine", "EngineName", "choose_engine", "make_engine"]
 
+# Loads the native engine if it is built. Now, and not when a recording begins: torch holds a lock while the engine
+# gives it a callback, and a child that is forked meanwhile would wait for that lock for ever.
+why_unavailable()
+
 
 class Engine(EventSink, CompiledBackward, Protocol):
     """Writes into a ring what modules and autograd nodes run.

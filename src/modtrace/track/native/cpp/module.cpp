@@ -189,7 +189,6 @@ PyObject* py_start(PyObject*, PyObject* args) {
   engine.generation.fetch_add(1, std::memory_order_relaxed);
   engine.next_serial.store(0);
   engine.active_session.store(session.release());
-  if (with_ranges) watch_ranges();
   engine.ranges_active.store(with_ranges);
   Py_RETURN_NONE;
 }
@@ -272,4 +271,8 @@ PyModuleDef definition = {
 }  // namespace
 }  // namespace modtrace
 
-PyMODINIT_FUNC PyInit_modtrace_native() { return PyModule_Create(&modtrace::definition); }
+PyMODINIT_FUNC PyInit_modtrace_native() {
+  PyObject* module = PyModule_Create(&modtrace::definition);
+  if (module != nullptr) modtrace::watch_ranges();
+  return module;
+}

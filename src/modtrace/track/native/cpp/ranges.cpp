@@ -73,9 +73,7 @@ void on_range_end(const at::RecordFunction&, at::ObserverContext* context) {
 }  // namespace
 
 void watch_ranges() {
-  static const at::CallbackHandle callback = at::addGlobalCallback(
-      at::RecordFunctionCallback(on_range_begin, on_range_end).scopes({at::RecordScope::USER_SCOPE}));
-  static_cast<void>(callback);
+  at::addGlobalCallback(at::RecordFunctionCallback(on_range_begin, on_range_end).scopes({at::RecordScope::USER_SCOPE}));
 }
 
 }  // namespace modtrace
