@@ -1,7 +1,7 @@
 """What holds wherever an interrupt, the handler of a signal, a finalizer or a fork comes in between.
 
 `WeakMap` has values by object without a callback when one dies, `Exclusive` is a section that one thread at a time
-runs, and `raised_by_handler` tells the user's errors from ours.
+runs, `cached_property` holds no lock, and `raised_by_handler` tells the user's errors from ours.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["Exclusive", "WeakMap", "raised_by_handler"]
+__all__ = ["Exclusive", "WeakMap", "cached_property", "raised_by_handler"]
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -122,6 +122,28 @@ def _renew_all_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_all_in_child)
+
+
+class cached_property(Generic[_Value]):  # noqa: N801  # as functools calls it
+    """A property that is computed once for each object.
+
+    Until Python 3.12 that of `functools` holds a lock while it computes, one for all objects of a class: a child that
+    is forked meanwhile would wait for ever. Here two threads that ask at once may both compute.
+    """
+
+    def __init__(self, compute: Callable[[Any], _Value]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> cached_property[_Value]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> _Value: ...
+    def __get__(self, instance: object | None, owner: type) -> cached_property[_Value] | _Value:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._compute.__name__] = self._compute(instance)
+        return value
 
 
 def raised_by_handler(error: BaseException) -> bool:

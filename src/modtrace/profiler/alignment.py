@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._interrupts import cached_property
 from .._typing import Float64Array, Int64Array
 from ..clocks import MAX_RATE, ClockMap, Reading
 from ..timeline import Mark

@@ -6,8 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
+from .._interrupts import cached_property
 from . import select
 from .collectives import CollectiveDetails, Collectives
 from .contents import RANGE_CLASS, BackwardPass, CounterSeries, Mark, Name, Range, Stats, Track

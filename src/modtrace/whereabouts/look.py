@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from .._interrupts import cached_property
 from .._system.files import find_each
 from .._system.processes import ParallelReader
 from ..ring import find_rings

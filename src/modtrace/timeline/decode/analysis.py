@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from ..._interrupts import cached_property
 from ..._typing import BoolArray, Int64Array
 from ...clocks import ClockMap, Reading
 from ...ring import Events, Kind, Record, RingSnapshot

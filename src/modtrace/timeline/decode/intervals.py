@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._interrupts import cached_property
 from ..._typing import BoolArray, Int64Array
 from ...ring.slot_format import FORWARD_THREAD_MASK, NO_NAME, RECOMPUTE_BIT, SEQUENCE_MASK, Events, Kind
 from .pairing import IntervalColumns, find_key, pair_calls, pair_nodes, pair_segments
