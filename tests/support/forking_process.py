@@ -108,7 +108,13 @@ def _fork_inside(engine: Any, count: int, folder: Path) -> None:
             return contextlib.nullcontext()
         return modtrace.record(path, engine=engine, capacity=64, ring=ring)
 
+    def begin_together() -> None:
+        # The first operator of a thread takes a lock of torch: a child that is forked meanwhile hangs without us too.
+        nn.Identity()(torch.ones(1))
+        ready.wait()
+
     def start_and_stop() -> None:
+        begin_together()
         while not done.is_set():
             for name in ("parent.json", "parent.pftrace"):
                 for ring in (None, folder / "parent.modtrace"):
@@ -116,6 +122,7 @@ def _fork_inside(engine: Any, count: int, folder: Path) -> None:
                         nn.Identity()(torch.ones(1))
 
     def train() -> None:
+        begin_together()
         while not done.is_set():
             # What dies with its thread's state is what CPython looks for in the states of all threads.
             local = threading.local()
@@ -144,7 +151,7 @@ def _fork_inside(engine: Any, count: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     sys.setswitchinterval(1e-4)
-    done = threading.Event()
+    done, ready = threading.Event(), threading.Barrier(4)
     hooks_called = []
     register_optimizer_step_post_hook(lambda *_: hooks_called.append(0))
     # What torch imports when it is first used, and what a name of modtrace imports, is imported before: a fork
@@ -157,6 +164,7 @@ def _fork_inside(engine: Any, count: int, folder: Path) -> None:
     threads = [threading.Thread(target=work) for work in (start_and_stop, train, train)]
     for thread in threads:
         thread.start()
+    begin_together()
     for number in range(count):
         pid = os.fork()
         if pid == 0:
