@@ -6,7 +6,6 @@ collections. The layers are then painted over each other, from what says least t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -93,44 +92,50 @@ def divide_steps(timeline: Timeline, step_by: str) -> list[StepParts]:
     A call or a range is divided on its thread, any other step on the one that spends most time in modules and backward
     passes in it.
     """
-    return _divide(timeline, find_step_bounds(timeline, step_by))
+    bounds, parts = find_step_bounds(timeline, step_by), _PartNames()
+    if not len(bounds.number):
+        return []
+    ns, tid = _divide(timeline, bounds, parts)
+    causes: dict[int, str | None] = {}
+    for rows in bounds.by_name().values():
+        alike = bounds.take(rows)
+        longest = _longest_ranges(timeline, alike, tid[rows])
+        causes |= zip(rows.tolist(), _causes(alike, ns[rows], parts.names, longest), strict=True)
+    return [
+        StepParts(number, {parts.names[part]: ns for part, ns in enumerate(row) if ns}, causes[index], name)
+        for index, (number, row, name) in enumerate(zip(bounds.number.tolist(), ns.tolist(), bounds.name, strict=True))
+    ]
 
 
 def divide_outside(timeline: Timeline, step_by: str | None) -> dict[str, int]:
     """Return the nanoseconds between the steps of each thread by part, the longest first; see `Summary.outside`."""
-    bounds = find_step_bounds(timeline, step_by)
-    parts = Counter[str]()
-    for gap in _divide(timeline, bounds.between()) if bounds.step_by != OPTIMIZER else ():
-        parts.update(gap.parts)
-    return dict(parts.most_common())
+    bounds, parts = find_step_bounds(timeline, step_by), _PartNames()
+    if bounds.step_by == OPTIMIZER:
+        return {}
+    total = _divide(timeline, bounds.between(), parts)[0].sum(axis=0).tolist()
+    return dict(
+        sorted(((name, ns) for name, ns in zip(parts.names, total, strict=True) if ns), key=lambda pair: -pair[1])
+    )
 
 
-def _divide(timeline: Timeline, bounds: StepBounds) -> list[StepParts]:
-    if not len(bounds.number):
-        return []
-    parts = _PartNames()
+def _divide(timeline: Timeline, bounds: StepBounds, parts: _PartNames) -> tuple[Int64Array, Int64Array]:
+    """Return int64[steps, parts] of each step's time, and int64[steps], the thread that it was divided on."""
+    if bounds.step_by != OPTIMIZER:
+        tables = {tid: _divide_on_thread(timeline, own, tid, parts)[0] for tid, own in bounds.by_thread().items()}
+        ns = np.zeros((len(bounds.number), len(parts.names)), np.int64)
+        for tid, table in tables.items():
+            ns[bounds.tid == tid, : table.shape[1]] = table
+        return ns, bounds.tid
     process = timeline.tracks[0].process
     threads = list(
         dict.fromkeys(track.tid for track in timeline.tracks if track.process == process and track.device is None)
     )
     divided = [_divide_on_thread(timeline, bounds, tid, parts) for tid in threads]
-    ns = np.zeros((len(threads), len(bounds.number), len(parts.names)), np.int64)
-    for of_thread, (table, _) in zip(ns, divided, strict=True):
+    by_thread = np.zeros((len(threads), len(bounds.number), len(parts.names)), np.int64)
+    for of_thread, (table, _) in zip(by_thread, divided, strict=True):
         of_thread[:, : table.shape[1]] = table
     busiest = np.argmax(np.stack([busy for _, busy in divided]), axis=0)
-    own = np.argmax(bounds.tid == np.array(threads)[:, None], axis=0)
-    thread = np.where(bounds.tid < 0, busiest, own)
-    chosen = ns[thread, np.arange(len(bounds.number))]
-    longest = _longest_ranges(timeline, bounds, threads, thread)
-    causes: list[str | None] = [None] * len(bounds.number)
-    for name in dict.fromkeys(bounds.name):
-        alike = bounds.whole & [other == name for other in bounds.name]
-        found = _causes(bounds._replace(whole=alike), chosen, parts.names, longest)
-        causes = [cause or before for cause, before in zip(found, causes, strict=True)]
-    return [
-        StepParts(number, {parts.names[part]: ns for part, ns in enumerate(row) if ns}, cause, name)
-        for number, row, cause, name in zip(bounds.number.tolist(), chosen.tolist(), causes, bounds.name, strict=True)
-    ]
+    return by_thread[busiest, np.arange(len(bounds.number))], np.array(threads)[busiest]
 
 
 def sum_up_parts(steps: Sequence[StepParts], whole_steps: Sequence[int]) -> list[PartTimes]:
@@ -290,15 +295,13 @@ def _recompute(slices: Slices, is_own: BoolArray, passes: AnyArray, on_backward:
     return _union_layer(slices, here, part)
 
 
-def _longest_ranges(
-    timeline: Timeline, bounds: StepBounds, threads: Sequence[int], busiest: Int64Array
-) -> dict[tuple[int, str], str]:
+def _longest_ranges(timeline: Timeline, bounds: StepBounds, of_step: Int64Array) -> dict[tuple[int, str], str]:
     """Return the name of the longest range by index of the step and category, on the thread of that step."""
     slices, tracks = timeline.slices, timeline.tracks
     rows = np.flatnonzero(slices.kind == RANGE)
     tid = np.array([track.tid for track in tracks] or [0])[slices.track[rows]]
     step = bounds.index_at(slices.start[rows], tid)
-    kept = (step >= 0) & (np.array(threads)[busiest[step]] == tid)
+    kept = (step >= 0) & (of_step[step] == tid)
     rows, step = rows[kept], step[kept]
     order = np.argsort(slices.end[rows] - slices.start[rows], kind="stable")
     names = slices.name[rows[order]].tolist()

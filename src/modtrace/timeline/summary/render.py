@@ -192,7 +192,7 @@ def _units_table(units: Sequence[UnitTimes]) -> Table:
             str(unit.measured),
             str(unit.calls),
             *(f"{ns / 1e6:.3f}" for ns in (unit.p50_ns, unit.p95_ns, unit.p99_ns)),
-            f"{unit.per_second:.4g}",
+            f"{unit.per_second:,.2f}",
         ]
         for unit in units
     ]

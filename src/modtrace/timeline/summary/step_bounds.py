@@ -96,6 +96,13 @@ class StepBounds(NamedTuple):
         """Return the steps of each thread, which do not overlap; -1 for those of the whole process."""
         return {tid: self.take(np.flatnonzero(self.tid == tid)) for tid in np.unique(self.tid).tolist()}
 
+    def by_name(self) -> dict[str, Int64Array]:
+        """Return the indices of the steps of each name, in the order in which the names come first."""
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(self.name))}
+        number = np.array([numbers[name] for name in self.name], np.int64)
+        ends = np.cumsum(np.bincount(number, minlength=len(numbers)))[:-1]
+        return dict(zip(numbers, np.split(np.argsort(number, kind="stable"), ends), strict=False))
+
     def between(self) -> StepBounds:
         """Return the times between the steps of each thread."""
         in_order = self.take(np.lexsort((self.start, self.tid)))

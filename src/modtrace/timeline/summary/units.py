@@ -78,8 +78,9 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
     slices = timeline.slices
     units = _Times(bounds.start, bounds.end, bounds.tid, calls)
     inside = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
-    for name in dict.fromkeys(bounds.name):
-        chosen = bounds.whole & [other == name for other in bounds.name]
+    for name, rows in bounds.by_name().items():
+        chosen = np.zeros(len(bounds.whole), np.bool_)
+        chosen[rows] = bounds.whole[rows]
         times = {"": units.take(chosen)}
         if np.any(chosen[step] & ~is_first):
             stages = _STAGES_OF_GENERATE if name == GENERATE else _STAGES
