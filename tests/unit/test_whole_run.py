@@ -69,3 +69,12 @@ def test_what_the_ring_does_not_know_is_none(
     line = f"Kept the {sentence} (ring full); `--capacity 30` keeps all"
     assert (line in str(summary).splitlines()) == (sentence is not None)
     assert ("Kept" in str(summary)) == (sentence is not None)
+
+
+def test_a_full_ring_without_steps_counts_events() -> None:
+    module, data = nn.Identity(), torch.ones(1)
+    with modtrace.record(capacity=16, engine="python", ranges=False) as recording:
+        for _ in range(10):
+            module(data)
+
+    assert "Kept the last 16 of 20 events (ring full); `--capacity 20` keeps all" in str(recording.timeline().summary())

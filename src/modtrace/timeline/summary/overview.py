@@ -133,6 +133,8 @@ def kept_sentence(timeline: Timeline) -> str:
         return ""
     kept, steps = whole_run["kept_steps"], whole_run["steps"]
     of_all = f" of {counted(int(steps), 'step')}" if steps is not None else " steps"
+    if not kept and not steps:  # nothing marks steps
+        kept, of_all = timeline.stats.recorded - timeline.stats.overwritten, f" of {timeline.stats.recorded:,} events"
     digits = max(0, len(str(timeline.stats.recorded)) - 2)
     capacity = -(-timeline.stats.recorded // 10**digits) * 10**digits
     return f"Kept the last {int(kept or 0):,}{of_all} (ring full); `--capacity {capacity}` keeps all"
