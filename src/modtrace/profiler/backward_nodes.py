@@ -15,7 +15,7 @@ from ..timeline.join import with_modules
 from ..timeline.slices import join_columns, sort_by_start
 from ..timeline.time_intervals import union_of
 from .call_lookup import CallIndex, InnermostLookup, innermost_spans, runs_module_code
-from .event_columns import EventColumns, ProfilerEvents
+from .event_columns import NodeSlices, NumberedOps, ProfilerEvents
 
 __all__ = ["Nodes", "cut_to_nodes", "find_calls_of_nodes"]
 
@@ -33,13 +33,13 @@ def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int
     """
     columns = timeline.columns
     nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)), threads)
-    unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.value >= 0) & ~nodes.numbered)
+    unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.sequence >= 0) & ~nodes.numbered)
     if len(unknown):
         behind = innermost_spans(timeline, columns.phase == BACKWARD)
         middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
         nodes.call[unknown] = behind.on_threads(threads[nodes.track[unknown]], middle)
     before: dict[tuple[int, int], int] = {}
-    for index in np.flatnonzero(nodes.rows.value < 0).tolist():
+    for index in np.flatnonzero(nodes.rows.sequence < 0).tolist():
         nodes.call[index] = -2
     for index, (track_, parent, call) in enumerate(
         zip(nodes.track.tolist(), nodes.parent.tolist(), nodes.call.tolist(), strict=True)
@@ -237,7 +237,7 @@ class Nodes:
         numbered: bool[n], whether its number was found among the trace's forward operations.
     """
 
-    def __init__(self, rows: EventColumns) -> None:
+    def __init__(self, rows: NodeSlices) -> None:
         order = np.lexsort((-rows.duration, rows.start, rows.track))
         self.rows = rows.take(order)
         self.track, self.start, self.end = self.rows.track, self.rows.start, self.rows.end
@@ -309,16 +309,16 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes, threads: Int64Array) -
     votes: dict[int, Counter[int]] = {}
     flows = events.flows
     node = nodes.innermost.on_threads(flows.track, flows.start)
-    ids = np.where(node >= 0, nodes.rows.other[node], -1)
-    for thread_id, track in zip(ids.tolist(), flows.value.tolist(), strict=True):
+    ids = np.where(node >= 0, nodes.rows.forward_thread[node], -1)
+    for thread_id, track in zip(ids.tolist(), flows.begin_track.tolist(), strict=True):
         if thread_id >= 0:
             votes.setdefault(thread_id, Counter())[track] += 1
-    for thread_id in np.unique(nodes.rows.other[nodes.rows.value >= 0]).tolist():
+    for thread_id in np.unique(nodes.rows.forward_thread[nodes.rows.sequence >= 0]).tolist():
         if thread_id in votes:
             continue
-        numbers = np.unique(nodes.rows.value[(nodes.rows.other == thread_id) & (nodes.rows.value >= 0)])
+        numbers = np.unique(nodes.rows.sequence[(nodes.rows.forward_thread == thread_id) & (nodes.rows.sequence >= 0)])
         for track in np.unique(events.ops.track[threads[events.ops.track] != -1]).tolist():
-            shared = int(np.isin(numbers, events.ops.value[events.ops.track == track]).sum())
+            shared = int(np.isin(numbers, events.ops.sequence[events.ops.track == track]).sum())
             if shared:
                 votes.setdefault(thread_id, Counter())[track] = shared
         best = votes.get(thread_id, Counter()).most_common(2)
@@ -327,12 +327,12 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes, threads: Int64Array) -
     return {thread_id: counter.most_common(1)[0][0] for thread_id, counter in votes.items()}
 
 
-def _making_ops(ops: EventColumns, nodes: EventColumns, made_on: dict[int, int]) -> Int64Array:
+def _making_ops(ops: NumberedOps, nodes: NodeSlices, made_on: dict[int, int]) -> Int64Array:
     """Return for each node the last operation with its number that began before it on its forward thread, or -1."""
-    order = np.lexsort((ops.start, ops.value, ops.track))
-    key = _key(ops.track[order], ops.value[order])
-    track = np.array([made_on.get(thread_id, -1) for thread_id in nodes.other.tolist()], np.int64)
-    wanted = _key(track, nodes.value)
+    order = np.lexsort((ops.start, ops.sequence, ops.track))
+    key = _key(ops.track[order], ops.sequence[order])
+    track = np.array([made_on.get(thread_id, -1) for thread_id in nodes.forward_thread.tolist()], np.int64)
+    wanted = _key(track, nodes.sequence)
     first = np.searchsorted(key, wanted, side="left")
     candidate = np.searchsorted(key, wanted, side="right") - 1
     start = ops.start[order]
@@ -341,7 +341,7 @@ def _making_ops(ops: EventColumns, nodes: EventColumns, made_on: dict[int, int])
         if not late.any():
             break
         candidate[late] -= 1
-    found = (candidate >= first) & (track >= 0) & (nodes.value >= 0)
+    found = (candidate >= first) & (track >= 0) & (nodes.sequence >= 0)
     return np.where(found, order[np.maximum(candidate, 0)], -1)
 
 

@@ -59,7 +59,7 @@ def add_up_gpu_work(
             _Pieces(
                 launched_in=of_work[computing],
                 step=owners.step[computing],
-                kind=work.other[computing],
+                kind=work.kind[computing],
                 duration=work.duration[computing],
                 overlap=np.zeros(len(computing), np.int64),
             ),

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 KINDS = ("kernel", "memcpy", "memset")
-"""What `ProfilerEvents.work.other` counts."""
+"""What `DeviceWork.kind` counts."""
 
 NO_MODULE = "(no module)"
 """What is called so belongs to no module."""
@@ -112,7 +112,7 @@ def attribute_device_work(
     rows = launch[launched]
     found[launched] = running.on_threads(threads[launches.track[rows]], launches.start[rows])
     is_replay = np.zeros(len(work), np.bool_)
-    is_replay[launched] = launches.other[rows] == ApiCall.GRAPH
+    is_replay[launched] = launches.call[rows] == ApiCall.GRAPH
     captured = map_replays(events, launch, graphs)
     found = np.where(captured >= 0, captured, found)
     time = work.start.copy()
@@ -123,7 +123,7 @@ def attribute_device_work(
     reason[launched[~np.isin(process_of[launches.track[rows]], recorded)]] = NoModuleReason.OTHER_PROCESS
     reason[is_replay & (reason == NoModuleReason.OUTSIDE)] = NoModuleReason.GRAPH
     reason[launch < 0] = NoModuleReason.NO_LAUNCH
-    reason[work.value < 0] = NoModuleReason.NO_CORRELATION
+    reason[work.correlation < 0] = NoModuleReason.NO_CORRELATION
     reason[found >= 0] = NoModuleReason.KNOWN
     return WorkOwners(
         span=found,
@@ -156,7 +156,7 @@ def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
     launched = np.flatnonzero(launch >= 0)
     rows = launch[launched]
     around = np.full(len(launch), -1, np.int64)
-    ranges = events.collectives.take(events.collectives.other == 0)
+    ranges = events.collectives.take(events.collectives.is_operator == 0)
     order = np.lexsort((-ranges.duration, ranges.start, ranges.track))
     ranges = ranges.take(order)
     for track in np.unique(ranges.track).tolist():
@@ -167,8 +167,8 @@ def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
         index = np.searchsorted(ranges.start[of_track], time, side="right") - 1
         reached = np.maximum.accumulate(ranges.end[of_track])
         inside = (index >= 0) & (reached[np.maximum(index, 0)] > time)
-        around[launched[here[inside]]] = ranges.value[of_track[index[inside]]]
-    return np.where(events.work_collective >= 0, events.work_collective, around)
+        around[launched[here[inside]]] = ranges.name[of_track[index[inside]]]
+    return np.where(events.work.collective >= 0, events.work.collective, around)
 
 
 @dataclass(frozen=True)
@@ -207,12 +207,12 @@ def find_cpu_collectives(
         running: which of its spans, of any phase, ran on a thread at a moment.
     """
     ran = events.cpu_collectives
-    launches = events.collectives.take(events.collectives.other == 1)
+    launches = events.collectives.take(events.collectives.is_operator == 1)
     span = np.full(len(ran), -1, np.int64)
     reason = np.full(len(ran), NoModuleReason.NO_LAUNCH, np.int8)
     time = ran.start.copy()
-    for name in np.unique(ran.value).tolist():
-        here, launched = np.flatnonzero(ran.value == name), np.flatnonzero(launches.value == name)
+    for name in np.unique(ran.name).tolist():
+        here, launched = np.flatnonzero(ran.name == name), np.flatnonzero(launches.name == name)
         if len(here) != len(launched):
             continue
         here = here[np.argsort(ran.start[here], kind="stable")]

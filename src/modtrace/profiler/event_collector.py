@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,21 @@ import numpy as np
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..formats.header import is_int64
 from ..formats.numbering import Numbering
-from .event_columns import ApiCall, EventColumns, FlowPairs, ProfilerEvents, SliceTable
+from .event_columns import (
+    ApiCall,
+    ApiCalls,
+    CollectiveSlices,
+    DeviceWork,
+    EventColumns,
+    FlowPairs,
+    Launches,
+    NamedSlices,
+    NodeSlices,
+    NumberedOps,
+    ProfilerEvents,
+    SliceTable,
+    StepRanges,
+)
 
 __all__ = ["EventCollector", "collective_of_annotation", "collective_of_kernel"]
 
@@ -82,22 +95,26 @@ UNNAMED_COLLECTIVE = "collective"
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """What comes of an event that is not as events are."""
 
-_TABLES = (
-    *("ops", "plain_ops", "nodes", "launches", "captures", "work", "modules", "steps"),
-    *("collectives", "cpu_collectives", "regions", "syncs", "windows"),
-)
-_CPU_TABLES = ("ops", "plain_ops", "nodes", "launches", "modules", "regions")
-"""What only a process has, and no device."""
 _ORDINARY, _NODE, _SYNC, _STEP, _COLLECTIVE, _CPU_COLLECTIVE = range(6)
 """What slices of the CPU are, by their names."""
-_MAX_EXTERNAL = 1 << 59
 _CAPTURE = int(ApiCall.CAPTURE_BEGIN)
 _MAX_CACHED_NAMES = 1 << 16
 _MAX_PENDING = 1 << 14
 """Events whose rows may be pending."""
 _NO_ARGS: dict[str, Any] = {}
-_WORK_DETAILS = 4
-"""How many numbers are kept of a piece of work beside what all slices have."""
+
+
+class _Tables:
+    """Tables of slices; of others than `windows`, the first and the last count to what the trace covers."""
+
+    def __init__(self) -> None:
+        self.ops, self.plain_ops = SliceTable(NumberedOps), SliceTable(EventColumns)
+        self.nodes, self.steps = SliceTable(NodeSlices), SliceTable(StepRanges)
+        self.launches, self.captures = SliceTable(Launches), SliceTable(ApiCalls)
+        self.work, self.collectives = SliceTable(DeviceWork), SliceTable(CollectiveSlices)
+        self.modules, self.regions = SliceTable(NamedSlices), SliceTable(NamedSlices)
+        self.cpu_collectives, self.syncs = SliceTable(NamedSlices), SliceTable(NamedSlices)
+        self.windows = SliceTable(EventColumns)
 
 
 class EventCollector:
@@ -113,8 +130,7 @@ class EventCollector:
         self._thread_names: dict[TrackKey, str] = {}
         self._process_names: dict[int | str, str] = {}
         self._sort_indexes: dict[TrackKey, int] = {}
-        self._tables = {name: SliceTable() for name in _TABLES}
-        self._work_details = array("q")
+        self._tables = _Tables()
         self._rest: list[tuple[float, float]] = []
         self._module_names, self._region_names = Numbering[str](), Numbering[str]()
         self._collective_names, self._sync_names = Numbering[str](), Numbering[str]()
@@ -130,7 +146,7 @@ class EventCollector:
         self._total += len(events)
         tables, tracks, kind_of = self._tables, self._tracks, SLICE_KINDS.get
         cpu_kind_of, api_call_of = self._cpu_kinds.get, self._api_calls.get
-        plain_op, op, launch = (tables[name].pending.append for name in ("plain_ops", "ops", "launches"))
+        plain_op, op, launch = (table.pending.append for table in (tables.plain_ops, tables.ops, tables.launches))
         # One pass, and no calls where there are many: this loop is what attribution takes beside parsing.
         for event in events:
             try:
@@ -155,9 +171,9 @@ class EventCollector:
                     if what != _ORDINARY:
                         self._add_special(event, what, track, sequence)
                     elif sequence is None:
-                        plain_op((track, event["ts"], event["dur"], -1, 0))
+                        plain_op((track, event["ts"], event["dur"]))
                     elif not event["args"].get("Fwd thread id"):
-                        op((track, event["ts"], event["dur"], sequence, 0))
+                        op((track, event["ts"], event["dur"], sequence))
                 elif kind == RUNTIME:
                     call = api_call_of(event["name"])
                     if call is None:
@@ -165,12 +181,10 @@ class EventCollector:
                     args = event.get("args") or _NO_ARGS
                     correlation = args.get("correlation")
                     if correlation is not None:
-                        # The external id is what `other` holds above the call.
-                        external = args.get("External id")
-                        external = external if type(external) is int and 0 <= external < _MAX_EXTERNAL else -1
-                        launch((track, event["ts"], event["dur"], correlation, external << 3 | call))
+                        external = _id(args.get("External id"))
+                        launch((track, event["ts"], event["dur"], call, correlation, external))
                     if call >= _CAPTURE:
-                        tables["captures"].pending.append((track, event["ts"], event["dur"], -1, call))
+                        tables.captures.pending.append((track, event["ts"], event["dur"], call))
                 elif kind <= MEMSET:
                     self._add_work(event, kind, track)
                 else:
@@ -197,23 +211,21 @@ class EventCollector:
         times = track, event["ts"], event["dur"]
         if what == _NODE:
             number = -1 if sequence is None else sequence
-            tables["nodes"].pending.append((*times, number, args.get("Fwd thread id", -1)))
+            tables.nodes.pending.append((*times, number, args.get("Fwd thread id", -1)))
         elif what == _SYNC:
-            tables["syncs"].pending.append((*times, self._sync_names[name], 0))
+            tables.syncs.pending.append((*times, self._sync_names[name]))
         elif what == _STEP:
-            tables["steps"].pending.append((*times, int(name[len(STEP) :]), 0))
+            tables.steps.pending.append((*times, int(name[len(STEP) :])))
         elif what == _CPU_COLLECTIVE:
             annotated = collective_of_annotation(name)
-            tables["cpu_collectives"].pending.append(
-                (*times, self._collective_names[annotated[0] if annotated else ""], 0)
-            )
+            tables.cpu_collectives.pending.append((*times, self._collective_names[annotated[0] if annotated else ""]))
         else:
             annotated = collective_of_annotation(name)
             found = annotated[0] if annotated else collective_of_operator(name, args.get("Collective name"))
             is_operator = name.startswith(C10D)
-            tables["collectives"].pending.append((*times, self._collective_names[found or ""], int(is_operator)))
+            tables.collectives.pending.append((*times, self._collective_names[found or ""], int(is_operator)))
             if not annotated:
-                tables["plain_ops"].pending.append((*times, -1, 0))
+                tables.plain_ops.pending.append(times)
 
     def _api_call(self, name: str) -> int:
         call = api_call(name)
@@ -246,25 +258,19 @@ class EventCollector:
             collective = self._kernel_collectives[name] = -1 if found is None else self._collective_names[found]
         if collective >= 0 and isinstance(operator := args.get("Collective name"), str):
             collective = self._collective_names[collective_of_operator(PARAM_COMMS, operator) or ""]
-        graph, node = args.get("graph id") or -1, args.get("graph node id") or -1
-        graph, node = (graph, node) if is_int64(graph) and is_int64(node) else (-1, -1)
-        external = args.get("External id")
-        external = external if type(external) is int and 0 <= external < _MAX_EXTERNAL else -1
         # It ran, whatever its id is.
-        correlation = args["correlation"] if is_int64(args.get("correlation")) else -1
-        # The row in these is what `other` holds above the kind.
-        number = len(self._work_details) // _WORK_DETAILS << 2 | kind
-        self._tables["work"].pending.append((track, event["ts"], event["dur"], correlation, number))
-        self._work_details.extend((collective, graph, node, external))
+        correlation, external = _id(args.get("correlation")), _id(args.get("External id"))
+        graph, node = _id(args.get("graph id") or -1), _id(args.get("graph node id") or -1)
+        self._tables.work.pending.append(
+            (track, event["ts"], event["dur"], kind, correlation, external, graph, node, collective)
+        )
 
     def _add_rare(self, event: dict[str, Any], kind: int, track: int) -> None:
-        times = event["ts"], event["dur"]
+        tables, times = self._tables, (track, event["ts"], event["dur"])
         if kind == PYTHON and event["name"].startswith(MODULE):
-            module_id = (event.get("args") or _NO_ARGS).get("Python module id", -1)
-            name = self._module_names[event["name"][len(MODULE) :]]
-            self._tables["modules"].pending.append((track, *times, name, module_id))
+            tables.modules.pending.append((*times, self._module_names[event["name"][len(MODULE) :]]))
         elif kind == WINDOW:
-            self._tables["windows"].pending.append((track, *times, 0, 0))
+            tables.windows.pending.append(times)
         elif kind == ANNOTATION:
             name = event["name"]
             what = self._cpu_kind(name)
@@ -272,13 +278,13 @@ class EventCollector:
             if what != _ORDINARY:
                 self._add_special(event, what, track, sequence)
             elif sequence is None:
-                self._tables["regions"].pending.append((track, *times, self._region_names[name], 0))
+                tables.regions.pending.append((*times, self._region_names[name]))
         else:
-            self._rest.append(times)
+            self._rest.append(times[1:])
 
     def _take_pending(self) -> None:
         """Move the rows of a chunk to the columns."""
-        for name, table in self._tables.items():
+        for name, table in vars(self._tables).items():
             if table.pending:
                 first, last, zeros, broken = table.take_pending()
                 self._times_up_to_zero += zeros
@@ -316,41 +322,41 @@ class EventCollector:
     def events(self) -> ProfilerEvents:
         """Return the columns."""
         self._take_pending()
-        tables = {name: table.take_rows() for name, table in self._tables.items()}
+        tables = self._tables
+        ops, plain_ops, nodes = tables.ops.take_rows(), tables.plain_ops.take_rows(), tables.nodes.take_rows()
+        launches, modules, regions = tables.launches.take_rows(), tables.modules.take_rows(), tables.regions.take_rows()
+        syncs, windows = tables.syncs.take_rows(), tables.windows.take_rows()
         ends = microseconds_to_ns(np.array([self._first, self._last] if self._first <= self._last else [1.0, 0.0]))
-        of_cpu = np.concatenate([tables[name].track for name in _CPU_TABLES])
+        # What only a process has, and no device.
+        of_cpu = np.concatenate([rows.track for rows in (ops, plain_ops, nodes, launches, modules, regions)])
         by_track = np.bincount(of_cpu, minlength=len(self._tracks))
         pids: dict[int | str, int] = {}
         for (pid, _), track in self._tracks.items():
             pids[pid] = pids.get(pid, 0) + int(by_track[track])
-        syncs: dict[str, list[tuple[int, int]]] = {name: [] for name in self._sync_names}
-        sync_rows, sync_names = tables.pop("syncs"), list(self._sync_names)
-        for name, start, end in zip(
-            sync_rows.value.tolist(), sync_rows.start.tolist(), sync_rows.end.tolist(), strict=True
-        ):
-            syncs[sync_names[name]].append((start, end))
-        windows = tables.pop("windows")
-        work = tables["work"]
-        details = np.array(self._work_details, np.int64).reshape(-1, _WORK_DETAILS)[work.other >> 2]
-        tables["work"] = EventColumns(*work[:4], work.other & 3)
-        collective, graph, node, external = details.T
-        launches = tables["launches"]
-        tables["launches"] = EventColumns(*launches[:4], launches.other & 7)
+        sync_times: dict[str, list[tuple[int, int]]] = {name: [] for name in self._sync_names}
+        sync_names = list(sync_times)
+        for name, start, end in zip(syncs.name.tolist(), syncs.start.tolist(), syncs.end.tolist(), strict=True):
+            sync_times[sync_names[name]].append((start, end))
         return ProfilerEvents(
             tracks=list(self._tracks),
             thread_names=self._thread_names,
             process_names=self._process_names,
             sort_indexes=self._sort_indexes,
-            **tables,
-            work_collective=collective,
-            work_graph=graph,
-            work_node=node,
-            work_external=external,
-            launch_external=launches.other >> 3,
+            ops=ops,
+            plain_ops=plain_ops,
+            nodes=nodes,
+            launches=launches,
+            captures=tables.captures.take_rows(),
+            work=tables.work.take_rows(),
+            collectives=tables.collectives.take_rows(),
+            cpu_collectives=tables.cpu_collectives.take_rows(),
             collective_names=list(self._collective_names),
+            regions=regions,
             region_names=list(self._region_names),
+            modules=modules,
+            steps=tables.steps.take_rows(),
             module_names=list(self._module_names),
-            syncs={name: times for name, times in syncs.items() if times},
+            syncs={name: times for name, times in sync_times.items() if times},
             flows=self._flows.columns(),
             first=int(ends[0]),
             last=int(ends[1]),
@@ -361,6 +367,12 @@ class EventCollector:
             malformed=self._malformed,
             total=self._total,
         )
+
+
+def _id(value: Any) -> int:
+    """Return an id as it is; -1 for what is none."""
+    number: int = value if is_int64(value) else -1
+    return number
 
 
 def _times(row: tuple[Any, Any]) -> tuple[float, float]:

@@ -7,16 +7,30 @@ trace of before torch 2.4, which counts from 1970, they come in steps of 250 ns.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from .._typing import AnyArray, Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, microseconds_to_ns
 
-__all__ = ["ApiCall", "EventColumns", "FlowPairs", "ProfilerEvents", "SliceTable"]
+__all__ = [
+    "ApiCall",
+    "ApiCalls",
+    "CollectiveSlices",
+    "DeviceWork",
+    "EventColumns",
+    "FlowPairs",
+    "Launches",
+    "NamedSlices",
+    "NodeSlices",
+    "NumberedOps",
+    "ProfilerEvents",
+    "SliceTable",
+    "StepRanges",
+]
 
 
 class ApiCall(IntEnum):
@@ -31,22 +45,22 @@ class ApiCall(IntEnum):
     CAPTURE_END = 6
 
 
-class EventColumns(NamedTuple):
-    """Slices of one kind; columns of equal length.
+_Columns = TypeVar("_Columns", bound="EventColumns")
+
+
+@dataclass(frozen=True)
+class EventColumns:
+    """Slices of one kind; int64 columns of equal length.
 
     Attributes:
         track: index into `ProfilerEvents.tracks`.
-        start: int64, ns from the base.
-        duration: int64, ns.
-        value: int64, by kind.
-        other: int64, by kind.
+        start: ns from the base.
+        duration: ns.
     """
 
     track: Int64Array
     start: Int64Array
     duration: Int64Array
-    value: Int64Array
-    other: Int64Array
 
     @property
     def end(self) -> Int64Array:
@@ -56,9 +70,123 @@ class EventColumns(NamedTuple):
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, index: AnyArray) -> EventColumns:
+    def take(self: _Columns, index: AnyArray) -> _Columns:
         """Return the rows at `index` (positions or a mask)."""
-        return EventColumns(*(column[index] for column in self))
+        return type(self)(**{name: column[index] for name, column in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class NumberedOps(EventColumns):
+    """Forward operations with a sequence number: their gradient was asked for.
+
+    Attributes:
+        sequence: this number.
+    """
+
+    sequence: Int64Array
+
+
+@dataclass(frozen=True)
+class NodeSlices(EventColumns):
+    """`evaluate_function` slices.
+
+    Attributes:
+        sequence: the sequence number of what made the node, or -1.
+        forward_thread: the autograd id of the thread of that, or -1.
+    """
+
+    sequence: Int64Array
+    forward_thread: Int64Array
+
+
+@dataclass(frozen=True)
+class ApiCalls(EventColumns):
+    """Calls of the GPU's runtime or driver.
+
+    Attributes:
+        call: an `ApiCall`.
+    """
+
+    call: Int64Array
+
+
+@dataclass(frozen=True)
+class Launches(ApiCalls):
+    """Calls of the GPU's runtime or driver that may have launched work.
+
+    Attributes:
+        correlation: the id that what they launched has too.
+        external: the `External id` that it has too; -1 if there is none.
+    """
+
+    correlation: Int64Array
+    external: Int64Array
+
+
+@dataclass(frozen=True)
+class DeviceWork(EventColumns):
+    """Kernels, memcpys and memsets.
+
+    Attributes:
+        kind: 0, 1 or 2.
+        correlation: the id of the launch, or -1.
+        external: the `External id` of the launch, or -1.
+        graph: the id of the graph of which it is a node, or -1.
+        node: the id of this node, or -1.
+        collective: the collective that its name tells, index into `ProfilerEvents.collective_names`; -1 if it computes,
+            as far as its name tells.
+    """
+
+    kind: Int64Array
+    correlation: Int64Array
+    external: Int64Array
+    graph: Int64Array
+    node: Int64Array
+    collective: Int64Array
+
+
+@dataclass(frozen=True)
+class NamedSlices(EventColumns):
+    """Slices that have a name.
+
+    Attributes:
+        name: index into the names of the kind.
+    """
+
+    name: Int64Array
+
+
+@dataclass(frozen=True)
+class CollectiveSlices(NamedSlices):
+    """Slices of the CPU in which a collective is launched.
+
+    Attributes:
+        is_operator: 1 for an operator of c10d, which does more than that, else 0.
+    """
+
+    is_operator: Int64Array
+
+
+@dataclass(frozen=True)
+class StepRanges(EventColumns):
+    """`ProfilerStep#` ranges of the CPU.
+
+    Attributes:
+        step: the number of the step.
+    """
+
+    step: Int64Array
+
+
+@dataclass(frozen=True)
+class Arrows(EventColumns):
+    """Forward-backward arrows: where the backward node begins.
+
+    Attributes:
+        begin_track: the forward thread's track.
+    """
+
+    begin_track: Int64Array
 
 
 @dataclass(frozen=True)
@@ -70,29 +198,22 @@ class ProfilerEvents:
         thread_names: names by pid and tid.
         process_names: names by pid.
         sort_indexes: where a viewer sorts the rows of threads and streams, by pid and tid.
-        ops: forward operations with a sequence number (`value`).
-        plain_ops: operations without a sequence number: nothing asked for their gradient, or autograd called them.
-        nodes: `evaluate_function` slices; `value` the sequence number or -1, `other` the forward thread's id.
-        launches: runtime calls; `value` the correlation id, `other` an `ApiCall`.
-        captures: runtime calls that begin and end the capture of a graph; `other` an `ApiCall`.
-        work: kernels, memcpys and memsets; `value` the correlation id or -1, `other` 0, 1 or 2.
-        work_collective: int64, for each piece of work the collective that its name tells, index into
-            `collective_names`; -1 if it computes, as far as its name tells.
-        work_graph: int64, for each the id of the graph of which it is a node, or -1.
-        work_node: int64, for each the id of this node, or -1.
-        work_external: int64, for each its `External id`, which its launch shares; -1 if there is none.
-        launch_external: int64, the same for each of the launches.
-        collectives: slices of the CPU in which a collective is launched; `value` index into `collective_names`, `other`
-            1 for an operator of c10d, which does more than that, else 0.
-        cpu_collectives: collectives that a thread of the CPU runs; `value` as above.
-        collective_names: of the above (`all_reduce`).
-        regions: ranges of `record_function` and the like; `value` index into `region_names`.
+        ops: forward operations with a sequence number.
+        plain_ops: operations without one: nothing asked for their gradient, or autograd called them.
+        nodes: autograd nodes that ran.
+        launches: runtime calls that have a correlation id.
+        captures: runtime calls that begin and end the capture of a graph.
+        work: what GPUs did.
+        collectives: slices of the CPU in which a collective is launched.
+        cpu_collectives: collectives that a thread of the CPU runs.
+        collective_names: names of both (`all_reduce`).
+        regions: ranges of `record_function` and the like.
         region_names: their names.
-        modules: `nn.Module:` slices; `value` index into `module_names`, `other` the "Python module id".
-        steps: `ProfilerStep#` ranges of the CPU; `value` the step.
+        modules: `nn.Module:` slices.
+        steps: the profiler's steps.
         module_names: what follows `nn.Module: `.
         syncs: start and end in ns from the base, by the sync mark's name; a name may occur more than once.
-        flows: (forward thread's track, backward node's track, node's start) of each forward-backward arrow.
+        flows: forward-backward arrows.
         first: ns from the base where the slices begin; `first > last` where there is none.
         last: where they end.
         window: start and end, in ns from the base, of what was profiled; None if the trace does not say.
@@ -107,27 +228,22 @@ class ProfilerEvents:
     thread_names: dict[TrackKey, str]
     process_names: dict[int | str, str]
     sort_indexes: dict[TrackKey, int]
-    ops: EventColumns
+    ops: NumberedOps
     plain_ops: EventColumns
-    nodes: EventColumns
-    launches: EventColumns
-    captures: EventColumns
-    work: EventColumns
-    work_collective: Int64Array
-    work_graph: Int64Array
-    work_node: Int64Array
-    work_external: Int64Array
-    launch_external: Int64Array
-    collectives: EventColumns
-    cpu_collectives: EventColumns
+    nodes: NodeSlices
+    launches: Launches
+    captures: ApiCalls
+    work: DeviceWork
+    collectives: CollectiveSlices
+    cpu_collectives: NamedSlices
     collective_names: list[str]
-    regions: EventColumns
+    regions: NamedSlices
     region_names: list[str]
-    modules: EventColumns
-    steps: EventColumns
+    modules: NamedSlices
+    steps: StepRanges
     module_names: list[str]
     syncs: dict[str, list[tuple[int, int]]]
-    flows: EventColumns
+    flows: Arrows
     first: int
     last: int
     window: tuple[int, int] | None
@@ -143,23 +259,26 @@ class ProfilerEvents:
         return frozenset(pid for pid, _ in self.tracks if isinstance(pid, int))
 
 
-_Row = tuple[int, float, float, int, int]
-"""Track, start and duration in µs, value and other."""
-
-
-class SliceTable:
-    """Slices of one kind; columns of equal length, times in µs.
+class SliceTable(Generic[_Columns]):
+    """Slices of one kind while they are gathered, times in µs.
 
     Attributes:
-        pending: rows that are not in the columns yet.
+        pending: rows that are not in the columns yet: track, start, duration, and what the kind has beside those.
     """
 
-    __slots__ = ("duration", "other", "pending", "start", "track", "value")
+    __slots__ = ("_columns", "_kind", "pending")
 
-    def __init__(self) -> None:
-        self.pending: list[_Row] = []
-        self.track, self.value, self.other = array("q"), array("q"), array("q")
-        self.start, self.duration = array("d"), array("d")
+    def __init__(self, kind: type[_Columns]) -> None:
+        self.pending: list[tuple[Any, ...]] = []
+        self._kind = kind
+        self._columns = self._empty()
+
+    def _empty(self) -> list[array[Any]]:
+        return [array("d" if field.name in ("start", "duration") else "q") for field in fields(self._kind)]
+
+    def _of(self, rows: list[tuple[Any, ...]]) -> list[array[Any]]:
+        by_column = zip(self._columns, zip(*rows, strict=True), strict=True)
+        return [array(column.typecode, numbers) for column, numbers in by_column]
 
     def take_pending(self) -> tuple[float, float, int, int]:
         """Move what is pending to the columns; return its first and last moment, µs, how many are up to 0, and broken.
@@ -167,45 +286,36 @@ class SliceTable:
         Rows that are not at a time, or not of numbers, are left out.
         """
         rows, self.pending[:] = self.pending[:], []
-        broken = 0
+        broken = zeros = 0
         try:
-            track, start, duration, value, other = (
-                array(kind, column) for kind, column in zip("qddqq", zip(*rows, strict=True), strict=True)
-            )
+            new = self._of(rows)
         except (TypeError, OverflowError, ValueError):
             numbers = [row for row in map(_numbers, rows) if row is not None]
             broken = len(rows) - len(numbers)
             if not numbers:
                 return float("inf"), float("-inf"), 0, broken
-            track, start, duration, value, other = (
-                array(kind, column) for kind, column in zip("qddqq", zip(*numbers, strict=True), strict=True)
-            )
-        first, length = np.frombuffer(start, np.float64), np.frombuffer(duration, np.float64)
+            new = self._of(numbers)
+        first, length = np.frombuffer(new[1], np.float64), np.frombuffer(new[2], np.float64)
         last = first + length
         valid = (first > 0) & (length >= 0) & (last < MAX_TIME_US)
-        zeros = 0
         if not valid.all():
             zeros = int(np.count_nonzero(first <= 0))
             first, last = first[valid], last[valid]
             kept = np.flatnonzero(valid).tolist()
-            track, start, duration, value, other = (
-                array(column.typecode, [column[row] for row in kept])
-                for column in (track, start, duration, value, other)
-            )
-        self.track += track
-        self.start += start
-        self.duration += duration
-        self.value += value
-        self.other += other
+            new = [array(column.typecode, [column[row] for row in kept]) for column in new]
+        for column, more in zip(self._columns, new, strict=True):
+            column.extend(more)
         return float(first.min(initial=np.inf)), float(last.max(initial=-np.inf)), zeros, broken
 
-    def take_rows(self) -> EventColumns:
+    def take_rows(self) -> _Columns:
         """Return the columns, with times in nanoseconds, and empty the table: nothing is in memory twice."""
-        start, duration = (microseconds_to_ns(_array(column, np.float64)) for column in (self.start, self.duration))
-        track, value, other = (_array(column, np.int64) for column in (self.track, self.value, self.other))
-        self.track, self.value, self.other = array("q"), array("q"), array("q")
-        self.start, self.duration = array("d"), array("d")
-        return EventColumns(track, start, duration, value, other)
+        columns, self._columns = self._columns, self._empty()
+        return self._kind(
+            *(
+                microseconds_to_ns(_array(column, np.float64)) if column.typecode == "d" else _array(column, np.int64)
+                for column in columns
+            )
+        )
 
 
 def _array(column: array[Any], dtype: type[np.generic]) -> Any:
@@ -213,12 +323,12 @@ def _array(column: array[Any], dtype: type[np.generic]) -> Any:
     return np.frombuffer(column, dtype) if column else np.empty(0, dtype)
 
 
-def _numbers(row: tuple[Any, ...]) -> _Row | None:
+def _numbers(row: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return a row with times that are numbers, of text as readers take it; None if there are none."""
-    track, start, duration, value, other = row
+    track, start, duration, *rest = row
     try:
-        array("q", (value, other))
-        return track, float(start), float(duration), value, other
+        array("q", rest)
+        return track, float(start), float(duration), *rest
     except (TypeError, OverflowError, ValueError):
         return None
 
@@ -239,12 +349,11 @@ class FlowPairs:
         if 0 <= start < MAX_TIME_US:
             self._ends[flow] = (track, start)
 
-    def columns(self) -> EventColumns:
-        """Return a row for each arrow that has both: the track and the time of its end, `value` its begin's track."""
+    def columns(self) -> Arrows:
+        """Return a row for each arrow that has both ends."""
         rows = [
             (track, start, self._begins[flow]) for flow, (track, start) in self._ends.items() if flow in self._begins
         ]
         start = microseconds_to_ns(np.array([start for _, start, _ in rows], np.float64))
         track, begin = np.array([(track, begin) for track, _, begin in rows], np.int64).reshape(-1, 2).T
-        zeros = np.zeros(len(rows), np.int64)
-        return EventColumns(track, start, zeros, begin, zeros)
+        return Arrows(track, start, np.zeros(len(rows), np.int64), begin)

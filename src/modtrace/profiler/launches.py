@@ -37,12 +37,13 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
         return found
     process_of = processes_of(events)
     process = process_of[launches.track]
-    order = np.lexsort((np.arange(len(launches)), process, launches.value))
+    order = np.lexsort((np.arange(len(launches)), process, launches.correlation))
     is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = (np.diff(launches.value[order]) != 0) | (np.diff(process[order]) != 0)
+    is_first[1:] = (np.diff(launches.correlation[order]) != 0) | (np.diff(process[order]) != 0)
     rows = order[is_first]  # of each process the first with each id
-    first, end = (np.searchsorted(launches.value[rows], work.value, side=side) for side in ("left", "right"))
-    end = np.where(work.value >= 0, end, first)
+    ids = launches.correlation[rows]
+    first, end = (np.searchsorted(ids, work.correlation, side=side) for side in ("left", "right"))
+    end = np.where(work.correlation >= 0, end, first)
     if np.all(process == process[0]):
         known = first < end
         found[known] = rows[first[known]]
@@ -50,7 +51,7 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
     pieces = np.repeat(np.arange(len(work)), end - first)
     place = np.arange(len(pieces)) - np.repeat(np.cumsum(end - first) - (end - first), end - first)
     chosen = rows[first[pieces] + place]
-    of_work, of_launch = events.work_external[pieces], events.launch_external[chosen]
+    of_work, of_launch = work.external[pieces], launches.external[chosen]
     possible = (of_work < 0) | (of_launch < 0) | (of_work == of_launch)
     possible &= launches.start[chosen] <= work.start[pieces]
     devices, device = np.unique(process_of[work.track], return_inverse=True)
@@ -93,9 +94,9 @@ def captured_graphs(
     captures, launches = events.captures, events.launches
     found: list[CudaGraphCapture] = []
     process_of = processes_of(events)
-    _, number = np.unique(launches.value, return_inverse=True)
+    _, number = np.unique(launches.correlation, return_inverse=True)
     id_in_process = number * (int(process_of.max()) + 1) + process_of[launches.track]
-    is_captured = np.isin(launches.other, list(_KIND_OF_CALL))
+    is_captured = np.isin(launches.call, list(_KIND_OF_CALL))
     is_captured &= ~np.isin(id_in_process, id_in_process[launch[launch >= 0]])
     candidates = np.flatnonzero(is_captured)
     candidates = candidates[np.argsort(launches.start[candidates], kind="stable")]
@@ -103,14 +104,14 @@ def captured_graphs(
     order = np.argsort(captures.start, kind="stable").tolist()
     for row in order:
         track = int(captures.track[row])
-        if captures.other[row] == ApiCall.CAPTURE_BEGIN:
+        if captures.call[row] == ApiCall.CAPTURE_BEGIN:
             open_since[track] = int(captures.start[row])
         elif (begin := open_since.pop(track, None)) is not None:
             # What other threads launch meanwhile, as autograd's, is captured too.
             first, last = np.searchsorted(launches.start[candidates], (begin, captures.end[row]))
             rows = candidates[first:last]
             rows = rows[process_of[launches.track[rows]] == process_of[track]]
-            kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.other[rows].tolist())
+            kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.call[rows].tolist())
             found.append(
                 CudaGraphCapture(kinds, running.on_threads(threads[launches.track[rows]], launches.start[rows]))
             )
@@ -128,13 +129,13 @@ def map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[Cud
     span = np.full(len(launch), -1, np.int64)
     work = events.work
     replays = _replays(events, launch)
-    kinds_of = {row: tuple(work.other[pieces].tolist()) for row, pieces in replays.items()}
+    kinds_of = {row: tuple(work.kind[pieces].tolist()) for row, pieces in replays.items()}
     for kinds in set(kinds_of.values()):
         fitting = [graph for graph in graphs if graph.kinds == kinds]
         rows = [row for row in replays if kinds_of[row] == kinds]
-        ids = sorted({int(events.work_graph[replays[row][0]]) for row in rows})
+        ids = sorted({int(work.graph[replays[row][0]]) for row in rows})
         for row in rows:
-            graph = _choose_graph(fitting, ids, int(events.work_graph[replays[row][0]]))
+            graph = _choose_graph(fitting, ids, int(work.graph[replays[row][0]]))
             if graph is not None:
                 span[replays[row]] = graph.spans
     return span
@@ -143,9 +144,9 @@ def map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[Cud
 def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array]:
     """Return the pieces of work of each launch of a graph, in the order of its nodes."""
     pieces = np.flatnonzero(launch >= 0)
-    pieces = pieces[events.launches.other[launch[pieces]] == ApiCall.GRAPH]
+    pieces = pieces[events.launches.call[launch[pieces]] == ApiCall.GRAPH]
     # Nodes are numbered as they are captured; without their numbers the time gives the order.
-    node = events.work_node[pieces]
+    node = events.work.node[pieces]
     order = np.lexsort((events.work.start[pieces], np.where(node >= 0, node, 0), launch[pieces]))
     pieces = pieces[order]
     if not len(pieces):

@@ -56,7 +56,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     is_recompute = nodes.innermost.on_threads(slices.track, slices.start) >= 0
     if not has_modules:
         # What is only ever run by backward repeats nothing.
-        is_recompute &= np.isin(slices.value, slices.value[~is_recompute])
+        is_recompute &= np.isin(slices.name, slices.name[~is_recompute])
     tracks: list[Track] = []
     index: dict[tuple[int, bool], int] = {}
     track = np.empty(len(slices), np.int64)
@@ -68,7 +68,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
             tracks.append(Track("backward" if key[1] else "forward", thread, tid, process))
         track[row] = index[key]
     end, parent, depth = clip_and_nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
-    names, name = _names(texts, slices.value, parent, _module_name if has_modules else _region_name)
+    names, name = _names(texts, slices.name, parent, _module_name if has_modules else _region_name)
     columns = in_start_order(
         Columns.of(
             start=slices.start,

@@ -102,7 +102,7 @@ def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
     if not len(steps):
         return np.zeros(len(time), np.int64)
     order = np.argsort(steps.start, kind="stable")
-    number = steps.value[order]
+    number = steps.step[order]
     index = np.searchsorted(steps.start[order], time, side="right") - 1
     return np.where(index >= 0, number[np.maximum(index, 0)], np.maximum(number[0] - 1, 0))
 
@@ -119,7 +119,7 @@ def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
     if counted or not len(steps) or not len(columns):
         return timeline
     order = np.argsort(steps.start, kind="stable")
-    start, number = steps.start[order], steps.value[order]
+    start, number = steps.start[order], steps.step[order]
     # A step ends where the next begins, and the last one with its own range.
     ends = [*zip(start[1:].tolist(), number[:-1].tolist(), strict=True), (int(steps.end.max()), int(number[-1]))]
     if number[0] > 0 and columns.start[0] < start[0]:
