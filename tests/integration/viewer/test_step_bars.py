@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from modtrace.timeline import Timeline
+from modtrace.timeline import FORWARD, Timeline
+from modtrace.timeline.select import keep_rows
+from modtrace.timeline.slices import MODULE
 from modtrace.write.html import write_html
 from tests.support.browser import visit
 from tests.support.gpt_timeline import gpt_timeline
@@ -66,6 +69,20 @@ def test_pointer_on_a_bar_says_the_parts_of_its_step_and_a_click_zooms_to_it(ope
     assert 0.9 * STEP_NS < start < STEP_NS
     assert 2 * STEP_NS < end < 2.1 * STEP_NS
     assert page.get_by_title("Zoom to the step in the middle").inner_text() == "step 1 · 2 of 3"
+
+
+def test_a_call_has_a_bar_where_nothing_is_trained(open_page: Open) -> None:
+    timeline = replace(gpt_timeline(3, 1), marks=[])
+    slices = timeline.slices
+    calls = keep_rows(timeline, np.flatnonzero((slices.kind == MODULE) & (slices.phase == FORWARD)))
+    page = open_page(calls).page
+    assert page.get_by_role("list", name="Parts of the steps").locator("li").all_inner_texts() == ["forward 100.0 %"]
+    point_at(page, 1)
+    assert page.locator(".tooltip strong").inner_text() == "GPT2LMHeadModel 1 · 1.02 ms"
+
+    page.mouse.down()
+    page.mouse.up()
+    assert page.get_by_title("Zoom to the step in the middle").inner_text() == "GPT2LMHeadModel 1 · 2 of 3"
 
 
 def test_keys_on_the_bars_go_from_step_to_step_and_enter_zooms(open_page: Open) -> None:
