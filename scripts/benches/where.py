@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import modtrace
 from modtrace.demo import GPT
 from modtrace.demo.gpt import batches, make_optimizer
-from modtrace.ring.file_header import SLOTS_OFFSET
+from modtrace.ring.file_header import LOG_CHUNK_BYTES, SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
 from modtrace.whereabouts import find_hangs, read_rank_state
 
@@ -74,6 +74,7 @@ def copy_ring(ring: bytes, path: Path, rank: int, ranks: int) -> None:
                 record["ranks"] = f"0-{ranks - 1}"
             text = json.dumps(record).encode()
             file.write(_RECORD.pack(len(text), zlib.crc32(text)) + text)
+        file.truncate(SLOTS_OFFSET + capacity * SLOT_BYTES + LOG_CHUNK_BYTES)  # as a whole one
 
 
 def wait_for_hang(rings: list[Path]) -> None:

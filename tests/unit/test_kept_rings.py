@@ -116,6 +116,12 @@ def test_a_file_system_without_hard_links_or_locks(tmp_path: Path, monkeypatch: 
     assert values(tmp_path) == {"run.modtrace": [1], "run.1.modtrace": [0], "run.2.modtrace": [2]}
 
 
+def test_a_link_to_nothing_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "run.modtrace").symlink_to("gone")
+    make(tmp_path / "run.modtrace", 1).close()
+    assert values(tmp_path) == {"run.modtrace": [1]}
+
+
 def test_the_newest_of_each_name_and_rank_counts_and_what_runs(tmp_path: Path) -> None:
     def ring(name: str, rank: int | None = None) -> Ring:
         return Ring(16, tmp_path / name, {"pid": os.getpid(), "rank": rank})

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .._errors import RingError
-from .._system.files import RING_SUFFIXES, find_each
+from .._system.files import RING_SUFFIXES, find_each, read_at
 from .file_header import SLOTS_OFFSET, FileHeader, parse_header
 from .owner import WriterLock, name_digest, writer_state
 
@@ -59,6 +59,9 @@ def _replace_ended(new: str, path: str, keep: int) -> str | None:
         try:
             lock = WriterLock(path)
         except FileNotFoundError:
+            if os.path.islink(path):  # to nothing
+                os.replace(new, path)
+                return path
             continue
         except PermissionError:  # another user's
             return None
@@ -96,7 +99,7 @@ def _is_file(lock: WriterLock, path: str) -> bool:
 
 
 def _read_header(path: str, descriptor: int) -> FileHeader:
-    return parse_header(path, os.pread(descriptor, SLOTS_OFFSET, 0))
+    return parse_header(path, read_at(descriptor, SLOTS_OFFSET, 0))
 
 
 def _give(file: str, name: str) -> None:
@@ -130,11 +133,12 @@ def _give_number(file: str, path: str) -> str:
 def _numbered(path: str) -> list[tuple[int, str]]:
     """Return the files that have a numbered form of a name, with their numbers, ascending."""
     folder = os.path.dirname(path)
-    return sorted(
-        (int(match[2]), file)
-        for name in os.listdir(folder or os.curdir)
-        if (match := _NUMBERED.fullmatch(file := os.path.join(folder, name))) and match[1] + (match[3] or "") == path
-    )
+    try:
+        names = os.listdir(folder or os.curdir)
+    except OSError:  # a folder that may be written and not read
+        return []
+    files = [(_NUMBERED.fullmatch(file), file) for file in (os.path.join(folder, name) for name in names)]
+    return sorted((int(match[2]), file) for match, file in files if match and _plain_name(file) == path)
 
 
 def _drop_old(path: str, keep: int) -> None:
@@ -204,8 +208,8 @@ def _plain_name(path: str) -> str:
 
 
 def _older(files: Iterable[str]) -> list[str]:
-    ended: dict[object, list[tuple[int, str]]] = {}
-    running: set[object] = set()
+    ended: dict[str, list[tuple[int, str]]] = {}
+    running: set[str] = set()
     for file in files:
         try:
             with open(file, "rb") as opened:
@@ -215,7 +219,7 @@ def _older(files: Iterable[str]) -> list[str]:
             continue  # who reads it says what is wrong
         rank, started = header.metadata.get("rank"), header.writer.get("started")
         is_child = rank is not None and _PID.search(file)
-        process = rank if is_child else header.writer.get("name", _plain_name(file))
+        process = str(rank if is_child else header.writer.get("name", _plain_name(file)))
         if state == "running":
             running.add(process)
         else:
