@@ -55,6 +55,7 @@ class RecordOptions(TypedDict, total=False):
     device_depth: int | None
     device_modules: str | None
     ranges: bool
+    workers: bool
     keep: int
 
 
@@ -206,6 +207,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("device_depth", _positive, "Choose calls with fewer than N around them (2, unless by name).", "N"),
     Option("device_modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
     Option("ranges", _flag, "Record named ranges: data loading, optimizer, your own.", None, True),
+    Option("workers", _flag, "Also record what the workers of a DataLoader do.", None, False),
     Option("keep", _count, "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
 )
 """All of `RecordOptions`."""

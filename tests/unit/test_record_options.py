@@ -33,6 +33,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "device_depth": ("3", 3),
     "device_modules": ("GPT.blocks.*", "GPT.blocks.*"),
     "ranges": ("false", False),
+    "workers": ("1", True),
     "keep": ("0", 0),
 }
 

@@ -14,6 +14,7 @@ from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check
 from ..track.native.device_times import DEFAULT_DEPTH, DeviceChoice
 from ..track.sampling import Sampler
 from .capture import Capture
+from .loader_workers import WorkerRings
 from .outputs import Schedule
 from .recording import Recording
 from .signals import check_signal
@@ -40,6 +41,7 @@ def record(
     device_depth: int | None = None,
     device_modules: str | None = None,
     ranges: bool = True,
+    workers: bool = False,
     keep: int = 3,
 ) -> Recording:
     """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
@@ -85,6 +87,8 @@ def record(
         ranges: also record named ranges: what `torch.profiler.record_function` names, in torch and in your code,
             without a profiler, and clipping, scalers, schedulers, compilations, `torch.save` and `torch.load`; with the
             native engine also garbage collections of at least 0.1 ms.
+        workers: also record what the worker processes of a `DataLoader` do that start while it runs: fetches, ranges
+            and modules, each worker as a process of the timeline.
         keep: how many rings of ended processes to keep under numbers; older ones are removed.
 
     Raises:
@@ -107,6 +111,8 @@ def record(
         check_signal(stacks_on_signal, ring)
     if type(keep) is not int or keep < 0:
         raise RecordingError(f"keep is {keep!r}; it must be a whole number, 0 or more")
+    if workers and schedule is not None:
+        raise RecordingError("workers are recorded without a schedule only")
     device = _device_choice(engine, device_times, device_depth, device_modules)
     make_capture = partial(
         Capture,
@@ -122,7 +128,13 @@ def record(
         keep=keep,
     )
     return Recording(
-        path, ring=ring, make_capture=make_capture, max_steps=max_steps, schedule=schedule, on_signal=on_signal
+        path,
+        ring=ring,
+        make_capture=make_capture,
+        max_steps=max_steps,
+        schedule=schedule,
+        on_signal=on_signal,
+        worker_rings=WorkerRings(record, engine) if workers else None,
     )
 
 

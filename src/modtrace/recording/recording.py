@@ -19,6 +19,7 @@ from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
 from .capture import Capture
 from .current import block_exit, change_alone, is_running, running, start_alone, stop_alone
+from .loader_workers import WorkerRings
 from .outputs import Action, Cycles, Outputs, Schedule, log_saved
 from .signals import SaveOnSignal
 
@@ -59,6 +60,7 @@ class Recording:
         max_steps: int | None,
         schedule: Schedule | None,
         on_signal: int | None,
+        worker_rings: WorkerRings | None = None,
     ) -> None:
         if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
             raise RecordingError(f"max_steps is {max_steps!r}; it must be a whole number, 1 or more, or None")
@@ -67,6 +69,7 @@ class Recording:
         self._cycles = Cycles(schedule)
         self._outputs = Outputs(path, ring, self._cycles)
         self._max_steps = max_steps
+        self._worker_rings = worker_rings
         self._signal = None if on_signal is None else SaveOnSignal(on_signal, self._save_on_signal)
         self._on_signal = on_signal
         self._unused = threading.Lock()
@@ -178,6 +181,8 @@ class Recording:
         atexit.register(self._save_at_exit)
         self._optimizer_steps.start()
         self._follow_schedule()
+        if self._worker_rings is not None:
+            self._worker_rings.start()
 
     def _follow_schedule(self) -> None:
         """Make and start what the step that begins needs."""
@@ -197,6 +202,8 @@ class Recording:
 
     def _switch_off(self) -> None:
         """Undo all of `_switch_on` that was done; what an interrupt came into can be done again."""
+        if self._worker_rings is not None:
+            self._worker_rings.stop()
         if self._capture is not None:
             self._capture.stop()
         self._optimizer_steps.stop()
@@ -319,7 +326,8 @@ class Recording:
         Raises:
             RecordingError: nothing was recorded yet.
         """
-        return build_timeline(self._started().ring.read())
+        timeline = build_timeline(self._started().ring.read())
+        return timeline if self._worker_rings is None else self._worker_rings.joined(timeline)
 
     def timeline(self) -> Timeline:
         """Return the timeline of a stopped recording.

@@ -24,7 +24,7 @@ from ..ring.range_text import RangeCategory, range_text
 from .event_sink import EventSink, OnError
 from .skip_dynamo import skip_all, skip_frame
 
-__all__ = ["NamedRange", "OpenRange", "RangeRecorder", "category_of", "named_range"]
+__all__ = ["NamedRange", "OpenRange", "RangeRecorder", "category_of", "named_range", "wrap_method"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -232,11 +232,11 @@ def _wrap_functions() -> None:
         _wrap_inside(vars(clipping)[name], name)
     scaler = torch.amp.grad_scaler.GradScaler
     for name in ("step", "unscale_", "update"):
-        _wrap_method(scaler, name, f"GradScaler.{name}")
+        wrap_method(scaler, name, f"GradScaler.{name}")
     for kind in list(vars(lr_scheduler).values()):
         if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
-            _wrap_method(kind, "step", "LRScheduler.step#{}.step")
-    _wrap_method(torch.nn.Module, "zero_grad", "Module.zero_grad#{}.zero_grad")
+            wrap_method(kind, "step", "LRScheduler.step#{}.step")
+    wrap_method(torch.nn.Module, "zero_grad", "Module.zero_grad#{}.zero_grad")
     for name in ("save", "load"):
         function = getattr(torch, name)
         # One wrapper in both places: a function is pickled by where it is found.
@@ -250,7 +250,7 @@ def _wrap_functions() -> None:
 def _wrap_loaders() -> None:
     """Wrap where loaders begin an epoch and start their workers: torch names the fetches only."""
     loader = sys.modules[_LOADER_MODULE].DataLoader
-    _wrap_method(loader, "__iter__", "enumerate(DataLoader)#{}.__iter__", "data loading")
+    wrap_method(loader, "__iter__", "enumerate(DataLoader)#{}.__iter__", "data loading")
 
 
 @cache
@@ -258,10 +258,11 @@ def _wrap_generate() -> None:
     """Wrap what calls a model of transformers once per token."""
     mixin = getattr(sys.modules[_GENERATE_MODULE], "GenerationMixin", None)
     if mixin is not None:  # else another thread is importing it: without a range, as for a `generate` of one's own
-        _wrap_method(mixin, "generate", "generate", "generate")
+        wrap_method(mixin, "generate", "generate", "generate")
 
 
-def _wrap_method(kind: type, method: str, name: str, category: RangeCategory = "optimizer") -> None:
+def wrap_method(kind: type, method: str, name: str, category: RangeCategory = "optimizer") -> None:
+    """Have each call of a method be a range; a `{}` in its name is the class of the object."""
     setattr(kind, method, _in_range(vars(kind)[method], name, category))
 
 

@@ -1,0 +1,144 @@
+"""What a DataLoader's workers do: each records itself in a small ring, and the recording that ran then joins these.
+
+torch's function that a worker runs is replaced once per process. A forked worker inherits the folder of the rings; one
+that is started anew gets it with the function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .._after_import import call_after_import
+from .._errors import ModtraceError
+from ..record_options import EngineName
+from ..ring import read_ring
+from ..timeline import Process, Timeline, build_timeline
+from ..timeline.join import join
+from ..timeline.rewrite import replace_processes
+from ..timeline.select import first_ended_step
+from ..track.ranges import wrap_method
+
+__all__ = ["WorkerRings"]
+
+_CAPACITY = 1 << 13
+"""Events that are kept of each worker."""
+_LOOP_MODULE, _FETCH_MODULE = "torch.utils.data._utils.worker", "torch.utils.data._utils.fetch"
+
+_log = logging.getLogger("modtrace")
+
+
+class WorkerRings:
+    """The rings of the workers that start between `start` and `stop`, in a folder that is gone when this is.
+
+    Args:
+        record: makes a recording of a worker, as `modtrace.record` does; it can be pickled.
+        engine: which engine.
+    """
+
+    def __init__(self, record: Callable[..., Any], engine: EngineName) -> None:
+        self._folder = tempfile.mkdtemp(prefix="modtrace-workers-")
+        self._started = record, engine, self._folder
+        weakref.finalize(self, _remove, self._folder, os.getpid())
+
+    def start(self) -> None:
+        """Begin: workers that start from now on record themselves."""
+        global _active
+        call_after_import(_LOOP_MODULE, _install)
+        _active = self._started
+
+    def stop(self) -> None:
+        """End; workers that run go on."""
+        global _active
+        _active = None
+
+    def joined(self, timeline: Timeline) -> Timeline:
+        """Return a timeline with what the workers have recorded so far, each as a process; their spans have its steps.
+
+        Args:
+            timeline: of this process; what the result says of losses is of it alone.
+        """
+        marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
+        first_step = first_ended_step(timeline, marks)
+        parts = [timeline]
+        for name in sorted(os.listdir(self._folder)):
+            with contextlib.suppress(ModtraceError):  # it is being made
+                part = build_timeline(read_ring(os.path.join(self._folder, name)))
+                part = replace_processes(part, partial(_named, program=name.split(",")[0]))
+                step = first_step + np.searchsorted(marks, part.slices.start, side="right")
+                parts.append(replace(part, slices=replace(part.slices, step=step.astype(part.slices.step.dtype))))
+        return timeline if len(parts) == 1 else replace(join(parts), stats=timeline.stats)
+
+
+_active: tuple[Callable[..., Any], EngineName, str] | None = None
+"""What workers that start now are recorded by, with which engine, and the folder of their rings."""
+
+
+class _WorkerLoop:
+    """Stands for torch's function that a worker runs.
+
+    Args:
+        loop: that function.
+        active: as `_active` of the process that started the worker.
+    """
+
+    def __init__(self, loop: Callable[..., None], active: Any = None) -> None:
+        self.loop = loop
+        self._active = active
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        active = self._active or _active
+        recording = None
+        if active is not None:
+            record, engine, folder = active
+            try:
+                worker = inspect.signature(self.loop).bind(*args, **kwargs).arguments["worker_id"]
+                ring = os.path.join(folder, f"worker {worker},{os.getpid()}")
+                recording = record(ring=ring, engine=engine, capacity=_CAPACITY)
+                recording.replaceable, recording.on_saved = True, lambda _: None
+                recording.start()
+                for kind in vars(importlib.import_module(_FETCH_MODULE)).values():
+                    if isinstance(kind, type) and "fetch" in vars(kind):
+                        wrap_method(kind, "fetch", "enumerate(DataLoader)#{}.fetch", "data loading")
+            except Exception as error:
+                _log.error("nothing is recorded of a worker: %s", error)
+        try:
+            self.loop(*args, **kwargs)
+        finally:
+            if recording is not None:
+                recording.stop()
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
+        return _in_new_process, (_active,)
+
+
+def _in_new_process(active: Any) -> _WorkerLoop:
+    loop = importlib.import_module(_LOOP_MODULE)._worker_loop
+    return _WorkerLoop(getattr(loop, "loop", loop), active)
+
+
+def _install() -> None:
+    module: Any = importlib.import_module(_LOOP_MODULE)
+    if not isinstance(module._worker_loop, _WorkerLoop):
+        module._worker_loop = _WorkerLoop(module._worker_loop)
+
+
+def _named(process: Process, program: str) -> Process:
+    return process._replace(program=program)
+
+
+def _remove(folder: str, pid: int) -> None:
+    if pid == os.getpid():  # and no forked child
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,89 @@
+"""What a DataLoader's workers do: counted by the dataset itself, for both start methods and both engines."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import modtrace
+from modtrace.checking import check
+from modtrace.record_options import EngineName
+
+
+class Augment(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+class Rows(Dataset[Tensor]):
+    """Twelve rows, each with the id of the process that made it."""
+
+    def __init__(self) -> None:
+        self._augment = Augment()
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Tensor:
+        with modtrace.range("decode"):
+            row: Tensor = self._augment(torch.tensor([os.getpid(), index]))
+        return row
+
+
+def train(
+    start_method: str, engine: EngineName, processes: int, *, workers: bool
+) -> tuple[modtrace.Timeline, Counter[int]]:
+    """Train three steps on batches of four rows; returns the recording, and how many rows each worker made."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-12)
+    loader = DataLoader(Rows(), batch_size=4, num_workers=processes, multiprocessing_context=start_method)
+    made: Counter[int] = Counter()
+    with modtrace.record(engine=engine, workers=workers) as recording:
+        for batch in loader:
+            made.update((batch[:, 0] - 1).tolist())
+            model(batch.float()).sum().backward()
+            optimizer.step()
+    return recording.timeline(), made
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.parametrize(
+    ("start_method", "engine", "processes"), [("fork", "native", 2), ("fork", "python", 2), ("spawn", "native", 1)]
+)
+def test_each_worker_is_a_process_of_the_timeline(
+    start_method: str, engine: EngineName, processes: int, tmp_path: Path
+) -> None:
+    timeline, made = train(start_method, engine, processes, workers=True)
+    own, *others = dict.fromkeys(track.process for track in timeline.tracks)
+
+    assert own.pid == os.getpid()
+    assert [process.program for process in others] == [f"worker {number}" for number in range(processes)]
+    assert {process.pid for process in others} == made.keys()
+    rows = zip(timeline.slices.track.tolist(), timeline.slices.name.tolist(), strict=True)
+    done = Counter((timeline.tracks[track].process.pid, timeline.names[name].label) for track, name in rows)
+    for pid, count in made.items():
+        assert done[pid, "decode"] == done[pid, "Augment"] == count
+        assert done[pid, "enumerate(DataLoader)#_MapDatasetFetcher.fetch"] == count // 4
+    assert [step.step for step in timeline.summary().steps] == [0, 1, 2]
+    timeline.save(tmp_path / "trace.pftrace")
+    assert check(tmp_path / "trace.pftrace").faults == []
+
+
+@pytest.mark.usefixtures("native_engine")
+def test_workers_record_nothing_unless_they_are_asked_to() -> None:
+    train("fork", "native", 1, workers=True)
+    timeline, made = train("fork", "native", 1, workers=False)
+
+    assert sum(made.values()) == 12
+    assert {track.process.pid for track in timeline.tracks} == {os.getpid()}
+
+
+def test_workers_have_no_schedule() -> None:
+    with pytest.raises(modtrace.ModtraceError, match="without a schedule"):
+        modtrace.record(workers=True, schedule=torch.profiler.schedule(wait=1, warmup=1, active=1))
