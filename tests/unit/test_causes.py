@@ -87,6 +87,14 @@ def test_a_slow_step_that_evaluates_is_explained_without_its_evaluation() -> Non
     assert [step.training_ns for step in timeline.summary().steps] == [94 * MS] * 4 + [294 * MS] + [94 * MS] * 3
 
 
+@pytest.mark.parametrize(("compile_ms", "is_named"), [(300, True), (100, False)])
+def test_a_first_step_is_slow_by_compiling_if_by_nothing_more(compile_ms: int, is_named: bool) -> None:
+    steps = [{"forward": 20 * MS}] * 8
+    steps[0] = {"forward": 220 * MS, "compile": compile_ms * MS}
+
+    assert [step.step for step in divide_steps(part_timeline(steps)) if step.cause] == ([0] if is_named else [])
+
+
 @pytest.mark.parametrize(("longer_ms", "is_named"), [(4, False), (6, True)])
 def test_a_millisecond_more_of_a_short_step_is_no_cause(longer_ms: int, is_named: bool) -> None:
     steps = [{"forward": MS}] * 8

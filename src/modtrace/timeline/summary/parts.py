@@ -330,7 +330,7 @@ def _causes(
     made_slow = longer > np.maximum(least, _SPREADS * usual[:, 1])
     # First steps are slow by what they set up.
     warm_up = whole[: max(warm_up_steps(duration[whole]), int(bounds.number[whole[0]] == 0))]
-    made_slow[np.ix_(warm_up, ~np.isin(names, _NEVER_USUAL))] = False
+    made_slow[warm_up] &= (longer[warm_up] == longer[warm_up].max(axis=1, keepdims=True)) & np.isin(names, _NEVER_USUAL)
     slow = (duration > np.median(duration[whole]) + least) & made_slow.any(axis=1)
     for index in whole[slow[whole]].tolist():
         part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
