@@ -30,14 +30,14 @@ class Table(NamedTuple):
         headings: what stands above each column, no two alike.
         rows: the cells, as they are: whoever writes them makes them safe for its format.
         kinds: what each column holds: a "name" of a module or class, a "text" of ours, or a "number".
-        ranks: of each column how soon it is left out where there is no room: the highest first, and 0 only where names
-            would not even have `_MIN_NAME_WIDTH`.
+        hide_order: how soon each column is left out if there is no room: the highest first, and 0 only if names would
+            not even have `_MIN_NAME_WIDTH`.
     """
 
     headings: list[str]
     rows: list[list[str]]
     kinds: list[CellKind]
-    ranks: list[int]
+    hide_order: list[int]
 
     def first_rows(self, limit: int | None) -> Table:
         """Keep the first `limit` rows; None: all."""
@@ -74,15 +74,15 @@ def without_columns(table: Table, width: int | None) -> tuple[Table, list[str]]:
     """
     left_out: list[str] = []
     while width is not None and len(table.headings) > 1:
-        if _least_width(table, _GOOD_NAME_WIDTH if any(table.ranks) else _MIN_NAME_WIDTH) <= width:
+        if _least_width(table, _GOOD_NAME_WIDTH if any(table.hide_order) else _MIN_NAME_WIDTH) <= width:
             break
-        column = max(range(len(table.ranks)), key=lambda index: (table.ranks[index], index))
+        column = max(range(len(table.hide_order)), key=lambda index: (table.hide_order[index], index))
         left_out.insert(0, table.headings[column])
         table = Table(
             table.headings[:column] + table.headings[column + 1 :],
             [cells[:column] + cells[column + 1 :] for cells in table.rows],
             table.kinds[:column] + table.kinds[column + 1 :],
-            table.ranks[:column] + table.ranks[column + 1 :],
+            table.hide_order[:column] + table.hide_order[column + 1 :],
         )
     return table, left_out
 

@@ -51,7 +51,7 @@ def merge(
         WriteError: `out` cannot be written; an existing file there is intact.
 
     Example:
-        >>> print(modtrace.merge("profile.json", "run.ring", "merged.pftrace"))
+        >>> print(modtrace.merge("profile.json", "run.modtrace", "merged.pftrace"))
     """
     kind = file_kind_by_head(profiler_trace)
     if kind in _NO_PROFILE:

@@ -182,7 +182,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("ring", str, "A file behind the ring: it survives SIGKILL.", "FILE", is_path=True),
     Option("engine", check_engine, "Which engine records.", f"[{'|'.join(ENGINES)}]", "auto", suggestions=ENGINES),
     Option("capacity", _capacity, "Events kept, 32 bytes each; the oldest are overwritten.", "N", DEFAULT_CAPACITY),
-    Option("model", str, "Names start at the module of this class; else at each outermost called one.", "CLASS"),
+    Option("model", str, "Start names at the module of this class. [each outermost called module]", "CLASS"),
     Option("max_steps", _positive, "Stop recording after N training steps.", "N"),
     Option("schedule", _schedule, "Record only some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE[,REPEAT]"),
     Option("shapes", _flag, "Note shapes and dtypes of each call's input tensors.", None, False),

@@ -142,7 +142,7 @@ class EventCollector:
         self._times_up_to_zero = self._malformed = self._total = self._pending = 0
 
     def add(self, events: Sequence[Any]) -> None:
-        """Take note of a chunk's events; what is malformed counts as nothing."""
+        """Take note of a chunk's events; malformed ones are ignored."""
         self._total += len(events)
         tables, tracks, kind_of = self._tables, self._tracks, SLICE_KINDS.get
         cpu_kind_of, api_call_of = self._cpu_kinds.get, self._api_calls.get

@@ -24,7 +24,7 @@ def load_ranks(
     steps: _Steps | None = None,
     ranks: Collection[int] | None = None,
     worst: int = 0,
-    leave_out: Callable[[ModtraceError], None] | None = None,
+    on_left_out: Callable[[ModtraceError], None] | None = None,
 ) -> Timeline:
     """Read the recordings of all ranks of a job into one timeline: a process per rank, in one time.
 
@@ -36,7 +36,7 @@ def load_ranks(
         steps: take those from the first number to before the second, as `Timeline.steps` does; None: all.
         ranks: take these; None: all, or with `worst` none but those.
         worst: take so many of those that were late most, too.
-        leave_out: is called with what is wrong with a recording that is not taken; None: that is raised.
+        on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
 
     Raises:
         ModtraceError: the folder holds no recording, or none of these ranks; one cannot be read; with `worst`, no two
@@ -45,7 +45,7 @@ def load_ranks(
     Example:
         >>> modtrace.load_ranks("run", steps=(10, 12), worst=4).save("late.pftrace")
     """
-    files = find_rank_recordings(folder, leave_out)
+    files = find_rank_recordings(folder, on_left_out)
     job = JobTime(files)
     chosen = _choose(files, job, ranks, worst)
     if not chosen:

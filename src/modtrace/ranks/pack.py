@@ -1,4 +1,4 @@
-"""A folder of recordings → a dataset: Parquet files of spans, collectives and steps, see `dataset_folder`.
+"""A folder of recordings → a dataset: Parquet files of spans, collectives and steps, see `dataset_tables`.
 
 A part holds as many ranks as fit the memory. In each file a row group holds some steps, a bucket, of all its ranks, so
 that whoever asks for a bucket reads one row group of each file: a map over buckets needs no shuffle.

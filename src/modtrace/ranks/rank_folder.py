@@ -39,7 +39,7 @@ class RankRecording(NamedTuple):
 
 
 def find_rank_recordings(
-    folder: str | os.PathLike[str], leave_out: Callable[[ModtraceError], None] | None = None
+    folder: str | os.PathLike[str], on_left_out: Callable[[ModtraceError], None] | None = None
 ) -> list[RankRecording]:
     """Return the recordings in a folder, by rank: its ring files if there are any, else its traces.
 
@@ -48,7 +48,7 @@ def find_rank_recordings(
 
     Args:
         folder: the folder.
-        leave_out: is called with what is wrong with a recording that is not taken; None: that is raised.
+        on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
 
     Raises:
         ModtraceError: there is none, two are of one rank, or one does not say its rank or cannot be read.
@@ -62,8 +62,8 @@ def find_rank_recordings(
         raise ModtraceError(f"{root}: cannot be read: {error.strerror}") from error
     rings = [path for path in paths if path.suffix == _RING_SUFFIX or (path.suffix != ".new" and _is_ring(path))]
     rings = [Path(path) for path in newest_rings(map(str, rings))[0]]
-    found = [file for path in rings if (file := _read(path, _ring, leave_out))]
-    found = found or [file for path in paths if (file := _read(path, _trace, leave_out))]
+    found = [file for path in rings if (file := _read(path, _ring, on_left_out))]
+    found = found or [file for path in paths if (file := _read(path, _trace, on_left_out))]
     if not found:
         raise ModtraceError(f"{root}: it holds no recording; record with ring='{root}/%r.modtrace'")
     by_rank: dict[int, RankRecording] = {}
@@ -106,14 +106,14 @@ def parse_rank_list(text: str) -> tuple[list[int], int]:
 
 
 def _read(
-    path: Path, read: Callable[[Path], RankRecording | None], leave_out: Callable[[ModtraceError], None] | None
+    path: Path, read: Callable[[Path], RankRecording | None], on_left_out: Callable[[ModtraceError], None] | None
 ) -> RankRecording | None:
     try:
         return read(path)
     except ModtraceError as error:
-        if leave_out is None:
+        if on_left_out is None:
             raise
-        leave_out(error)
+        on_left_out(error)
         return None
 
 

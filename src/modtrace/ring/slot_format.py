@@ -208,9 +208,9 @@ class Kind(IntEnum):
     DEVICE_PENDING = 29
     """A device had not reached an event when it was asked. Value: the event's number; name: like DEVICE_QUEUED's."""
     GRADIENTS = 30
-    """A backward pass that runs inside of no other and builds no graph has given gradients to leaf tensors. Value: how
-    many of its kind had before; name: 0 if they were added to `.grad`, 1 where they were returned. There is none
-    behind a `STEP` or an `OPTIMIZER_STEP`."""
+    """An outermost backward pass that builds no graph has given gradients to leaf tensors. Value: how many such passes
+    came before; name: 0 if they were added to `.grad`, 1 if they were returned. After a `STEP` or an `OPTIMIZER_STEP`
+    there is none."""
     COLLECTION = 31
     """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`. Value: duration in ns ·
     objects collected · generation; no name."""

@@ -35,7 +35,7 @@ class Timeline:
             `compiled_modules` those inside of what torch.compile made), by index of the slice.
         collective_details: what only collectives and waits have.
         gpu_work: what modules launched on GPUs, of a merged trace that has any; None if that is not known.
-        begin_ns: when the first of chosen steps began, Unix nanoseconds; None: with what began first.
+        begin_ns: when the first of chosen steps began, Unix nanoseconds; None: the start of the earliest slice.
 
     Examples:
         >>> timeline = modtrace.load("step.pftrace")

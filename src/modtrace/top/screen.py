@@ -87,7 +87,7 @@ _MIN_NAME_WIDTH = 12
 _NUMBER_WIDTH = 9
 _MAX_RANK_WIDTH = 24
 _LEAST_SHARE = 0.005
-"""What is shown of the parts of a step."""
+"""A part of a step with a smaller share is not shown."""
 
 _Row = tuple[str, list[RenderableType]]
 """The style and the cells of a row."""

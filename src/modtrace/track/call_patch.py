@@ -1,4 +1,6 @@
-"""Stackable wrappers for torch functions: installed and uninstalled in any order, beside wrappers of others.
+"""Stackable wrappers of torch functions, of `nn.Module.__call__` and of what runs a backward pass.
+
+They are installed and uninstalled in any order, beside wrappers of others.
 
 A wrapper always wraps the same function, so none ever ends up around itself, in whatever order they are put back. A
 wrapper that other code has wrapped since stays and only passes calls on. Nothing shows whether that code still calls

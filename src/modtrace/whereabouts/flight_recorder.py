@@ -246,10 +246,10 @@ _DEFAULT_GROUP = "default_pg"
 
 
 def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] = ()) -> list[Hang]:
-    """Return the hangs that the rings tell, with what flight recorders know of them, and those that only these tell.
+    """Return the hangs from rings, with details from dumps of flight recorders, then those that only dumps show.
 
-    The modules that ranks are in are the rings'. A ring's own counters come first: it also sees what gloo's flight
-    recorder does not, sends and receives.
+    Which modules ranks are in is from the rings. Counters are from the ring if it has them: it also sees sends and
+    receives, which gloo's flight recorder does not.
     """
     hangs = find_hangs(states)
     if not records:
@@ -273,7 +273,7 @@ def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] 
 
 
 def _what_is_said(by_recorder: Hang, by_ring: Hang) -> str:
-    """Return what the flight recorder says of a hang; of whom, where it has no dump of those that wait by the rings."""
+    """Describe a hang by the dumps; name the ranks of the dumps if the rings name others."""
     others = set(by_recorder.waiting).isdisjoint(by_ring.waiting)
     of_whom = f" of {ranks_phrase(by_recorder.waiting)}" if others else ""
     what = ", ".join((f"{by_recorder.operator} #{by_recorder.counter}", *by_recorder.details))

@@ -67,8 +67,8 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     "--fail-above",
     metavar="SHARE",
     callback=_part,
-    help="Exit with 1 if the step, a part of it or a module is slower by more, with its whole interval: 5% or 0.05. "
-    "With --only, modules alone count.",
+    help="Exit with 1 if the step, a part of it or a module is slower by more, even at the lower end of its interval: "
+    "5% or 0.05. With --only, modules alone count.",
 )
 @click.option(
     "--fail-floor",
@@ -76,7 +76,7 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     callback=_part,
     default="0.5%",
     show_default=True,
-    help="--fail-above passes over a module or a part that is slower by less than this share of the step.",
+    help="--fail-above ignores a module or a part that is slower by less than this share of the step.",
 )
 @click.option(
     "--save-baseline",

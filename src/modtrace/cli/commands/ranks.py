@@ -86,9 +86,9 @@ def timeline(
 ) -> None:
     """Write the recordings in DIR as one trace: a process per rank, and arrows between the calls of one collective.
 
-    Times are those of one clock: each rank's are moved by what its clock was ahead, and by how that changed. Where no
-    clock was measured, by collectives, which no rank can leave before the last one has come; else by the wall clock. A
-    process says in its name how far its times are off at most (rank 3 · python ±12.3 µs).
+    All times use one clock: the offset and the drift of each rank's clock are taken off. If clocks were not compared
+    while the job ran, collectives show the offset, since no rank leaves one before the last has come; else the wall
+    clocks count. The name of a process says how far its times are off at most (rank 3 · python ±12.3 µs).
     """
     from ...ranks import load_ranks
     from ...write import check_writable
@@ -96,7 +96,7 @@ def timeline(
     check_writable(output)
     numbers, worst = ranks or (None, 0)
     with show_status(f"reading {folder}"):
-        whole = load_ranks(folder, steps=steps, ranks=numbers, worst=worst, leave_out=_left_out)
+        whole = load_ranks(folder, steps=steps, ranks=numbers, worst=worst, on_left_out=_left_out)
     whole.save(output)
     placed: Any = whole.metadata["ranks"]
     for line in _describe_time(placed):
@@ -118,10 +118,9 @@ def timeline(
 def slow(source: str, output_format: TableFormat, output: str | None, limit: int, runner: str) -> None:
     """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.
 
-    A rank is late if it calls a collective after all others, after more time of its own (without its waits) than
-    they took since the collective before. The module is the one that took more self time than on the other ranks in
-    between. "even": no rank is later than all vary by. "cannot tell": one is, but by less than their times are
-    off.
+    A rank is late if it reaches a collective last, and used the most time of its own since the one before; waits do
+    not count. The module is the one whose self time grew most against the other ranks. "even": the differences are
+    ordinary variation. "cannot tell": the difference is less than the error of the clocks.
     """
     if output is not None and not output.lower().endswith(".html"):
         raise click.UsageError(f"The page is .html, and {output} is not.")
@@ -131,7 +130,7 @@ def slow(source: str, output_format: TableFormat, output: str | None, limit: int
     if is_dataset(source):
         _require_extra("pyarrow")
     with show_status(f"reading {source}"):
-        run = find_slow_ranks(source, runner=runner, leave_out=_left_out)
+        run = find_slow_ranks(source, runner=runner, on_left_out=_left_out)
     if output is not None:
         run.save(output, os.path.basename(os.path.abspath(source)))
     if output_format == "csv":

@@ -40,7 +40,7 @@ def _sort_keys() -> tuple[str, ...]:
     "--sort",
     type=LazyChoice(_sort_keys),
     metavar="COLUMN",
-    help="By a column: self, total, p95, calls, name …; else by gpu where it is known, by total with --tree, by self.",
+    help="Column to sort by: self, total, p95, calls, name … [gpu if known, else self; total with --tree]",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
 @click.option(
@@ -67,9 +67,9 @@ def summary_command(
 ) -> None:
     """Print what each module in TRACE took, and its slowest steps.
 
-    TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too. Of a step, "before" is the time
-    before its first span, "between" that between its spans, and "after" that behind its last span, where the optimizer
-    runs.
+    TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too. In a
+    step, "before" is the time before its first span, "between" the time between its spans, and "after" the time after
+    its last span; the parts of the step say what ran there.
     """
     if tree and (output_format != "table" or by != "module"):
         raise click.UsageError("--tree is a table of modules; leave out --format and --by.")

@@ -29,7 +29,7 @@ REFRESH_S = 1.0
 @click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1)
 @click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
 @click.option("--stacks", is_flag=True, help="Print Python stacks of running processes too: of py-spy or faulthandler.")
-@click.option("--all", "whole", is_flag=True, help="Show all of thousands of ranks, and all that follows from a hang.")
+@click.option("--all", "whole", is_flag=True, help="Do not shorten the lists of ranks and hangs.")
 @click.option(
     "--flight-recorder",
     "dumps",

@@ -20,7 +20,7 @@ from .late_steps import (
     ModuleExcess,
     StepFinding,
     Verdict,
-    arrivals,
+    find_arrivals,
     late_steps,
     module_excess,
     peers_of,
@@ -41,12 +41,12 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     # From the step before on: what a rank did until its first collective begins behind its last one.
     table = tables.collectives(first - 1, last)
     own_time = OwnTime(table)
-    found = arrivals(table, own_time)
-    chosen = found.step >= first
-    found = Arrivals._make(column[chosen] for column in found)
+    arrivals = find_arrivals(table, own_time)
+    chosen = arrivals.step >= first
+    arrivals = Arrivals._make(column[chosen] for column in arrivals)
     duration = step_durations(tables.steps(first - 1, last))
-    in_steps = late_steps(found, tables.bounds())
-    modules = _modules_of(found, in_steps, tables, own_time)
+    in_steps = late_steps(arrivals, tables.bounds())
+    modules = _modules_of(arrivals, in_steps, tables, own_time)
     by_step = {
         late.finding.step: late.finding._replace(modules=modules.get(late.finding.step, ())) for late in in_steps
     }
@@ -55,7 +55,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     without: dict[int, Int64Array] = {}
     for late in in_steps:
         if late.finding.verdict == "late":
-            _add(without, late.finding.rank, without_excess(events, found, late.slower.tolist()))
+            _add(without, late.finding.rank, without_excess(events, arrivals, late.slower.tolist()))
     for finding, shorter in late_senders(table, own_time, replay, tables, first, last):
         if finding.step not in by_step or _weight(finding) > _weight(by_step[finding.step]):
             by_step[finding.step] = finding
@@ -73,7 +73,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     if len(without) > 1:
         together = sum(replay.saved_by_step(np.sum(list(without.values()), axis=0)).values())
     ranks = events.rank[group_starts(events.rank)]
-    return PartOfRun(steps, ranks, _lateness(found, steps, ranks), each, together)
+    return PartOfRun(steps, ranks, _lateness(arrivals, steps, ranks), each, together)
 
 
 def _add(without: dict[int, Int64Array], rank: int, shorter: Int64Array) -> None:
@@ -84,14 +84,14 @@ def _weight(finding: StepFinding) -> tuple[int, int]:
     return _VERDICTS.index(finding.verdict), finding.cost_ns
 
 
-def _lateness(found: Arrivals, steps: Sequence[StepFinding], ranks: Int64Array) -> Float32Array:
+def _lateness(arrivals: Arrivals, steps: Sequence[StepFinding], ranks: Int64Array) -> Float32Array:
     """Return the most that each rank was behind in each step; of pipelines only of who was late in it."""
-    arrived = set(found.step.tolist())
+    arrived = set(arrivals.step.tolist())
     late = [step for step in steps if step.step not in arrived and step.verdict == "late"]
-    index = np.searchsorted(ranks, np.append(found.rank, [step.rank for step in late]).astype(np.int64))
+    index = np.searchsorted(ranks, np.append(arrivals.rank, [step.rank for step in late]).astype(np.int64))
     numbers = np.array([step.step for step in steps], np.int64)
-    of_step = np.searchsorted(numbers, np.append(found.step, [step.step for step in late]).astype(np.int64))
-    behind = np.append(found.lateness, [step.lateness_ns for step in late]).astype(np.float32)
+    of_step = np.searchsorted(numbers, np.append(arrivals.step, [step.step for step in late]).astype(np.int64))
+    behind = np.append(arrivals.lateness, [step.lateness_ns for step in late]).astype(np.float32)
     lateness = np.full((len(ranks), len(numbers)), -np.inf, np.float32)
     np.maximum.at(lateness, (index, of_step), behind)
     lateness[np.isinf(lateness)] = np.nan
@@ -99,13 +99,13 @@ def _lateness(found: Arrivals, steps: Sequence[StepFinding], ranks: Int64Array) 
 
 
 def _modules_of(
-    found: Arrivals, steps: Sequence[LateStep], tables: RankTables, own_time: OwnTime
+    arrivals: Arrivals, steps: Sequence[LateStep], tables: RankTables, own_time: OwnTime
 ) -> dict[int, tuple[ModuleExcess, ...]]:
     """Return for the late steps where their ranks took more; the spans are read once for each of these ranks."""
     by_rank: dict[int, list[tuple[LateStep, list[int]]]] = {}
     for late in steps:
         if late.finding.verdict == "late":
-            by_rank.setdefault(late.finding.rank, []).append((late, peers_of(found, late)))
+            by_rank.setdefault(late.finding.rank, []).append((late, peers_of(arrivals, late)))
     modules = {}
     for rank, of_rank in by_rank.items():
         numbers = [late.finding.step for late, _ in of_rank]
@@ -119,7 +119,7 @@ def _modules_of(
             first, last = np.searchsorted(spans.step, [step - 1, step + 1], sorter=by_step)
             near = take(spans, np.sort(by_step[first:last]))
             near_ranges = take(ranges, (ranges.step >= step - 1) & (ranges.step <= step))
-            modules[step] = tuple(module_excess(found, late, peers, near, near_ranges, own_time)[:_MODULES_PER_STEP])
+            modules[step] = tuple(module_excess(arrivals, late, peers, near, near_ranges, own_time)[:_MODULES_PER_STEP])
     return modules
 
 
@@ -136,14 +136,14 @@ def step_durations(table: StepTable) -> dict[int, int]:
 
 
 def find_slow_ranks(
-    source: str | os.PathLike[str], *, runner: str = "local", leave_out: Callable[[ModtraceError], None] | None = None
+    source: str | os.PathLike[str], *, runner: str = "local", on_left_out: Callable[[ModtraceError], None] | None = None
 ) -> SlowRun:
     """Say who is late in a folder of recordings, all of which are read into memory, or in a dataset, bucket by bucket.
 
     Args:
         source: a folder with a recording of each rank, or a dataset of `modtrace ranks pack`.
         runner: what looks at the buckets of a dataset: `local`, `ray` or `ray://HOST:PORT`.
-        leave_out: is called with what is wrong with a recording that is not taken; None: that is raised.
+        on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
 
     Raises:
         ModtraceError: there are no recordings, one cannot be read, a folder has no buckets for a runner, or no two
@@ -152,7 +152,7 @@ def find_slow_ranks(
     if not is_dataset(source):
         if runner != "local":
             raise ModtraceError("--runner needs a DATASET; make one with modtrace ranks pack")
-        files = find_rank_recordings(source, leave_out)
+        files = find_rank_recordings(source, on_left_out)
         return slow_of_recordings(files, JobTime(files))
     from ..dataset_tables import DatasetTables
     from ..query import map_buckets
@@ -174,11 +174,11 @@ def slow_of_recordings(files: Sequence[RankRecording], job: JobTime) -> SlowRun:
 
 def worst_ranks(run: SlowRun, count: int) -> list[int]:
     """Return the ranks that cost most, and behind them those that were late most, by the mean over the steps."""
-    found = [one.rank for one in run.late]
+    arrivals = [one.rank for one in run.late]
     matrix, ranks, _ = run.lateness
     mean = {rank: float(np.nanmean(row)) for rank, row in zip(ranks, matrix, strict=True)}
-    found += sorted(mean.keys() - set(found), key=lambda rank: -mean[rank])
-    return found[:count]
+    arrivals += sorted(mean.keys() - set(arrivals), key=lambda rank: -mean[rank])
+    return arrivals[:count]
 
 
 def _slow_bucket(dataset: str, first: int, last: int) -> PartOfRun:

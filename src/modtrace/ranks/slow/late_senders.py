@@ -272,7 +272,7 @@ def _shorter(
 
 
 def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return for each rank and step with messages by how long the other end of one waited for it at most, and which."""
+    """Return for each rank and step with messages the longest time that a peer waited for it, and which peer."""
     sender, receiver = message_ends(table)
     is_message = sender >= 0
     if not np.any(is_message):

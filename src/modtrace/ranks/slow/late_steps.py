@@ -26,7 +26,7 @@ __all__ = [
     "ModuleExcess",
     "StepFinding",
     "Verdict",
-    "arrivals",
+    "find_arrivals",
     "late_steps",
     "module_excess",
     "noise_limit",
@@ -118,7 +118,7 @@ class Arrivals(NamedTuple):
     size: Int64Array
 
 
-def arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
+def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     """Return the arrivals of all ranks.
 
     Args:
@@ -199,65 +199,65 @@ class LateStep(NamedTuple):
     slower: Int64Array
 
 
-def late_steps(found: Arrivals, bounds: Bounds) -> list[LateStep]:
+def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     """Return what each step says, in order.
 
     Args:
-        found: all arrivals.
+        arrivals: those of all ranks.
         bounds: how far times are off.
     """
-    noise = _noise(found)
+    noise = _noise(arrivals)
     # Only the last one keeps others waiting, and by no more than it is late at most.
-    latest = found.lateness + bounds.of_groups(found.rank, found.collective)
-    cost = np.where(found.is_last, np.clip(found.excess, 0, np.maximum(latest, 0)), 0)
+    latest = arrivals.lateness + bounds.of_groups(arrivals.rank, arrivals.collective)
+    cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(latest, 0)), 0)
     # What varies anyway belongs to no rank, and would add up over many collectives.
     cost = np.where(cost > COUNTED_NOISES * noise, cost, 0)
-    order = np.argsort(found.step, kind="stable")
-    steps, first = np.unique(found.step[order], return_index=True)
+    order = np.argsort(arrivals.step, kind="stable")
+    steps, first = np.unique(arrivals.step[order], return_index=True)
     parts = np.split(order, first[1:]) if len(steps) else []
-    return [_late_step(found, rows, cost, noise, bounds) for rows in parts]
+    return [_late_step(arrivals, rows, cost, noise, bounds) for rows in parts]
 
 
-def _late_step(found: Arrivals, rows: Int64Array, cost: Int64Array, noise: Float64Array, bounds: Bounds) -> LateStep:
-    lasts = rows[found.is_last[rows]]
-    ranks, index = np.unique(found.rank[lasts], return_inverse=True)
+def _late_step(arrivals: Arrivals, rows: Int64Array, cost: Int64Array, noise: Float64Array, bounds: Bounds) -> LateStep:
+    lasts = rows[arrivals.is_last[rows]]
+    ranks, index = np.unique(arrivals.rank[lasts], return_inverse=True)
     by_rank = np.bincount(index, cost[lasts], len(ranks))
     rank = int(ranks[np.argmax(by_rank)])
-    own = lasts[found.rank[lasts] == rank]
+    own = lasts[arrivals.rank[lasts] == rank]
     costly = own[cost[own] > 0]
     counted = costly if len(costly) else own
     limit = noise_limit(noise[counted], len(rows))
     total = int(cost[own].sum())
-    worst = int(counted[np.argmax(found.lateness[counted])])
-    lateness = int(found.lateness[worst])
-    # The last but one and those around the median can be any rank: the largest bound of those that came.
+    worst = int(counted[np.argmax(arrivals.lateness[counted])])
+    lateness = int(arrivals.lateness[worst])
+    # Any rank may be last but one or near the median, so the largest bound of all that came counts.
     bound = bounds.largest(
-        rank, found.rank[slice(*np.searchsorted(found.collective, found.collective[worst] + np.arange(2)))]
+        rank, arrivals.rank[slice(*np.searchsorted(arrivals.collective, arrivals.collective[worst] + np.arange(2)))]
     )
     verdict: Verdict = "late"
     if total <= limit:
         verdict = "even"
     elif lateness <= bound:
         verdict = "cannot tell"
-    finding = StepFinding(int(found.step[rows[0]]), verdict, rank, total, 0, lateness, bound, round(limit))
-    slower = rows[(found.rank[rows] == rank) & (found.excess[rows] > COUNTED_NOISES * noise[rows])]
+    finding = StepFinding(int(arrivals.step[rows[0]]), verdict, rank, total, 0, lateness, bound, round(limit))
+    slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > COUNTED_NOISES * noise[rows])]
     return LateStep(finding, costly, slower)
 
 
-def _noise(found: Arrivals) -> Float64Array:
+def _noise(arrivals: Arrivals) -> Float64Array:
     """Return for each arrival how much excesses at its place in the step vary from step to step, as a deviation, ns.
 
     A rank that is slower in each step does not vary: what it always has more is taken out first. If one of two
     ranks varies, the excess of both does. So no more counts than what the own time of the median rank lets expect.
     """
-    place = found.position
-    excess_varies = _from_usual(found, found.excess)
+    place = arrivals.position
+    excess_varies = _from_usual(arrivals, arrivals.excess)
     order = np.lexsort((excess_varies, place))
     begins = group_starts(place[order])
     of_place = median_of_groups(excess_varies[order], begins)
-    own_varies = _from_usual(found, found.own)
-    by_rank = np.lexsort((own_varies, found.rank, place))
-    ranks = group_starts(place[by_rank], found.rank[by_rank])
+    own_varies = _from_usual(arrivals, arrivals.own)
+    by_rank = np.lexsort((own_varies, arrivals.rank, place))
+    ranks = group_starts(place[by_rank], arrivals.rank[by_rank])
     of_rank, place_of_rank = median_of_groups(own_varies[by_rank], ranks), place[by_rank][ranks]
     in_order = np.lexsort((of_rank, place_of_rank))
     first = group_starts(place_of_rank[in_order])
@@ -268,10 +268,10 @@ def _noise(found: Arrivals) -> Float64Array:
     return noise
 
 
-def _from_usual(found: Arrivals, values: Int64Array) -> Float64Array:
+def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
     """Return how far each value is from what its rank has at its place of the step as a rule."""
-    order = np.lexsort((values, found.rank, found.position))
-    begins = group_starts(found.position[order], found.rank[order])
+    order = np.lexsort((values, arrivals.rank, arrivals.position))
+    begins = group_starts(arrivals.position[order], arrivals.rank[order])
     steps = group_lengths(begins, len(order))
     # Few steps do not show what is always so: then ranks are compared alone.
     always = np.where(steps < _MIN_STEPS, 0, median_of_groups(values[order], begins))
@@ -297,9 +297,9 @@ class _Windows(NamedTuple):
     end: Int64Array
 
 
-def peers_of(found: Arrivals, late: LateStep) -> list[int]:
+def peers_of(arrivals: Arrivals, late: LateStep) -> list[int]:
     """Return the ranks that a late one is compared with: of those that came to the same collectives, evenly chosen."""
-    ranks = np.unique(found.rank[_rows_of(found, late)])
+    ranks = np.unique(arrivals.rank[_rows_of(arrivals, late)])
     ranks = ranks[ranks != late.finding.rank]
     if len(ranks) > _MAX_PEERS:
         # Those beside it first: they are in the same part of a dataset.
@@ -310,7 +310,7 @@ def peers_of(found: Arrivals, late: LateStep) -> list[int]:
 
 
 def module_excess(
-    found: Arrivals,
+    arrivals: Arrivals,
     late: LateStep,
     peers: Sequence[int],
     spans: SpanTable,
@@ -322,7 +322,7 @@ def module_excess(
     The worst comes first.
 
     Args:
-        found: all arrivals.
+        arrivals: those of all ranks.
         late: the step.
         peers: the ranks to compare with.
         spans: at least those of the late rank and of `peers` from the step before to this one.
@@ -335,9 +335,9 @@ def module_excess(
     modules = len(numbers)
     outside = modules + len(ranges.places)
     times = np.zeros((1 + len(peers), outside + 1))
-    rows = _rows_of(found, late)
+    rows = _rows_of(arrivals, late)
     for row, rank in enumerate([late.finding.rank, *peers]):
-        windows, own = _windows(found, rows[found.rank[rows] == rank])
+        windows, own = _windows(arrivals, rows[arrivals.rank[rows] == rank])
         part = take(spans, spans.rank == rank)
         of_rank = own_time.of_rank(rank)
         segments = segments_of(part, of_rank, rank)
@@ -367,15 +367,15 @@ def module_excess(
     ]
 
 
-def _rows_of(found: Arrivals, late: LateStep) -> Int64Array:
+def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:
     """Return the arrivals of all ranks at the collectives that a late rank came to last."""
-    wanted = np.unique(found.collective[late.arrivals])
-    begins, ends = np.searchsorted(found.collective, wanted), np.searchsorted(found.collective, wanted + 1)
+    wanted = np.unique(arrivals.collective[late.arrivals])
+    begins, ends = np.searchsorted(arrivals.collective, wanted), np.searchsorted(arrivals.collective, wanted + 1)
     parts = [np.arange(begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def _windows(found: Arrivals, rows: Int64Array) -> tuple[_Windows, int]:
+def _windows(arrivals: Arrivals, rows: Int64Array) -> tuple[_Windows, int]:
     """Return the windows before a rank's arrivals, and its own time in them."""
-    rows = rows[found.place_before[rows] >= 0]
-    return _Windows(found.place_before[rows], found.place[rows]), int(found.own[rows].sum())
+    rows = rows[arrivals.place_before[rows] >= 0]
+    return _Windows(arrivals.place_before[rows], arrivals.place[rows]), int(arrivals.own[rows].sum())

@@ -15,10 +15,10 @@ from ...ring.range_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS, RECOMPUTE_BIT
 from ..collectives import Group
 from ..contents import Name
-from .device_points import QueuedEvents, device_clocks, queued_events, stream_ids
+from .device_points import QueuedEvents, queued_events, read_device_clocks, read_stream_ids
 from .intervals import Intervals, attribute_nodes, build_intervals
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
-from .pairing import PassColumns, is_of_modules, pair_by_key, pair_calls, pair_passes
+from .pairing import PassColumns, is_core_event, pair_by_key, pair_calls, pair_passes
 from .spans import forward_of_recompute
 
 __all__ = ["NameLookup", "RingAnalysis", "StepEnds", "wall_clock"]
@@ -58,7 +58,7 @@ class RingAnalysis:
     @cached_property
     def events(self) -> Events:
         """The events of modules and nodes, without those of torch.distributed and of devices."""
-        return self.all_events.take(is_of_modules(self.all_events))
+        return self.all_events.take(is_core_event(self.all_events))
 
     @cached_property
     def intervals(self) -> Intervals:
@@ -99,12 +99,12 @@ class RingAnalysis:
     @cached_property
     def device_clocks(self) -> Mapping[int, ClockMap]:
         """The clock of each device that was read, by the device's index."""
-        return device_clocks(self.all_events)
+        return read_device_clocks(self.all_events)
 
     @cached_property
     def stream_ids(self) -> Mapping[int, int]:
         """Torch's id of each stream, by its number in the ring."""
-        return stream_ids(self.all_events)
+        return read_stream_ids(self.all_events)
 
     def steps_before(self, position: Int64Array) -> Int64Array:
         """Return for each position among `events`, as of `Intervals`, the number of steps that had ended before it."""

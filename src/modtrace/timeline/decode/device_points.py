@@ -10,7 +10,7 @@ from ..._typing import BoolArray, Int64Array
 from ...clocks import ClockMap
 from ...ring import Events, Kind
 from ...ring.slot_format import DEVICE_TIME_BITS, DEVICE_TIME_MASK, EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
-from .pairing import is_of_modules
+from .pairing import is_core_event
 
 __all__ = [
     "CollectivePoints",
@@ -18,10 +18,10 @@ __all__ = [
     "QueuedEvents",
     "collective_points",
     "device_clock",
-    "device_clocks",
     "device_points",
     "queued_events",
-    "stream_ids",
+    "read_device_clocks",
+    "read_stream_ids",
 ]
 
 _COLLECTIVE_KINDS = (Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, Kind.WAIT_ENTER, Kind.WAIT_EXIT)
@@ -32,13 +32,13 @@ class QueuedEvents(NamedTuple):
 
     Attributes:
         slot: index of each one's `DEVICE_QUEUED` among all events.
-        event: index of the host's event that it belongs to, among those of modules (`module_events`); where it belongs
-            to a collective, of the last before; -1 if lost.
-        collective: index among all events of that of the collective, or of the wait for one, that it belongs to; -1
-            where it belongs to a module's.
+        event: index of the host's event that it belongs to, among those of modules (`RingAnalysis.events`). If it
+            belongs to a collective, the last event of a module before it; -1 if lost.
+        collective: index among all events of the collective, or the wait for one, that it belongs to; -1 if it belongs
+            to a module.
         stream: number of the stream and index of the device, as in the ring.
         reached: index of its `DEVICE_REACHED` among all events; -1 if it was never read.
-        dropped: indexes among all events of those that there were no more of, an array of another length.
+        dropped: indexes among all events of those that could not be recorded, since none was free; another length.
     """
 
     slot: Int64Array
@@ -67,10 +67,10 @@ class DevicePoints(NamedTuple):
     """Events of devices that were read, in the order of the host's events; int64 arrays of equal length.
 
     Attributes:
-        event: index of the host's event that each belongs to, among those of modules (`module_events`).
+        event: index of the host's event that each belongs to, among those of modules (`RingAnalysis.events`).
         stream: number of the stream and index of the device, as in the ring.
         device_ns: when the device passed it, on its own clock.
-        dropped: how many events there were no more of.
+        dropped: how many could not be recorded, since none was free.
         unread: how many were recorded, and never read.
     """
 
@@ -91,7 +91,7 @@ def queued_events(events: Events) -> QueuedEvents:
     queued = np.flatnonzero(events.kind == Kind.DEVICE_QUEUED)
     is_dropped = events.name[queued] == NO_NAME
     index = queued[~is_dropped]
-    of_modules = is_of_modules(events)
+    of_modules = is_core_event(events)
     of_collectives = np.isin(events.kind, _COLLECTIVE_KINDS)
     own = _event_before(events, index, of_modules | of_collectives)
     is_collective = (own >= 0) & of_collectives[own]
@@ -128,7 +128,7 @@ def collective_points(events: Events, queued: QueuedEvents) -> CollectivePoints:
     )
 
 
-def stream_ids(events: Events) -> dict[int, int]:
+def read_stream_ids(events: Events) -> dict[int, int]:
     """Return torch's id of each stream by its number in the ring."""
     named = np.flatnonzero(events.kind == Kind.DEVICE_STREAM)
     return dict(zip(events.name[named].tolist(), events.value[named].tolist(), strict=True))
@@ -198,7 +198,7 @@ def device_clock(device_ns: Int64Array, host_ns: Int64Array, width_ns: Int64Arra
     return ClockMap.of_columns(time, offset - base - half, half, "mean rate", base)
 
 
-def device_clocks(events: Events) -> dict[int, ClockMap]:
+def read_device_clocks(events: Events) -> dict[int, ClockMap]:
     """Return for each device whose clock was read, by its index, the host's clock."""
     readings = np.flatnonzero(events.kind == Kind.DEVICE_CLOCK)
     device = events.value[readings] >> DEVICE_TIME_BITS

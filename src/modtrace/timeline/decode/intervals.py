@@ -109,7 +109,7 @@ def build_intervals(events: Events) -> Intervals:
     # In a damaged file an end can come before its start.
     has_start, has_end = start_position >= 0, end_position > start_position
     end_unknown = columns.pop("end_unknown")
-    # What was open at either edge nests by what is known of it: ended later means started earlier.
+    # What the ring cut off has one end only. Of two such intervals the one that ended later counts as started earlier.
     end_position = np.where(has_end, end_position, 2 * last - start_position)
     start_position = np.where(has_start, start_position, -end_position)
     order = np.lexsort((start_position, columns["thread"]))
@@ -163,7 +163,7 @@ def _nest(columns: IntervalColumns) -> tuple[Int64Array, Int64Array]:
 
 
 def find_parents(track: Int64Array, depth: Int64Array) -> Int64Array:
-    """Return the row around each row, in start order: the last one before it, one less deep, on its track; or -1."""
+    """Return each row's parent, rows in start order: the last row before it on its track, one level up; else -1."""
     count = len(track)
     stride = np.int64(depth.max(initial=0) + 2)
     rank = np.arange(count, dtype=np.int64)

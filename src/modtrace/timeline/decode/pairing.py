@@ -33,7 +33,7 @@ __all__ = [
     "PassColumns",
     "call_ids",
     "find_key",
-    "is_of_modules",
+    "is_core_event",
     "pair_by_key",
     "pair_calls",
     "pair_nodes",
@@ -50,8 +50,8 @@ A position is -1 if there is no such event.
 """
 
 
-def is_of_modules(events: Events) -> BoolArray:
-    """Return which events are of modules and nodes, not of torch.distributed, devices, ranges or the collector."""
+def is_core_event(events: Events) -> BoolArray:
+    """Return which events are of modules, nodes, steps, marks and counters, not of other kinds of slices."""
     others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, Kind.COLLECTION)
     return np.isin(events.kind, others, invert=True)
 
@@ -240,7 +240,7 @@ def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) 
 
 
 def _count_running(events: Events, group: Int64Array, gap_start: Int64Array, gap_end: Int64Array) -> Int64Array:
-    """Return for each gap how many nodes of its group began before the gap was over and had not ended when it began."""
+    """Return for each gap how many nodes of its group overlap it."""
     first = group * len(events)
     sort_key = first + np.arange(len(events))
     begins = np.sort(sort_key[events.kind == Kind.NODE_BEGIN])

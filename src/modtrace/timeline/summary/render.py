@@ -124,12 +124,17 @@ def steps_table(summary: Summary) -> Table:
     beside = _table(_GPU_STEP_COLUMNS, [gpu_of.get(step.step, GpuStepTimes(step.step)) for step in steps], summary)
     rows = [[*cells, *more] for cells, more in zip(table.rows, beside.rows, strict=True)]
     return Table(
-        [*table.headings, *beside.headings], rows, [*table.kinds, *beside.kinds], [*table.ranks, *beside.ranks]
+        [*table.headings, *beside.headings],
+        rows,
+        [*table.kinds, *beside.kinds],
+        [*table.hide_order, *beside.hide_order],
     )
 
 
 _BAR_WIDTH = 24
 _MAX_CAUSES = 5
+_MAX_HTML_STEPS = 10
+_AFTER = "after: from the last span to the end of the step; the parts of a step say what ran there"
 
 
 def parts_text(summary: Summary, width: int | None = None) -> str:
@@ -250,10 +255,7 @@ def steps_text(summary: Summary, limit: int | None = None, width: int | None = N
         lines.append(counted(hidden, "more step"))
     lines += wrapped(steps_note(summary.overview), width)
     if "after" in table.headings:
-        lines += wrapped(
-            "after: from the last span to the end of the step; the parts of a step say what ran there",
-            width,
-        )
+        lines += wrapped(_AFTER, width)
     if "backward()" in table.headings:
         waiting = ", with waiting for other ranks" if summary.overview and summary.overview.communication else ""
         lines += wrapped(f"backward(): from its call to its return{waiting}", width)
@@ -339,9 +341,6 @@ def _paragraph(text: str) -> list[str]:
     return ["", text] if text else []
 
 
-MAX_STEPS = 10
-
-
 def summary_html(summary: Summary) -> str:
     """Return header, table of modules and the slowest steps, without script or style sheet; names are escaped."""
     parts = []
@@ -356,9 +355,9 @@ def summary_html(summary: Summary) -> str:
         parts += to_html(device_table(summary.device).first_rows(len(summary.rows)))
     if len(summary.steps) > 1:
         steps = steps_table(summary)
-        hidden = len(steps.rows) - MAX_STEPS
+        hidden = len(steps.rows) - _MAX_HTML_STEPS
         note = f"{hidden:,} more steps; " if hidden > 0 else ""
         parts.append("<p>Slowest steps</p>")
         whose = f"{text}; " if (text := steps_note(summary.overview)) else ""
-        parts += to_html(steps.first_rows(MAX_STEPS), f"{note}{whose}after: the optimizer runs there, and has no mark")
+        parts += to_html(steps.first_rows(_MAX_HTML_STEPS), f"{note}{whose}{_AFTER}")
     return "\n".join(parts) + "\n"

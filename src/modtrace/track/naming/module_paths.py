@@ -86,11 +86,11 @@ class ModulePaths:
         return path
 
     def between(self, outer: nn.Module, module: nn.Module) -> str | None:
-        """Return the path of `module` below another one that lies below the parent, where no walk is needed for it."""
+        """Return the path of `module` below `outer`; None if that needs a walk."""
         return self.below(outer, module) if self._holds_inside else None
 
     def below(self, outer: nn.Module, module: nn.Module) -> str | None:
-        """Return what the path of `module` has behind that of `outer`; None where one is unknown, or none begins so."""
+        """Return the path of `module` below `outer`; None if a path is unknown, or `outer` does not contain it."""
         path, outer_path = self.known(module), self.known(outer)
         if path is None or outer_path is None or not path.startswith(f"{outer_path}."):
             return None
