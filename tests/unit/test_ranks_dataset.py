@@ -221,7 +221,8 @@ def test_a_dataset_that_was_packed_anew_is_read_anew(run: Path) -> None:
     dataset = pack(run)
     spans = [len(DatasetTables(dataset).spans([0], 0, STEPS).start)]
     shutil.rmtree(dataset)
-    for path in run.iterdir():
+    for path in list(run.iterdir()):
+        path.unlink()  # else it is kept under another name
         write_steps(script := EventScript(1024, path, {"rank": int(path.stem), "pid": 1}), sharded=False)
         script.close()
     pack(run)
