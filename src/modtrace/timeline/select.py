@@ -71,6 +71,7 @@ def whole_spans(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
         keep_rows(timeline, np.flatnonzero((slices.start <= end_ns) & (slices.end >= start_ns))),
         marks=[mark for mark in timeline.marks if start_ns <= mark.time_ns <= end_ns],
         counters=[_samples(counter, start_ns, end_ns + 1) for counter in timeline.counters],
+        begin_ns=None,
     )
 
 
