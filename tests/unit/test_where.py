@@ -145,7 +145,7 @@ def test_a_file_that_was_cut_says_neither_that_its_process_is_dead_nor_when_that
     assert [(state.state, state.last_unix_ns) for state in states] == [("unknown", 0), ("dead", 0)]
     done = CliRunner().invoke(commands, ["where", str(tmp_path / "gone")])
     assert "dead" in done.output
-    assert "until" not in done.output
+    assert "since" not in done.output
     assert f"{tmp_path}/gone: its last {1 << 20:,} bytes were cut off" in "".join(done.output.splitlines())
     assert done.exit_code == 1
 

@@ -136,8 +136,8 @@ def test_in_80_columns_the_end_of_a_recording_leaves_room_for_the_modules() -> N
 
     # A line each: what runs is shortened from the left.
     assert len(shown) == 2
-    assert " ".join(shown[0].split()) == "rank 3 1 dead 5 MainThread …11.attn.c_proj until 2001-02-03"
-    assert re.search(r"…h\.11\.attn\.c_proj +until \d\d:\d\d:\d\d +$", shown[1])
+    assert " ".join(shown[0].split()) == "rank 3 1 dead 5 MainThread …11.attn.c_proj since 2001-02-03"
+    assert re.search(r"…h\.11\.attn\.c_proj +since \d\d:\d\d:\d\d +$", shown[1])
 
 
 FETCH = ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "data loading")

@@ -137,6 +137,7 @@ def render(job: JobView, screen: ScreenState, width: int, height: int | None = N
         lines.append(_line(parts, ""))
     table, rows = _rank_table(job.ranks) if screen.by_rank else _module_table(chosen, screen)
     if height is None:
+        table.expand = False  # a pipe has no width
         return Group(*lines, Text(""), _filled(table, rows))
     room = max(_MIN_ROWS, height - len(lines) - 3)  # besides a blank line, the table's head and the keys
     screen.first = min(screen.first, max(0, len(rows) - room))
