@@ -149,7 +149,8 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     """Return the steps that marks end; all of the timeline is one step if none was marked.
 
     The first begins with its first span or range, as a recording does not say when its steps began, unless it is one of
-    chosen steps (`Timeline.begin_ns`). A step in which no span begins is left out.
+    chosen steps (`Timeline.begin_ns`); what no mark ends ends with its last
+    span or range. A step in which no span begins is left out.
     """
     columns = timeline.columns
     own = np.flatnonzero(first_process_tracks(timeline)[columns.track])
@@ -159,9 +160,11 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     starts, last_end = columns.start[own], int(columns.end[own].max())
     marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     first_step = first_ended_step(timeline, marks)
+    range_starts, range_ends = _range_edges(timeline)
     first_start = timeline.begin_ns
     if first_start is None:
-        first_start = min([int(starts[0]), *marks[:1].tolist(), *_first_range_start(timeline)])
+        first_start = min([int(starts[0]), *marks[:1].tolist(), *range_starts])
+    last_end = max([last_end, *range_ends])
     edges = np.concatenate([[first_start], marks])
     whole = np.ones(len(marks), np.bool_)
     if not len(marks) or starts[-1] >= marks[-1]:
@@ -175,11 +178,11 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     return StepBounds(number[begun], edges[:-1][begun], edges[1:][begun], whole[begun], of_process, names, OPTIMIZER)
 
 
-def _first_range_start(timeline: Timeline) -> list[int]:
-    """Return when the first range of the first process began; nothing if it has none."""
+def _range_edges(timeline: Timeline) -> tuple[list[int], list[int]]:
+    """Return when ranges of the first process began first and ended last; empty lists if it has none."""
     slices, rows = timeline.slices, timeline.slices.block_of(RANGE)
-    starts = slices.start[rows][first_process_tracks(timeline)[slices.track[rows]]]
-    return [int(starts.min())] if len(starts) else []
+    own = rows.start + np.flatnonzero(first_process_tracks(timeline)[slices.track[rows]])
+    return slices.start[own[:1]].tolist(), [int(slices.end[own].max())] if len(own) else []
 
 
 def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
