@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from functools import cache
 from typing import Literal, Protocol
 
@@ -21,7 +22,8 @@ __all__ = ["Engine", "EngineName", "choose_engine", "make_engine"]
 
 # Loads the native engine if it is built. Now, and not when a recording begins: torch holds a lock while the engine
 # gives it a callback, and a child that is forked meanwhile would wait for that lock for ever.
-why_unavailable()
+if hasattr(os, "fork"):
+    why_unavailable()
 
 
 class Engine(EventSink, CompiledBackward, Protocol):
