@@ -44,12 +44,12 @@ print(worker.exitcode, flush=True)
 @pytest.mark.parametrize(
     ("script", "options", "said", "status", "spans"),
     [
-        (WORKER + HANG, (), f"{-signal.SIGTERM}\nready\n", -signal.SIGTERM, 1),
-        (HANG, ("--on-signal", "SIGUSR1"), "ready\n", -signal.SIGTERM, 1),
-        (HANG, ("--no-save-on-term",), "ready\n", -signal.SIGTERM, None),
-        (OWN, (), "ready\nthe program's own\n", 3, 2),
+        (HANG, ("--save-on-term",), "ready\n", -signal.SIGTERM, 1),
+        (HANG, ("--save-on-term", "--on-signal", "SIGUSR1"), "ready\n", -signal.SIGTERM, 1),
+        (WORKER + HANG, (), f"{-signal.SIGTERM}\nready\n", -signal.SIGTERM, None),
+        (OWN, ("--save-on-term",), "ready\nthe program's own\n", 3, 2),
     ],
-    ids=["hung", "with another signal", "turned off", "handled by the program"],
+    ids=["hung", "with another signal", "not asked for", "handled by the program"],
 )
 def test_on_sigterm_a_run_is_saved_and_ends_as_before(
     script: str, options: tuple[str, ...], said: str, status: int, spans: int | None, tmp_path: Path
