@@ -81,10 +81,18 @@ def test_a_slow_step_that_evaluates_is_explained_without_its_evaluation() -> Non
     steps[6] = {"data loading": 4 * MS, "forward": 90 * MS, "evaluation": 500 * MS}
     timeline = part_timeline(steps)
     divided = {step.step: step for step in divide_steps(timeline)}
+    summary = timeline.summary()
 
     assert divided[4].cause == "step 4: 294 ms without evaluation, of which 204 ms data loading; usually 4 ms"
     assert divided[6].cause is None
-    assert [step.training_ns for step in timeline.summary().steps] == [94 * MS] * 4 + [294 * MS] + [94 * MS] * 3
+    assert [step.training_ns for step in summary.steps] == [94 * MS] * 4 + [294 * MS] + [94 * MS] * 3
+    # The header leaves out what the table of parts has a share for.
+    assert str(summary).splitlines()[1] == (
+        "8 whole steps, median 94.000 ms, p95 294.000 ms, slowest 294.000 ms (step 4), "
+        "without the 1,000.000 ms of evaluation in 2 steps"
+    )
+    shares = {part.part: part.share for part in summary.parts}
+    assert shares["evaluation"] == 1000 / (8 * 94 + 200 + 1000)
 
 
 @pytest.mark.parametrize(("compile_ms", "is_named"), [(300, True), (100, False)])

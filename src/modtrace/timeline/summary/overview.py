@@ -220,7 +220,7 @@ def _steps_line(steps: Sequence[StepTimes], steps_of: str) -> str:
         text += f", p95 {_ms(p95)}, slowest {_ms(slowest.training_ns)} (step {slowest.step})"
     evaluated = [step.evaluation_ns for step in steps if step.evaluation_ns]
     if evaluated:
-        text += f"; evaluation took {_ms(sum(evaluated))} of {counted(len(evaluated), 'step')}, and counts to none"
+        text += f", without the {_ms(sum(evaluated))} of evaluation in {counted(len(evaluated), 'step')}"
     return text
 
 
