@@ -223,6 +223,36 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(step_by: str, mes
     assert str(raised.value) == message
 
 
+def serving(ms: dict[int, int], inside: dict[int, RangeCategory]) -> Timeline:
+    """40 calls of a model that take 6 ms, but those of `ms`; some have a range of 50 ms more in them."""
+    script, now = _Script(), 0
+    model = script.name("Net", module_class="Net")
+    for number in range(40):
+        script.enter(now, model)
+        now += ms.get(number, 6) * MS
+        if number in inside:
+            opened = script.begin(now, "torch.compile 0/1", inside[number])
+            now += 50 * MS
+            script.end(now, opened)
+        script.exit(now, model)
+        now += MS
+    return build_timeline(script.snapshot())
+
+
+def causes(timeline: Timeline) -> list[str]:
+    return [step.cause for step in divide_steps(timeline, None) if step.cause is not None]
+
+
+def test_a_call_with_a_long_prompt_is_not_slow() -> None:
+    assert causes(serving({0: 300, 20: 300}, {})) == []
+    # Between ranks a prompt is more to send; alone, waiting for them has no such reason.
+    assert causes(serving({20: 300}, {20: "communication"})) == []
+    assert causes(serving({0: 300, 20: 300}, {20: "compile", 30: "communication"})) == [
+        "Net 20: 350 ms, of which 50 ms compile (torch.compile 0/1); usually 0 ms",
+        "Net 30: 56 ms, of which 50 ms communication; usually 0 ms",
+    ]
+
+
 def test_json_has_units_and_the_name_of_each_step() -> None:
     document = json.loads(GENERATED.summary().to_json())
 

@@ -331,6 +331,10 @@ def _causes(
     # First steps are slow by what they set up.
     warm_up = whole[: max(warm_up_steps(duration[whole]), int(bounds.number[whole[0]] == 0))]
     made_slow[warm_up] &= (longer[warm_up] == longer[warm_up].max(axis=1, keepdims=True)) & np.isin(names, _NEVER_USUAL)
+    if bounds.step_by != OPTIMIZER:  # a longer prompt is more to do, also between ranks
+        forward, communication = names.index("forward"), names.index("communication")
+        made_slow[:, communication] &= ~made_slow[:, forward]
+        made_slow[:, forward] = False
     slow = (duration > np.median(duration[whole]) + least) & made_slow.any(axis=1)
     for index in whole[slow[whole]].tolist():
         part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
