@@ -12,7 +12,7 @@ from scripts.benches.gpu.pretended_kernels import with_kernels
 from scripts.benches.gpu.profile_truth import Work, works_of
 from scripts.benches.gpu.times import Compared, Edges, compare, edge_errors
 
-from modtrace.timeline import Span
+from modtrace.timeline import Process, Span
 from tests.support.kineto import TID, evaluate, x
 from tests.support.python_process import run_python
 
@@ -117,7 +117,7 @@ def test_no_kernel_is_no_success() -> None:
 
 
 def span(name: str, phase: str, start: int, end: int) -> Span:
-    return Span(name, name, "", phase, start, end, 0, "gpu 0 · stream 7", 0, 0, True)
+    return Span(name, name, "", phase, start, end, 0, "gpu 0 · stream 7", 0, 0, True, Process(1))
 
 
 SPANS = [

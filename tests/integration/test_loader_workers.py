@@ -70,6 +70,9 @@ def test_each_worker_is_a_process_of_the_timeline(
     for pid, count in made.items():
         assert done[pid, "decode"] == done[pid, "Augment"] == count
         assert done[pid, "enumerate(DataLoader)#_MapDatasetFetcher.fetch"] == count // 4
+    assert Counter(row.process.pid for row in timeline.ranges if row.name == "decode") == made
+    assert Counter(span.process.pid for span in timeline.spans if span.name == "Augment") == made
+    assert {row.process for row in timeline.ranges if row.category == "optimizer"} == {own}
     assert [step.step for step in timeline.summary().steps] == [0, 1, 2]
     timeline.save(tmp_path / "trace.pftrace")
     assert check(tmp_path / "trace.pftrace").faults == []

@@ -64,7 +64,7 @@ EXPECTED = [
 
 def test_ranges_have_the_times_and_names_of_their_events() -> None:
     assert rows(timeline()) == EXPECTED
-    assert {row.thread for row in timeline().ranges} == {"MainThread"}
+    assert {(row.thread, row.process) for row in timeline().ranges} == {("MainThread", timeline().tracks[0].process)}
     assert timeline().ranges[1].duration_ns == 50
     assert isinstance(timeline().ranges[0], Range)
 

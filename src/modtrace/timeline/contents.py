@@ -168,6 +168,7 @@ class Range(NamedTuple):
         depth: how many ranges are around it on its track.
         track: the name of the track (`ranges · MainThread`).
         thread: the thread's name (`MainThread`).
+        process: the process it belongs to; a worker of a `DataLoader` is one of its own.
         step: the number of steps that had ended when it began.
         complete: False if its begin was overwritten or its end never came.
     """
@@ -179,6 +180,7 @@ class Range(NamedTuple):
     depth: int
     track: str
     thread: str
+    process: Process
     step: int
     complete: bool = True
 

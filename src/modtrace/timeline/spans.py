@@ -8,7 +8,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from .contents import Name
+from .contents import Name, Process
 from .slices import PHASES, Slices
 
 __all__ = ["Span", "Spans"]
@@ -31,6 +31,7 @@ class Span(NamedTuple):
         call: which call of this module it is, from 0; the same for forward, backward and recompute of one call.
         step: how many training steps had ended when it began.
         complete: False where its enter or exit was overwritten or never came; its times are then the known part.
+        process: the process it belongs to; a rank or a worker of a `DataLoader` is one of its own.
 
     Examples:
         >>> [span for span in timeline.spans if span.phase == "backward" and span.duration_ns > 1_000_000]
@@ -47,6 +48,7 @@ class Span(NamedTuple):
     call: int
     step: int
     complete: bool
+    process: Process
 
     @property
     def duration_ns(self) -> int:
@@ -61,14 +63,18 @@ class Spans(Sequence[Span]):
         columns: the spans as columns.
         names: what `columns.name` points into.
         tracks: the name of each track that `columns.track` points into.
+        processes: the process of each track.
     """
 
     _CHUNK = 1 << 14
 
-    def __init__(self, columns: Slices, names: Sequence[Name], tracks: Sequence[str]) -> None:
+    def __init__(
+        self, columns: Slices, names: Sequence[Name], tracks: Sequence[str], processes: Sequence[Process]
+    ) -> None:
         self._columns = columns
         self._names = names
         self._tracks = tracks
+        self._processes = processes
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -79,7 +85,8 @@ class Spans(Sequence[Span]):
     def __getitem__(self, index: slice) -> Spans: ...
     def __getitem__(self, index: int | slice) -> Span | Spans:
         if isinstance(index, slice):
-            return Spans(self._columns.take(np.arange(len(self))[index]), self._names, self._tracks)
+            chosen = self._columns.take(np.arange(len(self))[index])
+            return Spans(chosen, self._names, self._tracks, self._processes)
         position = range(len(self))[index]
         return next(self._rows(position, position + 1))
 
@@ -107,7 +114,5 @@ class Spans(Sequence[Span]):
         )
         for name, phase, start_ns, end_ns, depth, track, call, step, complete in rows:
             label, fqn, module_class = self._names[name]
-            track_name = self._tracks[track]
-            yield Span(
-                label, fqn, module_class, PHASES[phase], start_ns, end_ns, depth, track_name, call, step, complete
-            )
+            of_call = call, step, complete, self._processes[track]
+            yield Span(label, fqn, module_class, PHASES[phase], start_ns, end_ns, depth, self._tracks[track], *of_call)

@@ -91,6 +91,7 @@ class Timeline:
                 depth,
                 tracks[track],
                 self.tracks[track].thread,
+                self.tracks[track].process,
                 step,
                 complete,
             )
@@ -100,7 +101,7 @@ class Timeline:
     @property
     def spans(self) -> Spans:
         """The spans in start order."""
-        return Spans(self.columns, self.names, self.track_names)
+        return Spans(self.columns, self.names, self.track_names, [track.process for track in self.tracks])
 
     @property
     def track_names(self) -> list[str]:

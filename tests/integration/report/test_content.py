@@ -27,9 +27,9 @@ def test_the_trace_in_a_report_is_whole(run: Path, tmp_path: Path) -> None:
     there, here = modtrace.load(tmp_path / "t.pftrace.gz"), modtrace.load(run / "run.ring")
 
     first = int(here.slices.start.min()) - REPORT_START_NS
-    assert [(span.phase, span.start_ns, span.end_ns, span.depth, *span[8:]) for span in there.spans] == [
-        (span.phase, span.start_ns - first, span.end_ns - first, span.depth, *span[8:]) for span in here.spans
-    ]  # all but names, tracks and the start
+    assert [(span.phase, span.start_ns, span.end_ns, span.depth, *span[8:11]) for span in there.spans] == [
+        (span.phase, span.start_ns - first, span.end_ns - first, span.depth, *span[8:11]) for span in here.spans
+    ]  # all but names, tracks, processes and the start
     assert [span.module_class for span in there.spans] == [span.module_class for span in here.spans]
     assert there.stats == here.stats
     assert "host" not in there.metadata
