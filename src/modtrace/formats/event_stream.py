@@ -56,6 +56,10 @@ class Chunk(NamedTuple):
 class EventStream:
     """The events of a trace and what stands around them.
 
+    Args:
+        source: the trace.
+        strict: whether a file that is cut off, or of which an event had to be changed, is an error.
+
     Attributes:
         head: the bytes up to and with the `[` that opens the events.
         keys: top-level keys with their values; those after the events are there once `chunks` is exhausted.
@@ -71,7 +75,7 @@ class EventStream:
         TraceError: the file is no trace, or nothing in it can be saved.
     """
 
-    def __init__(self, source: TraceFile) -> None:
+    def __init__(self, source: TraceFile, *, strict: bool = False) -> None:
         self.count = 0
         self.repaired = 0
         self.dropped = 0
@@ -79,6 +83,7 @@ class EventStream:
         self.trailing_comma = False
         self.tail = b""
         self._source = source
+        self._strict = strict
         self._blocks = source.blocks()
         self._ended = False
         data = bytearray()
@@ -221,10 +226,10 @@ class EventStream:
         for event in recovered:
             if event.event is None:
                 self.dropped += 1
-                self._note(f"byte {self._offset + event.begin}: an event that cannot be read was left out")
+                self._note(self._offset + event.begin, "an event that cannot be read", "was left out")
             elif event.changed:
                 self.repaired += 1
-                self._note(f"byte {self._offset + event.begin}: an event was made readable")
+                self._note(self._offset + event.begin, "an event", "was made readable")
         readable = [event for event in recovered if event.event is not None]
         return Chunk(b",\n".join(event.raw for event in readable), [event.event for event in readable])
 
@@ -233,9 +238,11 @@ class EventStream:
         self._offset += end
         del self._buffer[:end]
 
-    def _note(self, text: str) -> None:
+    def _note(self, offset: int, what: str, done: str) -> None:
+        if self._strict:
+            raise self._error(f"it is not whole, or damaged: {what}", offset)
         if len(self.notes) < _MAX_NOTES:
-            self.notes.append(text)
+            self.notes.append(f"byte {offset}: {what} {done}")
 
     def _error(self, message: str, offset: int) -> TraceError:
         if self._source.damage:
@@ -247,7 +254,7 @@ class EventStream:
     def _skip_giant(self) -> None:
         """Let go of more bytes than an event can have, so that memory stays bounded."""
         self.dropped += 1
-        self._note(f"byte {self._offset}: an event of more than {MAX_EVENT_BYTES >> 20} MiB was left out")
+        self._note(self._offset, f"an event of more than {MAX_EVENT_BYTES >> 20} MiB", "was left out")
         self._drop(len(self._buffer) - 1)
         for block in self._blocks:
             self._buffer += block
@@ -284,12 +291,12 @@ class EventStream:
         self.trailing_comma = self.trailing_comma or b"," in rest[last.end : end]
         if found is None:
             offset = self._offset + last.end
-            self._note(f"byte {offset}: the trace is cut off here; {len(rest) - last.end} bytes were left out")
+            self._note(offset, "the trace is cut off here;", f"{len(rest) - last.end} bytes were left out")
             base = _BASE_TIME.search(rest, last.end)
             if base:
                 self.keys["baseTimeNanoseconds"] = int(base[1])
         elif lost:
             self.dropped += 1
-            self._note(f"byte {self._offset + last.end}: an event that cannot be read was left out")
+            self._note(self._offset + last.end, "an event that cannot be read", "was left out")
         if chunk.events:
             yield chunk

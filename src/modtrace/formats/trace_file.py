@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from .._errors import TraceError
 from .._system.files import open_regular
@@ -85,10 +84,6 @@ class TraceFile:
         if (fault := self.damage or self.garbage) is not None:
             raise TraceError(self.path, f"it is not whole, or damaged: {fault}")
 
-    def whole_stream(self) -> BinaryIO:
-        """Return a file object that reads `whole_blocks`."""
-        return cast(BinaryIO, io.BufferedReader(_BlockReader(self.whole_blocks()), BLOCK_BYTES))
-
     def _bounded(self) -> Iterator[bytes]:
         unpacked_bytes = 0
         for block in self._inflated():
@@ -155,26 +150,3 @@ def _until_broken(inflate: Any, data: bytes) -> bytes:
         for index in range(len(data)):
             out += inflate.decompress(data[index : index + 1])
     return out
-
-
-class _BlockReader(io.RawIOBase):
-    """Reads blocks as a file."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        super().__init__()
-        self._blocks = blocks
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
-            self._rest = memoryview(block)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count

@@ -74,9 +74,9 @@ def _load(path: Path) -> Timeline:
         return load_merged_perfetto(path)
     with TraceFile(path) as source:
         if kind is FileKind.SAVED_JSON:
-            from .saved_json import load_chrome
+            from .recorded_json import load_chrome
 
-            return load_chrome(path, source.whole_stream())
+            return load_chrome(path, source)
         if kind is FileKind.PERFETTO:
             from .saved_perfetto import load_perfetto
 

@@ -14,7 +14,7 @@ from ..profiler.overlay import overlay
 from ..profiler.stream_spans import gpu_spans
 from ..timeline import Timeline
 from ..timeline.gpu_tracks import add_gpu_tracks
-from .merged_json import MergedEvents
+from .recorded_json import RecordedEvents
 
 __all__ = ["load_profile"]
 
@@ -27,16 +27,16 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
     Raises:
         TraceError: it is no such trace, or nothing of it can be read.
     """
-    merged, collector = MergedEvents(), EventCollector()
+    merged, collector = RecordedEvents(merged=True), EventCollector()
     with TraceFile(path) as file:
         stream = EventStream(file)
         for chunk in stream.chunks():
-            merged.add(chunk.events)
+            merged.take(chunk.events)
             collector.add(chunk.events)
         base = base_time_ns(stream.keys, file.path)
         if merged or MERGED in stream.keys:
             metadata = stream.keys.get(MERGED)
-            timeline = merged.timeline(file.path, base, metadata)
+            timeline = merged.merged_timeline(file.path, base, metadata)
             return replace(timeline, gpu_work=gpu_work_in(file.path, metadata))
         events = collector.events()
         made = overlay(None, events, stream.keys, file.path)

@@ -48,6 +48,20 @@ class SpanColumns:
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     slices: list[FileSlice] = field(default_factory=list)
 
+    def take(self, kept: Int64Array, lane: Int64Array) -> SpanColumns:
+        """Return some spans, by their ascending positions, on other lanes; marks, samples and slices are left out.
+
+        Args:
+            kept: their positions.
+            lane: of all spans.
+        """
+        fields = ("name", "phase", "call", "step", "complete", "link")
+        columns: dict[str, Any] = {name: np.array(getattr(self, name), np.int64)[kept] for name in fields}
+        columns["lane"] = lane[kept]
+        place = {int(row): position for position, row in enumerate(kept) if row in self.span_args}
+        own_args = {place[row]: args for row, args in self.span_args.items() if row in place}
+        return SpanColumns(**columns, names=self.names, span_args=own_args)
+
 
 def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int64Array, end: Int64Array) -> Timeline:
     """Build the timeline of a file.
