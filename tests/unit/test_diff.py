@@ -20,6 +20,7 @@ from modtrace.compare.side_by_side import Side
 from modtrace.compare.verdicts import Change
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
 from modtrace.timeline.gpu_tracks import GpuSpans, add_gpu_tracks
+from modtrace.timeline.select import keep_rows
 from modtrace.timeline.summary import warm_up_steps
 
 FQNS = ("Net", *(f"Net.h.{layer}" for layer in range(8)))
@@ -69,8 +70,38 @@ def recording(
     return Timeline(columns, names, tracks, marks=marks)
 
 
+def serving(seed: int, slower: Mapping[str, float] | None = None) -> Timeline:
+    """Calls of the eight layers alone, 500 µs apart, on a thread."""
+    trained = recording(seed, {(fqn, FORWARD): factor for fqn, factor in (slower or {}).items()})
+    forward = keep_rows(trained, np.flatnonzero(trained.slices.phase == FORWARD))
+    return replace(forward, slices=replace(forward.slices, step=np.zeros(len(forward.slices), np.int64)), marks=[])
+
+
 def changed(found: modtrace.Diff) -> list[tuple[str, str, str]]:
     return [(c.fqn, c.phase, c.verdict) for c in found.changes if c.verdict not in {"same", "cannot tell"}]
+
+
+def test_calls_are_compared_where_nothing_is_trained() -> None:
+    calls, new = serving(0), serving(1, {"Net.h.3": 1.5})
+    found = modtrace.diff(calls, new)
+
+    assert changed(found) == [("Net.h.3", "forward", "slower")]
+    assert (found.base_steps + found.new_steps + found.warm_up) == 2 * STEPS
+    assert [part.fqn for part in found.parts] == ["forward"]
+    samples = take_samples(calls)
+    assert (
+        samples.duration_ns.tolist()
+        == [span.duration_ns for span in calls.spans if span.fqn == "Net"][samples.warm_up :]
+    )
+    assert (
+        samples.self_ns["Net.h.3", "forward"].tolist()
+        == [span.duration_ns for span in calls.spans if span.fqn == "Net.h.3"][samples.warm_up :]
+    )
+    shown = found._sides
+    assert shown is not None
+    assert [(side.start_ns, side.duration_ns) for side in shown] == [
+        (span.start_ns, span.duration_ns) for side in shown for span in side.step.spans[:1]
+    ]
 
 
 @pytest.mark.parametrize("factor", [1.1, 1.2, 1.5])

@@ -13,6 +13,7 @@ from modtrace import ModtraceError
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.timeline import Columns, Mark, Name, Timeline, Track, UnitTimes, build_timeline
+from modtrace.timeline.gpu_tracks import GpuSpans, add_gpu_tracks
 from modtrace.timeline.summary import divide_steps, find_step_bounds, measure_steps
 from modtrace.write.step_parts import part_counters, part_table
 from tests.support.event_script import WALL, EventScript
@@ -221,6 +222,47 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(step_by: str, mes
         REQUESTS.summary(step_by=step_by)
 
     assert str(raised.value) == message
+
+
+def test_steps_takes_calls_where_nothing_is_trained() -> None:
+    assert found(GENERATED.steps(1, 2)) == [("generate", 120, 160)]
+    assert [row.name for row in GENERATED.steps(0, 2).ranges] == [
+        "generate",
+        "enumerate(DataLoader)#Own.__next__",
+        "generate",
+    ]
+    assert found(GENERATED.steps(-1)) == [("Net", 200, 250)]
+    assert [span.fqn for span in GENERATED.steps(2, 3).spans] == ["Net", "Net.b"]
+    assert len(GENERATED.steps(3).slices) == len(GENERATED.steps(1, 1).slices) == 0
+    assert found(REQUESTS.steps(1, 2)) == [("Net", 50, 60)]
+    assert found(REQUESTS.steps(1, 2, "range request"), "range request") == [("request", 120, 160)]
+    # All but the first take the median, 50 ns, behind a warm-up of one.
+    assert found(GENERATED.typical_step()) == [("generate", 120, 160)]
+
+
+def on_a_stream(timeline: Timeline) -> Timeline:
+    """Each call of a model on a stream too, 25 ns later."""
+    number = np.arange(len(timeline.slices))
+    timeline = replace(timeline, slices=replace(timeline.slices, call=number, link=number))
+    columns, names = timeline.columns, timeline.names
+    rows = np.flatnonzero([names[name].fqn == "Net" for name in columns.name.tolist()])
+    late, zeros = 25, np.zeros(len(rows), np.int64)
+    start, end, name = columns.start[rows] + late, columns.end[rows] + late, columns.name[rows].astype(np.int64)
+    spans = GpuSpans([(0, 7)], zeros, start, end, name, zeros, columns.call[rows], zeros, names)
+    return add_gpu_tracks(timeline, spans)
+
+
+def test_work_of_a_gpu_belongs_to_the_step_that_launched_it() -> None:
+    timeline = on_a_stream(REQUESTS)
+    step = find_step_bounds(timeline, "range request").of_spans(timeline)
+    chosen = timeline.steps(0, 1, "range request")
+
+    assert [
+        (span.start_ns - WALL, number)
+        for span, number in zip(timeline.spans, step.tolist(), strict=True)
+        if span.track.startswith("gpu")
+    ] == [(35, 0), (75, 0), (105, 0), (155, 1), (175, 1), (225, -1)]
+    assert [span.start_ns - WALL for span in chosen.spans if span.track.startswith("gpu")] == [35, 75, 105]
 
 
 def serving(ms: dict[int, int], inside: dict[int, RangeCategory]) -> Timeline:

@@ -124,7 +124,7 @@ def measure_run(timeline: Timeline) -> RunTimes:
     """Measure a recording.
 
     Raises:
-        ModtraceError: no whole step is marked.
+        ModtraceError: no step is whole.
     """
     environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
     return measure_samples(take_samples(timeline), environment)

@@ -11,7 +11,7 @@ from .._errors import ModtraceError
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
 from ..timeline.gpu_tracks import on_gpu, without_gpu
-from ..timeline.summary import divide_steps, measure_steps, self_times, warm_up_steps
+from ..timeline.summary import divide_steps, find_step_bounds, measure_steps, self_times, warm_up_steps
 
 __all__ = ["Key", "Samples", "is_within", "plain_fqn", "renamed_fqn", "take_samples"]
 
@@ -21,6 +21,7 @@ Key = tuple[str, str]
 SAMPLED_PHASES = (*PHASES, *(f"GPU {phase}" for phase in PHASES))
 
 MAX_STEPS = 2_000
+_NONE = -2
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _PARALLEL_CLASSES = {"DistributedDataParallel", "DataParallel"}
 
@@ -51,11 +52,11 @@ def take_samples(timeline: Timeline) -> Samples:
     """Return the samples of a recording.
 
     Raises:
-        ModtraceError: no whole step is marked.
+        ModtraceError: no step is whole.
     """
     columns = timeline.columns
     on_cpu = without_gpu(timeline)
-    whole = [step for step in measure_steps(on_cpu) if step.whole][-MAX_STEPS:]
+    whole = [step for step in measure_steps(on_cpu, None) if step.whole][-MAX_STEPS:]
     if not whole:
         raise ModtraceError("a recording without whole steps cannot be compared; call rec.step() after each step")
     duration_ns = np.array([step.training_ns for step in whole], np.int64)
@@ -65,8 +66,9 @@ def take_samples(timeline: Timeline) -> Samples:
     fqns = list(dict.fromkeys(name_fqns))
     index_of = {fqn: index for index, fqn in enumerate(fqns)}
     module = np.array([index_of[fqn] for fqn in name_fqns], np.int64)
-    position = np.searchsorted(steps, columns.step)
-    chosen = np.flatnonzero(np.append(steps, -1)[position] == columns.step)
+    step_of = find_step_bounds(on_cpu, None).of_spans(timeline)
+    position = np.searchsorted(steps, step_of)
+    chosen = np.flatnonzero(np.append(steps, _NONE)[position] == step_of)
     phase = columns.phase[chosen] + len(PHASES) * on_gpu(timeline)[chosen]
     row = (module[columns.name[chosen]] * len(SAMPLED_PHASES) + phase) * len(steps) + position[chosen]
     key_of_row, inverse = np.unique(row // len(steps), return_inverse=True)
@@ -84,7 +86,7 @@ def take_samples(timeline: Timeline) -> Samples:
     classes: dict[str, str] = {}
     for name in called[np.argsort(first)].tolist():
         classes.setdefault(name_fqns[name], timeline.names[name].module_class)
-    divided = {step.step: step.parts for step in divide_steps(on_cpu)}
+    divided = {step.step: step.parts for step in divide_steps(on_cpu, None)}
     part_names = dict.fromkeys(part for number in steps.tolist() for part in divided[number])
     return Samples(
         dict(zip(keys, self_ns, strict=True)),

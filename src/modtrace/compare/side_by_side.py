@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..timeline import PHASES, Mark, Process, Stats, Timeline
-from ..timeline.gpu_tracks import on_gpu
+from ..timeline.gpu_tracks import on_gpu, without_gpu
 from ..timeline.join import join
 from ..timeline.rewrite import move_times, replace_processes
 from ..timeline.select import modules_only
-from ..timeline.summary import find_typical_step
+from ..timeline.summary import find_step_bounds, find_typical_step
 from ..write.html import Comparison
 from .samples import SAMPLED_PHASES, plain_fqn
 from .verdicts import Change
@@ -43,12 +43,13 @@ def typical_side(timeline: Timeline) -> Side:
     """Return the typical step of a recording.
 
     Raises:
-        ModtraceError: no whole step is marked.
+        ModtraceError: no step is whole.
     """
     found = find_typical_step(timeline)
     step = timeline.steps(found.step, found.step + 1)
-    end_ns = max(mark.time_ns for mark in step.marks if mark.kind == "step")
-    return Side(step, end_ns - found.duration_ns, found.duration_ns, {})
+    bounds = find_step_bounds(without_gpu(timeline), None)
+    start_ns = int(bounds.start[bounds.number == found.step][0])
+    return Side(step, start_ns, found.duration_ns, {})
 
 
 def side_by_side(sides: tuple[Side, Side]) -> Timeline:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 __all__ = [
+    "begun_in",
     "chosen_steps",
     "first_ended_step",
     "first_process_tracks",
@@ -26,6 +27,7 @@ __all__ = [
     "keep_tracks",
     "modules",
     "modules_only",
+    "step_interval",
     "steps",
     "steps_at",
     "whole_spans",
@@ -75,6 +77,20 @@ def whole_spans(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
     )
 
 
+def begun_in(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
+    """Return what began in a range of time, uncut, with what it launched on GPUs, and the marks and samples in it."""
+    slices = timeline.slices
+    begun = (slices.start >= start_ns) & (slices.start < end_ns)
+    begun |= np.isin(slices.link, slices.link[begun & (slices.link >= 0)])
+    return dataclasses.replace(
+        keep_rows(timeline, np.flatnonzero(begun)),
+        marks=[mark for mark in timeline.marks if start_ns <= mark.time_ns < end_ns],
+        counters=[_samples(counter, start_ns, end_ns) for counter in timeline.counters],
+        gpu_work=None,
+        begin_ns=None,
+    )
+
+
 def keep_tracks(timeline: Timeline, kept: BoolArray) -> Timeline:
     """Return the timeline with some of its tracks and the slices on them.
 
@@ -93,16 +109,20 @@ def keep_tracks(timeline: Timeline, kept: BoolArray) -> Timeline:
     )
 
 
-def steps(timeline: Timeline, first: int | None = None, last: int | None = None) -> Timeline:
-    """Return the spans that began in the steps from `first` to before `last`, whole; see `Timeline.steps`."""
-    columns = timeline.columns
-    count = int(columns.step.max(initial=-1)) + 1
+def step_interval(first: int | None, last: int | None, count: int) -> tuple[int, int]:
+    """Return the numbers that `Timeline.steps` is given as numbers from 0; `count` is how many steps there are."""
     low = 0 if first is None else first if first >= 0 else max(count + first, 0)
     high = np.iinfo(np.int64).max if last is None else last if last >= 0 else max(count + last, 0)
     if high < low and min(first or 0, last or 0) < 0:
         high = max(low, high)  # as in a slice of a list: nothing
     if high < low:
         raise ValueError(f"step {high} is before step {low}")
+    return low, high
+
+
+def steps(timeline: Timeline, first: int | None = None, last: int | None = None) -> Timeline:
+    """Return the spans that began in the training steps from `first` to before `last`, whole; see `Timeline.steps`."""
+    low, high = step_interval(first, last, int(timeline.columns.step.max(initial=-1)) + 1)
     slices = timeline.slices
     part = keep_rows(timeline, np.flatnonzero((slices.step >= low) & (slices.step < high)))
     step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)

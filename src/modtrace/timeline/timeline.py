@@ -14,7 +14,7 @@ from .contents import RANGE_CLASS, BackwardPass, CounterSeries, Mark, Name, Rang
 from .gpu_work import GpuWork, with_gpu_times
 from .slices import BACKWARD_PASS, MODULE, RANGE, Slices
 from .spans import Spans
-from .summary import GroupBy, Summary, find_typical_step, summarize
+from .summary import GroupBy, Summary, find_typical_step, summarize, take_steps
 
 __all__ = ["Timeline"]
 
@@ -144,17 +144,25 @@ class Timeline:
         """
         return select.window(self, start_ns, end_ns)
 
-    def steps(self, first: int | None = None, last: int | None = None) -> Timeline:
+    def steps(self, first: int | None = None, last: int | None = None, step_by: str | None = None) -> Timeline:
         """Return the spans that began in the steps from `first` to before `last`, whole; None: from or to the end.
 
         Negative numbers count from the end, as in a slice of a list: `steps(-1)` is the last step.
 
-        A step begins where the one before it ended, so marks and samples are those between these moments.
+        A training step begins where the one before it ended, so marks and samples are those between these moments.
+        Steps that are calls or ranges last from the begin of the first to the end of the last, with all between them;
+        what is left counts them from 0.
+
+        Args:
+            first: the first step.
+            last: the step after the last one.
+            step_by: what a step is, as for `summary`.
 
         Raises:
             ValueError: `last` is before `first`.
+            ModtraceError: `step_by` names no range and no class.
         """
-        return select.steps(self, first, last)
+        return take_steps(self, first, last, step_by)
 
     def typical_step(self) -> Timeline:
         """Return the spans of one step that stands for all: that whose duration is nearest the median.
@@ -162,8 +170,10 @@ class Timeline:
         The median is of the whole steps behind the first ones, which are left out while they are slower than what
         follows; of equally near steps the first is taken.
 
+        Where nothing is trained it is a call, as in `summary`.
+
         Raises:
-            ModtraceError: no whole step is marked.
+            ModtraceError: no step is whole.
 
         Example:
             >>> modtrace.load("train.pftrace").typical_step().save("step.html")

@@ -112,7 +112,7 @@ def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None,
     with show_status(f"reading {trace}"):
         timeline = whole = load(trace)
     if steps is not None:
-        timeline = whole.steps(*steps)
+        timeline = whole.steps(*steps, step_by)
     if steps is not None or timeline.gpu_work is None:
         require_spans(timeline, whole, trace, chosen=steps is not None)
     return timeline.summary("class" if by == "class" else "module", step_by)

@@ -8,7 +8,7 @@ from .module_summary import SORT_KEYS, Summary
 from .overview import Overview, kept_sentence
 from .parts import PARTS, PartTimes, StepParts, divide_steps, sum_up_parts
 from .self_times import self_times
-from .step_bounds import find_step_bounds
+from .step_bounds import find_step_bounds, take_steps
 from .step_times import StepTimes, find_typical_step, measure_steps, warm_up_steps
 from .totals import summarize
 from .units import UnitTimes
@@ -36,5 +36,6 @@ __all__ = [
     "self_times",
     "sum_up_parts",
     "summarize",
+    "take_steps",
     "warm_up_steps",
 ]

@@ -14,7 +14,8 @@ import numpy as np
 from ..._errors import ModtraceError
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
-from ..select import first_ended_step, first_process_tracks
+from ..gpu_tracks import on_gpu
+from ..select import begun_in, first_ended_step, first_process_tracks, step_interval, steps
 from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, MODULE, RANGE
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "find_step_bounds",
     "forward_calls",
     "once_per_timeline",
+    "take_steps",
 ]
 
 OPTIMIZER, CALL = "optimizer", "call"
@@ -37,6 +39,7 @@ STEP, GENERATE = "step", "generate"
 """The name of a step that a mark ends; of a call of `generate`, whose calls of the model are one step."""
 _RANGE = "range "
 _PROCESS = -1
+_NEVER = int(np.iinfo(np.int64).max)
 _NAMED = 5
 """How many names an error lists."""
 
@@ -122,6 +125,18 @@ class StepBounds(NamedTuple):
             found[here[inside]] = own[at[inside]]
         return found
 
+    def of_spans(self, timeline: Timeline) -> Int64Array:
+        """Return the number of the step that each span belongs to; -1 for none. Work of a GPU belongs to its call."""
+        columns = timeline.columns
+        if self.step_by == OPTIMIZER:
+            return columns.step
+        step = self.index_at(columns.start, np.array([track.tid for track in timeline.tracks], np.int64)[columns.track])
+        on_stream = on_gpu(timeline)
+        numbers, link = np.unique(columns.link, return_inverse=True)
+        of_link, calls = np.full(len(numbers), -1), np.flatnonzero(~on_stream & (columns.link >= 0))
+        of_link[link[calls]] = step[calls]
+        return np.where(on_stream, of_link[link], step)
+
 
 @once_per_timeline
 def find_step_bounds(timeline: Timeline, step_by: str) -> StepBounds:
@@ -135,6 +150,16 @@ def find_step_bounds(timeline: Timeline, step_by: str) -> StepBounds:
         ModtraceError: nothing in the timeline is such a step.
     """
     return _marked_steps(timeline) if step_by == OPTIMIZER else _called_steps(timeline, step_by)
+
+
+def take_steps(timeline: Timeline, first: int | None, last: int | None, step_by: str | None) -> Timeline:
+    """Return what began in some steps; see `Timeline.steps`."""
+    bounds = find_step_bounds(timeline, step_by)
+    if bounds.step_by == OPTIMIZER:
+        return steps(timeline, first, last)
+    low, high = step_interval(first, last, len(bounds.number))
+    starts, ends = bounds.start[low:high], bounds.end[low:high]
+    return begun_in(timeline, int(starts.min(initial=_NEVER)), int(ends.max(initial=-_NEVER)))
 
 
 def _trains(timeline: Timeline) -> bool:

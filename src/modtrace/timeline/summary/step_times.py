@@ -166,9 +166,9 @@ def find_typical_step(timeline: Timeline) -> StepTimes:
     """Return the whole step after the warm-up whose duration is nearest the median of these; the first of equals.
 
     Raises:
-        ModtraceError: no whole step is marked.
+        ModtraceError: no step is whole.
     """
-    whole = [step for step in measure_steps(without_gpu(timeline)) if step.whole]
+    whole = [step for step in measure_steps(without_gpu(timeline), None) if step.whole]
     if not whole:
         raise ModtraceError("a recording without whole steps has no typical one; call rec.step() after each step")
     kept = whole[warm_up_steps(np.array([step.training_ns for step in whole], np.int64)) :]

@@ -56,13 +56,8 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     calls = np.bincount(group[columns.phase == FORWARD], minlength=len(groups))
     bounds, steps = find_step_bounds(timeline, step_by), measure_steps(timeline, step_by)
     # Steps are those of one process; they say nothing about the spans of others.
-    own, step = first_process_tracks(timeline)[columns.track], columns.step
-    if bounds.step_by == OPTIMIZER:
-        own = own & ~is_in_evaluation(timeline)
-    else:
-        tid = np.array([track.tid for track in timeline.tracks], np.int64)[columns.track]
-        step = bounds.index_at(columns.start, tid)
-        own = own & (step >= 0)
+    own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
+    own = own & (~is_in_evaluation(timeline) if bounds.step_by == OPTIMIZER else step >= 0)
     timed, calls_inside = timed[own[timed]], np.flatnonzero(inside & own)
     inner_group, inner_step, inner_ns = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
     p50_ns, p95_ns = median_and_p95_by_group(
