@@ -21,8 +21,6 @@ from .job import ChildCount, Job
 if TYPE_CHECKING:
     from ..recording import Recording
 
-__all__ = ["AutoRecording", "parse_variable", "start_from_variable"]
-
 _BEHIND_CHILDREN = -1000
 """A priority of what `multiprocessing` does at the end of a process: behind its waiting for the children."""
 _log = logging.getLogger("modtrace")

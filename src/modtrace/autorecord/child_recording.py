@@ -23,8 +23,6 @@ from ..track.call_patch import Patch, WrappedFunction
 from ..track.skip_dynamo import skip_frame
 from .job import Job
 
-__all__ = ["call_at_first_module_call", "record_forked_children", "record_this_child"]
-
 _exclusive = Exclusive()
 
 

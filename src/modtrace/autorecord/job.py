@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 from .._rank import add_rank, insert_before_suffixes
 from ..record_options import OPTIONS
 
-__all__ = ["ChildCount", "Job"]
-
 _VARIABLE = "MODTRACE_JOB"
 _STARTUP = str(Path(__file__).with_name("startup"))
 _PARSERS: Mapping[str, Callable[[str], Any]] = {option.name: option.parse for option in OPTIONS}

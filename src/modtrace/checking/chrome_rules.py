@@ -9,8 +9,6 @@ from typing import Any
 from ..formats.reader_rounding import read_microseconds
 from .track_layout import Fault, FlowKey, TrackKey, TrackLayout
 
-__all__ = ["ChromeEvents"]
-
 _CHECKED_PHASES = frozenset("XBEstf")
 _FLOW_PHASES = frozenset("stf")
 _BINDABLE_PHASES = frozenset("XB")

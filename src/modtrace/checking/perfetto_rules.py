@@ -13,9 +13,6 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 from ..formats.packet_stream import FramingError, packet_batches, packet_bounds
 from .track_layout import END, ONWARD, Fault, TrackLayout
 
-__all__ = ["PacketSequence", "PerfettoPackets", "parse_packets"]
-
-
 _REASONS = {"none": "no packet starts here", "cut off": "the packet that starts here is cut off"}
 _BATCH_BYTES = 1 << 19
 """Bytes of packets that are parsed at a time; their objects take many times as much."""

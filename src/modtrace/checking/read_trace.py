@@ -16,8 +16,6 @@ from ..formats.trace_file import TraceFile
 from ..formats.trace_kind import format_of
 from .track_layout import Fault, TrackLayout
 
-__all__ = ["MAX_WHOLE_BYTES", "NotStrictError", "parse_leniently", "read_trace", "stream_events"]
-
 
 class NotStrictError(Exception):
     """No events can be read from the file as it is.

@@ -9,8 +9,6 @@ import numpy as np
 
 from .track_layout import NEVER_NS, Fault, FlowEnd, TrackKey, TrackLayout
 
-__all__ = ["MAX_DRAWN_DEPTH", "STRUCTURE_RULES"]
-
 MAX_DRAWN_DEPTH = 512
 """How many slices may nest before viewers stop drawing them."""
 

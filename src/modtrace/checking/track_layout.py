@@ -11,25 +11,6 @@ import numpy as np
 
 from .._typing import BoolArray, Int32Array, Int64Array
 
-__all__ = [
-    "END",
-    "NEVER_NS",
-    "ONWARD",
-    "START",
-    "STEP",
-    "ArrangedSlices",
-    "Fault",
-    "FlowEnd",
-    "FlowEnds",
-    "FlowKey",
-    "StringIds",
-    "TrackEvents",
-    "TrackKey",
-    "TrackLayout",
-    "UnpairedEvent",
-]
-
-
 TrackKey = tuple[str | int, ...]
 """Identifies a track: (pid, tid) in a Chrome trace, (uuid,) in a Perfetto trace."""
 FlowKey = tuple[object, ...]

@@ -15,9 +15,6 @@ from .._version import __version__
 from .options import did_you_mean
 from .output import echo
 
-__all__ = ["ScriptError", "group"]
-
-
 _SECTIONS: dict[str, dict[str, str]] = {
     "Record": {
         "run": "Record an unchanged script.",

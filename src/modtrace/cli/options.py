@@ -9,19 +9,6 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-__all__ = [
-    "LazyChoice",
-    "TableFormat",
-    "TextFormat",
-    "did_you_mean",
-    "format_option",
-    "interval",
-    "max_depth_option",
-    "only_option",
-    "steps_option",
-    "text_or_json_option",
-]
-
 TableFormat = Literal["table", "markdown", "csv", "json"]
 TextFormat = Literal["text", "json"]
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..formats.trace_file import Progress
     from ..record_options import EngineName
 
-__all__ = ["build_engine", "echo", "make_console", "show_count", "show_reading", "show_status"]
-
 _UNFOLDED_WIDTH = 10_000
 
 

@@ -9,8 +9,6 @@ from .._errors import ModtraceError
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["no_such_module", "require_spans"]
-
 
 def require_spans(timeline: Timeline, whole: Timeline, path: str, *, chosen: bool) -> None:
     """Check that there is something to show or to write.

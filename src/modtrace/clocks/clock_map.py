@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from .._typing import Float64Array, Int64Array
 
-__all__ = ["MAX_RATE", "Beyond", "ClockMap", "Offset", "Reading"]
-
 MAX_RATE = 1e-3
 """Two monotonic clocks drift apart by at most this: each is slewed by at most 500 ppm."""
 _MIN_RATE_CHANGE = 1e-6

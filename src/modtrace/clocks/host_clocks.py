@@ -14,17 +14,6 @@ import numpy.typing as npt
 
 from .clock_map import ClockMap, Offset, Reading
 
-__all__ = [
-    "FAN_OUT",
-    "ClockTree",
-    "Measurement",
-    "clock_id",
-    "clock_in",
-    "measurement_record",
-    "measurements_in",
-    "parent_number",
-]
-
 FAN_OUT = 32
 """How many clocks are measured against one."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

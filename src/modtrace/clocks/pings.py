@@ -16,8 +16,6 @@ import numpy as np
 
 from .clock_map import MAX_RATE, Reading
 
-__all__ = ["TOKEN_BYTES", "Ping", "PingClient", "PingServer", "estimate_offset"]
-
 TOKEN_BYTES = 32
 PINGS = 64
 """How many pings one reading takes."""

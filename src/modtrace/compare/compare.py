@@ -16,8 +16,6 @@ from .samples import is_within, renamed_fqn
 from .side_by_side import Side, typical_side
 from .verdicts import compare_modules, compare_steps
 
-__all__ = ["Recorded", "compare_runs", "diff", "save_baseline", "suggest_renames"]
-
 Recorded: TypeAlias = "Timeline | str | os.PathLike[str]"
 _Shape: TypeAlias = "tuple[object, ...]"
 

@@ -21,8 +21,6 @@ from ..write.html import write_html
 from .side_by_side import Side, compared, side_by_side
 from .verdicts import MIN_MODULES, MIN_STEPS, Change
 
-__all__ = ["FLOOR", "SUFFIXES", "Diff", "suffix_of"]
-
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
 """The suffixes that `Diff.save` knows."""
 

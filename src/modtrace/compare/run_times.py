@@ -27,20 +27,6 @@ from ..timeline import Timeline
 from ..write.atomic_file import atomic_writer
 from .samples import SAMPLED_PHASES, Key, Samples, renamed_fqn, take_samples
 
-__all__ = [
-    "ENVIRONMENT",
-    "ModuleRun",
-    "RunTimes",
-    "Typical",
-    "is_baseline",
-    "measure_run",
-    "measure_samples",
-    "read_baseline",
-    "renamed_run",
-    "typical",
-    "write_baseline",
-]
-
 ENVIRONMENT = (
     "modtrace",
     "engine",

@@ -13,8 +13,6 @@ from ..timeline import PHASES, Timeline
 from ..timeline.gpu_tracks import on_gpu, without_gpu
 from ..timeline.summary import divide_steps, find_step_bounds, measure_steps, self_times, warm_up_steps
 
-__all__ = ["Key", "Samples", "is_within", "plain_fqn", "renamed_fqn", "take_samples"]
-
 Key = tuple[str, str]
 """Fully qualified name and phase; the phase is one of `SAMPLED_PHASES`."""
 

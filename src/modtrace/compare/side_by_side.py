@@ -18,8 +18,6 @@ from ..write.html import Comparison
 from .samples import SAMPLED_PHASES, plain_fqn
 from .verdicts import Change
 
-__all__ = ["TITLES", "Side", "compared", "side_by_side", "typical_side"]
-
 TITLES = ("before", "after")
 
 

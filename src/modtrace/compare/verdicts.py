@@ -16,23 +16,6 @@ from .._typing import BoolArray, Float64Array
 from .run_times import RunTimes
 from .samples import SAMPLED_PHASES, Key
 
-__all__ = [
-    "CLOCK_NS",
-    "MIN_MODULES",
-    "MIN_STEPS",
-    "PART",
-    "VERDICTS",
-    "Change",
-    "ModuleChanges",
-    "compare_calls",
-    "compare_modules",
-    "compare_steps",
-    "machine_speeds",
-    "noise_of",
-    "student_quantile",
-    "trimmed_mean",
-]
-
 VERDICTS = ("slower", "faster", "same", "cannot tell", "added", "removed")
 PART = "part"
 """The phase of a part of the step."""

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own name for it)
 from torch.optim import AdamW, Optimizer
 
-__all__ = ["GPT", "MLP", "Attention", "Block", "batches", "make_optimizer", "train_step"]
-
 
 class Attention(nn.Module):
     """Causal self-attention with separate query, key and value projections.

@@ -10,8 +10,6 @@ import numpy as np
 from .._errors import TraceError
 from .._typing import Float64Array, Int64Array
 
-__all__ = ["MAX_TIME_US", "TrackKey", "base_time_ns", "is_track_key", "microseconds_to_ns"]
-
 _MAX_TIME_NS = 1 << 62
 """146 years in nanoseconds. All bases and all times from them are less, so that a sum of both fits into 64 bits."""
 MAX_TIME_US = _MAX_TIME_NS / 1000

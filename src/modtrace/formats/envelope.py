@@ -9,8 +9,6 @@ from typing import Any
 
 from .limits import LimitError, check_nested_json
 
-__all__ = ["Head", "HeadError", "find_head", "find_tail"]
-
 
 class HeadError(ValueError):
     """What was read is not the beginning of a trace.

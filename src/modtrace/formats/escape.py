@@ -8,8 +8,6 @@ from typing import Any
 
 from ..timeline import Name
 
-__all__ = ["UNNAMED", "escaped", "escaped_json", "escaped_name", "restore", "restored_name"]
-
 UNNAMED = "(unnamed)"
 """What a slice without a name is called: readers disagree about an empty name."""
 

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-__all__ = ["BOUNDARY", "Event", "RecoveredEvent", "RecoveredEvents", "has_times", "recover_events"]
-
 BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two objects of a list: the events, or objects inside one."""
 

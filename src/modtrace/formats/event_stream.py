@@ -20,8 +20,6 @@ from .event_repair import BOUNDARY, RecoveredEvent, RecoveredEvents, has_times, 
 from .limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError
 from .trace_file import TraceFile
 
-__all__ = ["Chunk", "EventStream", "garbage_collection_paused"]
-
 _WINDOW = 1 << 16
 """Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
 _MAX_NOTES = 20

@@ -30,16 +30,6 @@ from ..timeline.contents import TRACK_KINDS
 from .escape import escaped, escaped_json, restore
 from .slice_args import group_header, groups_from_header
 
-__all__ = [
-    "EDITED_FILE_ERRORS",
-    "FORMAT_VERSION",
-    "WHAT_TO_DO",
-    "checked_header",
-    "is_int64",
-    "is_tid",
-    "make_header",
-]
-
 FORMAT_VERSION = 1
 """The version of the header and of what is in the events; a reader refuses others."""
 

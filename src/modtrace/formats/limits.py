@@ -8,24 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = [
-    "BIND_ID_OFFSET",
-    "MAX_CHROME_NS",
-    "MAX_EVENT_BYTES",
-    "MAX_HEAD_BYTES",
-    "MAX_LEVELS_PER_ROW",
-    "MAX_LINK",
-    "MAX_PACKET_BYTES",
-    "MAX_TAIL_BYTES",
-    "MAX_TIME_NS",
-    "MAX_WHOLE_BYTES",
-    "MIN_CHECKED_PACKET_BYTES",
-    "LimitError",
-    "check_nested_json",
-    "check_packet",
-    "check_unpacked",
-]
-
 MAX_LEVELS_PER_ROW = 512
 """Levels of one row; the trace processor drops deeper slices silently, so deeper spans get a row of their own."""
 

@@ -18,18 +18,6 @@ from .limits import MAX_TAIL_BYTES, check_nested_json
 from .trace_file import BLOCK_BYTES, TraceFile
 from .trace_kind import format_of
 
-__all__ = [
-    "END_PACKET",
-    "GPU_TABLE",
-    "MERGED",
-    "MERGED_PACKET",
-    "gpu_work_in",
-    "metadata_json",
-    "read_merge_metadata",
-    "read_merged_summary",
-    "refuse_merged",
-]
-
 MERGED = "modtrace"
 """The top-level key under which a merged trace says how it was made."""
 

@@ -10,8 +10,6 @@ from typing import Literal
 from .._errors import TraceError
 from .limits import MAX_PACKET_BYTES, MIN_CHECKED_PACKET_BYTES, LimitError, check_packet
 
-__all__ = ["MAX_VARINT_BYTES", "PACKET_TAG", "FramingError", "packet_batches", "packet_bounds", "read_packet_batches"]
-
 PACKET_TAG = 0x0A
 """The byte before every packet: field 1 of the message Trace, with a length."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .limits import MAX_LINK
 
-__all__ = ["INCREMENTAL_CLOCK", "PROFILER_FLOW", "PROFILER_SEQUENCE", "REALTIME_CLOCK", "SequenceIds"]
-
 REALTIME_CLOCK = 1
 """Perfetto's BUILTIN_CLOCK_REALTIME, Unix time: the clock of our traces."""
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from .._typing import Float64Array, Int64Array
 
-__all__ = ["read_microseconds", "read_microseconds_array"]
-
 
 def read_microseconds(microseconds: float) -> int:
     """Return the nanoseconds that a reader makes of a number of µs.

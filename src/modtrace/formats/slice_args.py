@@ -23,20 +23,6 @@ from ..timeline.slices import COLLECTIVE, GARBAGE_COLLECTION, KINDS, MODULE, RAN
 from .escape import escaped, restore
 from .limits import MAX_TIME_NS
 
-__all__ = [
-    "CALLS_NAME",
-    "CATEGORIES",
-    "LAUNCH_CATEGORY",
-    "LAUNCH_NAME",
-    "PARTS_CATEGORY",
-    "FileSlice",
-    "add_file_slices",
-    "file_slices",
-    "group_header",
-    "groups_from_header",
-    "is_usable",
-]
-
 LAUNCH_CATEGORY = "launch"
 LAUNCH_NAME = "collective"
 """Category and name of the flow events in JSON, from the span that launched a collective to it."""

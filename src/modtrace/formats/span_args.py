@@ -8,8 +8,6 @@ from .._errors import WriteError
 from ..timeline import Timeline
 from .escape import escaped
 
-__all__ = ["CALL_FIELDS", "FLOW_CATEGORY", "FLOW_NAME", "RESERVED_ARGS", "escaped_span_args", "module_args"]
-
 CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "complete": 6}
 """The fixed args by their field number in the protobuf message that holds them in a Perfetto trace.
 

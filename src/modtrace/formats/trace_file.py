@@ -12,8 +12,6 @@ from .._errors import TraceError
 from .._system.files import open_regular
 from .limits import LimitError, check_unpacked
 
-__all__ = ["BLOCK_BYTES", "GZIP_MAGIC", "Progress", "TraceFile"]
-
 BLOCK_BYTES = 1 << 16
 """Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
 

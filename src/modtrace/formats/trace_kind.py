@@ -6,8 +6,6 @@ from typing import Literal
 
 from .packet_stream import PACKET_TAG
 
-__all__ = ["format_of"]
-
 TEXT_PROBE_BYTES = 64
 """Bytes looked through for control characters, to tell a Perfetto trace from JSON behind an empty line."""
 

@@ -18,8 +18,6 @@ if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
 else:
     from lightning.pytorch import Callback
 
-__all__ = ["ModtraceCallback"]
-
 
 class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
     """Records a training: `training_step` is a span, a step ends with the batch in which an optimizer stepped.

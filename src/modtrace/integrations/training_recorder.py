@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ..record_options import RecordOptions
 
-__all__ = ["RecordingCallback"]
-
 
 class RecordingCallback:
     """Records the steps of a training, numbered as it counts them; if a recording runs already, marks them in that.

@@ -13,8 +13,6 @@ from transformers import TrainerCallback
 
 from .training_recorder import RecordingCallback
 
-__all__ = ["ModtraceCallback"]
-
 
 class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc]
     """Records a training: its steps are the Trainer's, and evaluation and saving are marks.

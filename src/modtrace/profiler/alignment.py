@@ -13,19 +13,6 @@ from .._typing import Float64Array, Int64Array
 from ..clocks import MAX_RATE, ClockMap, Reading
 from ..timeline import Mark
 
-__all__ = [
-    "LEAST_DRIFT_LIMIT",
-    "Alignment",
-    "ClockLine",
-    "OffsetBand",
-    "OffsetBounds",
-    "OperatorFit",
-    "align_by_sync_marks",
-    "align_by_wall_clock",
-    "intersect",
-    "sync_bounds",
-]
-
 _DRIFTS = (50e-6, 100e-6, 150e-6, 200e-6, 300e-6, 400e-6, 500e-6, 700e-6, 1e-3)
 """Drifts that are tried, nanoseconds per nanosecond, until one agrees with the bounds."""
 LEAST_DRIFT_LIMIT = 500e-6

@@ -17,8 +17,6 @@ from ..timeline.time_intervals import union_of
 from .call_lookup import CallIndex, InnermostLookup, innermost_spans, runs_module_code
 from .event_columns import NodeSlices, NumberedOps, ProfilerEvents
 
-__all__ = ["Nodes", "cut_to_nodes", "find_calls_of_nodes"]
-
 
 def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Nodes:
     """Find the call of each autograd node of the trace.

@@ -7,8 +7,6 @@ import numpy as np
 from .._typing import BoolArray, Int64Array
 from ..timeline import FORWARD, RECOMPUTE, Columns, Timeline
 
-__all__ = ["CallIndex", "InnermostLookup", "innermost_spans", "runs_module_code", "threads_of"]
-
 
 class InnermostLookup:
     """The innermost span of each thread at any moment.

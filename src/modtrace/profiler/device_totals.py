@@ -13,8 +13,6 @@ from ..timeline.time_intervals import union_of
 from .device_work import CpuCollectives, WorkOwners, no_module_name
 from .event_columns import ProfilerEvents
 
-__all__ = ["add_up_gpu_work"]
-
 _MAX_ROWS = 100_000
 """Of a table with more the steps are not told apart: it is a part of the trace's metadata."""
 

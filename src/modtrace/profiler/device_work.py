@@ -19,18 +19,6 @@ from .event_columns import ApiCall, ProfilerEvents
 from .launches import CudaGraphCapture, map_replays, processes_of
 from .recorded_part import steps_of_profile
 
-__all__ = [
-    "KINDS",
-    "NO_MODULE",
-    "CpuCollectives",
-    "NoModuleReason",
-    "WorkOwners",
-    "attribute_device_work",
-    "find_cpu_collectives",
-    "no_module_name",
-    "steps_of_work",
-]
-
 KINDS = ("kernel", "memcpy", "memset")
 """What `DeviceWork.kind` counts."""
 

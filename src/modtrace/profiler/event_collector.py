@@ -31,8 +31,6 @@ from .event_columns import (
     StepRanges,
 )
 
-__all__ = ["EventCollector", "collective_of_annotation", "collective_of_kernel"]
-
 SYNC = "modtrace.sync#"
 STEP = "ProfilerStep#"
 NODE = "autograd::engine::evaluate_function: "

@@ -16,22 +16,6 @@ import numpy as np
 from .._typing import AnyArray, Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, microseconds_to_ns
 
-__all__ = [
-    "ApiCall",
-    "ApiCalls",
-    "CollectiveSlices",
-    "DeviceWork",
-    "EventColumns",
-    "FlowPairs",
-    "Launches",
-    "NamedSlices",
-    "NodeSlices",
-    "NumberedOps",
-    "ProfilerEvents",
-    "SliceTable",
-    "StepRanges",
-]
-
 
 class ApiCall(IntEnum):
     """What a call of the GPU's runtime or driver does."""

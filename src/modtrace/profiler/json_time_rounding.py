@@ -17,8 +17,6 @@ from .._typing import Int64Array, SignedIntArray
 from ..formats.reader_rounding import read_microseconds_array
 from ..timeline import Timeline
 
-__all__ = ["nest_after_rounding", "nested_timeline", "perfetto_rounding", "time_quantum_ns"]
-
 # 2**43 µs (101 days) from the base doubles of µs begin to be 2 ns apart.
 _EXACT_UNTIL_NS = 1000 << 43
 _UNIX_QUANTUM_NS = 250

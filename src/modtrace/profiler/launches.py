@@ -19,8 +19,6 @@ from .._typing import Int64Array
 from .call_lookup import InnermostLookup
 from .event_columns import ApiCall, ProfilerEvents
 
-__all__ = ["CudaGraphCapture", "captured_graphs", "find_launches", "map_replays", "processes_of"]
-
 
 def processes_of(events: ProfilerEvents) -> Int64Array:
     """Return a number for the process or device of each of the trace's tracks, in the order of their pids."""

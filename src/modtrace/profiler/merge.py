@@ -23,8 +23,6 @@ from .event_columns import ProfilerEvents
 from .merged_json import JsonOutput
 from .overlay import Overlay, Trace, overlay
 
-__all__ = ["MergeResult", "merge_timeline"]
-
 _Path = str | os.PathLike[str]
 
 

@@ -20,16 +20,15 @@ from ..formats.merge_metadata import MERGED, metadata_json
 from ..formats.trace_kind import BYTE_ORDER_MARK
 from ..timeline import PHASES, Timeline
 from ..write.atomic_file import Sink
-from ..write.chrome import ChromeTimeline, microseconds, row_metadata_events
+from ..write.chrome import ChromeTimeline, row_metadata_events
 from ..write.chrome_events import span_head
 from ..write.lanes import Lanes
+from ..write.slices import microseconds
 from .device_work import NO_MODULE, NoModuleReason
 from .event_columns import ProfilerEvents
 from .json_time_rounding import nest_after_rounding, nested_timeline, time_quantum_ns
 from .overlay import Overlay
 from .stream_spans import collective_name
-
-__all__ = ["JsonOutput"]
 
 _BLOCK = 1 << 12
 """Spans whose text is in memory at a time."""

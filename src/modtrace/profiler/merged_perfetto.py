@@ -28,8 +28,6 @@ from .overlay import Overlay
 from .slice_packets import EventEncoder, ProfilerSlices, sequence_packet, slice_packets
 from .stream_spans import collective_name
 
-__all__ = ["PacketOutput"]
-
 _THREAD_IDS = range(1, 1 << 31)
 _PIDS = range(-(1 << 31), 1 << 31)
 """What Perfetto takes as the id of a thread and of a process."""

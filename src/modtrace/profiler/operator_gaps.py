@@ -19,19 +19,6 @@ from .._typing import BoolArray, Float64Array, Int64Array
 from ..timeline.time_intervals import TimeIntervals, union_of
 from .alignment import OffsetBounds
 
-__all__ = [
-    "REACH_NS",
-    "SHIFTS",
-    "SHIFT_STEP_NS",
-    "CallEdges",
-    "bounds_from_gaps",
-    "busy_intervals",
-    "certain_offsets",
-    "count_cuts",
-    "cut_depth",
-    "most_likely_shift",
-]
-
 REACH_NS = 40_000
 """How far off the first guess may be."""
 SHIFT_STEP_NS = 250

@@ -37,8 +37,6 @@ from .recorded_part import (
 from .refine_alignment import refine_by_operators
 from .stream_spans import StreamSpans, build_stream_spans
 
-__all__ = ["Overlay", "Trace", "overlay"]
-
 
 @dataclass(frozen=True)
 class Overlay:

@@ -17,8 +17,6 @@ from .backward_nodes import Nodes, find_calls_of_nodes
 from .call_lookup import CallIndex
 from .event_columns import ProfilerEvents
 
-__all__ = ["reconstruct"]
-
 NO_EVENTS = "the trace has no events: nothing ran under the profiler, or it was exported within its with block"
 NO_MODULES = (
     "the trace has neither nn.Module slices nor ranges of record_function, so that no module track could be made; "

@@ -15,19 +15,6 @@ from ..timeline.select import keep_rows, keep_tracks, whole_spans
 from ..timeline.slices import RANGE
 from .event_columns import ProfilerEvents
 
-__all__ = [
-    "clip_to_profile",
-    "drop_unused",
-    "for_process",
-    "profiled_window",
-    "recorded_pid",
-    "steps_of_profile",
-    "threads_of_trace",
-    "with_pid",
-    "with_profiled_steps",
-    "without_annotated_ranges",
-]
-
 _SPECIAL_ANNOTATION = re.compile(r"ProfilerStep#|(?:nccl|rccl|gloo|mpi|ucc|xccl):")
 """Annotations that are no regions of a trace: the profiler's steps, and collectives."""
 

@@ -30,8 +30,6 @@ from .operator_gaps import (
 )
 from .recorded_part import profiled_window
 
-__all__ = ["refine_by_operators"]
-
 _PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
 """How far off the guess of each pass may be, and how deep an edge may lie in an operator and still count, ns."""
 _AROUND_NS = 1_000_000

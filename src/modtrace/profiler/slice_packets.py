@@ -29,17 +29,6 @@ from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
 from ..write.perfetto_descriptors import serialize
 from ..write.protobuf_columns import ByteTable, RaggedColumn, interleave, message_field_tag, track_event_packets, varint
 
-__all__ = [
-    "EventEncoder",
-    "EventPackets",
-    "FlowEndsOfTrack",
-    "ProfilerSlices",
-    "SliceFlows",
-    "TrackSlices",
-    "sequence_packet",
-    "slice_packets",
-]
-
 _CHUNK = 1 << 13
 """Packets that are in memory at a time."""
 _NAMES_PER_PACKET = 10_000

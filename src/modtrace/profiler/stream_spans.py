@@ -15,8 +15,6 @@ from .call_lookup import CallIndex
 from .device_work import WorkOwners
 from .event_columns import ProfilerEvents
 
-__all__ = ["COMMUNICATION", "StreamSpans", "build_stream_spans", "collective_name", "gpu_spans"]
-
 COMMUNICATION = "communication"
 """The class of a collective among the modules."""
 

@@ -17,8 +17,6 @@ from ..timeline.rewrite import move_times, replace_processes
 from .job_time import JobTime, RankTime
 from .rank_folder import RankRecording, load_own_time
 
-__all__ = ["RankTimeline", "all_ranks_timeline", "load_rank"]
-
 
 class RankTimeline(NamedTuple):
     """One rank in the time of the job.

@@ -17,8 +17,6 @@ from ..clocks import MAX_RATE, ClockMap, Offset, Reading
 from ..timeline import Collectives
 from .sync_points import GroupKey, SyncPoints, sync_points
 
-__all__ = ["OffsetsByCollectives", "offsets_by_collectives", "readings_of_ranges"]
-
 _PER_READING = 64
 """Collectives that one reading takes, if there are so many."""
 _MAX_READINGS = 64

@@ -29,24 +29,6 @@ from .groups import number_distinct
 from .rank_folder import DATASET_MARKER
 from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, RangeTable, SpanTable, StepTable
 
-__all__ = [
-    "TABLES",
-    "DatasetHead",
-    "DatasetTables",
-    "RankEntry",
-    "arrow_collectives",
-    "arrow_spans",
-    "arrow_steps",
-    "collectives_from_arrow",
-    "parquet_options",
-    "read_head",
-    "read_parts",
-    "spans_from_arrow",
-    "steps_from_arrow",
-    "write_head",
-    "write_part",
-]
-
 _FORMAT = 1
 """The version of the layout; others are refused."""
 

@@ -9,15 +9,6 @@ import numpy as np
 
 from .._typing import Float64Array, Int32Array, Int64Array
 
-__all__ = [
-    "group_lengths",
-    "group_starts",
-    "median_of_groups",
-    "median_of_others",
-    "number_distinct",
-    "slowest_of_others",
-]
-
 T = TypeVar("T", bound=Hashable)
 
 

@@ -16,8 +16,6 @@ from ..timeline.decode import wall_clock
 from .collective_offsets import offsets_by_collectives
 from .rank_folder import RankRecording, load_own_time
 
-__all__ = ["WALL_CLOCK_BOUND_NS", "JobTime", "Method", "RankTime"]
-
 WALL_CLOCK_BOUND_NS = 100_000_000
 """How far the wall clocks of two hosts are apart at most where NTP runs; nothing measures it."""
 

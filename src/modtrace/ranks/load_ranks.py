@@ -13,8 +13,6 @@ from .job_time import JobTime
 from .rank_folder import RankRecording, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
 
-__all__ = ["load_ranks"]
-
 _Steps = tuple[int | None, int | None]
 
 

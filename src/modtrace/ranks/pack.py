@@ -36,8 +36,6 @@ from .job_time import JobTime, RankTime
 from .rank_folder import RankRecording
 from .rank_tables import collective_table, join_tables, span_table, step_end_table, take
 
-__all__ = ["PackResult", "pack"]
-
 _PART_BYTES = 128 << 20
 """Bytes of rings in a part; reading one takes several times as much memory."""
 _MAX_RANKS_PER_PART = 512

@@ -16,8 +16,6 @@ from .._errors import ModtraceError
 from .._system.processes import map_in_processes, processor_count
 from .dataset_tables import TABLES, DatasetTables
 
-__all__ = ["check_runner", "map_buckets", "query", "query_bucket", "query_each_bucket"]
-
 Result = TypeVar("Result")
 Bucket = tuple[int, int]
 

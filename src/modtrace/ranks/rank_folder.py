@@ -14,8 +14,6 @@ from ..read import FileKind, file_kind_by_head, load
 from ..ring import MAGIC, newest_rings, read_ring, read_ring_rank
 from ..timeline import Timeline, build_timeline
 
-__all__ = ["DATASET_MARKER", "RankRecording", "find_rank_recordings", "is_dataset", "load_own_time", "parse_rank_list"]
-
 DATASET_MARKER = "dataset.json"
 
 _RING_SUFFIX = ".modtrace"

@@ -25,28 +25,6 @@ from .job_time import JobTime
 from .rank_folder import RankRecording
 from .sync_points import group_keys, inferred_waits
 
-__all__ = [
-    "CALL",
-    "INFERRED_WAIT",
-    "ROW_KINDS",
-    "WAIT",
-    "Bounds",
-    "CollectiveTable",
-    "FolderTables",
-    "RangeTable",
-    "RankTables",
-    "SpanTable",
-    "StepTable",
-    "collective_table",
-    "group_text",
-    "join_tables",
-    "range_table",
-    "ranks_in_group",
-    "span_table",
-    "step_end_table",
-    "take",
-]
-
 ROW_KINDS = ("call", "wait", "inferred wait")
 """What a row of the collectives is, by its code in `CollectiveTable.kind`."""
 CALL, WAIT, INFERRED_WAIT = range(3)

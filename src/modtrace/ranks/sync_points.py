@@ -11,17 +11,6 @@ from .._typing import BoolArray, Int64Array
 from ..timeline import Collectives, Group, Timeline
 from .groups import number_distinct
 
-__all__ = [
-    "SYNCHRONIZING",
-    "GroupKey",
-    "InferredWaits",
-    "SyncPoints",
-    "group_keys",
-    "inferred_waits",
-    "is_synchronizing",
-    "sync_points",
-]
-
 SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
 """How the names of operators begin that end on no rank before all have called them."""
 

@@ -12,8 +12,6 @@ from ..formats.trace_file import TraceFile
 from ..formats.trace_kind import format_of
 from ..ring import MAGIC as RING_MAGIC
 
-__all__ = ["FileKind", "file_kind", "file_kind_by_head"]
-
 ZIP_MAGIC = b"PK\x03\x04"
 
 _SAVED_HEADER = re.compile(rb'"otherData"\s*:\s*\{\s*"modtrace"\s*:')

@@ -22,8 +22,6 @@ from ..timeline import PHASES, Name, Timeline
 from .saved_perfetto import BATCH_BYTES, load_perfetto
 from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number
 
-__all__ = ["load_merged_perfetto"]
-
 
 def load_merged_perfetto(path: Path) -> Timeline:
     """Read the recording out of a merged trace.

@@ -16,8 +16,6 @@ from ..timeline import Timeline
 from ..timeline.gpu_tracks import add_gpu_tracks
 from .recorded_json import RecordedEvents
 
-__all__ = ["load_profile"]
-
 
 def load_profile(path: str | os.PathLike[str]) -> Timeline:
     """Read the recording out of a merged trace, or make a timeline of what the profiler noted of modules.

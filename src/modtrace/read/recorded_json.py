@@ -25,8 +25,6 @@ from ..timeline.contents import TRACK_KINDS
 from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number
 from .timeline_builder import SpanColumns, build_timeline_from
 
-__all__ = ["RecordedEvents", "load_chrome"]
-
 Event = dict[str, Any]
 
 FIXED_ARGS = 4

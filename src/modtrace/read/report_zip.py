@@ -16,8 +16,6 @@ from ..formats.limits import LimitError, check_unpacked
 from ..formats.trace_file import BLOCK_BYTES
 from .file_kind import ZIP_MAGIC
 
-__all__ = ["errors_about", "extract_trace", "trace_path"]
-
 _MAX_DIRECTORY_BYTES = 1 << 20
 _MAX_END_BYTES = 20 + 22 + (1 << 16)
 """How far from an archive's end its last record can begin, and what ZIP64 puts before it."""

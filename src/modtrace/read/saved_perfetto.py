@@ -26,8 +26,6 @@ from ..formats.span_args import CALL_FIELDS
 from ..timeline import Mark, Timeline
 from .timeline_builder import SpanColumns, build_timeline_from
 
-__all__ = ["load_perfetto"]
-
 BATCH_BYTES = 1 << 19
 """Bytes of packets that are parsed at a time; their objects take many times as much."""
 

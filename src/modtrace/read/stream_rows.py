@@ -11,8 +11,6 @@ from ..formats.escape import restored_name
 from ..timeline import PHASES, Name, Timeline
 from ..timeline.gpu_tracks import GpuSpans, add_gpu_tracks
 
-__all__ = ["ROW_PREFIX", "StreamSpan", "add_stream_spans", "stream_number"]
-
 ROW_PREFIX = "modules · "
 """What the name of a row above a stream begins with; the profiler's name of the stream follows."""
 

@@ -18,8 +18,6 @@ from ..timeline import PHASES, CounterSeries, Mark, Process, Slices, Stats, Time
 from ..timeline.nesting import nest_by_time
 from ..timeline.slices import sort_by_start
 
-__all__ = ["SpanColumns", "build_timeline_from"]
-
 
 @dataclass
 class SpanColumns:

@@ -24,9 +24,6 @@ from .clean_timeline import environment_text
 from .names import AliasedNames, Redactor, ReportNames
 from .source_trace import ProfileSource, ReportSource, TimelineSource, TracePart
 
-__all__ = ["MAX_REPORT_BYTES", "Report", "report", "zip_bytes"]
-
-
 _EARLIEST_DATE = (1980, 1, 1, 0, 0, 0)
 """The earliest date that a ZIP can hold: the real one would say when and make archives differ."""
 _CREATED_ON_UNIX = 3

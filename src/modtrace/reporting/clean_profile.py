@@ -23,9 +23,6 @@ from ..timeline import PHASES, Name
 from .clean_timeline import REPORT_START_NS, IdNumbers
 from .names import ReportNames
 
-__all__ = ["CleanProfile", "EventFilter", "clean_profile", "cut_profile"]
-
-
 RawEvent = dict[str, Any]
 
 _OPERATION_CATEGORIES = frozenset(

@@ -25,9 +25,6 @@ from ..timeline.gpu_tracks import DEVICE_METADATA
 from ..timeline.rewrite import move_times, replace_processes
 from .names import ReportNames
 
-__all__ = ["REPORT_START_NS", "IdNumbers", "clean_metadata", "clean_timeline", "environment_text", "without_identity"]
-
-
 _VERSION = r"[0-9][\w.+-]{0,40}"
 _COUNT = r"\d+"
 _WORD = r"[A-Za-z][\w-]{0,40}"

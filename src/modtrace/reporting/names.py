@@ -13,9 +13,6 @@ from ..ring.range_text import CATEGORIES
 from ..timeline import Name
 from ..timeline.contents import RANGE_CLASS, REGION_CLASS, range_name
 
-__all__ = ["AliasedNames", "Redactor", "ReportNames"]
-
-
 _URL = r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+"
 _MAIL = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
 # Two names at least, or one below a home; so that a/b, and/or and // remain.

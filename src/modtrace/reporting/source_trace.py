@@ -17,8 +17,6 @@ from .clean_profile import clean_profile, cut_profile
 from .clean_timeline import clean_timeline, without_identity
 from .names import ReportNames
 
-__all__ = ["ProfileSource", "ReportSource", "TimelineSource", "TracePart"]
-
 
 class TracePart(NamedTuple):
     """The trace, or the part of it, that goes into an archive.

@@ -12,8 +12,6 @@ from ..ring.slot_format import NO_NAME
 from ..track.portable.segment_hooks import FrameBase, FrameStack, make_hook_tensor, node_of
 from ..track.tensors import tensors_in
 
-__all__ = ["Call", "GradientEdge", "InputHooks", "LiveFrame", "LiveGraphTask", "LiveThread"]
-
 GradientEdge = tuple[int, int]
 """Where an input's gradient comes from: its node's sequence number (-1 for a leaf), and which output of it."""
 

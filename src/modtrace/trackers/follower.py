@@ -27,8 +27,6 @@ from ..track.portable.passes import NO_GRAPH_TASK, backward_nesting_depth, curre
 from ..track.portable.segment_hooks import SegmentHooks
 from .calls import Call, InputHooks, LiveFrame, LiveGraphTask, LiveThread
 
-__all__ = ["Follower"]
-
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 Hook = Callable[..., object]

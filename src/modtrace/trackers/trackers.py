@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
     from typing_extensions import Self
 
-__all__ = ["ModTracker", "ModuleTracker"]
-
 ModuleRef = Callable[[], nn.Module | None]
 
 

@@ -18,8 +18,6 @@ from ..timeline.excerpt import last_steps
 from ..write.html import render_html
 from .server import Page
 
-__all__ = ["MAX_SPANS", "ensure_viewable", "handover_page", "iframe_html"]
-
 
 def ensure_viewable(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[str]]:
     """Return a file that the Perfetto UI draws module tracks of, and what the user should know.

@@ -21,9 +21,6 @@ from typing import NamedTuple
 
 from .._errors import ModtraceError
 
-__all__ = ["PERFETTO_ORIGIN", "WAIT_TIMEOUT_S", "Page", "TraceServer", "has_browser", "open_and_serve"]
-
-
 PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 STALL_TIMEOUT_S = 60.0
 """A connection on which nothing moves for this long is closed."""

@@ -13,8 +13,6 @@ from typing import BinaryIO, Protocol
 
 from .._errors import WriteError
 
-__all__ = ["Sink", "atomic_writer"]
-
 _GZIP_LEVEL = 3
 """zlib's level: traces repeat themselves so much that higher ones take three times as long for a tenth of the size."""
 

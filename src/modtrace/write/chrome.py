@@ -20,8 +20,6 @@ from .progress import show_progress
 from .slices import chrome_slices, microseconds
 from .step_parts import COUNTER_UNIT, part_counters
 
-__all__ = ["ChromeTimeline", "chrome_events", "first_moment", "microseconds", "row_metadata_events", "write_chrome"]
-
 
 def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write Chrome's JSON, as chrome://tracing and Perfetto read it.

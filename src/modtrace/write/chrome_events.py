@@ -20,8 +20,6 @@ from .decimal_columns import digit_count, format_decimal, format_microseconds
 from .flows import FlowRole, flow_roles
 from .lanes import Lanes
 
-__all__ = ["span_events", "span_head"]
-
 _CHUNK = 1 << 14
 """Spans whose text is in memory at a time: few enough that the processor's cache holds it."""
 

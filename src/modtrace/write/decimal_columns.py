@@ -6,8 +6,6 @@ import numpy as np
 
 from .._typing import Int64Array, UInt8Array, UInt32Array
 
-__all__ = ["digit_count", "format_decimal", "format_microseconds"]
-
 _POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
 
 

@@ -21,8 +21,6 @@ from ..timeline.slices import Slices
 from ..timeline.summary import self_times
 from .atomic_file import atomic_writer
 
-__all__ = ["write_folded", "write_speedscope"]
-
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _BATCH = 10_000
 """Events that are written at a time."""

@@ -13,8 +13,6 @@ from ..formats.limits import MAX_LINK
 from ..timeline import BACKWARD, CollectiveName, Group, Slices, Timeline, launching_spans
 from ..timeline.slices import COLLECTIVE
 
-__all__ = ["CallFlows", "CollectiveFlows", "FlowRole", "call_flows", "flow_pairs", "flow_roles"]
-
 _PEER_OPERATORS = ("send", "recv", "recv_any_source")
 _CHUNK = 1 << 16
 """Spans, and pairs, that are looked at at a time."""

@@ -22,8 +22,6 @@ from .chrome import first_moment
 from .slices import all_as_modules
 from .step_parts import PartTable, part_table
 
-__all__ = ["Comparison", "payload", "render_html", "write_html"]
-
 _VERSION = 1
 _DATA_ELEMENT = b'<script type="application/octet-stream" id="modtrace-data">'
 """Where the page takes its data; viewer/index.html has it once."""

@@ -15,8 +15,6 @@ from ..timeline import Process, Timeline
 from ..timeline.contents import TRACK_KINDS
 from ..timeline.nesting import nest_by_time, outermost_first
 
-__all__ = ["MARKS_ROW", "Lane", "Lanes"]
-
 MARKS_ROW = "steps and marks"
 """What the row of the timeline's marks is called."""
 

@@ -22,8 +22,6 @@ from .protobuf_columns import FIXED64, BytesColumn, interleave, message_field_ta
 from .slices import perfetto_slices
 from .step_parts import part_counters
 
-__all__ = ["perfetto_packets", "write_perfetto"]
-
 _COUNTER_KIND = TrackEvent(type=TrackEvent.TYPE_COUNTER).SerializeToString()
 _INTEGER_VALUE = message_field_tag(TrackEvent, "counter_value")
 _DOUBLE_VALUE = message_field_tag(TrackEvent, "double_counter_value", FIXED64)

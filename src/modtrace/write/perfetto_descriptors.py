@@ -21,8 +21,6 @@ from ..timeline import PHASES, Name, Process, Timeline
 from .lanes import MARKS_ROW, Lanes
 from .step_parts import COUNTER_UNIT, PartCounter
 
-__all__ = ["InternTable", "TrackDescriptors", "TrackParents", "sequence_start", "serialize"]
-
 _NAMES_PER_PACKET = 10_000
 _MAX_METADATA_NAME = 100
 """Characters; Perfetto v52 crashes on the name of a metadatum that has thousands."""

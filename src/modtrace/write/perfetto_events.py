@@ -29,8 +29,6 @@ from .protobuf_columns import (
     varint,
 )
 
-__all__ = ["CHUNK", "SpanPackets"]
-
 CHUNK = 1 << 15
 """Spans state packets are in memory at a time."""
 

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from .._terminal import is_terminal
 
-__all__ = ["show_progress"]
-
 BAR_DELAY_S = 1.0
 """Seconds for which a bar is not worth drawing."""
 

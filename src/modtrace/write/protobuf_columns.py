@@ -11,23 +11,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 from .._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
 from ..formats.packet_stream import PACKET_TAG
 
-__all__ = [
-    "FIXED64",
-    "LENGTH_DELIMITED",
-    "VARINT",
-    "ByteTable",
-    "BytesColumn",
-    "Column",
-    "RaggedColumn",
-    "field_tag",
-    "interleave",
-    "message_field_tag",
-    "record_lengths",
-    "repeat",
-    "track_event_packets",
-    "varint",
-]
-
 
 class BytesColumn(NamedTuple):
     """One field of every record.

@@ -19,8 +19,6 @@ from .flows import CollectiveFlows
 from .lanes import Lanes
 from .perfetto_descriptors import sequence_start, serialize
 
-__all__ = ["all_as_modules", "chrome_slices", "microseconds", "perfetto_slices"]
-
 _PACKETS_PER_PART = 4096
 
 

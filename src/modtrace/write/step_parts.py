@@ -11,8 +11,6 @@ from .._typing import BoolArray, Int64Array
 from ..timeline import Timeline
 from ..timeline.summary import divide_steps, find_step_bounds, sum_up_parts
 
-__all__ = ["COUNTER_UNIT", "PartCounter", "PartTable", "part_counters", "part_table"]
-
 COUNTER_UNIT = "ms"
 
 

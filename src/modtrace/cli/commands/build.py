@@ -7,8 +7,6 @@ import click
 from ..._requirements import check_can_record
 from ..output import echo, show_status
 
-__all__ = ["build_command"]
-
 
 @click.command("build")
 @click.option("--force", is_flag=True, help="Build even if it is already built.")

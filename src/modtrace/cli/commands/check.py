@@ -10,8 +10,6 @@ from ..._errors import TraceError
 from ..options import TextFormat, text_or_json_option
 from ..output import echo, show_reading
 
-__all__ = ["check_command"]
-
 
 @click.command("check")
 @click.argument("traces", type=click.Path(), metavar="TRACE...", nargs=-1, required=True)

@@ -11,8 +11,6 @@ from ..options import interval, max_depth_option, only_option, steps_option
 from ..output import echo, show_status
 from ..selection import require_spans
 
-__all__ = ["convert_command"]
-
 
 @click.command("convert")
 @click.argument("source", type=click.Path(), metavar="IN")

@@ -9,8 +9,6 @@ from ..._requirements import check_can_record
 from ...record_options import ENGINES, EngineName
 from ..output import build_engine, make_console
 
-__all__ = ["demo_command"]
-
 STEPS = 20
 
 

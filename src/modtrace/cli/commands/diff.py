@@ -17,8 +17,6 @@ from ..selection import no_such_module
 if TYPE_CHECKING:
     from ...compare import Diff
 
-__all__ = ["diff_command"]
-
 LIMIT = 30
 
 

@@ -21,8 +21,6 @@ from ..._version import __version__
 from ..options import TextFormat, text_or_json_option
 from ..output import echo, show_status
 
-__all__ = ["doctor_command", "engine_line", "installed", "installed_torch"]
-
 
 def installed(distribution: str) -> str | None:
     """Return the installed version of a distribution, None if it is not installed."""

@@ -6,8 +6,6 @@ import click
 
 from ..output import echo, show_reading
 
-__all__ = ["merge_command"]
-
 
 @click.command("merge")
 @click.argument("profile", type=click.Path())

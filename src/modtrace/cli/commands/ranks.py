@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ..._tables import CellKind
 
-__all__ = ["ranks_command"]
-
 _runner_option = click.option(
     "--runner",
     default="local",

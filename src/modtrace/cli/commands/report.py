@@ -8,8 +8,6 @@ import click
 
 from ..output import echo, show_status
 
-__all__ = ["report_command"]
-
 
 @click.command("report")
 @click.argument("trace", type=click.Path())

@@ -29,8 +29,6 @@ from ..output import build_engine, echo
 if TYPE_CHECKING:
     from ...autorecord import AutoRecording
 
-__all__ = ["run_command", "run_file", "run_module"]
-
 
 def run_file(path: str, arguments: Sequence[str]) -> None:
     """Run a script as `__main__` and wait for its threads.

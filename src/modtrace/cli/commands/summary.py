@@ -14,8 +14,6 @@ from ..selection import no_such_module, require_spans
 if TYPE_CHECKING:
     from ...timeline import Summary
 
-__all__ = ["summary_command"]
-
 SLOWEST_STEPS = 5
 """How many steps stand below the modules."""
 

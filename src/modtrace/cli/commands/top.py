@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...top import RankRates
     from ...top.screen import JobView
 
-__all__ = ["top_command"]
-
 _MAX_EVENTS = 1 << 16
 """Of all rings together: what is read again and again must not keep a core busy."""
 _MIN_EVENTS = 1 << 12

@@ -9,8 +9,6 @@ import click
 
 from ..output import echo, show_status
 
-__all__ = ["view_command"]
-
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?")
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from ...whereabouts import RankState, WhereResult
 
-__all__ = ["where_command"]
-
 REFRESH_S = 1.0
 
 

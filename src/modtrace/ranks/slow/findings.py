@@ -29,8 +29,6 @@ from .own_time import OwnTime
 from .replay import Replay, rank_events, without_excess
 from .slow_run import PartOfRun, SlowRun, join_parts
 
-__all__ = ["find_late", "find_slow_ranks", "slow_of_recordings", "step_durations", "worst_ranks"]
-
 _MODULES_PER_STEP = 3
 _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
 """What says more comes last."""

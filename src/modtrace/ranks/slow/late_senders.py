@@ -24,8 +24,6 @@ from .late_steps import (
 from .own_time import OwnTime, segments_of
 from .replay import RankEvents, Replay, message_ends, shared_keys, shorten
 
-__all__ = ["LateSender", "LikeModuleTimes", "late_senders", "like_module_times"]
-
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 

@@ -15,24 +15,6 @@ from ..rank_tables import CALL, Bounds, CollectiveTable, RangeTable, SpanTable, 
 from ..sync_points import is_synchronizing
 from .own_time import OwnTime, segments_of
 
-__all__ = [
-    "COUNTED_NOISES",
-    "IN_RANGE",
-    "MAD_TO_SIGMA",
-    "MIN_NOISES",
-    "OUTSIDE",
-    "Arrivals",
-    "LateStep",
-    "ModuleExcess",
-    "StepFinding",
-    "Verdict",
-    "find_arrivals",
-    "late_steps",
-    "module_excess",
-    "noise_limit",
-    "peers_of",
-]
-
 OUTSIDE = ""
 """The name of what ran in no module and in no range."""
 IN_RANGE = "range"

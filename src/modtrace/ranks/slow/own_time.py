@@ -13,8 +13,6 @@ from ...timeline.decode.intervals import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
 from ..rank_tables import CALL, CollectiveTable, SpanTable
 
-__all__ = ["OwnTime", "Segments", "segments_of"]
-
 
 class OwnTime:
     """Times of many ranks on one axis, and how much of them their ranks did not wait.

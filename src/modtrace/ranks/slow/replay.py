@@ -14,17 +14,6 @@ from ..sync_points import is_synchronizing
 from .late_steps import Arrivals
 from .own_time import OwnTime
 
-__all__ = [
-    "MESSAGES",
-    "RankEvents",
-    "Replay",
-    "message_ends",
-    "rank_events",
-    "shared_keys",
-    "shorten",
-    "without_excess",
-]
-
 MESSAGES = ("send", "recv")
 """The operators of messages whose other end is known."""
 

@@ -24,17 +24,6 @@ from ...ring.collective_text import rank_list
 from ...write.atomic_file import atomic_writer
 from .late_steps import IN_RANGE, OUTSIDE, StepFinding
 
-__all__ = [
-    "NO_RANK",
-    "LateRank",
-    "PartOfRun",
-    "SlowRun",
-    "at_least",
-    "join_parts",
-    "often_late",
-    "png",
-]
-
 _OUTSIDE_TEXT = "(outside modules)"
 _NAMED_RANKS = 3
 NO_RANK = -1

@@ -21,9 +21,6 @@ from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .pairing import PassColumns, is_core_event, pair_by_key, pair_calls, pair_passes
 from .spans import forward_of_recompute
 
-__all__ = ["NameLookup", "RingAnalysis", "StepEnds", "wall_clock"]
-
-
 _MAX_DRIFT = 500e-6
 """A wall clock is slewed by at most 500 ppm; one that moved by more between two readings was set."""
 _MAX_BACKWARD_EVENTS = 1 << 16

@@ -18,9 +18,6 @@ from .analysis import RingAnalysis
 from .device_points import collective_points
 from .pairing import find_key
 
-__all__ = ["assign_communication_tracks", "build_collectives", "is_communication"]
-
-
 _COUNTER_BITS = 39
 
 

@@ -12,18 +12,6 @@ from ...ring import Events, Kind
 from ...ring.slot_format import DEVICE_TIME_BITS, DEVICE_TIME_MASK, EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
 from .pairing import is_core_event
 
-__all__ = [
-    "CollectivePoints",
-    "DevicePoints",
-    "QueuedEvents",
-    "collective_points",
-    "device_clock",
-    "device_points",
-    "queued_events",
-    "read_device_clocks",
-    "read_stream_ids",
-]
-
 _COLLECTIVE_KINDS = (Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, Kind.WAIT_ENTER, Kind.WAIT_EXIT)
 
 

@@ -20,8 +20,6 @@ from .intervals import Intervals
 from .pairing import segment_pass
 from .path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 
-__all__ = ["add_device_spans"]
-
 _EVENT_RESOLUTION_NS = 500
 """How exact CUDA's times of events are, about."""
 

@@ -13,8 +13,6 @@ from ..slices import BACKWARD, FORWARD
 from .analysis import RingAnalysis
 from .spans import SpanRows
 
-__all__ = ["Evaluations", "find_evaluations"]
-
 
 class Evaluations(NamedTuple):
     """From when to when a thread evaluates; int64 arrays of equal length, the first three as in `Intervals`.

@@ -31,9 +31,6 @@ from .path_spans import clip_and_nest
 from .ranges import add_ranges
 from .spans import SpanRows, assign_tracks, build_span_rows
 
-__all__ = ["build_timeline"]
-
-
 _SYNC_PREFIX = "modtrace.sync"
 
 

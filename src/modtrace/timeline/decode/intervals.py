@@ -18,15 +18,6 @@ from ..._typing import BoolArray, Int64Array
 from ...ring.slot_format import FORWARD_THREAD_MASK, NO_NAME, RECOMPUTE_BIT, SEQUENCE_MASK, Events, Kind
 from .pairing import IntervalColumns, find_key, pair_calls, pair_nodes, pair_segments
 
-__all__ = [
-    "Intervals",
-    "attribute_nodes",
-    "build_intervals",
-    "count_outside_runs",
-    "enclosing_call",
-    "find_parents",
-]
-
 
 @dataclass(frozen=True)
 class Intervals:

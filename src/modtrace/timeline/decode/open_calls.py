@@ -25,9 +25,6 @@ from .pairing import PassColumns, call_ids, segment_pass
 if TYPE_CHECKING:
     from .analysis import NameLookup
 
-__all__ = ["AFTER_BACKWARD", "OpenCall", "ThreadStack", "open_stacks"]
-
-
 AFTER_BACKWARD = "after backward"
 """The phase of a thread that is in a backward pass in which no node runs."""
 

@@ -28,21 +28,6 @@ from ...ring.slot_format import (
     Kind,
 )
 
-__all__ = [
-    "IntervalColumns",
-    "PassColumns",
-    "call_ids",
-    "find_key",
-    "is_core_event",
-    "pair_by_key",
-    "pair_calls",
-    "pair_nodes",
-    "pair_passes",
-    "pair_segments",
-    "segment_pass",
-    "without_repeated_ends",
-]
-
 IntervalColumns = dict[str, AnyArray]
 """The columns of `Intervals` but depth and parent, and `end_unknown`: True if it ended at an unknown time.
 

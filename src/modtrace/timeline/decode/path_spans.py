@@ -9,8 +9,6 @@ import numpy as np
 
 from ..._typing import Int64Array
 
-__all__ = ["LabelledInterval", "PathSpan", "clip_and_nest", "spans_from_intervals"]
-
 
 class LabelledInterval(NamedTuple):
     """Something that ran, and the calls it ran for.

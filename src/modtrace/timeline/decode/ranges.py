@@ -19,8 +19,6 @@ from .evaluation import Evaluations
 from .pairing import pair_by_key, without_repeated_ends
 from .path_spans import clip_and_nest
 
-__all__ = ["add_ranges"]
-
 _MAX_ROWS = 8
 """Per thread; ranges that overlap without one being in the other take a row each."""
 _NO_TEXT = -1

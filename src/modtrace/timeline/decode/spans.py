@@ -18,15 +18,6 @@ from ..contents import Process, Track
 from ..slices import BACKWARD, FORWARD, RECOMPUTE
 from .intervals import Intervals
 
-__all__ = [
-    "BackwardSpans",
-    "SpanRows",
-    "assign_tracks",
-    "build_span_rows",
-    "call_path_lengths",
-    "cut_backward_spans",
-]
-
 
 class BackwardSpans(NamedTuple):
     """Backward spans; int64 arrays of equal length.
