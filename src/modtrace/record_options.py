@@ -47,6 +47,7 @@ class RecordOptions(TypedDict, total=False):
     schedule: Callable[[int], ProfilerAction] | None
     shapes: bool
     memory_interval: float | None
+    memory: bool
     on_signal: int | None
     stacks_on_signal: int | None
     host_name: bool
@@ -187,6 +188,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("schedule", _schedule, "Record only some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE[,REPEAT]"),
     Option("shapes", _flag, "Note shapes and dtypes of each call's input tensors.", None, False),
     Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
+    Option("memory", _flag, "Record what each call of a module allocates and keeps, on the CPU.", None, False),
     Option(
         "on_signal",
         _signal,

@@ -25,6 +25,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "schedule": ("5,1,3,2", _StepSchedule(5, 1, 3, 2)),
     "shapes": ("true", True),
     "memory_interval": ("0.5", 0.5),
+    "memory": ("1", True),
     "on_signal": ("SIGUSR1", signal.SIGUSR1),
     "stacks_on_signal": ("SIGUSR2", signal.SIGUSR2),
     "host_name": ("1", True),

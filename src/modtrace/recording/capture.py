@@ -49,6 +49,7 @@ class Capture:
         strip_wrappers: leave wrappers out of names.
         device: which calls get device times, or None.
         ranges: note ranges.
+        memory: count what tensors hold.
         sampler: what is sampled at calls.
         stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
         keep: how many rings of ended processes to keep.
@@ -76,6 +77,7 @@ class Capture:
         strip_wrappers: bool,
         device: DeviceChoice | None,
         ranges: bool,
+        memory: bool,
         sampler: Sampler,
         stacks_on_signal: int | None,
         keep: int,
@@ -96,7 +98,7 @@ class Capture:
                 os.unlink(self.ring.path)
                 raise
         alive = model() if isinstance(model, weakref.ref) else model
-        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers, device, ranges)
+        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers, device, ranges, memory)
         self._sampler = sampler
         self._clocks = JobClocks(self.ring.names)
         self._regions = regions

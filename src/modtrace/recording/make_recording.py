@@ -33,6 +33,7 @@ def record(
     schedule: Schedule | None = None,
     shapes: bool = False,
     memory_interval: float | None = None,
+    memory: bool = False,
     on_signal: int | None = None,
     stacks_on_signal: int | None = None,
     host_name: bool = False,
@@ -69,6 +70,9 @@ def record(
             own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.
         shapes: also record shapes and dtypes of the tensors that go into each call.
         memory_interval: also sample memory when modules are called, at most once in so many seconds.
+        memory: also record how many bytes tensors hold on the CPU whenever a call begins or ends: what each module
+            keeps (`retained_bytes`), the most inside it (`peak_bytes`), and who holds it at the peak. It needs the
+            native engine.
         on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
         stacks_on_signal: write the Python stacks of all threads to `RING.stacks` whenever this signal comes
             (`signal.SIGUSR2`), by faulthandler; `modtrace where --stacks` sends it. The handler stays until the
@@ -113,6 +117,8 @@ def record(
         raise RecordingError(f"keep is {keep!r}; it must be a whole number, 0 or more")
     if workers and schedule is not None:
         raise RecordingError("workers are recorded without a schedule only")
+    if memory and engine == "python":
+        raise RecordingError("memory needs the native engine; give engine='native' or 'auto', or memory_interval=0")
     device = _device_choice(engine, device_times, device_depth, device_modules)
     make_capture = partial(
         Capture,
@@ -123,6 +129,7 @@ def record(
         strip_wrappers=strip_wrappers,
         device=device,
         ranges=ranges,
+        memory=memory,
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
         keep=keep,

@@ -133,7 +133,9 @@ _KNOWN_RANGE = re.compile(
 )
 _SCHEDULER = re.compile(r"LRScheduler\.step\#(.*)\.step")
 _OPTIMIZER = re.compile(r"Optimizer\.(step|zero_grad)\#(.*)\.\1")
-_KNOWN_COUNTER = re.compile(r"process RSS|cuda:\d+ (?:allocated|reserved)|bytes|Total (?:Allocated|Reserved)")
+_KNOWN_COUNTER = re.compile(
+    r"process RSS|allocated|could not be allocated|cuda:\d+ (?:allocated|reserved)|bytes|Total (?:Allocated|Reserved)"
+)
 _KNOWN_GROUP = re.compile(r"\d{1,6}|default_pg|undefined|", re.ASCII)
 _COLLECTIVES = frozenset(
     (

@@ -21,6 +21,7 @@ from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
 
 __all__ = [
     "ABANDONED_BIT",
+    "ALLOCATED",
     "BACKWARD_PASS_BITS",
     "BACKWARD_PASS_MASK",
     "CALL_ENTER_KINDS",
@@ -58,6 +59,7 @@ __all__ = [
     "NO_NAME",
     "RANGE_KINDS",
     "RECOMPUTE_BIT",
+    "REFUSED",
     "SEQUENCE_BITS",
     "SEQUENCE_MASK",
     "SLOT_BYTES",
@@ -144,6 +146,13 @@ NOT_AWAITED_BIT = 1 << 62
 
 ABANDONED_BIT = 1 << 62
 """In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
+
+
+ALLOCATED = "allocated"
+"""The text of the counter of what tensors hold, in bytes: at each event before which it changed, and before that the
+most since the last sample, if that was more."""
+REFUSED = "could not be allocated"
+"""The text of the counter of what could not be allocated, in bytes."""
 
 
 class Kind(IntEnum):

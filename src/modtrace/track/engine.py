@@ -14,7 +14,7 @@ from ..ring import Ring
 from .compiled_regions import CompiledBackward
 from .event_sink import EventSink, OnError
 from .native.device_times import DeviceChoice, say_no_device_times
-from .native.engine import NativeEngine
+from .native.engine import NativeEngine, say_no_memory
 from .native.library import why_unavailable
 from .portable.engine import PortableEngine
 
@@ -67,6 +67,7 @@ def make_engine(
     strip_wrappers: bool = True,
     device: DeviceChoice | None = None,
     ranges: bool = False,
+    memory: bool = False,
 ) -> Engine:
     """Return an engine that was not started.
 
@@ -78,14 +79,17 @@ def make_engine(
         strip_wrappers: see `ModuleNames`.
         device: which calls get device times; None: none do. The portable engine says that it has none.
         ranges: note ranges.
+        memory: count what tensors hold on the CPU. The portable engine says that it does not.
 
     Raises:
         EngineError: the native engine is asked for and cannot be had.
     """
     if kind == "native":
-        return NativeEngine(ring, model, on_error, strip_wrappers, device, ranges)
+        return NativeEngine(ring, model, on_error, strip_wrappers, device, ranges, memory)
     if device is not None:
         say_no_device_times("the portable engine has none; `modtrace doctor` says why the native one does not record")
+    if memory:
+        say_no_memory("the portable engine counts none; `modtrace doctor` says why the native one does not record")
     return PortableEngine(ring, model, on_error, strip_wrappers, ranges)
 
 

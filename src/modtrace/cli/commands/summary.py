@@ -42,6 +42,9 @@ def _sort_keys() -> tuple[str, ...]:
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
 @click.option(
+    "--memory", is_flag=True, help="Show memory only: what modules keep and take, and who holds it at the peak."
+)
+@click.option(
     "--step-by",
     metavar="WHAT",
     help="What a step is: optimizer, call (an outermost call, or a generate), 'range NAME', or a class of modules; "
@@ -62,6 +65,7 @@ def summary_command(
     max_depth: int | None,
     steps: tuple[int | None, int | None] | None,
     step_by: str | None,
+    memory: bool,
 ) -> None:
     """Print what each module in TRACE took, and its slowest steps.
 
@@ -78,6 +82,8 @@ def summary_command(
     summary = _summarize(trace, by, steps, step_by)
     if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
+    if memory and summary.memory is None:
+        raise click.UsageError(f"{trace} has no memory; record with --memory, or record(memory=True).")
     console = make_console()
     if by == "step":
         if output_format == "table":
@@ -90,6 +96,10 @@ def summary_command(
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
+        if summary.memory is not None and not tree:
+            console.print(summary.memory_text(limit, console.width) + "\n" * (not memory), soft_wrap=True)
+        if memory:
+            return
         if summary.units and not tree:
             console.print(f"{summary.units_text(console.width)}\n", soft_wrap=True)
         if summary.step_parts and not tree:

@@ -20,6 +20,7 @@ from ..contents import (
     Track,
 )
 from ..join import with_slices
+from ..memory import peaks_of
 from ..slices import BACKWARD, BACKWARD_PASS, Slices, join_columns
 from ..timeline import Timeline
 from .analysis import RingAnalysis
@@ -52,6 +53,7 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     tracks, track = assign_tracks(rows, lookup.threads, process)
     communication, details = build_collectives(analysis)
     tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
+    counters = _counters(analysis, process)
     timeline = Timeline(
         Slices.of(
             **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
@@ -72,8 +74,8 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
             unstarted=int(np.count_nonzero(~rows["has_start"])),
             unattributed=count_outside_runs(analysis.intervals, analysis.call),
         ),
-        marks=_marks(analysis),
-        counters=_counters(analysis, process),
+        marks=_marks(analysis, counters),
+        counters=counters,
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
         | {WHOLE_RUN: _whole_run(analysis, len(rows["name"]))}
@@ -104,12 +106,13 @@ def _whole_run(analysis: RingAnalysis, spans: int) -> dict[str, float | None]:
     return {"steps": steps, "spans": spans if is_whole else None, "seconds": seconds, "kept_steps": kept}
 
 
-def _marks(analysis: RingAnalysis) -> list[Mark]:
+def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Mark]:
     events, clock, ends = analysis.events, analysis.clock, analysis.step_ends
     end_ns = clock.to_other(events.time[ends.event])
     marks = [
         Mark(time, "step", f"step {number}") for time, number in zip(end_ns.tolist(), ends.number.tolist(), strict=True)
     ]
+    marks += [Mark(time, "mark", text) for time, text in peaks_of(counters)]
     marked = np.flatnonzero(events.kind == Kind.MARK)
     for index, time in zip(marked.tolist(), clock.to_other(events.time[marked]).tolist(), strict=True):
         text = analysis.lookup.texts[events.name[index]]
@@ -141,7 +144,7 @@ def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: P
 
 
 def _counters(analysis: RingAnalysis, process: Process) -> list[CounterSeries]:
-    events, clock = analysis.events, analysis.clock
+    events, clock = analysis.all_events, analysis.clock
     samples = np.flatnonzero(events.kind == Kind.COUNTER)
     counters = []
     for name in np.unique(events.name[samples]).tolist():

@@ -36,8 +36,8 @@ A position is -1 if there is no such event.
 
 
 def is_core_event(events: Events) -> BoolArray:
-    """Return which events are of modules, nodes, steps, marks and counters, not of other kinds of slices."""
-    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, Kind.COLLECTION)
+    """Return which events are of modules, nodes, steps and marks, not of counters and other kinds of slices."""
+    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, Kind.COLLECTION, Kind.COUNTER)
     return np.isin(events.kind, others, invert=True)
 
 
@@ -188,7 +188,7 @@ def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, 
         has_end: which nodes have one.
         end: monotonic nanoseconds, changed in place.
     """
-    no_work = (Kind.GRAPH_BUILT, Kind.STEP, Kind.OPTIMIZER_STEP, Kind.MARK, Kind.COUNTER, Kind.SHAPES, Kind.GRADIENTS)
+    no_work = (Kind.GRAPH_BUILT, Kind.STEP, Kind.OPTIMIZER_STEP, Kind.MARK, Kind.SHAPES, Kind.GRADIENTS)
     index = np.flatnonzero(~np.isin(events.kind, no_work))
     index = index[np.lexsort((index, events.thread[index]))]
     accumulated = events.kind[index] == Kind.ACCUMULATE_END

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .device_summary import DeviceModule, DeviceSummary
+from .memory_summary import Holder, MemoryModule, MemorySummary
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, ModuleTimes
 from .module_summary import SORT_KEYS, Summary
 from .overview import Overview, kept_sentence
@@ -21,6 +22,9 @@ __all__ = [
     "GpuStepTimes",
     "GpuTotals",
     "GroupBy",
+    "Holder",
+    "MemoryModule",
+    "MemorySummary",
     "ModuleTimes",
     "Overview",
     "PartTimes",

@@ -46,6 +46,8 @@ class ModuleTimes(NamedTuple):
         recompute_self_ns: of it, outside inner modules.
         step_p50_ns: median, over the steps in which it ran, of the total of all phases in a step.
         step_p95_ns: of these totals, the one that 95 % of the steps do not exceed.
+        retained_bytes: what a forward call kept, see `MemoryModule`; None if memory was not recorded.
+        peak_bytes: the most that tensors held inside a call or backward, less what they held at its begin; the same.
         kernels: kernels that the module itself launched.
         gpu_forward_ns: GPU time launched in forward, by it or its inner modules.
         gpu_forward_self_ns: of it, launched by itself.
@@ -73,6 +75,8 @@ class ModuleTimes(NamedTuple):
     recompute_self_ns: int = 0
     step_p50_ns: int = 0
     step_p95_ns: int = 0
+    retained_bytes: int | None = None
+    peak_bytes: int | None = None
     kernels: int = 0
     gpu_forward_ns: int = 0
     gpu_forward_self_ns: int = 0

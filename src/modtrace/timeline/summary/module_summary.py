@@ -16,6 +16,7 @@ from ..._tables import to_csv
 from ..._typing import AnyArray
 from . import render
 from .device_summary import DeviceModule, DeviceSummary, render_device
+from .memory_summary import MemorySummary, render_memory
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview
 from .parts import PartTimes, StepParts, sum_up_parts
@@ -56,6 +57,7 @@ class Summary:
         units: if steps are calls or ranges: percentiles of how long they took by name and thread, and how many there
             are per second; else empty.
         outside: the nanoseconds between such steps, by part, on all threads together.
+        memory: what modules took and kept of memory; None if it was not recorded.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -77,6 +79,7 @@ class Summary:
     step_parts: Sequence[StepParts] = ()
     units: Sequence[UnitTimes] = ()
     outside: Mapping[str, int] = field(default_factory=dict)
+    memory: MemorySummary | None = None
 
     @property
     def parts(self) -> list[PartTimes]:
@@ -170,15 +173,16 @@ class Summary:
         """Return a NumPy array per column: what `pandas.DataFrame` or `polars.DataFrame` take.
 
         There is one for each field of `ModuleTimes` and for `total_ns`, `self_ns` and `mean_ns`: times are int64 ns,
-        names are objects. If the recording has device times, those of `DeviceModule` follow with `device_` before
-        them, 0 for a module without any.
+        names are objects, and so is what some rows do not have (bytes; None). What no row has is left out. If the
+        recording has device times, those of `DeviceModule` follow with `device_` before them, 0 for a module without
+        any.
         """
         fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *_DERIVED_FIELDS)
         columns: dict[str, AnyArray] = {
-            field: np.array(
-                [getattr(row, field) for row in self.rows], np.object_ if field in {"fqn", "module_class"} else np.int64
-            )
+            field: np.array(values, np.object_ if field in {"fqn", "module_class"} or None in values else np.int64)
             for field in fields
+            for values in [[getattr(row, field) for row in self.rows]]
+            if not values or values.count(None) < len(values)
         }
         if self.device is not None and self.by == "module":
             on_device = {row.fqn: row for row in self.device.rows}
@@ -213,6 +217,13 @@ class Summary:
         It is empty if the recording has no device times.
         """
         return render_device(self.device, limit, width)
+
+    def memory_text(self, limit: int | None = None, width: int | None = None) -> str:
+        """Return what modules took and kept of memory, highest peak first, and who held it at the peak.
+
+        It is empty if the recording has no memory.
+        """
+        return render_memory(self.memory, limit, width)
 
     def parts_text(self, width: int | None = None) -> str:
         """Return the table of the parts of a step, times in ms, and why the slowest steps were slow."""
@@ -261,6 +272,10 @@ class Summary:
         values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in self.steps]
         if self.device is not None:
             values["device"] = self.device._asdict() | {"rows": [row._asdict() for row in self.device.rows]}
+        if self.memory is not None:
+            values["memory"] = self.memory._asdict() | {
+                part: [row._asdict() for row in getattr(self.memory, part)] for part in ("rows", "holders")
+            }
         if self.overview is not None:
             totals = {operator: total._asdict() for operator, total in self.overview.communication.items()}
             values["overview"] = self.overview._asdict() | {"communication": totals}
@@ -276,7 +291,7 @@ class Summary:
         fields = CPU_FIELDS if self.gpu is None else ModuleTimes._fields
         values: dict[str, Any] = {
             "rows": [
-                {field: value for field, value in zip(fields, row, strict=False) if value != 0 or not sparse}
+                {field: value for field, value in zip(fields, row, strict=False) if value or not sparse}
                 for row in self.rows
             ],
             "modules": self.modules,

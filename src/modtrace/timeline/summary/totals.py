@@ -11,6 +11,7 @@ from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks
 from ..slices import FORWARD, PHASES, RECOMPUTE, Columns
 from .device_summary import summarize_device
+from .memory_summary import summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
 from .overview import describe_recording
@@ -70,14 +71,21 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     by_phase = [times[phase] for phase in range(len(PHASES)) for times in (total_ns, phase_self_ns)]
     numbers = [calls, *by_phase, p50_ns, p95_ns]
     called, first = np.unique(group, return_index=True)
+    order = called[np.argsort(first)].tolist()
+    memory = summarize_memory(timeline, groups, order)
     rows = [
         ModuleTimes(
             groups.fqns[index],
             groups.classes[index],
             *(int(counted[index]) for counted in numbers),
         )
-        for index in called[np.argsort(first)].tolist()
+        for index in order
     ]
+    if memory is not None:
+        rows = [
+            row._replace(retained_bytes=took.retained_bytes, peak_bytes=took.peak_bytes)
+            for row, took in zip(rows, memory.rows, strict=True)
+        ]
     incomplete = int(np.count_nonzero(~columns.complete))
     return Summary(
         rows,
@@ -92,6 +100,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
         step_parts=divide_steps(timeline, step_by),
         units=measure_units(timeline, step_by),
         outside=divide_outside(timeline, step_by),
+        memory=memory,
     )
 
 

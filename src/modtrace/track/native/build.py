@@ -30,7 +30,7 @@ from .library import FAILURE, HINT, find_library, forget_loaded, is_built, nativ
 __all__ = ["UNITS", "WORK_PREFIX", "build", "build_if_missing", "compile_library", "missing_compiler"]
 
 UNITS = {
-    "calls": ("-O3", ("backward.cpp", "module.cpp", "module_calls.cpp", "ranges.cpp", "ring_writer.cpp")),
+    "calls": ("-O3", ("backward.cpp", "memory.cpp", "module.cpp", "module_calls.cpp", "ranges.cpp", "ring_writer.cpp")),
     "collectives": ("-O2", ("collectives.cpp", "collective_waits.cpp")),
     "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType, ModuleType
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from ...ring import Kind, Ring
-from ...ring.slot_format import BACKWARD_PASS_BITS, CALL_KEY_BITS, KIND_SHIFT, NO_NAME
+from ...ring.slot_format import ALLOCATED, BACKWARD_PASS_BITS, CALL_KEY_BITS, KIND_SHIFT, NO_NAME, REFUSED
 from ..call_patch import RUN_BACKWARD, Patch, WrappedFunction
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
@@ -22,7 +23,7 @@ from ..ranges import RangeRecorder
 from .device_times import DeviceChoice, NativeDeviceTimes
 from .library import load
 
-__all__ = ["NativeEngine"]
+__all__ = ["NativeEngine", "say_no_memory"]
 
 
 class NativeEngine:
@@ -35,6 +36,7 @@ class NativeEngine:
         strip_wrappers: see `ModuleNames`.
         device: which calls get events of the device; None: none do.
         ranges: note ranges and garbage collections.
+        memory: count what tensors hold on the CPU.
 
     Raises:
         EngineError: it is not built for this torch.
@@ -50,10 +52,12 @@ class NativeEngine:
         strip_wrappers: bool = True,
         device: DeviceChoice | None = None,
         ranges: bool = False,
+        memory: bool = False,
     ) -> None:
         self._native: ModuleType = load()
         self._ring = ring
         self._on_error = on_error
+        self._memory = memory
         self._sync = SyncMarks(self, ring.names)
         self._module_names = ModuleNames(ring.names, model, self._native.forget_module, strip_wrappers=strip_wrappers)
         self._reruns = CheckpointReruns()
@@ -85,6 +89,8 @@ class NativeEngine:
             self._reruns.runs_again,
             None if self._ranges is None else self._ranges.name_id,
         )
+        if self._memory and not self._native.start_memory(ring.names.text(ALLOCATED), ring.names.text(REFUSED)):
+            say_no_memory("another allocator than torch's has taken its place on the CPU")
         for patch in _patches(self._native):
             patch.install(self)
         self._collectives.start()
@@ -139,6 +145,11 @@ class NativeEngine:
 
     def _add_thread(self, torch_thread_id: int) -> int:
         return self._ring.names.thread(*describe_thread(), torch_thread_id)
+
+
+def say_no_memory(reason: str) -> None:
+    """Log why a recording does not count memory; it goes on without."""
+    logging.getLogger("modtrace").warning("memory: %s; the recording goes on without", reason)
 
 
 def _compiled_pass() -> int:

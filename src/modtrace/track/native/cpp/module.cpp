@@ -14,6 +14,7 @@
 #include "backward.h"
 #include "collectives.h"
 #include "device/calls.h"
+#include "memory.h"
 #include "module_calls.h"
 #include "ranges.h"
 #include "ring_writer.h"
@@ -195,6 +196,7 @@ PyObject* py_start(PyObject*, PyObject* args) {
 
 // Waits for the threads that are writing, and gives the ring back.
 void end_session(Session& session) {
+  stop_memory();
   engine.ranges_active.store(false);
   abandon_backward_passes();
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) {
@@ -257,6 +259,10 @@ PyMethodDef methods[] = {
     {"begin_capture", begin_capture, METH_NOARGS,
      "begin_capture(): torch captures a graph; nothing is recorded, and nothing asked, until end_capture()."},
     {"end_capture", end_capture, METH_NOARGS, "end_capture(): it is captured."},
+    {"start_memory", start_memory, METH_VARARGS,
+     "start_memory(text, refused_text): count what tensors hold on the CPU until stop(), and write it before other "
+     "events,\n"
+     "as counters of the first text, and what could not be allocated as one of the second; False where it cannot be."},
     {"write_event", py_write_event, METH_VARARGS, "write_event(meta, value): write one event of this thread."},
     {"on_collection", py_on_collection, METH_VARARGS, "on_collection(phase, info): a callback of Python's gc."},
     {"last_call", py_last_call, METH_NOARGS,

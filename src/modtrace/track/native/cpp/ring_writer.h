@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "engine_state.h"
+#include "memory.h"
 
 namespace modtrace {
 
@@ -32,15 +33,26 @@ inline void write_slot(Session& session, uint64_t serial, int64_t meta, int64_t 
   slot.stamp.store(static_cast<int64_t>(serial + 1), std::memory_order_release);
 }
 
+// Meta of a sample of memory on the thread of this meta.
+inline int64_t sample_meta(int64_t meta) {
+  return memory.sample_meta.load(std::memory_order_relaxed) |
+         (meta & static_cast<int64_t>(kThreadMask << kThreadShift));
+}
+
 // Writes from a thread that holds the interpreter's lock, which `stop` needs too.
 inline void write_with_gil(Session& session, int64_t meta, int64_t value) {
+  if (C10_UNLIKELY(memory.counting.load(std::memory_order_relaxed))) {
+    sample_memory([&](int64_t bytes) {
+      write_slot(session, engine.next_serial.fetch_add(1, std::memory_order_relaxed), sample_meta(meta), bytes);
+    });
+  }
   write_slot(session, engine.next_serial.fetch_add(1, std::memory_order_relaxed), meta, value);
 }
 
 // Writes from a thread that does not hold the interpreter's lock, into the session of this generation only. `meta` has
 // the thread's number. `stop` waits for those that are busy.
-inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value,
-                              const int64_t* time = nullptr) {
+inline void write_one_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value,
+                                  const int64_t* time = nullptr) {
   // Without a session to write to it must not take a serial: the reader would miss an event.
   if (C10_UNLIKELY(generation != current_generation())) return;
   thread.busy.store(true, std::memory_order_relaxed);
@@ -54,6 +66,15 @@ inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t 
     write_slot(*session, serial, meta, value, time);
   }
   thread.busy.store(false, std::memory_order_release);
+}
+
+// The same, after a sample of memory where that is counted. An event of an earlier time has none.
+inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value,
+                              const int64_t* time = nullptr) {
+  if (C10_UNLIKELY(memory.counting.load(std::memory_order_relaxed)) && time == nullptr) {
+    sample_memory([&](int64_t bytes) { write_one_without_gil(thread, generation, sample_meta(meta), bytes); });
+  }
+  write_one_without_gil(thread, generation, meta, value, time);
 }
 
 // The same for a thread of the running session; `meta` without its number.

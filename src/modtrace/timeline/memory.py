@@ -1,0 +1,126 @@
+"""What calls took and kept of memory, in a recording that counted what tensors hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from .._typing import BoolArray, Int64Array
+from ..ring.slot_format import ALLOCATED, REFUSED
+from .contents import CounterSeries
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+__all__ = ["CallMemory", "Holders", "find_holders", "format_bytes", "measure_calls", "peaks_of"]
+
+
+class CallMemory(NamedTuple):
+    """What each span of modules took, in bytes; arrays with one entry per span.
+
+    Attributes:
+        known: bool, whether it was counted from the begin to the end.
+        retained: int64, what tensors held at its end less what they held at its begin.
+        peak: int64, the most that they held inside it less what they held at its begin.
+    """
+
+    known: BoolArray
+    retained: Int64Array
+    peak: Int64Array
+
+
+class Holders(NamedTuple):
+    """Who held memory at one moment, in bytes.
+
+    Attributes:
+        time_ns: the moment, Unix nanoseconds.
+        held: what tensors held together.
+        step_begin_ns: when the step began in which it lies.
+        by_name: what the calls of that step hold by then, by index into `Timeline.names`: what each kept outside of
+            inner calls, less what was freed in its backward. Together with what else is held they sum to `held`.
+        refused: what could not be allocated then; None if this is not about that.
+    """
+
+    time_ns: int
+    held: int
+    step_begin_ns: int
+    by_name: dict[int, int]
+    refused: int | None = None
+
+
+def measure_calls(timeline: Timeline) -> CallMemory | None:
+    """Return what each span of `timeline.columns` took; None if nothing was counted."""
+    columns, found = timeline.columns, None
+    for series, own in _counted(timeline):
+        found = found or CallMemory(
+            np.zeros(len(columns), np.bool_), np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
+        )
+        first = _sample_at(series, columns.start)
+        rows = np.flatnonzero(own & columns.complete & (first >= 0))
+        first, last = first[rows], _sample_at(series, columns.end[rows])
+        bounds = np.column_stack([first, last + 1]).ravel()
+        most = np.maximum.reduceat(np.append(series.value, 0), bounds)[::2] if len(rows) else first
+        found.known[rows] = True
+        found.retained[rows] = series.value[last] - series.value[first]
+        found.peak[rows] = most - series.value[first]
+    return found
+
+
+def find_holders(timeline: Timeline) -> Holders | None:
+    """Return who held memory when the first process that counted it held most; None if none did.
+
+    If an allocation failed, it is the moment of that one.
+    """
+    columns = timeline.columns
+    for series, own in _counted(timeline):
+        moment = int(series.value.argmax())
+        refused = next((c for c in timeline.counters if (c.name, c.process) == (REFUSED, series.process)), None)
+        if refused is not None and len(refused.time):
+            moment = max(int(_sample_at(series, refused.time[-1:])[0]), 0)
+        until = int(series.time[moment])
+        begin = max(
+            (mark.time_ns for mark in timeline.marks if mark.kind == "step" and mark.time_ns <= until), default=0
+        )
+        begin = max(begin, int(series.time[0]))
+        rows = np.flatnonzero(own & (columns.end > begin) & (columns.start <= until))
+        last = np.minimum(_sample_at(series, columns.end[rows]), moment)
+        kept = np.zeros(len(columns), np.int64)
+        kept[rows] = series.value[last] - series.value[_sample_at(series, np.maximum(columns.start[rows], begin))]
+        inner = rows[columns.parent[rows] >= 0]
+        itself = kept.copy()
+        np.subtract.at(itself, columns.parent[inner], kept[inner])
+        by_name = np.bincount(columns.name[rows], itself[rows], len(timeline.names)).astype(np.int64)
+        names = np.flatnonzero(by_name > 0)
+        names = names[np.argsort(-by_name[names], kind="stable")].tolist()
+        asked = None if refused is None or not len(refused.value) else int(refused.value[-1])
+        return Holders(until, int(series.value[moment]), begin, {name: int(by_name[name]) for name in names}, asked)
+    return None
+
+
+def peaks_of(counters: Sequence[CounterSeries]) -> list[tuple[int, str]]:
+    """Return when the tensors of each process held most, Unix nanoseconds, and a text that says how much."""
+    peaks = [(c, int(c.value.argmax())) for c in counters if c.name == ALLOCATED and len(c.time)]
+    return [(int(c.time[at]), f"most allocated: {format_bytes(int(c.value[at]))}") for c, at in peaks]
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes for people: `1.21 GiB`."""
+    if abs(count) < 1 << 10:
+        return f"{count} B"
+    power = min((abs(count).bit_length() - 1) // 10, 4)
+    return f"{count / (1 << 10 * power):.2f} {'KMGT'[power - 1]}iB"
+
+
+def _counted(timeline: Timeline) -> Iterator[tuple[CounterSeries, BoolArray]]:
+    """Yield the samples of each process that counted, and which spans are on its threads."""
+    for series in timeline.counters:
+        if series.name == ALLOCATED and len(series.time):
+            of_process = [track.process == series.process and track.device is None for track in timeline.tracks]
+            yield series, np.array(of_process, np.bool_)[timeline.columns.track]
+
+
+def _sample_at(series: CounterSeries, time: Int64Array) -> Int64Array:
+    """Return the index of the last sample up to each time: an event follows its sample. -1 if there is none."""
+    return np.searchsorted(series.time, time, side="right") - 1

@@ -1,0 +1,172 @@
+"""What modules took and kept of memory, and who held it at the peak: rows and tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..._tables import CellKind, Table, to_text, without_columns
+from ..._terminal import counted, wrapped
+from ..._typing import BoolArray, Int64Array
+from ..memory import find_holders, format_bytes, measure_calls
+from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE
+from .module_rows import Groups
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+
+__all__ = ["Holder", "MemoryModule", "MemorySummary", "memory_tables", "render_memory", "summarize_memory"]
+
+
+class MemoryModule(NamedTuple):
+    """What one module took of memory, in bytes; None if no call of that phase was counted from begin to end.
+
+    Attributes:
+        fqn: the module's fully qualified name; empty in a summary by class.
+        module_class: the name of its class.
+        retained_bytes: what a forward call kept: held at its end less held at its begin; of the calls the median, the
+            lower one of two in the middle.
+        retained_recompute_bytes: the same of what a checkpoint ran again.
+        peak_bytes: the most held inside a call, or a span of backward, less held at its begin; of all phases.
+        peak_forward_bytes: of it, in forward.
+        peak_backward_bytes: of it, in backward.
+        peak_recompute_bytes: of it, in recompute.
+    """
+
+    fqn: str
+    module_class: str
+    retained_bytes: int | None
+    retained_recompute_bytes: int | None
+    peak_bytes: int | None
+    peak_forward_bytes: int | None
+    peak_backward_bytes: int | None
+    peak_recompute_bytes: int | None
+
+
+class Holder(NamedTuple):
+    """What one module held at the peak.
+
+    Attributes:
+        fqn: its fully qualified name, or `other`: what was held before the step, and outside of modules.
+        bytes: what its own calls in that step kept by then, outside of inner ones.
+    """
+
+    fqn: str
+    bytes: int
+
+
+class MemorySummary(NamedTuple):
+    """What tensors held on the CPU, in bytes, of what was allocated while the process recorded.
+
+    Attributes:
+        rows: a row per module or class, in the order of the summary's.
+        peak_bytes: the most that they held at once, or if an allocation failed what they held then.
+        peak_ns: when, Unix nanoseconds.
+        refused_bytes: what was asked for and could not be allocated; None if that never was.
+        holders: who held it, largest first, `other` last: they sum to `peak_bytes`.
+    """
+
+    rows: tuple[MemoryModule, ...]
+    peak_bytes: int
+    peak_ns: int
+    refused_bytes: int | None
+    holders: tuple[Holder, ...]
+
+
+def summarize_memory(timeline: Timeline, groups: Groups, order: list[int]) -> MemorySummary | None:
+    """Return what modules took; None if the timeline does not say.
+
+    Args:
+        timeline: without spans of GPUs.
+        groups: what has a row.
+        order: the groups that have one.
+    """
+    calls, held = measure_calls(timeline), find_holders(timeline)
+    if calls is None or held is None:
+        return None
+    columns = timeline.columns
+    group = groups.of_name[columns.name]
+    phases = [calls.known & (columns.phase == phase) for phase in range(len(PHASES))]
+    retained = {phase: _medians(calls.retained, group, phases[phase]) for phase in (FORWARD, RECOMPUTE)}
+    peaks = [_largest(calls.peak, group, chosen) for chosen in (calls.known, *phases)]
+    rows = tuple(
+        MemoryModule(
+            groups.fqns[index],
+            groups.classes[index],
+            retained[FORWARD].get(index),
+            retained[RECOMPUTE].get(index),
+            *(peak.get(index) for peak in (peaks[0], peaks[1 + FORWARD], peaks[1 + BACKWARD], peaks[1 + RECOMPUTE])),
+        )
+        for index in order
+    )
+    by_fqn: dict[str, int] = {}
+    for name, count in held.by_name.items():
+        by_fqn[timeline.names[name].fqn] = by_fqn.get(timeline.names[name].fqn, 0) + count
+    holders = [Holder(fqn, count) for fqn, count in sorted(by_fqn.items(), key=lambda item: -item[1])]
+    other = Holder("other", held.held - sum(by_fqn.values()))
+    return MemorySummary(rows, held.held, held.time_ns, held.refused, (*holders, other))
+
+
+def _medians(value: Int64Array, group: Int64Array, chosen: BoolArray) -> dict[int, int]:
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.lexsort((value[rows], group[rows]))]
+    found, first, count = np.unique(group[rows], return_index=True, return_counts=True)
+    return dict(zip(found.tolist(), value[rows[first + (count - 1) // 2]].tolist(), strict=True))
+
+
+def _largest(value: Int64Array, group: Int64Array, chosen: BoolArray) -> dict[int, int]:
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.lexsort((-value[rows], group[rows]))]
+    found, first = np.unique(group[rows], return_index=True)
+    return dict(zip(found.tolist(), value[rows[first]].tolist(), strict=True))
+
+
+_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("module", "fqn", 0),
+    ("class", "module_class", 6),
+    ("retained", "retained_bytes", 0),
+    ("in recompute", "retained_recompute_bytes", 4),
+    ("peak inside", "peak_bytes", 0),
+    ("forward", "peak_forward_bytes", 2),
+    ("backward", "peak_backward_bytes", 1),
+    ("recompute", "peak_recompute_bytes", 3),
+)
+"""Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
+_HOLDERS = 10
+_NOTE = (
+    "retained: held at the end of a call less at its begin, median; peak inside: the most held inside less at its begin"
+)
+
+
+def memory_tables(memory: MemorySummary) -> tuple[Table, Table]:
+    """Return the table of modules, the one with the highest peak first, and that of who held memory at the peak."""
+    shown = [column for column in _COLUMNS if any(getattr(row, column[1]) not in {None, ""} for row in memory.rows)]
+    cells = [
+        [value if isinstance(value, str) else "" if value is None else format_bytes(value) for value in values]
+        for row in sorted(memory.rows, key=lambda row: row.peak_bytes or 0, reverse=True)
+        for values in [[getattr(row, field) for _, field, _ in shown]]
+    ]
+    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in shown]
+    modules = Table([heading for heading, _, _ in shown], cells, kinds, [rank for _, _, rank in shown])
+    whole = memory.peak_bytes or 1
+    shares = [[h.fqn, format_bytes(h.bytes), f"{100 * h.bytes / whole:.1f}"] for h in memory.holders]
+    return modules, Table(["held at the peak by", "bytes", "%"], shares, ["name", "number", "number"], [0, 0, 0])
+
+
+def render_memory(memory: MemorySummary | None, limit: int | None = None, width: int | None = None) -> str:
+    """Return the tables of modules and of who held most; nothing if memory was not counted."""
+    if memory is None:
+        return ""
+    modules, holders = memory_tables(memory)
+    table, _ = without_columns(modules.first_rows(limit), width)
+    lines = to_text(table, width)
+    if len(table.rows) < len(memory.rows):
+        lines.append(counted(len(memory.rows) - len(table.rows), "more module"))
+    lines += [*wrapped(_NOTE, width), ""]
+    between = memory.holders[_HOLDERS:-1]
+    rest = [["more modules", format_bytes(sum(h.bytes for h in between)), ""]] if between else []
+    rows = [*holders.rows[:-1][:_HOLDERS], *rest, holders.rows[-1]]
+    lines += to_text(holders._replace(rows=rows), width)
+    lines += wrapped(f"together {format_bytes(memory.peak_bytes)}; other: held before the step, or by no module", width)
+    return "\n".join(lines)

@@ -1,0 +1,47 @@
+// The bytes that tensors hold on the CPU, counted by an allocator around torch's.
+//
+// The allocator is put in once per process and stays. A recording turns its counting on and off: a block that is
+// allocated meanwhile is counted until it is freed, whenever that is; any other block is torch's alone.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "py_ref.h"
+
+namespace modtrace {
+
+struct MemoryCounts {
+  std::atomic<bool> counting{false};     // whether new blocks are counted, and events have samples before them
+  std::atomic<int64_t> live{0};          // bytes of the counted blocks that are not freed
+  std::atomic<int64_t> most{0};          // the most of them since the last sample
+  std::atomic<int64_t> sampled{0};       // of them at the last sample
+  std::atomic<int64_t> sample_meta{0};   // meta of a sample, without the thread
+  std::atomic<int64_t> refused_meta{0};  // meta of an event for bytes that could not be allocated
+};
+
+inline MemoryCounts memory;
+
+// Samples the counts if they changed since the last sample: the most bytes since then if that is above both, and the
+// bytes now. `write` takes a number of bytes.
+template <class Write>
+void sample_memory(const Write& write) {
+  const int64_t live = memory.live.load(std::memory_order_relaxed);
+  if (memory.sampled.load(std::memory_order_relaxed) == live && memory.most.load(std::memory_order_relaxed) == live) {
+    return;
+  }
+  const int64_t before = memory.sampled.exchange(live), most = memory.most.exchange(live);
+  if (most > std::max(live, before)) write(most);
+  if (most > std::max(live, before) || live != before) write(live);
+}
+
+// start_memory(text, refused_text): count from now on in the session that runs, and write counters with these texts.
+// False where the CPU's allocator is another's, which cannot be wrapped.
+PyObject* start_memory(PyObject*, PyObject* args);
+
+// Where a session ends.
+inline void stop_memory() { memory.counting.store(false); }
+
+}  // namespace modtrace
