@@ -14,6 +14,7 @@ from .._terminal import is_terminal, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import ProgressColumn
 
     from ..formats.trace_file import Progress
     from ..record_options import EngineName
@@ -61,12 +62,10 @@ def show_count(what: str, total: int) -> Iterator[Callable[[int], object] | None
     if not is_terminal(sys.stderr):
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import MofNCompleteColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda count: bar.update(task, advance=count)
+    with _bar(what, total, MofNCompleteColumn()) as advance:
+        yield advance
 
 
 @contextmanager
@@ -75,10 +74,17 @@ def show_reading(path: str) -> Iterator[Progress | None]:
     if not is_terminal(sys.stderr) or not os.path.isfile(path):
         yield None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import DownloadColumn
 
-    name = TextColumn("{task.description}", markup=False)
-    columns = (name, BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with _bar(os.path.basename(path), os.path.getsize(path), DownloadColumn()) as advance:
+        yield advance
+
+
+@contextmanager
+def _bar(what: str, total: int, count: ProgressColumn) -> Iterator[Callable[[int], None]]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
-        task = bar.add_task(printable(os.path.basename(path)), total=os.path.getsize(path))
-        yield lambda count: bar.update(task, advance=count)
+        task = bar.add_task(printable(what), total=total)
+        yield lambda done: bar.update(task, advance=done)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -320,41 +321,29 @@ class EventCollector:
     def events(self) -> ProfilerEvents:
         """Return the columns."""
         self._take_pending()
-        tables = self._tables
-        ops, plain_ops, nodes = tables.ops.take_rows(), tables.plain_ops.take_rows(), tables.nodes.take_rows()
-        launches, modules, regions = tables.launches.take_rows(), tables.modules.take_rows(), tables.regions.take_rows()
-        syncs, windows = tables.syncs.take_rows(), tables.windows.take_rows()
+        tables: dict[str, Any] = {name: table.take_rows() for name, table in vars(self._tables).items()}
+        syncs, windows = tables.pop("syncs"), tables.pop("windows")
         ends = microseconds_to_ns(np.array([self._first, self._last] if self._first <= self._last else [1.0, 0.0]))
         # What only a process has, and no device.
-        of_cpu = np.concatenate([rows.track for rows in (ops, plain_ops, nodes, launches, modules, regions)])
-        by_track = np.bincount(of_cpu, minlength=len(self._tracks))
-        pids: dict[int | str, int] = {}
+        of_cpu = ("ops", "plain_ops", "nodes", "launches", "modules", "regions")
+        by_track = np.bincount(np.concatenate([tables[name].track for name in of_cpu]), minlength=len(self._tracks))
+        pids = Counter[int | str]()
         for (pid, _), track in self._tracks.items():
-            pids[pid] = pids.get(pid, 0) + int(by_track[track])
-        sync_times: dict[str, list[tuple[int, int]]] = {name: [] for name in self._sync_names}
-        sync_names = list(sync_times)
+            pids[pid] += int(by_track[track])
+        sync_times: dict[str, list[tuple[int, int]]] = {}
+        sync_names = list(self._sync_names)
         for name, start, end in zip(syncs.name.tolist(), syncs.start.tolist(), syncs.end.tolist(), strict=True):
-            sync_times[sync_names[name]].append((start, end))
+            sync_times.setdefault(sync_names[name], []).append((start, end))
         return ProfilerEvents(
+            **tables,
             tracks=list(self._tracks),
             thread_names=self._thread_names,
             process_names=self._process_names,
             sort_indexes=self._sort_indexes,
-            ops=ops,
-            plain_ops=plain_ops,
-            nodes=nodes,
-            launches=launches,
-            captures=tables.captures.take_rows(),
-            work=tables.work.take_rows(),
-            collectives=tables.collectives.take_rows(),
-            cpu_collectives=tables.cpu_collectives.take_rows(),
             collective_names=list(self._collective_names),
-            regions=regions,
             region_names=list(self._region_names),
-            modules=modules,
-            steps=tables.steps.take_rows(),
             module_names=list(self._module_names),
-            syncs={name: times for name, times in sync_times.items() if times},
+            syncs=sync_times,
             flows=self._flows.columns(),
             first=int(ends[0]),
             last=int(ends[1]),

@@ -7,21 +7,23 @@ attributes, and the output gets the new tracks.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .._errors import WriteError
 from .._version import __version__
-from ..formats.event_stream import Chunk, EventStream, garbage_collection_paused
+from ..formats.event_stream import EventStream, garbage_collection_paused
 from ..formats.merge_metadata import GPU_TABLE, refuse_merged
 from ..formats.trace_file import Progress, TraceFile
 from ..timeline import Summary, Timeline
 from ..write.atomic_file import Sink, atomic_writer
 from .event_collector import EventCollector
-from .event_columns import ProfilerEvents
 from .merged_json import JsonOutput
 from .overlay import Overlay, Trace, overlay
+
+if TYPE_CHECKING:
+    from .merged_perfetto import PacketOutput
 
 _Path = str | os.PathLike[str]
 
@@ -51,19 +53,6 @@ class MergeResult:
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.spans} spans above threads, {self.gpu_spans} above GPU streams"]
         return "\n".join([*lines, *([self.alignment] if self.alignment else []), *self.notes])
-
-
-class _Output(Protocol):
-    """Writes a merged trace in one format."""
-
-    def add(self, chunk: Chunk) -> None:
-        """Take some of the profiler's events."""
-
-    def notes(self) -> list[str]:
-        """Return what the user should know of the events that were taken."""
-
-    def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any]) -> None:
-        """Write the new tracks, and the metadata of the merge."""
 
 
 def merge_timeline(
@@ -101,7 +90,7 @@ def merge_timeline(
             return merged
 
 
-def _new_output(path: str, stream: EventStream, sink: Sink) -> _Output:
+def _new_output(path: str, stream: EventStream, sink: Sink) -> JsonOutput | PacketOutput:
     """Return what writes the format of a path's suffix."""
     if path.lower().endswith((".json", ".json.gz")):
         return JsonOutput(stream, sink)

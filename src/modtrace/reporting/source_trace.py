@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from ..timeline import Timeline
 from ..timeline.excerpt import choose_slowest, last_spans, slowest_steps
 from ..write.perfetto import write_perfetto
 from .clean_profile import clean_profile, cut_profile
-from .clean_timeline import clean_timeline, without_identity
+from .clean_timeline import clean_metadata, clean_timeline, without_identity
 from .names import ReportNames
 
 
@@ -32,23 +33,6 @@ class TracePart(NamedTuple):
     data: bytes
     timeline: Timeline
     description: str | None
-
-
-class ReportSource(Protocol):
-    """What a report is made from; private things are already gone.
-
-    Attributes:
-        timeline: all of it.
-        count: how many spans or events it has.
-        notes: what the reader should know.
-    """
-
-    timeline: Timeline
-    count: int
-    notes: list[str]
-
-    def part(self, max_items: int) -> TracePart:
-        """Return the slowest steps that have at most `max_items` spans or events; without such, the last of these."""
 
 
 class TimelineSource:
@@ -78,9 +62,9 @@ class ProfileSource:
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: FileKind, names: ReportNames, folder: Path) -> None:
-        self._names, self._folder, self._kind = names, folder, kind
+        self._folder, self._kind = folder, kind
         self._clean = clean_profile(path, folder / "clean.json", names)
-        self.timeline = clean_timeline(load(self._clean.path), _Unchanged(names))
+        self.timeline = _without_notes(load(self._clean.path))
         self.count = len(self._clean.times)
         self.notes = list(self._clean.notes)
         if self._clean.dropped:
@@ -95,7 +79,7 @@ class ProfileSource:
             windows, description = self._slowest_steps(max_items) or self._last_events(max_items)
             path = self._folder / "part.json"
             cut_profile(self._clean, path, windows)
-            timeline = clean_timeline(load(path), _Unchanged(self._names))
+            timeline = _without_notes(load(path))
         if self._kind is FileKind.MERGED_JSON:
             return TracePart("trace.json.gz", gzip.compress(path.read_bytes(), 6, mtime=0), timeline, description)
         from ..profiler.merge import merge_timeline
@@ -126,28 +110,10 @@ class ProfileSource:
         return [(since, float("inf"))], f"the last {kept_ms:,.3f} ms of {all_ms:,.3f} ms"
 
 
-class _Unchanged(ReportNames):
-    """Names that were replaced before: aliases of aliases would be different ones."""
+ReportSource: TypeAlias = TimelineSource | ProfileSource
+"""What a report is made from; private things are already gone."""
 
-    def __init__(self, names: ReportNames) -> None:
-        super().__init__(names.text)
 
-    def thread(self, thread: str) -> str:
-        """Return the name."""
-        return thread
-
-    def mark(self, text: str) -> str:
-        """Return the text."""
-        return text
-
-    def counter(self, text: str) -> str:
-        """Return the name or unit."""
-        return text
-
-    def collective(self, operator: str) -> str:
-        """Return the operator."""
-        return operator
-
-    def group(self, text: str) -> str:
-        """Return the name or description."""
-        return text
+def _without_notes(timeline: Timeline) -> Timeline:
+    """Return the timeline of a copy, in which all texts are replaced, without what reading it says of its file."""
+    return replace(timeline, metadata=clean_metadata(timeline.metadata))
