@@ -56,6 +56,7 @@ class RecordOptions(TypedDict, total=False):
     device_depth: int | None
     device_modules: str | None
     ranges: bool
+    flops: bool
     workers: bool
     keep: int
 
@@ -209,6 +210,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("device_depth", _positive, "Choose calls with fewer than N around them (2, unless by name).", "N"),
     Option("device_modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
     Option("ranges", _flag, "Record named ranges: data loading, optimizer, your own.", None, True),
+    Option("flops", _flag, "Count the FLOPs of each module, in the first step.", None, False),
     Option("workers", _flag, "Also record what the workers of a DataLoader do.", None, False),
     Option("keep", _count, "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
 )

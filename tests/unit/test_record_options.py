@@ -34,6 +34,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "device_depth": ("3", 3),
     "device_modules": ("GPT.blocks.*", "GPT.blocks.*"),
     "ranges": ("false", False),
+    "flops": ("1", True),
     "workers": ("1", True),
     "keep": ("0", 0),
 }

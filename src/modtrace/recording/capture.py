@@ -50,6 +50,7 @@ class Capture:
         device: which calls get device times, or None.
         ranges: note ranges.
         memory: count what tensors hold.
+        flops: count operators.
         sampler: what is sampled at calls.
         stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
         keep: how many rings of ended processes to keep.
@@ -78,6 +79,7 @@ class Capture:
         device: DeviceChoice | None,
         ranges: bool,
         memory: bool,
+        flops: bool,
         sampler: Sampler,
         stacks_on_signal: int | None,
         keep: int,
@@ -98,7 +100,7 @@ class Capture:
                 os.unlink(self.ring.path)
                 raise
         alive = model() if isinstance(model, weakref.ref) else model
-        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers, device, ranges, memory)
+        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers, device, ranges, memory, flops)
         self._sampler = sampler
         self._clocks = JobClocks(self.ring.names)
         self._regions = regions

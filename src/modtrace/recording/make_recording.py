@@ -42,6 +42,7 @@ def record(
     device_depth: int | None = None,
     device_modules: str | None = None,
     ranges: bool = True,
+    flops: bool = False,
     workers: bool = False,
     keep: int = 3,
 ) -> Recording:
@@ -91,6 +92,9 @@ def record(
         ranges: also record named ranges: what `torch.profiler.record_function` names, in torch and in your code,
             without a profiler, and clipping, scalers, schedulers, compilations, `torch.save` and `torch.load`; with the
             native engine also garbage collections of at least 0.1 ms.
+        flops: also count the FLOPs of matrix products, convolutions, attention and what `register_flop_formula` of
+            torch has a formula for: at the first outermost call of a module with inputs of such shapes, until its
+            backward is over. Calls that are alike have the same. It needs the native engine.
         workers: also record what the worker processes of a `DataLoader` do that start while it runs: fetches, ranges
             and modules, each worker as a process of the timeline.
         keep: how many rings of ended processes to keep under numbers; older ones are removed.
@@ -115,6 +119,8 @@ def record(
         check_signal(stacks_on_signal, ring)
     if type(keep) is not int or keep < 0:
         raise RecordingError(f"keep is {keep!r}; it must be a whole number, 0 or more")
+    if flops and engine == "python":
+        raise RecordingError("flops needs the native engine; give engine='native' or 'auto'")
     if workers and schedule is not None:
         raise RecordingError("workers are recorded without a schedule only")
     if memory and engine == "python":
@@ -130,6 +136,7 @@ def record(
         device=device,
         ranges=ranges,
         memory=memory,
+        flops=flops,
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
         keep=keep,

@@ -20,7 +20,7 @@ from ..timeline import (
     Track,
 )
 from ..timeline.collectives import CollectiveDetails
-from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS
+from ..timeline.contents import BACKWARD_PASSES, FLOPS, STEPS_END_WITH, TRACK_KINDS
 from ..timeline.gpu_tracks import DEVICE_METADATA
 from ..timeline.rewrite import move_times, replace_processes
 from .names import ReportNames
@@ -166,7 +166,10 @@ def _clean_args(args: Mapping[str, str], names: ReportNames) -> dict[str, str]:
     cleaned = {
         "shapes": _clean_shapes(args.get("shapes")),
         "compiled_modules": None if compiled is None else names.inner_modules(compiled),
-        **{name: args.get(name) if args.get(name, "").isdecimal() else None for name in ("generation", "collected")},
+        **{
+            name: args.get(name) if args.get(name, "").isdecimal() else None
+            for name in ("generation", "collected", FLOPS)
+        },
     }
     return {name: text for name, text in cleaned.items() if text}
 

@@ -38,6 +38,7 @@ __all__ = [
     "DEVICE_TIME_BITS",
     "DEVICE_TIME_MASK",
     "EVENT_NUMBER_MASK",
+    "FLOP_KINDS",
     "FORWARD_THREAD_BITS",
     "FORWARD_THREAD_MASK",
     "FORWARD_THREAD_SHIFT",
@@ -225,6 +226,14 @@ class Kind(IntEnum):
     objects collected · generation; no name."""
     EVAL_ENTER = 32
     """Instead of a FORWARD_ENTER: a call begins that is in no other call, and its module is in eval mode."""
+    OPERATOR = 33
+    """An operator that has a formula ran on this thread, in no other one. Value: its FLOPs, -1 if they are not known;
+    name: a text, see `operator_text`."""
+    COUNTING = 34
+    """From now on operators are counted, or are not any more. Value: 1 or 0; no name."""
+    INPUTS = 35
+    """The call entered just before on this thread is outermost. Value: number of its module, modes and shapes of
+    inputs, the same for calls that are alike; no name."""
     RANGE_BEGIN = 40
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41
@@ -240,6 +249,8 @@ COMMUNICATION_KINDS = (
 """The kinds that say what a thread does of torch.distributed; no module's and no node's."""
 RANGE_KINDS = (Kind.RANGE_BEGIN, Kind.RANGE_END)
 """The kinds that say in which named range a thread is; no module's and no node's."""
+FLOP_KINDS = (Kind.OPERATOR, Kind.COUNTING, Kind.INPUTS)
+"""The kinds that say what operators cost; no module's and no node's either."""
 _DEVICE_READER_KINDS = (Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM, Kind.DEVICE_PENDING)
 DEVICE_KINDS = (Kind.DEVICE_QUEUED, *_DEVICE_READER_KINDS)
 """The kinds that say when a device came by; no module's and no node's either."""

@@ -29,7 +29,7 @@ from .slot_format import (
 __all__ = ["SlotSnapshot", "validate"]
 
 _CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
-_TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES, *COMMUNICATION_KINDS, *RANGE_KINDS)
+_TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES, Kind.OPERATOR, *COMMUNICATION_KINDS, *RANGE_KINDS)
 
 _MAX_TIME_NS = 1 << 61
 """Times from here on are damage: sums of a few must fit 64 bits."""

@@ -13,6 +13,7 @@ __all__ = [
     "BACKWARD_PASSES",
     "COMMUNICATION",
     "COMPILED_CLASS",
+    "FLOPS",
     "GPU",
     "MISSING_BYTES",
     "PASSES",
@@ -21,6 +22,7 @@ __all__ = [
     "REGION_CLASS",
     "STEPS_END_WITH",
     "TRACK_KINDS",
+    "UNKNOWN_FLOPS",
     "WHOLE_RUN",
     "BackwardPass",
     "CounterSeries",
@@ -46,6 +48,10 @@ STEPS_END_WITH, BACKWARD_PASSES = "steps_end_with", "backward passes"
 WHOLE_RUN = "whole_run"
 """In a timeline's metadata: the `steps`, `spans` and `seconds` of the recording of which a ring kept the end, and the
 `kept_steps`; None for what the ring does not know."""
+
+FLOPS, UNKNOWN_FLOPS = "flops", "unknown"
+"""The arg of a span that holds its FLOPs, and its value where they are unknown; in a timeline's metadata, if operators
+were counted: when, and what could not be."""
 
 MISSING_BYTES = "missing_bytes"
 """In a timeline's metadata: what was cut off the end of its ring's file."""

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from torch import nn
 
+from .._errors import EngineError
 from ..record_options import EngineName
 from ..ring import Ring
 from .compiled_regions import CompiledBackward
@@ -68,6 +69,7 @@ def make_engine(
     device: DeviceChoice | None = None,
     ranges: bool = False,
     memory: bool = False,
+    flops: bool = False,
 ) -> Engine:
     """Return an engine that was not started.
 
@@ -80,12 +82,15 @@ def make_engine(
         device: which calls get device times; None: none do. The portable engine says that it has none.
         ranges: note ranges.
         memory: count what tensors hold on the CPU. The portable engine says that it does not.
+        flops: count operators.
 
     Raises:
-        EngineError: the native engine is asked for and cannot be had.
+        EngineError: the native engine is asked for and cannot be had, or FLOPs are, which it alone counts.
     """
     if kind == "native":
-        return NativeEngine(ring, model, on_error, strip_wrappers, device, ranges, memory)
+        return NativeEngine(ring, model, on_error, strip_wrappers, device, ranges, memory, flops)
+    if flops:
+        raise EngineError("flops needs the native engine; `modtrace build` makes it, `modtrace doctor` says what lacks")
     if device is not None:
         say_no_device_times("the portable engine has none; `modtrace doctor` says why the native one does not record")
     if memory:

@@ -41,6 +41,13 @@ def _sort_keys() -> tuple[str, ...]:
     help="Column to sort by: self, total, p95, calls, name … [gpu if known, else self; total with --tree]",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
+@click.option("--flops", is_flag=True, help="Show FLOPs only: what modules cost, and how well they use the time.")
+@click.option(
+    "--peak-tflops",
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="The highest rate of the device, 10¹² FLOP/s, for MFU. [by its name]",
+)
 @click.option(
     "--memory", is_flag=True, help="Show memory only: what modules keep and take, and who holds it at the peak."
 )
@@ -66,6 +73,8 @@ def summary_command(
     steps: tuple[int | None, int | None] | None,
     step_by: str | None,
     memory: bool,
+    flops: bool,
+    peak_tflops: float | None,
 ) -> None:
     """Print what each module in TRACE took, and its slowest steps.
 
@@ -84,6 +93,10 @@ def summary_command(
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
     if memory and summary.memory is None:
         raise click.UsageError(f"{trace} has no memory; record with --memory, or record(memory=True).")
+    if flops and summary.flops is None:
+        raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
+    if peak_tflops is not None and summary.flops is not None:
+        summary = replace(summary, flops=summary.flops.with_peak(peak_tflops, summary.steps))
     console = make_console()
     if by == "step":
         if output_format == "table":
@@ -96,9 +109,13 @@ def summary_command(
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
-        if summary.memory is not None and not tree:
+        if summary.memory is not None and not tree and not flops:
             console.print(summary.memory_text(limit, console.width) + "\n" * (not memory), soft_wrap=True)
         if memory:
+            return
+        if summary.flops is not None and not tree:
+            console.print(summary.flops_text(limit, console.width) + "\n" * (not flops), soft_wrap=True)
+        if flops:
             return
         if summary.units and not tree:
             console.print(f"{summary.units_text(console.width)}\n", soft_wrap=True)

@@ -9,6 +9,7 @@ import numpy as np
 from ...ring import FIRST_STEP, Kind, RingSnapshot
 from ..contents import (
     BACKWARD_PASSES,
+    FLOPS,
     MISSING_BYTES,
     PASSES,
     STEPS_END_WITH,
@@ -27,6 +28,7 @@ from .analysis import RingAnalysis
 from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
 from .evaluation import find_evaluations
+from .flops import find_flops
 from .intervals import count_outside_runs, find_parents
 from .path_spans import clip_and_nest
 from .ranges import add_ranges
@@ -54,6 +56,7 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     communication, details = build_collectives(analysis)
     tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
     counters = _counters(analysis, process)
+    flops = find_flops(analysis, rows, track)
     timeline = Timeline(
         Slices.of(
             **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
@@ -80,8 +83,9 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
         metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
         | {WHOLE_RUN: _whole_run(analysis, len(rows["name"]))}
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
+        | ({} if flops is None else {FLOPS: flops.metadata})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
-        span_args=_find_span_args(analysis, rows),
+        span_args=_find_span_args(analysis, rows, {} if flops is None else flops.of_span),
     )
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
@@ -155,10 +159,10 @@ def _counters(analysis: RingAnalysis, process: Process) -> list[CounterSeries]:
     return counters
 
 
-def _find_span_args(analysis: RingAnalysis, rows: SpanRows) -> dict[int, Mapping[str, str]]:
+def _find_span_args(analysis: RingAnalysis, rows: SpanRows, flops: Mapping[int, str]) -> dict[int, Mapping[str, str]]:
     """Return what single spans hold beyond the fields that all have, by index of the span.
 
-    These are the shapes of a call's inputs, and the modules inside of what was compiled.
+    These are the shapes of a call's inputs, the modules inside of what was compiled, and its FLOPs.
     """
     args: dict[int, dict[str, str]] = {span: {"shapes": text} for span, text in _find_shapes(analysis, rows).items()}
     compiled = analysis.lookup.compiled
@@ -166,6 +170,8 @@ def _find_span_args(analysis: RingAnalysis, rows: SpanRows) -> dict[int, Mapping
         for span, name in enumerate(rows["name"].tolist()):
             if name in compiled:
                 args.setdefault(span, {})["compiled_modules"] = compiled[name]
+    for span, text in flops.items():
+        args.setdefault(span, {})[FLOPS] = text
     return dict(sorted(args.items()))
 
 

@@ -17,6 +17,7 @@ from ...ring.slot_format import (
     CALL_KEY_MASK,
     COMMUNICATION_KINDS,
     DEVICE_KINDS,
+    FLOP_KINDS,
     FORWARD_THREAD_SHIFT,
     GRAPH_TASK_MASK,
     NO_NAME,
@@ -37,7 +38,7 @@ A position is -1 if there is no such event.
 
 def is_core_event(events: Events) -> BoolArray:
     """Return which events are of modules, nodes, steps and marks, not of counters and other kinds of slices."""
-    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, Kind.COLLECTION, Kind.COUNTER)
+    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, *FLOP_KINDS, Kind.COLLECTION, Kind.COUNTER)
     return np.isin(events.kind, others, invert=True)
 
 

@@ -167,6 +167,7 @@ def build_span_rows(intervals: Intervals, call: Int64Array, original: Int64Array
         "end": join(intervals.end[calls], intervals.end[backward.last_node]),
         "start_position": join(intervals.start_position[calls], intervals.start_position[backward.first_node]),
         "end_position": join(intervals.end_position[calls], intervals.end_position[backward.last_node]),
+        "interval": join(calls, span_call),
         "name": join(intervals.name[calls], intervals.name[backward.call]),
         "phase": join(np.where(recompute, RECOMPUTE, FORWARD), np.full(len(span_call), BACKWARD)),
         "on_backward": join(in_backward, np.ones(len(span_call), np.bool_)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .device_summary import DeviceModule, DeviceSummary
+from .flop_summary import FlopModule, FlopSummary, StepFlops
 from .memory_summary import Holder, MemoryModule, MemorySummary
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, ModuleTimes
 from .module_summary import SORT_KEYS, Summary
@@ -19,6 +20,8 @@ __all__ = [
     "SORT_KEYS",
     "DeviceModule",
     "DeviceSummary",
+    "FlopModule",
+    "FlopSummary",
     "GpuStepTimes",
     "GpuTotals",
     "GroupBy",
@@ -28,6 +31,7 @@ __all__ = [
     "ModuleTimes",
     "Overview",
     "PartTimes",
+    "StepFlops",
     "StepParts",
     "StepTimes",
     "Summary",

@@ -48,6 +48,9 @@ class ModuleTimes(NamedTuple):
         step_p95_ns: of these totals, the one that 95 % of the steps do not exceed.
         retained_bytes: what a forward call kept, see `MemoryModule`; None if memory was not recorded.
         peak_bytes: the most that tensors held inside a call or backward, less what they held at its begin; the same.
+        flops_forward: FLOPs of forward, with inner modules, as for times; None if they were not counted or are unknown.
+        flops_backward: the same of backward.
+        flops_recompute: the same of recompute.
         kernels: kernels that the module itself launched.
         gpu_forward_ns: GPU time launched in forward, by it or its inner modules.
         gpu_forward_self_ns: of it, launched by itself.
@@ -77,6 +80,9 @@ class ModuleTimes(NamedTuple):
     step_p95_ns: int = 0
     retained_bytes: int | None = None
     peak_bytes: int | None = None
+    flops_forward: int | None = None
+    flops_backward: int | None = None
+    flops_recompute: int | None = None
     kernels: int = 0
     gpu_forward_ns: int = 0
     gpu_forward_self_ns: int = 0

@@ -16,6 +16,7 @@ from ..._tables import to_csv
 from ..._typing import AnyArray
 from . import render
 from .device_summary import DeviceModule, DeviceSummary, render_device
+from .flop_summary import FlopSummary, render_flops
 from .memory_summary import MemorySummary, render_memory
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview
@@ -56,6 +57,7 @@ class Summary:
         step_parts: each step in parts, and why a slow one was slow; in the order of `steps`.
         units: if steps are calls or ranges: percentiles of how long they took by name and thread, and how many there
             are per second; else empty.
+        flops: what modules and steps cost; None if no operators were counted.
         outside: the nanoseconds between such steps, by part, on all threads together.
         memory: what modules took and kept of memory; None if it was not recorded.
 
@@ -80,6 +82,7 @@ class Summary:
     units: Sequence[UnitTimes] = ()
     outside: Mapping[str, int] = field(default_factory=dict)
     memory: MemorySummary | None = None
+    flops: FlopSummary | None = None
 
     @property
     def parts(self) -> list[PartTimes]:
@@ -173,9 +176,9 @@ class Summary:
         """Return a NumPy array per column: what `pandas.DataFrame` or `polars.DataFrame` take.
 
         There is one for each field of `ModuleTimes` and for `total_ns`, `self_ns` and `mean_ns`: times are int64 ns,
-        names are objects, and so is what some rows do not have (bytes; None). What no row has is left out. If the
-        recording has device times, those of `DeviceModule` follow with `device_` before them, 0 for a module without
-        any.
+        names are objects, and so is what some rows do not have (bytes, FLOPs; None). What no row has is left out. If
+        the recording has device times, those of `DeviceModule` follow with `device_` before them, 0 for a module
+        without any.
         """
         fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *_DERIVED_FIELDS)
         columns: dict[str, AnyArray] = {
@@ -224,6 +227,10 @@ class Summary:
         It is empty if the recording has no memory.
         """
         return render_memory(self.memory, limit, width)
+
+    def flops_text(self, limit: int | None = None, width: int | None = None) -> str:
+        """Return what a step cost, and the table of the `limit` modules that cost most; empty if none was counted."""
+        return render_flops(self.flops, limit, width)
 
     def parts_text(self, width: int | None = None) -> str:
         """Return the table of the parts of a step, times in ms, and why the slowest steps were slow."""
@@ -275,6 +282,10 @@ class Summary:
         if self.memory is not None:
             values["memory"] = self.memory._asdict() | {
                 part: [row._asdict() for row in getattr(self.memory, part)] for part in ("rows", "holders")
+            }
+        if self.flops is not None:
+            values["flops"] = self.flops._asdict() | {
+                part: [one._asdict() for one in getattr(self.flops, part)] for part in ("rows", "by_step")
             }
         if self.overview is not None:
             totals = {operator: total._asdict() for operator, total in self.overview.communication.items()}

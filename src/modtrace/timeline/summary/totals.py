@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..._typing import Int64Array
+from ..._typing import BoolArray, Int64Array
 from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks
 from ..slices import FORWARD, PHASES, RECOMPUTE, Columns
 from .device_summary import summarize_device
+from .flop_summary import describe_flops, read_flops, with_flops
 from .memory_summary import summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
@@ -44,14 +45,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)[columns.track]
     inside = (columns.phase == RECOMPUTE) | (columns.phase == FORWARD) & on_backward
     timed = np.flatnonzero(outermost & ~inside)
-    total_ns = np.zeros((len(PHASES), len(groups)), np.int64)
-    np.add.at(total_ns, (columns.phase[timed], group[timed]), in_phase_ns[timed])
-    for phase in (FORWARD, RECOMPUTE):
-        calls_inside = np.flatnonzero(inside & (columns.phase == phase))
-        inner_group, _, inner_ns = _with_outer_groups(
-            columns, columns.step, groups, calls_inside, self_ns[calls_inside]
-        )
-        np.add.at(total_ns[phase], inner_group, inner_ns)
+    total_ns = _add_up(columns, groups, timed, inside, in_phase_ns, self_ns)
     phase_self_ns = np.zeros_like(total_ns)
     np.add.at(phase_self_ns, (columns.phase, group), self_ns)
     calls = np.bincount(group[columns.phase == FORWARD], minlength=len(groups))
@@ -59,6 +53,8 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     # Steps are those of one process; they say nothing about the spans of others.
     own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
     own = own & (~is_in_evaluation(timeline) if bounds.step_by == OPTIMIZER else step >= 0)
+    flops = read_flops(timeline)
+    total_flops = None if flops is None else _add_up(columns, groups, timed, inside, flops.total, flops.own)
     timed, calls_inside = timed[own[timed]], np.flatnonzero(inside & own)
     inner_group, inner_step, inner_ns = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
     p50_ns, p95_ns = median_and_p95_by_group(
@@ -86,6 +82,13 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
             row._replace(retained_bytes=took.retained_bytes, peak_bytes=took.peak_bytes)
             for row, took in zip(rows, memory.rows, strict=True)
         ]
+    costs = None
+    if flops is not None and total_flops is not None:
+        rows = with_flops(rows, total_flops[:, order], flops.is_unknown(columns, group, len(groups))[:, order])
+        self_flops = np.zeros(len(groups), np.int64)
+        np.add.at(self_flops, group, flops.own)
+        in_steps = flops.in_steps(columns, np.where(own, step, -1), [whole.step for whole in steps])
+        costs = describe_flops(timeline, rows, self_flops[order].tolist(), in_steps, steps, device)
     incomplete = int(np.count_nonzero(~columns.complete))
     return Summary(
         rows,
@@ -101,7 +104,30 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
         units=measure_units(timeline, step_by),
         outside=divide_outside(timeline, step_by),
         memory=memory,
+        flops=costs,
     )
+
+
+def _add_up(
+    columns: Columns, groups: Groups, timed: Int64Array, inside: BoolArray, in_phase: Int64Array, own: Int64Array
+) -> Int64Array:
+    """Return int64[phases, groups]: totals.
+
+    Args:
+        columns: the spans.
+        groups: what has a row.
+        timed: the outermost spans of each group, without those that ran inside backward.
+        inside: bool, per span whether it ran inside backward.
+        in_phase: of each span, with those of its phase inside it.
+        own: of each span, without those inside it.
+    """
+    total = np.zeros((len(PHASES), len(groups)), np.int64)
+    np.add.at(total, (columns.phase[timed], groups.of_name[columns.name[timed]]), in_phase[timed])
+    for phase in (FORWARD, RECOMPUTE):
+        spans = np.flatnonzero(inside & (columns.phase == phase))
+        outer, _, inner = _with_outer_groups(columns, columns.step, groups, spans, own[spans])
+        np.add.at(total[phase], outer, inner)
+    return total
 
 
 def _time_of_others(timeline: Timeline) -> int:

@@ -30,7 +30,10 @@ from .library import FAILURE, HINT, find_library, forget_loaded, is_built, nativ
 __all__ = ["UNITS", "WORK_PREFIX", "build", "build_if_missing", "compile_library", "missing_compiler"]
 
 UNITS = {
-    "calls": ("-O3", ("backward.cpp", "memory.cpp", "module.cpp", "module_calls.cpp", "ranges.cpp", "ring_writer.cpp")),
+    "calls": (
+        "-O3",
+        ("backward.cpp", "flops.cpp", "memory.cpp", "module.cpp", "module_calls.cpp", "ranges.cpp", "ring_writer.cpp"),
+    ),
     "collectives": ("-O2", ("collectives.cpp", "collective_waits.cpp")),
     "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),
 }
@@ -40,7 +43,8 @@ WORK_PREFIX = "work-"
 _FOLDER = Path(__file__).parent / "cpp"
 _POLL_S = 0.1
 """How late an interrupt is seen, at most."""
-_FLAGS = ("-fPIC", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden", "-w")
+# NDEBUG as torch has it: its RecordFunction has another layout without.
+_FLAGS = ("-DNDEBUG", "-fPIC", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden", "-w")
 # Without it torch's headers include those of all operators, more than half of what there is to read.
 _FEWER_HEADERS = "-DAT_PER_OPERATOR_HEADERS"
 _LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")

@@ -21,6 +21,7 @@ from ..event_sink import OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames
 from ..ranges import RangeRecorder
 from .device_times import DeviceChoice, NativeDeviceTimes
+from .flops import NativeFlops
 from .library import load
 
 __all__ = ["NativeEngine", "say_no_memory"]
@@ -37,6 +38,7 @@ class NativeEngine:
         device: which calls get events of the device; None: none do.
         ranges: note ranges and garbage collections.
         memory: count what tensors hold on the CPU.
+        flops: count operators.
 
     Raises:
         EngineError: it is not built for this torch.
@@ -53,6 +55,7 @@ class NativeEngine:
         device: DeviceChoice | None = None,
         ranges: bool = False,
         memory: bool = False,
+        flops: bool = False,
     ) -> None:
         self._native: ModuleType = load()
         self._ring = ring
@@ -63,6 +66,7 @@ class NativeEngine:
         self._reruns = CheckpointReruns()
         self._ranges = RangeRecorder(self, ring.names, on_error, by_class=False) if ranges else None
         self._collectives = NativeCollectives(self._native, ring.names)
+        self._flops = NativeFlops(self._native, ring.names) if flops else None
         self._device_times = (
             None if device is None else NativeDeviceTimes(self._native, self._module_names, ring.names, device)
         )
@@ -98,6 +102,8 @@ class NativeEngine:
             self._ranges.start()
         if self._device_times is not None:
             self._device_times.start()
+        if self._flops is not None:
+            self._flops.start()
 
     def stop(self) -> None:
         """Stop recording and restore what of torch was wrapped. Thread-safe."""

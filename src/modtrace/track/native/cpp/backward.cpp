@@ -452,6 +452,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   Session& running = *engine.active_session.load();
   write_pass_edge(running, thread, kPassEnd, call);
   if (result != nullptr) note_gradients(running, thread, args, count, keywords);
+  running.flops.passes_ended = running.flops.passes_ended || current_graph_task() < 0;
   --engine.running_passes;
   --thread.open_passes;
   if (number != 0) {

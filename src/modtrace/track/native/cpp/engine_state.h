@@ -110,6 +110,24 @@ class SequenceBoundaries {
 
 constexpr size_t kMaxConcurrentPasses = 256;
 
+// The inputs of an outermost call: their number, and the next event's when operators were counted with them last.
+struct MetInputs {
+  int64_t number, counted_at;
+};
+
+// When operators are counted, see flops.h. Guarded by the interpreter's lock.
+struct FlopCounting {
+  std::map<std::vector<int64_t>, MetInputs> met;
+  bool passes_ended = false;  // a backward pass ended since inputs were new
+  bool builds_graph = false;  // a call that is counted builds a graph, so that a pass may follow
+  int calls = 0;              // outermost calls since inputs were new
+};
+
+// What an operator with certain inputs costs, and the id of the text that tells which it is.
+struct CountedOperator {
+  int64_t flops, text;
+};
+
 // One recording: the ring that it writes, what it calls in Python, and the names it knows. Reached through SessionRef
 // where Python runs in between.
 struct Session {
@@ -126,12 +144,15 @@ struct Session {
   PyRef note_call;           // (module, inputs, sequence number) → anything; see CheckpointReruns, also for the next
   PyRef name_range;          // (name) → text id of a range, see track/ranges.py; null where ranges are left out
   PyRef runs_again;          // (module, inputs) → whether a checkpoint makes this call
+  PyRef operator_names;      // () → names of operators with a formula, None: as before; null where none are counted
+  PyRef count_operator;      // (operator) → what it costs, text id; see track/flops.py
   PyRef begin_device_times;  // () → True, or anything where it is to be called again; null once it has returned True
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
       names;                                            // module → (parent's name id, name id)
   std::vector<int64_t> forward_calls, recompute_calls;  // so far, by name id
   std::vector<bool> on_device;                          // by name id, whether calls get events of the device
-  bool steps_told = false;                              // whether the user or an optimizer ended a training step
+  FlopCounting flops;
+  bool steps_told = false;          // whether the user or an optimizer ended a training step
   int64_t gradient_passes[2] = {};  // how many passes added gradients to those of leaf tensors, or returned them
   int references = 1;               // guarded by the interpreter's lock
 };
@@ -156,9 +177,10 @@ struct ThreadState {
   int64_t last_call_name = kNoName, last_call_index = 0;  // the outermost call that made nodes last
   uint64_t noted_sequence = UINT64_MAX;                   // at the last call that `note_call` was told of
   SequenceBoundaries boundaries;
-  SequenceBoundaries device_boundaries;                     // of the calls that get events of the device
-  std::map<std::string, int64_t, std::less<>> range_names;  // the ids of those that it has met in this session
-  ThreadState* next = nullptr;                              // in the list of all threads
+  SequenceBoundaries device_boundaries;                        // of the calls that get events of the device
+  std::map<std::string, int64_t, std::less<>> range_names;     // the ids of those that it has met in this session
+  std::unordered_map<std::string, CountedOperator> operators;  // by name and inputs, in this session
+  ThreadState* next = nullptr;                                 // in the list of all threads
 };
 
 // A backward pass with hooks on its segments. The hooks outlive it where the graph is retained, and do nothing then.
@@ -218,6 +240,7 @@ inline ThreadState& this_thread() {
       state->boundaries.reset();
       state->device_boundaries.reset();
       state->range_names.clear();
+      state->operators.clear();
     }
   } owner;
   if (owner.state == nullptr) owner.state = add_thread_state();

@@ -14,6 +14,7 @@
 #include "backward.h"
 #include "collectives.h"
 #include "device/calls.h"
+#include "flops.h"
 #include "memory.h"
 #include "module_calls.h"
 #include "ranges.h"
@@ -197,6 +198,7 @@ PyObject* py_start(PyObject*, PyObject* args) {
 // Waits for the threads that are writing, and gives the ring back.
 void end_session(Session& session) {
   stop_memory();
+  stop_counting();
   engine.ranges_active.store(false);
   abandon_backward_passes();
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) {
@@ -263,6 +265,8 @@ PyMethodDef methods[] = {
      "start_memory(text, refused_text): count what tensors hold on the CPU until stop(), and write it before other "
      "events,\n"
      "as counters of the first text, and what could not be allocated as one of the second; False where it cannot be."},
+    {"start_flops", start_flops, METH_VARARGS,
+     "start_flops(operator_names, count_operator): count the operators of new inputs in the session that runs."},
     {"write_event", py_write_event, METH_VARARGS, "write_event(meta, value): write one event of this thread."},
     {"on_collection", py_on_collection, METH_VARARGS, "on_collection(phase, info): a callback of Python's gc."},
     {"last_call", py_last_call, METH_NOARGS,
@@ -279,6 +283,9 @@ PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit_modtrace_native() {
   PyObject* module = PyModule_Create(&modtrace::definition);
-  if (module != nullptr) modtrace::watch_ranges();
+  if (module != nullptr) {
+    modtrace::watch_ranges();
+    modtrace::watch_operators();
+  }
   return module;
 }

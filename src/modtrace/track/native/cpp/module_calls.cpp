@@ -9,6 +9,7 @@
 
 #include "backward.h"
 #include "device/calls.h"
+#include "flops.h"
 #include "ring_writer.h"
 
 namespace modtrace {
@@ -90,12 +91,15 @@ struct Inputs {
   size_t flagged_count;
   PyObject* keywords;
 
+  // How many there are, by keyword too.
+  Py_ssize_t count() const {
+    return PyVectorcall_NARGS(flagged_count) - 1 + (keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords));
+  }
+
   // Null, with an error, where there is no memory.
   PyRef as_tuple() const {
-    const Py_ssize_t keyword_count = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
-    const Py_ssize_t count = PyVectorcall_NARGS(flagged_count) - 1 + keyword_count;
-    PyRef inputs = PyRef::steal(PyTuple_New(count));
-    for (Py_ssize_t i = 0; inputs && i < count; ++i) {
+    PyRef inputs = PyRef::steal(PyTuple_New(count()));
+    for (Py_ssize_t i = 0; inputs && i < count(); ++i) {
       PyTuple_SET_ITEM(inputs.get(), i, PyRef::borrow(args[i + 1]).release());
     }
     return inputs;
@@ -173,14 +177,24 @@ bool enter(PyObject* module, const Inputs& inputs) {
     if (answer < 0) return false;
     recompute = answer != 0;
   }
+  int64_t kind = recompute ? kRecomputeEnter : kForwardEnter, met_inputs = kNotMet;
+  if (!recompute && thread.open_calls.empty()) {
+    const bool in_eval_mode = is_in_eval_mode(module);
+    if (in_eval_mode) kind = kEvalEnter;
+    if (C10_UNLIKELY(static_cast<bool>(session->count_operator))) {
+      met_inputs = meet_inputs(*session, thread, name_id, !in_eval_mode, inputs.args + 1, inputs.count());
+      if (!is_active(*session)) return false;
+    }
+  }
   int64_t& calls = (recompute ? session->recompute_calls : session->forward_calls)[name_id];
   const int64_t value = static_cast<int64_t>((static_cast<uint64_t>(calls++) & kCallIndexMask) << kSequenceBits);
   const int64_t meta = thread.meta_bits | name_id;
   const int64_t exit_meta = (recompute ? kRecomputeExit : kForwardExit) << kKindShift | meta;
   thread.open_calls.push_back({PyRef::borrow(module), name_id, graph_task, exit_meta, value});
-  int64_t kind = recompute ? kRecomputeEnter : kForwardEnter;
-  if (!recompute && thread.open_calls.size() == 1 && is_in_eval_mode(module)) kind = kEvalEnter;
   write_call(*session, thread, kind << kKindShift | meta, value);
+  if (C10_UNLIKELY(met_inputs != kNotMet)) {
+    write_with_gil(*session, int64_t{kInputs} << kKindShift | thread.meta_bits | kNoName, met_inputs);
+  }
   if (C10_UNLIKELY(engine.device_times_active.load(std::memory_order_relaxed))) {
     queue_device_event_of_call(*session, thread, name_id);
   }

@@ -58,6 +58,7 @@ bool register_thread(Session& session, ThreadState& thread) {
   thread.last_call_name = kNoName;
   thread.noted_sequence = UINT64_MAX;
   thread.range_names.clear();
+  thread.operators.clear();
   thread.generation = current_generation();
   return true;
 }

@@ -1,0 +1,195 @@
+"""FLOPs of spans: those of the operators that ran in their calls, and of calls alike where operators were not counted.
+
+An operator belongs to the innermost call around it on its thread, or to the call of the autograd node around it. Two
+calls are alike if they have the same name, are the n-th of it in outermost calls with the same inputs, and are both
+recomputed or both not. A call that was not counted costs what the last counted one like it did.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._typing import AnyArray, BoolArray, Int64Array
+from ...ring import Kind
+from ...ring.operator_text import parse_operator
+from ..contents import UNKNOWN_FLOPS
+from ..slices import BACKWARD
+from .analysis import RingAnalysis
+from .intervals import find_parents
+from .spans import SpanRows
+
+_UNKNOWN = -1
+
+
+class SpanFlops(NamedTuple):
+    """What spans cost.
+
+    Attributes:
+        of_span: a text by index of the span: its FLOPs, with those of spans of its phase inside it, or that they are
+            unknown; without spans that have none.
+        metadata: `steps` in which operators were counted, `outside`: FLOPs in these outside of modules, `unknown`: how
+            many spans have unknown FLOPs, `without_formula`: operators that could not be counted, and `dtypes`: FLOPs
+            counted by device and type of numbers (`cpu float32`).
+    """
+
+    of_span: dict[int, str]
+    metadata: dict[str, object]
+
+
+def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> SpanFlops | None:
+    """Return what spans cost; None if no operator was counted.
+
+    Args:
+        analysis: of the ring.
+        rows: the spans.
+        track: the track of each.
+    """
+    events, intervals, original = analysis.all_events, analysis.intervals, analysis.original
+    index = np.flatnonzero(events.kind == Kind.OPERATOR)
+    if not np.any(np.isin(events.kind, (Kind.COUNTING, Kind.INPUTS))) and not len(index):
+        return None
+    inner = _innermost(analysis, index)
+    in_node = (inner >= 0) & intervals.is_node[inner]
+    call, flops = np.where(in_node, analysis.call[inner], inner), np.maximum(events.value[index], 0)
+    forward, backward = np.zeros((2, len(intervals)), np.int64)
+    np.add.at(forward, call[~in_node & (call >= 0)], flops[~in_node & (call >= 0)])
+    np.add.at(backward, original[call[in_node & (call >= 0)]], flops[in_node & (call >= 0)])
+    alike, is_counted = _number_alike(analysis), _in_windows(analysis)
+    calls, nodes = np.flatnonzero(~intervals.is_node), np.flatnonzero(intervals.is_node & (analysis.call >= 0))
+    _copy_to_alike(forward, alike, calls, is_counted[calls])
+    of_node = original[analysis.call[nodes]]
+    run_backward, missed = np.unique(of_node), np.unique(of_node[~is_counted[nodes]])
+    _copy_to_alike(backward, alike, run_backward, np.isin(run_backward, missed, invert=True))
+    is_backward = rows["phase"] == BACKWARD
+    own = np.where(is_backward, backward[rows["interval"]], forward[rows["interval"]])
+    # A call's backward can be several spans; the first has all.
+    again = np.ones(len(own), np.bool_)
+    again[np.unique(np.where(is_backward, rows["interval"], _UNKNOWN), return_index=True)[1]] = False
+    own[is_backward & again] = 0
+    unknown = np.flatnonzero(own == _UNKNOWN)
+    total = _with_inner(np.maximum(own, 0), rows["phase"], find_parents(track, rows["depth"]))
+    known = np.flatnonzero(total)
+    texts = dict(zip(known.tolist(), map(str, total[known].tolist()), strict=True))
+    return SpanFlops(
+        texts | dict.fromkeys(unknown.tolist(), UNKNOWN_FLOPS),
+        {
+            "steps": np.unique(analysis.steps_before(_positions(analysis, index))).tolist(),
+            "outside": int(flops[call < 0].sum()),
+            "unknown": len(unknown),
+            **_by_operator(analysis, index),
+        },
+    )
+
+
+def _by_operator(analysis: RingAnalysis, index: Int64Array) -> dict[str, object]:
+    name, value = analysis.all_events.name[index], analysis.all_events.value[index]
+    dtypes = Counter[str]()
+    without: set[str] = set()
+    for text in np.unique(name).tolist():
+        operator, of_text = parse_operator(analysis.lookup.texts[text]), value[name == text]
+        if np.any(of_text < 0):
+            without.add(operator.name)
+        dtypes[f"{operator.device} {operator.dtype}"] += int(np.maximum(of_text, 0).sum())
+    return {"without_formula": sorted(without), "dtypes": dict(dtypes.most_common())}
+
+
+def _positions(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
+    """Return the positions, as of `Intervals`, of events that are of no module, by their index among all events."""
+    return 2 * np.searchsorted(analysis.events.serial, analysis.all_events.serial[index])
+
+
+def _innermost(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
+    """Return the innermost interval in which each event is on its thread, or -1."""
+    intervals, position = analysis.intervals, _positions(analysis, index)
+    if not len(intervals):
+        return np.full(len(index), -1, np.int64)
+    thread = analysis.all_events.thread[index].astype(np.int64)
+    lowest = int(intervals.start_position.min())
+    stride = max(int(intervals.start_position.max()), int(position.max(initial=0))) - lowest + 1
+    begun = intervals.thread * stride + intervals.start_position - lowest
+    inner = np.searchsorted(begun, thread * stride + position - lowest) - 1
+    inner = np.where((inner >= 0) & (intervals.thread[inner] == thread), inner, -1)
+    while len(ended := np.flatnonzero((inner >= 0) & (intervals.end_position[inner] < position))):
+        inner[ended] = intervals.parent[inner[ended]]
+    return inner
+
+
+def _in_windows(analysis: RingAnalysis) -> BoolArray:
+    """Return for each interval whether operators were counted from its start to its end."""
+    events, intervals = analysis.all_events, analysis.intervals
+    index = np.flatnonzero(events.kind == Kind.COUNTING)
+    position, begins = _positions(analysis, index), events.value[index] == 1
+    if not len(begins) or not begins[0]:  # its begin was overwritten
+        position, begins = np.append(0, position), np.append(True, begins)
+    last = np.searchsorted(position, intervals.start_position, side="right") - 1
+    end = np.append(position, np.iinfo(np.int64).max)[last + 1]
+    whole: BoolArray = intervals.has_start & intervals.has_end & (last >= 0) & begins[last]
+    return whole & (intervals.end_position < end)
+
+
+def _number_alike(analysis: RingAnalysis) -> Int64Array:
+    """Return for each call a number that calls alike share; -1 for nodes, and where the inputs are not known."""
+    events, intervals, original = analysis.all_events, analysis.intervals, analysis.original
+    index = np.flatnonzero(events.kind == Kind.INPUTS)
+    entered = _innermost(analysis, index)
+    inputs = np.full(len(intervals), -1, np.int64)
+    inputs[entered[entered >= 0]] = events.value[index[entered >= 0]]
+    outermost = np.where(inputs >= 0, np.arange(len(intervals)), -1)
+    for depth in range(1, int(intervals.depth.max(initial=0)) + 1):
+        level = np.flatnonzero((intervals.depth == depth) & (outermost < 0))
+        outermost[level] = outermost[intervals.parent[level]]
+    outermost = np.where(intervals.is_recompute, outermost[original], outermost)
+    calls = np.flatnonzero(~intervals.is_node & (outermost >= 0))
+    around, name, again = outermost[calls], intervals.name[calls], intervals.is_recompute[calls]
+    order = np.lexsort((intervals.start_position[calls], again, name, around))
+    nth = np.empty(len(calls), np.int64)
+    nth[order] = _count_in_group([column[order] for column in (around, name, again)])
+    alike = np.full(len(intervals), -1, np.int64)
+    key = (inputs[around], name, again, nth)
+    order = np.lexsort(key)
+    alike[calls[order]] = np.cumsum(_differs([column[order] for column in key]))
+    return alike
+
+
+def _differs(columns: Sequence[AnyArray]) -> BoolArray:
+    """Return for each row whether it is not the same as the row before."""
+    return np.asarray(np.logical_or.reduce([np.diff(column, prepend=-1) != 0 for column in columns]), np.bool_)
+
+
+def _count_in_group(columns: Sequence[AnyArray]) -> Int64Array:
+    """Return for each row how many before it are the same."""
+    rank = np.arange(len(columns[0]))
+    return rank - np.maximum.accumulate(np.where(_differs(columns), rank, 0))
+
+
+def _copy_to_alike(flops: Int64Array, alike: Int64Array, calls: Int64Array, is_counted: BoolArray) -> None:
+    """Give calls that were not counted what the last counted one like them has; -1 if there is none.
+
+    Args:
+        flops: of each interval; changed in place.
+        alike: a number that calls alike share, or -1.
+        calls: which intervals.
+        is_counted: whether each of these was counted.
+    """
+    source, target = calls[is_counted & (alike[calls] >= 0)], calls[~is_counted]
+    known = np.full(int(alike.max(initial=-1)) + 2, _UNKNOWN, np.int64)  # the last is for those that are like none
+    known[alike[source]] = flops[source]
+    flops[target] = known[alike[target]]
+
+
+def _with_inner(own: Int64Array, phase: Int64Array, parent: Int64Array) -> Int64Array:
+    """Add to each span what the spans of its phase inside it cost."""
+    total: Int64Array = own.copy()
+    span = np.flatnonzero((own > 0) & (parent >= 0))
+    outer = parent[span]
+    while len(span):
+        same = phase[span] == phase[outer]
+        span, outer = span[same], outer[same]
+        np.add.at(total, outer, own[span])
+        outer = parent[outer]
+        span, outer = span[outer >= 0], outer[outer >= 0]
+    return total

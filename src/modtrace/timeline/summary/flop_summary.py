@@ -1,0 +1,277 @@
+"""What modules cost in FLOPs, how well the time was used, and the table of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..._tables import CellKind, Table, to_text, without_columns
+from ..._terminal import counted, wrapped
+from ..._typing import BoolArray, Int64Array
+from ..contents import FLOPS, UNKNOWN_FLOPS
+from ..slices import PHASES, RECOMPUTE, Columns
+from .module_rows import ModuleTimes
+from .peak_rates import peak_tflops
+from .percentiles import median
+from .step_times import StepTimes
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+    from .device_summary import DeviceSummary
+
+_CPU = "cpu "
+
+
+class SpanFlops(NamedTuple):
+    """What each span cost; arrays of equal length.
+
+    Attributes:
+        total: int64, with the spans of its phase inside it; 0 where unknown.
+        own: int64, without them.
+        known: bool, False if its own FLOPs are unknown.
+    """
+
+    total: Int64Array
+    own: Int64Array
+    known: BoolArray
+
+    def is_unknown(self, columns: Columns, group: Int64Array, groups: int) -> BoolArray:
+        """Return bool[phases, groups]: whether a group has spans in a phase, and the FLOPs of none are known."""
+        spans, known = np.zeros((2, len(PHASES), groups), np.int64)
+        np.add.at(spans, (columns.phase, group), 1)
+        np.add.at(known, (columns.phase, group), self.known)
+        unknown: BoolArray = (spans > 0) & (known == 0)
+        return unknown
+
+    def in_steps(self, columns: Columns, step: Int64Array, numbers: Sequence[int]) -> Int64Array:
+        """Return int64[phases, steps], FLOPs in each of the steps.
+
+        Args:
+            columns: the spans.
+            step: the number of the step of each.
+            numbers: the steps.
+        """
+        order = np.argsort(numbers, kind="stable")
+        at = np.searchsorted(np.array(numbers, np.int64)[order], step)
+        spans = np.flatnonzero(np.isin(step, numbers))
+        flops = np.zeros((len(PHASES), len(numbers)), np.int64)
+        np.add.at(flops, (columns.phase[spans], order[at[spans]]), self.own[spans])
+        return flops
+
+
+class FlopModule(NamedTuple):
+    """What one module cost.
+
+    Attributes:
+        fqn: the module's fully qualified name; empty in a summary by class.
+        module_class: the name of its class.
+        calls: how often its forward ran.
+        flops: of all calls and phases, with inner modules; None if they are unknown.
+        self_flops: of it, without inner modules.
+        flops_per_second: `flops` by the time of the device, by that of the host if the device is the CPU; None if the
+            device has no times.
+    """
+
+    fqn: str
+    module_class: str
+    calls: int
+    flops: int | None
+    self_flops: int
+    flops_per_second: float | None
+
+
+class StepFlops(NamedTuple):
+    """What one step cost, and how well it used its time.
+
+    Attributes:
+        step: its number.
+        flops: of the modules, in all phases.
+        recompute: of it, in recompute.
+        mfu: model FLOPs utilization: the share of the peak that `flops` without `recompute` are; None if the peak is
+            not known.
+        hfu: hardware FLOPs utilization: the same with `recompute`.
+    """
+
+    step: int
+    flops: int
+    recompute: int
+    mfu: float | None = None
+    hfu: float | None = None
+
+
+class FlopSummary(NamedTuple):
+    """What the modules cost as a whole.
+
+    Attributes:
+        rows: a row per row of the summary.
+        by_step: what each step cost.
+        counted_in: the steps in which operators were counted; calls alike in others have the same.
+        outside: FLOPs outside of modules in these steps.
+        unknown: spans whose FLOPs are unknown: no call like theirs was counted.
+        without_formula: operators that ran and have no formula.
+        dtypes: FLOPs that were counted, by device and type of numbers (`cpu float32`).
+        peak_tflops: the highest rate of the device, 10¹² FLOP/s; None if it is not known.
+    """
+
+    rows: Sequence[FlopModule]
+    by_step: Sequence[StepFlops]
+    counted_in: Sequence[int]
+    outside: int
+    unknown: int
+    without_formula: Sequence[str]
+    dtypes: Mapping[str, int]
+    peak_tflops: float | None = None
+
+    def with_peak(self, tflops: float | None, steps: Sequence[StepTimes]) -> FlopSummary:
+        """Return it with another peak.
+
+        Args:
+            tflops: 10¹² FLOP/s, or None.
+            steps: of the summary.
+        """
+        taken_ns = {step.step: step.training_ns for step in steps if step.whole}
+        by_step = []
+        for step in self.by_step:
+            most = (tflops or 0) * 1e3 * taken_ns.get(step.step, 0)
+            used = ((step.flops - step.recompute) / most, step.flops / most) if most else (None, None)
+            by_step.append(StepFlops(step.step, step.flops, step.recompute, *used))
+        return self._replace(peak_tflops=tflops, by_step=by_step)
+
+
+def read_flops(timeline: Timeline) -> SpanFlops | None:
+    """Return what each span of a module cost; None if no operators were counted."""
+    columns = timeline.columns
+    known = np.ones(len(columns), np.bool_)
+    total = np.zeros(len(columns), np.int64)
+    texts = [(row, args[FLOPS]) for row, args in timeline.span_args.items() if row < len(columns) and FLOPS in args]
+    if not texts and FLOPS not in timeline.metadata:
+        return None
+    for row, text in texts:
+        known[row] = text != UNKNOWN_FLOPS
+        total[row] = min(int(text), np.iinfo(np.int64).max) if text.isdecimal() else 0
+    own = total.copy()
+    inner = np.flatnonzero(columns.parent >= 0)
+    inner = inner[columns.phase[inner] == columns.phase[columns.parent[inner]]]
+    np.subtract.at(own, columns.parent[inner], total[inner])
+    return SpanFlops(total, np.maximum(own, 0), known)
+
+
+def with_flops(rows: Sequence[ModuleTimes], total: Int64Array, unknown: BoolArray) -> list[ModuleTimes]:
+    """Return the rows with their FLOPs.
+
+    Args:
+        rows: of the summary.
+        total: int64[phases, rows].
+        unknown: bool[phases, rows], whether these are unknown.
+    """
+    values = np.where(unknown, None, total).T.tolist()  # type: ignore[call-overload]
+    return [
+        row._replace(flops_forward=forward, flops_backward=backward, flops_recompute=recompute)
+        for row, (forward, backward, recompute) in zip(rows, values, strict=True)
+    ]
+
+
+def describe_flops(
+    timeline: Timeline,
+    rows: Sequence[ModuleTimes],
+    self_flops: Sequence[int],
+    flops_in_steps: Int64Array,
+    steps: Sequence[StepTimes],
+    device: DeviceSummary | None,
+) -> FlopSummary:
+    """Return what modules and steps cost.
+
+    Args:
+        timeline: what was recorded.
+        rows: the rows of the summary, with FLOPs.
+        self_flops: of each row.
+        flops_in_steps: int64[phases, steps], FLOPs in each step.
+        steps: of the summary.
+        device: what devices did, if that is known.
+    """
+    said = _mapping(timeline.metadata.get(FLOPS))
+    dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
+    on_cpu = all(name.startswith(_CPU) for name in dtypes)
+    device_ns = {} if device is None else {row.fqn: row.total_ns for row in device.rows}
+    modules = []
+    for row, own in zip(rows, self_flops, strict=True):
+        parts = [part for part in (row.flops_forward, row.flops_backward, row.flops_recompute) if part is not None]
+        flops, took_ns = sum(parts) if parts else None, row.total_ns if on_cpu else device_ns.get(row.fqn, 0)
+        rate = flops / took_ns * 1e9 if flops is not None and took_ns else None
+        modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, rate))
+    in_step = zip(steps, flops_in_steps.sum(axis=0).tolist(), flops_in_steps[RECOMPUTE].tolist(), strict=True)
+    name, _, dtype = max(dtypes, key=dtypes.__getitem__, default="").rpartition(" ")
+    outside, unknown = (value if type(value := said.get(key)) is int else 0 for key in ("outside", "unknown"))
+    counted_in, without = (
+        value if isinstance(value := said.get(key), list) else [] for key in ("steps", "without_formula")
+    )
+    return FlopSummary(
+        modules,
+        [StepFlops(step.step, flops, again) for step, flops, again in in_step],
+        [step for step in counted_in if type(step) is int],
+        outside,
+        unknown,
+        [str(operator) for operator in without],
+        dtypes,
+    ).with_peak(peak_tflops(name, dtype), steps)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("module", "fqn", 0),
+    ("class", "module_class", 3),
+    ("calls", "calls", 2),
+    ("GFLOP", "flops", 0),
+    ("self", "self_flops", 1),
+    ("GFLOP/s", "flops_per_second", 0),
+)
+"""Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
+_MAX_NAMED = 3
+
+
+def render_flops(flops: FlopSummary | None, limit: int | None = None, width: int | None = None) -> str:
+    """Return what a step cost and how well it used its time, and the table of modules; nothing if none was counted."""
+    if flops is None:
+        return ""
+    columns = [column for column in _COLUMNS if any(getattr(row, column[1]) not in ("", None) for row in flops.rows)]
+    rows = sorted(flops.rows, key=lambda row: row.flops or 0, reverse=True)
+    cells = [[_cell(getattr(row, field), field) for _, field, _ in columns] for row in rows]
+    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in columns]
+    table = Table([heading for heading, _, _ in columns], cells, kinds, [rank for _, _, rank in columns])
+    shown, _ = without_columns(table.first_rows(limit), width)
+    lines = [part for line in flops_lines(flops) for part in wrapped(line, width)] + to_text(shown, width)
+    hidden = len(cells) - len(shown.rows)
+    return "\n".join([*lines, *([counted(hidden, "more row")] if hidden else [])])
+
+
+def _cell(value: str | float | None, field: str) -> str:
+    """Return a name, a count, or FLOPs in 10⁹."""
+    return "" if value is None else f"{float(value) / 1e9:,.3f}" if "flops" in field else str(value)
+
+
+def flops_lines(flops: FlopSummary) -> list[str]:
+    """Say what a step costs, what share of the peak that is, when operators were counted and which could not be."""
+    usual = median([step.flops for step in flops.by_step])
+    at_least = "at least " if flops.unknown else ""
+    line = f"a step: {at_least}{usual / 1e9:,.3f} GFLOP (median)"
+    used = [(step.mfu, step.hfu) for step in flops.by_step if step.mfu is not None and step.hfu is not None]
+    if used:
+        mfu, hfu = (float(np.median(one)) for one in zip(*used, strict=True))
+        line += f", MFU {mfu:.1%}" + (f", with recompute HFU {hfu:.1%}" if hfu > mfu else "")
+        line += f" of {flops.peak_tflops:,.6g} TFLOP/s"
+    steps = ", ".join(str(step) for step in flops.counted_in[:_MAX_NAMED])
+    more = len(flops.counted_in) - _MAX_NAMED
+    line += f"; counted in {'step' if len(flops.counted_in) == 1 else 'steps'} {steps}" if steps else ""
+    lines = [line + (f" and {more} more" if more > 0 else "")]
+    if flops.outside:
+        lines.append(f"outside of modules: {flops.outside / 1e9:,.3f} GFLOP in these steps")
+    if flops.unknown:
+        lines.append(f"FLOPs of {counted(flops.unknown, 'span')} are unknown: no call alike was counted")
+    if flops.without_formula:
+        lines.append(f"not counted, as torch has no formula: {', '.join(flops.without_formula)}")
+    return lines

@@ -1,0 +1,29 @@
+// FLOPs: operators that have a formula, seen by torch's own callbacks while operators are counted. They are counted
+// from an outermost call with inputs that were not met yet until its backward is over; else the callback is disabled.
+
+#pragma once
+
+#include "engine_state.h"
+
+namespace modtrace {
+
+constexpr int64_t kNotMet = -1;
+
+// Gives torch the callback, disabled, once per process.
+void watch_operators();
+
+// Lets the session that runs count operators: see track/flops.py.
+PyObject* start_flops(PyObject* module, PyObject* args);
+
+// Notes that an outermost call begins, and begins or ends counting. Returns the number of its inputs: the same for
+// calls of the same module with inputs of the same shapes; kNotMet where there is none. Needs the interpreter's lock,
+// and runs Python where counting begins: the session may end.
+//
+// args: of the call, keyword arguments last.
+int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool is_training, PyObject* const* args,
+                    size_t count);
+
+// Counts no more. Needs the interpreter's lock.
+void stop_counting();
+
+}  // namespace modtrace
