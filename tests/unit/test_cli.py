@@ -28,6 +28,7 @@ COMMANDS = [
     "summary",
     "top",
     "view",
+    "watch",
     "where",
 ]
 HEAVY = {"torch", "numpy", "rich", "perfetto", "google.protobuf", "orjson"}

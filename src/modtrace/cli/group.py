@@ -34,6 +34,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "Jobs": {
         "where": "Say which modules each process is in.",
         "top": "Show what a running job does now.",
+        "watch": "Keep the steps around what is slow.",
         "ranks": "Put all ranks of a job on one timeline.",
     },
     "Maintenance": {

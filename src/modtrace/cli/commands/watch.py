@@ -1,0 +1,102 @@
+"""`modtrace watch`: keep the window around what is slow in a running job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..output import echo
+
+__all__ = ["watch_command"]
+
+_NICENESS = 10
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
+_FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def _duration(text: str) -> int:
+    from ...watching.conditions import parse_duration
+
+    ns = parse_duration(text)
+    if ns is None:
+        raise click.BadParameter(f"{text!r} is no duration, as 500ms, 1s or 2min.")
+    return ns
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no size, as 500MB.")
+    return int(float(match[1]) * _FACTORS[match[2]])
+
+
+@click.command("watch")
+@click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1, required=True)
+@click.option("--keep-when", "conditions", metavar="CONDITION", multiple=True, help="Keep the window when this is so.")
+@click.option("-o", "--output", type=click.Path(), metavar="FOLDER", help="Where to keep. [RING.kept, DIR/kept]")
+@click.option(
+    "--around",
+    type=click.IntRange(0, 100),
+    metavar="N",
+    default=2,
+    show_default=True,
+    help="Steps to keep before and after.",
+)
+@click.option(
+    "--every", type=_duration, metavar="TIME", default="1s", show_default=True, help="Time between two looks."
+)
+@click.option(
+    "--pause",
+    type=_duration,
+    metavar="TIME",
+    default="30s",
+    show_default=True,
+    help="Time between two windows of one reason, at least.",
+)
+@click.option(
+    "--max-kept", type=click.IntRange(1), metavar="N", default=20, show_default=True, help="Keep so many moments."
+)
+@click.option(
+    "--max-bytes",
+    type=_size,
+    metavar="SIZE",
+    default="500MB",
+    show_default=True,
+    help="Keep no more in FOLDER, with what earlier runs kept.",
+)
+def watch_command(rings: tuple[str, ...], conditions: tuple[str, ...], output: str | None, **limits: Any) -> None:
+    """Watch a running job, and keep the steps around what is slow as small traces.
+
+    RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them: of
+    a folder each moment is kept of all ranks. They are read from outside; the training does not notice. What is waited
+    for need not be there yet. It ends when all processes have ended, or with Ctrl-C.
+
+    CONDITION is one of "step > 3x" (times the median of the last steps), "step > 500ms", "data > 1s", "gc > 200ms"
+    and other parts of a step, "range NAME > 50ms", "module GPT.head > 50ms" (a pattern of names) and "hang 60s" (no
+    event for so long). What the program asks for by Recording.keep("why") is kept too. The first step is never slow.
+    """
+    from ..._errors import ModtraceError
+    from ...watching.conditions import parse_conditions
+    from ...watching.watch import Watcher
+    from ...watching.windows import KeepLimits, WindowKeeper, kept_folder
+
+    try:
+        parsed = parse_conditions(conditions)
+    except ModtraceError as error:
+        raise click.UsageError(f"--keep-when: {error}.") from None
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(_NICENESS)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    folder = Path(output) if output else kept_folder(rings[0])
+    keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
+    keeper = WindowKeeper(folder, keep, _say)
+    Watcher(rings, parsed, keeper, _say).run(limits["every"] / 1e9)
+
+
+def _say(line: str) -> None:
+    echo(f"modtrace: {line}", err=True)

@@ -1,0 +1,226 @@
+"""Follows a ring: each look reads its new end, and gives the steps that have ended since the last look."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .._system.files import open_regular
+from .._typing import Int64Array
+from ..ring import Kind, RingSnapshot, read_ring
+from ..timeline import RingAnalysis, Timeline, build_timeline
+from ..timeline.summary import divide_steps, find_step_bounds
+
+__all__ = ["KEEP_PREFIX", "EndedStep", "Look", "RingFollower"]
+
+KEEP_PREFIX = "modtrace.keep "
+"""What the text of a mark begins with that asks to keep the window around it; the reason follows."""
+
+_FIRST_EVENTS = 1 << 13
+_MAX_EVENTS = 1 << 20
+"""What one look reads at most."""
+_MAX_UNDIVIDED = 1 << 16
+"""So many new events are looked at even if no step ends among them."""
+_REMEMBERED_STEPS = 256
+_STEP_KINDS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.MARK)
+
+
+@dataclass(frozen=True)
+class EndedStep:
+    """A training step that has ended; times are Unix nanoseconds.
+
+    Attributes:
+        number: of the step.
+        start_ns: when it began.
+        end_ns: when it ended.
+        end_serial: of the event that ended it.
+        parts: nanoseconds by part; they add up to its duration.
+        is_first: whether it is the first of the recording: such a step sets up what later ones have.
+    """
+
+    number: int
+    start_ns: int
+    end_ns: int
+    end_serial: int
+    parts: Mapping[str, int]
+    is_first: bool
+
+    @property
+    def training_ns(self) -> int:
+        """How long it took without evaluation."""
+        return self.end_ns - self.start_ns - self.parts.get("evaluation", 0)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was new in a ring.
+
+    Attributes:
+        timeline: of its end, from before the first new step on; None if nothing new was divided.
+        steps: those that have ended and were in no look before, in their order. A step is given once the next one has
+            ended, or the ring has: until then a second optimizer may still end it later.
+        since_ns: what ended up to this moment was in an earlier look, Unix nanoseconds.
+        keeps: the time and the reason of each mark that asks to keep.
+    """
+
+    timeline: Timeline | None = None
+    steps: list[EndedStep] = field(default_factory=list)
+    since_ns: int = 0
+    keeps: list[tuple[int, str]] = field(default_factory=list)
+
+
+class RingFollower:
+    """Follows the ring file of one process to its end, also when the file gets another name.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: as given.
+        rank: the rank of its process, or None.
+        pid: the id of its process.
+        recorded: events written until now.
+        state: "running", "ended" (the process, or its recording in good order) or "unknown".
+        quiet_ns: how long it has written no event.
+        last_ns: when its last event was, Unix nanoseconds.
+        last_steps: the last steps that have ended.
+        total_steps: how many have been given.
+        missed_events: those that were overwritten before a look came.
+        analysis: of what was read last.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        # A descriptor stays with the file when a new run takes its name.
+        with open_regular(self.path) as file:
+            descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, descriptor)
+        by_descriptor = f"/proc/self/fd/{descriptor}"
+        self._source = by_descriptor if os.path.exists(by_descriptor) else self.path
+        self.rank: int | None = None
+        self.pid = self.recorded = self.quiet_ns = self.last_ns = self.total_steps = self.missed_events = 0
+        self.state = "unknown"
+        self.last_steps: deque[EndedStep] = deque(maxlen=_REMEMBERED_STEPS)
+        self.analysis: RingAnalysis | None = None
+        self._context = self._divided = 0
+        self._last_number = self._divided_time = -1
+        self._changed_at = time.monotonic_ns()
+
+    def look(self) -> Look:
+        """Read what is new.
+
+        Raises:
+            RingError: the file cannot be read, or is no ring file.
+        """
+        snapshot = self._read()
+        has_ended = snapshot.writer == "dead" or any(record["kind"] == "stop" for record in snapshot.records)
+        news = snapshot.slots.recorded - self.recorded
+        was_running, self.state = self.state != "ended", "ended" if has_ended else snapshot.writer
+        self.recorded = snapshot.slots.recorded
+        events = snapshot.slots.events
+        self.analysis = RingAnalysis(snapshot)
+        if news:
+            self._changed_at = time.monotonic_ns()
+            self.last_ns = int(self.analysis.clock.to_other(events.time[-1:])[0]) if len(events) else 0
+        since_ns = self._changed_at
+        if snapshot.known_pid and len(events):
+            since_ns = int(events.time[-1])
+        self.quiet_ns = time.monotonic_ns() - since_ns
+        fresh = events.serial >= self._divided
+        ends = fresh & np.isin(events.kind, _STEP_KINDS)
+        if not (ends.any() or np.count_nonzero(fresh) > _MAX_UNDIVIDED or (has_ended and was_running)):
+            return Look()
+        return self._divide(snapshot, has_ended)
+
+    def _read(self) -> RingSnapshot:
+        count = max(_FIRST_EVENTS, 2 * (self.recorded - self._context))
+        while True:
+            snapshot = read_ring(self._source, count)
+            held = len(snapshot.slots.events) + snapshot.slots.torn
+            if snapshot.slots.overwritten <= self._context or held < count or count >= _MAX_EVENTS:
+                rank, pid = snapshot.metadata.get("rank"), snapshot.metadata.get("pid")
+                self.rank, self.pid = rank if isinstance(rank, int) else None, pid if isinstance(pid, int) else 0
+                return snapshot
+            count = min(_MAX_EVENTS, snapshot.slots.recorded - self._context + _FIRST_EVENTS)
+
+    def _divide(self, snapshot: RingSnapshot, has_ended: bool) -> Look:
+        """Give what has ended since the last look, and move on."""
+        self.missed_events += max(0, snapshot.slots.overwritten - self._divided)
+        analysis = RingAnalysis(_since(snapshot, self._context))
+        timeline, events = build_timeline(analysis), analysis.events
+        steps = self._new_steps(analysis, timeline, has_ended)
+        since_ns = int(analysis.clock.to_other(np.array([self._divided_time]))[0]) if self._divided_time >= 0 else 0
+        marks = np.flatnonzero((events.kind == Kind.MARK) & (events.serial >= self._divided))
+        times = analysis.clock.to_other(events.time[marks]).tolist()
+        texts = [analysis.lookup.texts[name] for name in events.name[marks].tolist()]
+        keeps = [
+            (moment, text.removeprefix(KEEP_PREFIX))
+            for moment, text in zip(times, texts, strict=True)
+            if text.startswith(KEEP_PREFIX)
+        ]
+        self._divided = snapshot.slots.recorded
+        self._divided_time = int(snapshot.slots.events.time.max(initial=self._divided_time))
+        if steps:
+            self._last_number = steps[-1].number
+            self.last_steps += steps
+            self.total_steps += len(steps)
+        if len(self.last_steps) > 1:
+            # From the end of the step before the last on, so that what reaches over the end of a step is known whole.
+            self._context = max(self._context, self.last_steps[-2].end_serial)
+        self._context = max(self._context, self._divided - _MAX_EVENTS // 2)
+        if not self.last_steps:
+            self._context = max(self._context, self._divided - _MAX_UNDIVIDED)
+        return Look(timeline, steps, since_ns, keeps)
+
+    def _new_steps(self, analysis: RingAnalysis, timeline: Timeline, has_ended: bool) -> list[EndedStep]:
+        ends, bounds = analysis.step_ends, find_step_bounds(timeline)
+        end_ns: Int64Array = analysis.clock.to_other(analysis.events.time[ends.event])
+        steps: list[EndedStep] = []
+        for index, divided in enumerate(divide_steps(timeline)):
+            which = int(np.searchsorted(end_ns, bounds.end[index]))
+            if (
+                not bounds.whole[index]
+                or which + (not has_ended) >= len(ends.event)
+                or divided.step <= self._last_number
+            ):
+                continue
+            serial = int(analysis.events.serial[ends.event[which]])
+            start, end = int(bounds.start[index]), int(bounds.end[index])
+            is_first = not self.total_steps and not steps and not timeline.stats.overwritten
+            steps.append(EndedStep(divided.step, start, end, serial, divided.parts, is_first))
+        return steps
+
+    def window(self, start_ns: int, end_ns: int) -> Timeline:
+        """Return the steps that overlap a time; what lies in it if no step is known.
+
+        Raises:
+            RingError: the file cannot be read.
+        """
+        inside = [step for step in self.last_steps if step.end_ns > start_ns and step.start_ns < end_ns]
+        before = [step.end_serial for step in self.last_steps if inside and step.number < inside[0].number]
+        first_serial = before[-1] if before else 0 if inside else self.recorded - _MAX_UNDIVIDED
+        count = min(_MAX_EVENTS, self.recorded - first_serial + _FIRST_EVENTS)
+        timeline = build_timeline(_since(read_ring(self._source, count), first_serial))
+        if not inside:
+            return timeline.window(start_ns, end_ns)
+        is_open = inside[-1] is self.last_steps[-1] and end_ns > inside[-1].end_ns
+        return timeline.steps(inside[0].number, None if is_open else inside[-1].number + 1)
+
+
+def _since(snapshot: RingSnapshot, serial: int) -> RingSnapshot:
+    """Return what a ring held from an event on."""
+    slots = snapshot.slots
+    if slots.overwritten >= serial:
+        return snapshot
+    events = slots.events.take(slots.events.serial >= serial)
+    torn = slots.recorded - serial - len(events)
+    return snapshot._replace(slots=slots._replace(events=events, overwritten=serial, torn=torn))

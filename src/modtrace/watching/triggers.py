@@ -1,0 +1,128 @@
+"""Judges what a look at a ring has found by the conditions: what is to be kept, and why."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..ring import FIRST_STEP
+from ..timeline import Timeline
+from ..timeline.select import steps_at
+from .conditions import Condition, format_ns
+from .follow import EndedStep, Look, RingFollower
+
+__all__ = ["Trigger", "Triggers"]
+
+_HISTORY = 64
+_USUAL_FROM = 8
+"""How many steps a median needs."""
+_LEAST_NS = 20_000_000
+"""By so much at least a step or a part exceeds its median: the system may stop any thread for less."""
+
+
+class Trigger(NamedTuple):
+    """Why to keep a window.
+
+    Attributes:
+        key: what the time between two windows is of: the text of the condition, or the reason of `Recording.keep`.
+        label: a few words for the file's name.
+        sentence: what happened.
+        step: in which step, or None where no step ends.
+        time_ns: when, Unix nanoseconds.
+        waits: whether the steps after it are waited for; a process that hangs has none.
+    """
+
+    key: str
+    label: str
+    sentence: str
+    step: int | None
+    time_ns: int
+    waits: bool = True
+
+
+class Triggers:
+    """Judges one ring.
+
+    Args:
+        conditions: any of them keeps a window.
+    """
+
+    def __init__(self, conditions: Sequence[Condition]) -> None:
+        self._conditions = conditions
+        self._history: dict[Condition, deque[int]] = {c: deque(maxlen=_HISTORY) for c in conditions if c.times}
+        self._matches = {c: re.compile(fnmatch.translate(c.name)).match for c in conditions if c.subject == "module"}
+        self._hung_at = -1
+
+    def judge(self, follower: RingFollower, look: Look) -> list[Trigger]:
+        """Return what is to be kept of a look."""
+        found = [*self._hang(follower)]
+        for step in look.steps:
+            found += [trigger for condition in self._conditions for trigger in self._of_step(condition, step)]
+        if look.timeline is not None:
+            found += self._of_modules(follower, look, look.timeline)
+            for time_ns, why in look.keeps:
+                found.append(Trigger(f"keep {why}", f"keep {why}", why, _step_at(look.timeline, time_ns), time_ns))
+        return found
+
+    def _of_step(self, condition: Condition, step: EndedStep) -> Iterator[Trigger]:
+        if condition.subject not in ("step", "part"):
+            return
+        ns = step.parts.get(condition.name, 0) if condition.name else step.training_ns
+        limit_ns, usual = condition.limit_ns, ""
+        if condition.times:
+            history = self._history[condition]
+            if len(history) >= _USUAL_FROM:
+                median = float(np.median(history))
+                limit_ns = int(max(condition.times * median, median + _LEAST_NS))
+                usual = f"; usually {format_ns(median)}"
+            history.append(ns)
+        if limit_ns is None or ns <= limit_ns or step.is_first:
+            return
+        what = f"{condition.name} in step {step.number}" if condition.name else f"step {step.number}"
+        sentence = f"{what} took {format_ns(ns)} ({condition.text}{usual})"
+        yield Trigger(condition.text, condition.label, sentence, step.number, step.end_ns)
+
+    def _of_modules(self, follower: RingFollower, look: Look, timeline: Timeline) -> Iterator[Trigger]:
+        columns = timeline.columns
+        is_new = columns.complete & (columns.end > look.since_ns)
+        if any(mark.kind == "step" for mark in timeline.marks) and follower.analysis is not None:
+            first = follower.analysis.snapshot.metadata.get(FIRST_STEP)
+            is_new &= columns.step != (first if isinstance(first, int) else 0)
+        for condition, matches in self._matches.items():
+            is_named = np.array([matches(name.fqn) is not None for name in timeline.names] or [False], np.bool_)
+            slow = np.flatnonzero(is_new & is_named[columns.name])
+            slow = slow[(columns.end - columns.start)[slow] > (condition.limit_ns or 0)]
+            for step in np.unique(columns.step[slow]).tolist():
+                row = max(
+                    slow[columns.step[slow] == step].tolist(), key=lambda row: columns.end[row] - columns.start[row]
+                )
+                took, fqn = format_ns(columns.end[row] - columns.start[row]), timeline.names[columns.name[row]].fqn
+                at = _step_at(timeline, int(columns.start[row]))
+                where = "" if at is None else f" in step {at}"
+                sentence = f"{fqn} took {took}{where} ({condition.text})"
+                yield Trigger(condition.text, condition.label, sentence, at, int(columns.end[row]))
+
+    def _hang(self, follower: RingFollower) -> Iterator[Trigger]:
+        limits = [c for c in self._conditions if c.subject == "hang" and follower.quiet_ns > (c.limit_ns or 0)]
+        if not limits or follower.state == "ended" or not follower.recorded or follower.recorded == self._hung_at:
+            return
+        self._hung_at = follower.recorded
+        assert follower.analysis is not None
+        stacks, ends = follower.analysis.open_stacks, follower.analysis.step_ends.number
+        inside = next((stack.calls[-1] for stack in stacks if stack.calls), None)
+        where = f" in {inside.fqn} ({inside.phase})" if inside is not None else ", in no module"
+        sentence = f"no event for {format_ns(follower.quiet_ns)}{where} ({limits[0].text})"
+        step = int(ends.max()) + 1 if len(ends) else None
+        yield Trigger(limits[0].text, limits[0].label, sentence, step, follower.last_ns, waits=False)
+
+
+def _step_at(timeline: Timeline, time_ns: int) -> int | None:
+    """Return the step that a moment lies in; None if no step ends."""
+    if not any(mark.kind == "step" for mark in timeline.marks):
+        return None
+    return int(steps_at(timeline, np.array([time_ns], np.int64))[0])

@@ -1,0 +1,93 @@
+"""The loop of the watcher: finds rings, looks at each once a second, and ends when their processes have."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from .._errors import RingError
+from ..ring import find_rings
+from .conditions import Condition
+from .follow import RingFollower
+from .triggers import Triggers
+from .windows import WindowKeeper
+
+__all__ = ["Watcher"]
+
+
+class Watcher:
+    """Watches the rings of a job.
+
+    Args:
+        paths: ring files, folders and patterns. A folder's new rings are found; a file that is named is followed until
+            its process has ended, also if it is renamed.
+        conditions: when a window is kept.
+        keeper: keeps it.
+        say: takes a line for the user.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], conditions: Sequence[Condition], keeper: WindowKeeper, say: Callable[[str], None]
+    ) -> None:
+        self._paths, self._conditions, self._keeper, self._say = paths, conditions, keeper, say
+        self._followers: dict[tuple[int, int], tuple[RingFollower, Triggers]] = {}
+        self._named: set[str] = set()
+        self._said: set[str] = set()
+
+    def run(self, every_s: float) -> None:
+        """Look again and again, until all processes have ended or KeyboardInterrupt comes."""
+        try:
+            while self.look():
+                time.sleep(every_s)
+        except KeyboardInterrupt:
+            pass
+        followers = [follower for follower, _ in self._followers.values()]
+        self._keeper.save_ready(followers, flush=True)
+        for follower in followers:
+            if follower.missed_events:
+                self._say(f"{follower.path}: {follower.missed_events:,} events were overwritten before they were read")
+        self._keeper.close()
+        self._say(f"ended: {self._keeper.kept} kept")
+
+    def look(self) -> bool:
+        """Look at each ring once; return whether a process still runs, or none was there yet."""
+        self._find()
+        for follower, triggers in self._followers.values():
+            if follower.state == "ended":
+                continue
+            try:
+                look = follower.look()
+            except RingError as error:
+                self._say_once(str(error))
+                follower.state = "ended"
+                continue
+            for trigger in triggers.judge(follower, look):
+                self._keeper.add(follower, trigger)
+        followers = [follower for follower, _ in self._followers.values()]
+        self._keeper.save_ready(followers)
+        return not followers or any(follower.state != "ended" for follower in followers)
+
+    def _find(self) -> None:
+        rings, _, errors = find_rings(self._paths)
+        for path in rings:
+            if path in self._named:
+                continue
+            try:
+                status = os.stat(path)
+                if (status.st_dev, status.st_ino) not in self._followers:
+                    follower = RingFollower(path)
+                    self._followers[status.st_dev, status.st_ino] = follower, Triggers(self._conditions)
+                    self._said.clear()
+            except OSError as error:
+                errors.append(f"{path}: {error.strerror or error}")
+            else:
+                self._named |= {path} & set(self._paths)
+        if not self._followers:
+            for missing in errors:
+                self._say_once(f"{missing}; waiting for it")
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)

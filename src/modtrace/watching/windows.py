@@ -1,0 +1,225 @@
+"""Saves the window around what is to be kept: some steps before and after it, of all ranks, within bounds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from .._errors import ModtraceError
+from ..timeline import Timeline
+from ..timeline.summary import divide_steps
+from .follow import RingFollower
+from .triggers import Trigger
+
+__all__ = ["KEPT", "KeepLimits", "WindowKeeper", "find_cause", "kept_folder", "save_window"]
+
+KEPT = "kept"
+"""In the metadata of a kept window: a list of sentences that say why."""
+_AROUND_NS = 5_000_000_000
+"""How much is kept before and after a moment where no step ends."""
+_MAX_WAIT_NS = 60_000_000_000
+"""For so long the steps after a moment are waited for."""
+_CAUSE_STEPS = 16
+"""How many steps before a slow one show what is usual."""
+
+
+class KeepLimits(NamedTuple):
+    """How much is kept.
+
+    Attributes:
+        steps: how many before a moment, and how many after it.
+        pause_ns: the time between two windows of one reason, at least.
+        max_kept: moments.
+        max_bytes: of all windows in the folder, those of earlier runs too.
+    """
+
+    steps: int = 2
+    pause_ns: int = 30_000_000_000
+    max_kept: int = 20
+    max_bytes: int = 500_000_000
+
+
+class _Pending:
+    """A moment whose window is not saved yet."""
+
+    def __init__(self, follower: RingFollower, trigger: Trigger) -> None:
+        self.follower = follower
+        self.triggers = [trigger]
+        self.step, self.time_ns, self.waits = trigger.step, trigger.time_ns, trigger.waits
+        self.asked_at = time.monotonic_ns()
+
+    def holds(self, follower: RingFollower, trigger: Trigger, after: int) -> bool:
+        """Whether the window of this moment shows another one too."""
+        if self.step is None or trigger.step is None:
+            return abs(self.time_ns - trigger.time_ns) <= _AROUND_NS
+        return self.step <= trigger.step <= self.step + (after if follower is self.follower else 0)
+
+    def is_ready(self, after: int) -> bool:
+        """Whether what follows it is there, or will not come."""
+        follower = self.follower
+        if not self.waits or follower.state == "ended" or time.monotonic_ns() - self.asked_at > _MAX_WAIT_NS:
+            return True
+        if self.step is None:
+            return follower.last_ns >= self.time_ns + _AROUND_NS
+        return bool(follower.last_steps) and follower.last_steps[-1].number >= self.step + after
+
+    def bounds(self, around: int) -> tuple[int, int]:
+        """Return from when to when the window reaches, Unix nanoseconds."""
+        if self.step is None:
+            return self.time_ns - _AROUND_NS, self.time_ns + _AROUND_NS
+        steps = [step for step in self.follower.last_steps if abs(step.number - self.step) <= around]
+        start, end = (
+            min([self.time_ns, *(step.start_ns for step in steps)]),
+            max(step.end_ns for step in steps) if steps else 0,
+        )
+        last = self.follower.last_steps[-1].number if self.follower.last_steps else -1
+        return start, self.follower.last_ns + 1 if last < self.step + around else end
+
+
+class WindowKeeper:
+    """Keeps windows in a folder.
+
+    Args:
+        folder: it is made with the first window.
+        limits: how much is kept.
+        say: takes a line for the user.
+
+    Attributes:
+        kept: how many moments were kept.
+    """
+
+    def __init__(self, folder: Path, limits: KeepLimits, say: Callable[[str], None]) -> None:
+        self._folder, self._limits, self._say = folder, limits, say
+        self._pending: list[_Pending] = []
+        self._last_ns: dict[str, int] = {}
+        self._bytes = sum(file.stat().st_size for file in folder.rglob("*.pftrace")) if folder.is_dir() else 0
+        self._is_full = self._has_stopped = False
+        self._passed_over = 0
+        self.kept = 0
+
+    def add(self, follower: RingFollower, trigger: Trigger) -> None:
+        """Keep the window around a moment, unless a limit forbids it."""
+        held = next((p for p in self._pending if p.holds(follower, trigger, self._limits.steps)), None)
+        last_ns = self._last_ns.get(trigger.key)
+        if held is not None:
+            if trigger.key not in (known.key for known in held.triggers):
+                held.triggers.append(trigger)
+            return
+        if last_ns is not None and trigger.time_ns - last_ns < self._limits.pause_ns:
+            self._passed_over += 1
+            return
+        if self.kept + len(self._pending) >= self._limits.max_kept:
+            self._stop_keeping(f"{self._limits.max_kept} windows are kept (--max-kept)")
+            return
+        self._last_ns[trigger.key] = trigger.time_ns
+        self._pending.append(_Pending(follower, trigger))
+
+    def _stop_keeping(self, why: str) -> None:
+        self._passed_over += 1
+        if not self._has_stopped:
+            self._has_stopped = True
+            self._say(f"{why}; no further window is kept")
+
+    def save_ready(self, followers: Sequence[RingFollower], *, flush: bool = False) -> None:
+        """Save the windows that are whole; with `flush` all.
+
+        Args:
+            followers: of all rings; of each the same moment is saved.
+            flush: save also what still waits for steps.
+        """
+        ready = [p for p in self._pending if flush or p.is_ready(self._limits.steps)]
+        self._pending = [p for p in self._pending if p not in ready]
+        for pending in ready:
+            self._save(pending, followers)
+
+    def close(self) -> None:
+        """Say how much was passed over."""
+        if self._passed_over:
+            self._say(f"{self._passed_over} more were not kept: see --pause, --max-kept and --max-bytes")
+
+    def _save(self, pending: _Pending, followers: Sequence[RingFollower]) -> None:
+        start_ns, end_ns = pending.bounds(self._limits.steps)
+        triggers = sorted(pending.triggers, key=lambda trigger: trigger.label)
+        label = "+".join(dict.fromkeys(trigger.label for trigger in triggers))
+        step = "" if pending.step is None else f"step{pending.step}-"
+        sentences = [trigger.sentence for trigger in triggers]
+        with contextlib.suppress(ModtraceError):
+            cause = None if pending.step is None else find_cause(pending.follower, pending.step)
+            sentences += [cause] if cause else []
+        folder = self._folder / _file_name(f"{step}{label}") if len(followers) > 1 else self._folder
+        saved: list[Path] = []
+        for follower in [pending.follower, *(f for f in followers if f is not pending.follower)]:
+            if self._is_full and not saved:
+                self._passed_over += 1
+                return
+            who = "" if follower.rank is None else f"rank{follower.rank}-"
+            if not who and len(followers) > 1:
+                who = f"pid{follower.pid}-"
+            try:
+                timeline = follower.window(start_ns, end_ns)
+                if not len(timeline.slices):
+                    continue
+                path = save_window(timeline, folder, f"{who}{step}{label}", sentences)
+                size = path.stat().st_size
+                if self._bytes + size > self._limits.max_bytes:
+                    path.unlink()
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+                    self._is_full = True
+                    self._stop_keeping(f"the windows in {self._folder} take {self._bytes:,} bytes (--max-bytes)")
+                    break
+            except (ModtraceError, OSError) as error:
+                self._say(f"a window of {follower.path} cannot be kept: {error}")
+                continue
+            self._bytes += size
+            saved.append(path)
+        if saved:
+            self.kept += 1
+            self._say(f"kept {saved[0] if len(saved) == 1 else folder}: {'; '.join(sentences)}")
+
+
+def save_window(timeline: Timeline, folder: Path, name: str, why: Iterable[str]) -> Path:
+    """Save a window under a name that no file has, and return its path.
+
+    Raises:
+        WriteError: it cannot be written.
+        OSError: the folder cannot be made.
+    """
+    os.makedirs(folder, exist_ok=True)
+    stem, number = _file_name(name), 1
+    path = folder / f"{stem}.pftrace"
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}.pftrace"
+    dataclasses.replace(timeline, metadata={**timeline.metadata, KEPT: list(why)}).save(path)
+    return path
+
+
+def kept_folder(ring: str | os.PathLike[str]) -> Path:
+    """Return where windows of a ring are kept: `run.kept` beside `run.modtrace`; in a folder of rings `kept`."""
+    path = Path(ring)
+    stem = path.name.partition(".modtrace")[0]
+    return path / "kept" if path.is_dir() else path.with_name(f"{stem or path.name}.kept")
+
+
+def find_cause(follower: RingFollower, step: int) -> str | None:
+    """Return which part made a step slow, in a sentence, by the steps before it; None if no part did.
+
+    Raises:
+        RingError: the ring cannot be read.
+    """
+    known = [s for s in follower.last_steps if step - _CAUSE_STEPS <= s.number <= step]
+    if not known or known[-1].number != step:
+        return None
+    timeline = follower.window(known[0].start_ns, known[-1].end_ns)
+    return next((divided.cause for divided in divide_steps(timeline) if divided.step == step), None)
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", text)[:100].strip("-.")

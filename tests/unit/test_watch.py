@@ -1,0 +1,341 @@
+"""`modtrace watch`: conditions, what a follower gives of a ring written by hand, and which windows are kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import modtrace
+from modtrace.cli.group import group as commands
+from modtrace.ring import Kind
+from modtrace.ring.range_text import range_text
+from modtrace.watching.conditions import Condition, parse_conditions
+from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
+from modtrace.watching.watch import Watcher
+from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper, kept_folder
+from tests.support.event_script import EventScript
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+
+class Training:
+    """Steps written by hand: data loading, then Net with Net.head in it, then 1 ms of nothing; `ms` for each."""
+
+    def __init__(self, path: Path, capacity: int = 4096, begin: int | None = None, **metadata: object) -> None:
+        begin = begin or time.monotonic_ns() + SECOND  # no event is before the recording
+        self.script = EventScript(capacity, path, {"pid": os.getpid(), **metadata}, lambda at: begin + at)
+        self.net, self.head = self.script.name("Net"), self.script.name("Net.head")
+        self.now = self.number = 0
+
+    def step(self, *, data: int = 1, head: int = 5, gc: int = 0, marks: int = 1) -> None:
+        script, text = self.script, range_text("fetch", "data loading")
+        script.collective(self.now, Kind.RANGE_BEGIN, text, self.number)
+        script.collective(self._after(data), Kind.RANGE_END, text, self.number)
+        script.enter(self.now, self.net, self.number)
+        script.enter(self._after(2), self.head, self.number)
+        script.exit(self._after(head), self.head, self.number)
+        script.exit(self._after(1), self.net, self.number)
+        self._after(1 + gc)
+        if gc:
+            script.event(self.now, Kind.COLLECTION, (1 << 24) - 1, gc * MS << 22)
+        for _ in range(marks):
+            script.event(self._after(1), Kind.OPTIMIZER_STEP, (1 << 24) - 1, self.number)
+        self.number += 1
+
+    def _after(self, ms: int) -> int:
+        self.now += ms * MS
+        return self.now
+
+
+def watch(path: Path, when: str = "step > 3x", **limits: int) -> tuple[Watcher, list[str]]:
+    lines: list[str] = []
+    keeper = WindowKeeper(kept_folder(path), KeepLimits(**limits), lines.append)
+    return Watcher([str(path)], parse_conditions(when), keeper, lines.append), lines
+
+
+def kept(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*.pftrace"))
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("step > 3x", ("step", "", None, 3.0)),
+        ("step>2.5x", ("step", "", None, 2.5)),
+        ("step > 500ms", ("step", "", 500 * MS, 0.0)),
+        ("gc > 200 ms", ("part", "gc", 200 * MS, 0.0)),
+        ("data > 1s", ("part", "data loading", SECOND, 0.0)),
+        ("data loading > 2x", ("part", "data loading", None, 2.0)),
+        ("range my > work > 1.5s", None),
+        ("range augment > 1.5s", ("part", "augment", 1500 * MS, 0.0)),
+        ("module GPT.h.* > 50us", ("module", "GPT.h.*", 50_000, 0.0)),
+        ("hang 60s", ("hang", "", 60 * SECOND, 0.0)),
+        ("hang 2min", ("hang", "", 120 * SECOND, 0.0)),
+        ("hang", None),
+        ("hang 0s", None),
+        ("stepp > 3x", None),
+        ("step > 3", None),
+        ("step < 3x", None),
+        ("module GPT > 3x", None),
+        ("module > 3ms", None),
+    ],
+)
+def test_a_condition_is_understood_or_the_forms_are_listed(text: str, condition: tuple[object, ...] | None) -> None:
+    if condition is not None:
+        assert parse_conditions(text) == (Condition(text, *condition),)  # type: ignore[arg-type]
+        return
+    with pytest.raises(modtrace.ModtraceError, match=r'is no condition; the forms are "step > 3x".*"hang 60s"'):
+        parse_conditions(text)
+
+
+def test_several_conditions_are_one_text_or_more() -> None:
+    assert [c.text for c in parse_conditions(["step > 3x; gc > 1s;", "hang 5s"])] == ["step > 3x", "gc > 1s", "hang 5s"]
+    assert parse_conditions([]) == ()
+
+
+@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("marks", [1, 2])
+def test_each_step_is_given_once_with_what_it_took(tmp_path: Path, every: int, marks: int) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    follower, given = RingFollower(tmp_path / "run.modtrace"), list[EndedStep]()
+    for number in range(40):
+        training.step(data=number, head=3 * number, marks=marks)
+        if number % every == every - 1:
+            given += follower.look().steps
+            # The last one can still be ended later by another optimizer.
+            assert [step.number for step in given] == list(range(number))
+    training.script.close()
+    given += follower.look().steps
+    assert follower.state == "ended"
+    assert [(step.number, round((step.end_ns - step.start_ns) / MS)) for step in given] == [
+        (number, 4 * number + 4 + marks) for number in range(40)
+    ]
+    assert [round(step.parts["data loading"] / MS) for step in given[1:]] == [*range(1, 40)]
+    assert [step.is_first for step in given] == [True] + 39 * [False]
+    assert (follower.missed_events, follower.total_steps) == (0, 40)
+
+
+def test_a_step_is_kept_with_those_around_it_once_they_have_ended(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    watcher, lines = watch(tmp_path / "run.modtrace", when="step > 3x; module *.head > 100ms")
+    for number in range(40):
+        training.step(head=500 if number == 20 else 5)
+        assert watcher.look()
+        assert bool(kept(tmp_path / "run.kept")) == (number >= 23)
+    training.script.close()
+    assert not watcher.look()
+    file = tmp_path / "run.kept" / "step20-module-.head+step.pftrace"
+    assert kept(tmp_path / "run.kept") == [file.name]
+    assert len(lines) == 1
+    timeline = modtrace.load(file)
+    assert np.unique(timeline.columns.step).tolist() == [18, 19, 20, 21, 22]
+    assert [round(step.duration_ns / MS) for step in timeline.summary().steps] == [11, 11, 506, 11, 11]
+    why = timeline.metadata[KEPT]
+    assert why == [
+        "Net.head took 500 ms in step 20 (module *.head > 100ms)",
+        "step 20 took 506 ms (step > 3x; usually 11 ms)",
+        "step 20: 506 ms, of which 503 ms forward; usually 8 ms",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("when", "slow", "name"),
+    [
+        ("data > 100ms", {"data": 200}, "step20-data-loading.pftrace"),
+        ("data > 5x", {"data": 200}, "step20-data-loading.pftrace"),
+        ("gc > 100ms", {"gc": 200}, "step20-gc.pftrace"),
+        ("other > 100ms", {"gc": 200}, None),
+        ("forward > 100ms", {"head": 200}, "step20-forward.pftrace"),
+        ("module Net > 100ms", {"head": 200}, "step20-module-Net.pftrace"),
+        ("module Net > 100ms", {"data": 200}, None),
+        ("step > 100ms", {"head": 200}, "step20-step.pftrace"),
+        ("step > 3x", {"head": 15}, None),  # within what the system may stop a thread for
+        ("hang 1000min", {"head": 200}, None),
+    ],
+)
+def test_what_is_slow_is_kept_by_its_condition(
+    tmp_path: Path, when: str, slow: dict[str, int], name: str | None
+) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    for number in range(40):
+        training.step(**slow if number in (0, 20) else {})  # the first one sets up
+    training.script.close()
+    watcher, _ = watch(tmp_path / "run.modtrace", when=when)
+    assert not watcher.look()
+    assert kept(tmp_path / "run.kept") == ([] if name is None else [name])
+
+
+def test_a_storm_stays_within_its_bounds(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    for number in range(100):
+        training.step(head=300 if number >= 10 and number % 10 == 0 else 5)
+    training.script.close()
+
+    def run(name: str, **limits: int) -> tuple[list[str], list[str]]:
+        (tmp_path / "run.kept").rename(tmp_path / name) if (tmp_path / "run.kept").exists() else None
+        watcher, lines = watch(tmp_path / "run.modtrace", "step > 3x", **limits)
+        watcher.run(0)
+        return kept(tmp_path / "run.kept"), lines
+
+    steps = [f"step{number}-step.pftrace" for number in range(10, 100, 10)]
+    assert run("a", pause_ns=0)[0] == sorted(steps)
+    # Ten steps take 0.405 s: two of them pass by in each pause of a second.
+    assert run("b", pause_ns=SECOND)[0] == sorted(steps[::3])
+    files, lines = run("c", pause_ns=0, max_kept=3)
+    assert files == sorted(steps[:3])
+    assert [line for line in lines if "--max-kept)" in line] == [
+        "3 windows are kept (--max-kept); no further window is kept"
+    ]
+    files, lines = run("d", pause_ns=0)
+    assert len(files) == len(steps)
+    sizes = [(tmp_path / "run.kept" / name).stat().st_size for name in steps]
+    files, lines = run("e", pause_ns=0, max_bytes=sum(sizes[:4]) + 1)
+    assert files == sorted(steps[:4])
+    assert len([line for line in lines if "--max-bytes); no further" in line]) == 1
+    # What is there counts.
+    watcher, lines = watch(tmp_path / "run.modtrace", pause_ns=0, max_bytes=sum(sizes[:4]) + 1)
+    watcher.run(0)
+    assert len(kept(tmp_path / "run.kept")) == 4
+    assert lines[-1] == "ended: 0 kept"
+
+
+def test_a_moment_is_kept_of_all_ranks_of_a_folder(tmp_path: Path) -> None:
+    begin = time.monotonic_ns() + 100 * SECOND
+    ranks = [Training(tmp_path / f"rank{rank}.modtrace", begin=begin, rank=rank) for rank in range(3)]
+    watcher, lines = watch(tmp_path)
+    for number in range(30):
+        for rank, training in enumerate(ranks):
+            training.step(head=300 if number == 20 and rank == 1 else 5, data=1 if number != 20 or rank == 1 else 296)
+        assert watcher.look()
+    files = [f"step20-step/rank{rank}-step20-step.pftrace" for rank in range(3)]
+    assert kept(tmp_path / "kept") == files
+    assert len(lines) == 1
+    for rank, file in enumerate(files):
+        timeline = modtrace.load(tmp_path / "kept" / file)
+        assert timeline.tracks[0].process.rank == rank
+        assert {18, 19, 20, 21, 22} <= set(timeline.columns.step.tolist())
+    assert modtrace.load_ranks(tmp_path / "kept" / "step20-step").columns.step.max() >= 22
+
+
+def test_a_mark_that_asks_to_keep_is_kept_without_a_condition(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    watcher, lines = watch(tmp_path / "run.modtrace", when="")
+    for number in range(12):
+        if number == 5:
+            training.script.mark(training.now + MS // 2, f"{KEEP_PREFIX}loss is nan")
+            training.script.mark(training.now + MS // 2, "another mark")
+        training.step()
+    training.script.close()
+    watcher.run(0)
+    assert kept(tmp_path / "run.kept") == ["step5-keep-loss-is-nan.pftrace"]
+    assert lines == [f"kept {tmp_path}/run.kept/step5-keep-loss-is-nan.pftrace: loss is nan", "ended: 1 kept"]
+
+
+def test_a_hang_is_kept_once_with_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    for _ in range(10):
+        training.step()
+    training.script.enter(training.now, training.net, 10)
+    training.script.enter(training.now, training.head, 10)
+    watcher, lines = watch(tmp_path / "run.modtrace", when="hang 60s")
+    last = training.script.events().time[-1]
+    for quiet_s in (59, 61, 62):
+        now = SimpleNamespace(monotonic_ns=lambda quiet_s=quiet_s: int(last) + quiet_s * SECOND)
+        monkeypatch.setattr("modtrace.watching.follow.time", now)
+        assert watcher.look()
+        assert bool(lines) == (quiet_s > 59)
+    assert len(lines) == 1
+    assert kept(tmp_path / "run.kept") == ["step10-hang.pftrace"]
+    assert "no event for 61 s in Net.head (forward) (hang 60s)" in lines[0]
+    steps = np.unique(modtrace.load(tmp_path / "run.kept" / "step10-hang.pftrace").columns.step)
+    assert steps.tolist()[-2:] == [9, 10]
+
+
+def test_without_steps_a_slow_call_is_kept_with_what_is_around_it(tmp_path: Path) -> None:
+    script = Training(tmp_path / "run.modtrace").script
+    name = script.name("Net")
+    for number in range(100):
+        begin = number * SECOND
+        script.enter(begin, name, number)
+        script.exit(begin + (300 if number == 50 else 10) * MS, name, number)
+    script.close()
+    watcher, _ = watch(tmp_path / "run.modtrace", when="module Net > 100ms; step > 2x")
+    watcher.run(0)
+    assert kept(tmp_path / "run.kept") == ["module-Net.pftrace"]
+    spans = modtrace.load(tmp_path / "run.kept" / "module-Net.pftrace").spans
+    assert [span.call for span in spans] == list(range(46, 56))
+
+
+def test_what_is_overwritten_before_a_look_is_counted(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace", capacity=64)
+    follower = RingFollower(tmp_path / "run.modtrace")
+    training.step()
+    training.step()
+    assert len(follower.look().steps) == 1
+    for _ in range(98):
+        training.step()
+    training.script.close()
+    given = follower.look().steps
+    # 700 events in all, 14 of which were read; 64 remain: the last nine steps, the first of them cut.
+    assert follower.missed_events == 700 - 14 - 64
+    assert [step.number for step in given] == list(range(91, 100))
+    assert {round((step.end_ns - step.start_ns) / MS) for step in given} == {11}
+
+
+def test_a_ring_that_a_new_run_replaces_is_followed_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    training = Training(path)
+    watcher, _ = watch(path)
+    for _ in range(20):
+        training.step()
+    assert watcher.look()
+    os.rename(path, tmp_path / "run.1.modtrace")
+    other = Training(path)
+    for _ in range(30):
+        other.step(head=400)
+    for number in range(10):
+        training.step(head=300 if number == 5 else 5)
+    training.script.close()
+    assert not watcher.look()
+    assert kept(tmp_path / "run.kept") == ["step25-step.pftrace"]
+
+
+def test_a_quiet_run_keeps_nothing_and_makes_no_folder(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    watcher, lines = watch(
+        tmp_path / "run.modtrace", when="step > 3x; step > 30ms; data > 10ms; gc > 1ms; hang 1000min"
+    )
+    for _ in range(60):
+        training.step()
+        watcher.look()
+    training.script.close()
+    watcher.run(0)
+    assert lines == ["ended: 0 kept"]
+    assert not (tmp_path / "run.kept").exists()
+
+
+def test_the_command_keeps_and_ends_with_the_ring(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    for number in range(30):
+        training.step(head=300 if number == 20 else 5)
+    training.script.close()
+    result = CliRunner().invoke(
+        commands, ["watch", str(tmp_path / "run.modtrace"), "--keep-when", "step > 3x", "-o", str(tmp_path / "here")]
+    )
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert kept(tmp_path / "here") == ["step20-step.pftrace"]
+
+
+@pytest.mark.parametrize("option", [["--keep-when", "step > soon"], ["--max-bytes", "lots"], ["--every", "5"]])
+def test_wrong_options_are_usage_errors(tmp_path: Path, option: list[str]) -> None:
+    result = CliRunner().invoke(commands, ["watch", str(tmp_path), *option])
+    assert result.exit_code == 2
+    assert option[1] in result.stderr
+    assert ('"module GPT.head > 50ms"' in result.stderr) == (option[0] == "--keep-when")
