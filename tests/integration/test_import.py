@@ -34,6 +34,10 @@ FLOWS = f"""
     from flow join ({SLICES.replace("select ", "select s.id, ", 1)}) a on a.id = slice_out
         join ({SLICES.replace("select ", "select s.id, ", 1)}) b on b.id = slice_in
 """
+# Without the parts of steps.
+SAMPLES = """
+    select c.ts, c.value from counter c join counter_track t on t.id = c.track_id where t.name not like 'step: %'
+"""
 
 
 class Imported:
@@ -60,12 +64,7 @@ class Imported:
                 for row in trace.query("select name, category, ts, dur from slice where category in ('step', 'mark')")
             ]
         )
-        self.samples = in_order(
-            [
-                {"ts": row["ts"] - self.base, "value": row["value"]}
-                for row in trace.query("select ts, value from counter")
-            ]
-        )
+        self.samples = in_order([{"ts": row["ts"] - self.base, "value": row["value"]} for row in trace.query(SAMPLES)])
         self.first = min(moments, default=0)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 
+import modtrace
 from modtrace import ModtraceError
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
@@ -18,6 +20,7 @@ from modtrace.timeline.summary import divide_steps, find_step_bounds, measure_st
 from modtrace.write.step_parts import part_counters, part_table
 from tests.support.event_script import WALL, EventScript
 from tests.support.timelines import timelines
+from tests.support.trace_processor import TraceProcessor
 from tests.support.training_timeline import MAIN, MS, training
 
 
@@ -314,13 +317,45 @@ def test_json_has_units_and_the_name_of_each_step() -> None:
     assert (document["overview"]["step_by"], document["outside"]) == ("call", {"other": 50, "data loading": 10})
 
 
-def test_the_page_has_a_bar_per_call_and_traces_have_no_counters() -> None:
+def test_the_page_has_a_bar_per_call_and_a_trace_a_counter_per_part() -> None:
     table = part_table(GENERATED)
 
     assert table is not None
     assert table.names == ["generate 0", "generate 1", "Net 2"]
     assert (table.end - table.start).tolist() == [100, 40, 50]
+    counters = {counter.name: counter for counter in part_counters(GENERATED)}
+    assert [*counters] == ["step: forward", "step: generate"]
+    assert (counters["step: forward"].time - WALL).tolist() == [0, 100, 120, 160, 200, 250]
+    assert counters["step: forward"].ns.tolist() == [50, 0, 20, 0, 50, 0]
+    assert counters["step: generate"].ns.tolist() == [50, 0, 20, 0, 0, 0]
+
+
+def test_calls_that_overlap_and_very_many_steps_have_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert part_counters(two_threads()) == []
+    monkeypatch.setattr("modtrace.write.step_parts.MAX_STEPS", 2)
     assert part_counters(GENERATED) == []
+
+
+@pytest.mark.parametrize("suffix", ["json", "pftrace"])
+def test_perfetto_shows_each_generate_and_what_it_was_spent_on(
+    trace_processor: type[TraceProcessor], tmp_path: Path, suffix: str
+) -> None:
+    GENERATED.save(tmp_path / f"t.{suffix}")
+    opened = trace_processor.open(tmp_path / f"t.{suffix}")
+    steps = opened.query("select ts, dur from slice where name = 'generate' order by ts")
+    rows = opened.query(
+        "select t.name, c.ts, c.value from counter c join counter_track t on c.track_id = t.id order by t.name, c.ts"
+    )
+    begin = steps[0]["ts"]
+
+    assert opened.import_problems() == {}
+    assert [(row["ts"] - begin, row["dur"]) for row in steps] == [(0, 100), (120, 40)]
+    assert [(row["name"], row["ts"] - begin, row["value"]) for row in rows] == [
+        (f"step: {part} ms", moment, ns / 1e6)
+        for part, values in (("forward", (50, 0, 20, 0, 50, 0)), ("generate", (50, 0, 20, 0, 0, 0)))
+        for moment, ns in zip((0, 100, 120, 160, 200, 250), values, strict=True)
+    ]
+    assert modtrace.load(tmp_path / f"t.{suffix}").counters == []
 
 
 def test_steps_are_found_once_per_timeline() -> None:

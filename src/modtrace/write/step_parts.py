@@ -12,6 +12,7 @@ from ..timeline import Timeline
 from ..timeline.summary import divide_steps, find_step_bounds, sum_up_parts
 
 COUNTER_UNIT = "ms"
+MAX_STEPS = 1 << 15
 
 
 class PartTable(NamedTuple):
@@ -78,8 +79,14 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
 
 
 def part_counters(timeline: Timeline) -> list[PartCounter]:
-    """Return a counter per part that any step has, in order; none if no training step of the timeline ended."""
-    table = part_table(timeline, "optimizer")
+    """Return a counter per part that any step has, in order.
+
+    There is none if no step is whole, if there are more than `MAX_STEPS`, or if steps overlap, as calls of several
+    threads do.
+    """
+    bounds = find_step_bounds(timeline, None)
+    overlaps = bool(np.any(bounds.start[1:] < bounds.end[:-1]))
+    table = None if overlaps or len(bounds.number) > MAX_STEPS else part_table(timeline)
     if table is None or not table.whole.any():
         return []
     is_last = np.append(table.end[:-1] < table.start[1:], True)
