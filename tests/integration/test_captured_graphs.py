@@ -36,6 +36,21 @@ def test_graphs_and_breaks_are_those_without_a_recording(told: dict[str, Told], 
     assert len(plain["graphs"]) >= 1
     assert recorded["graphs"] == plain["graphs"]
     assert recorded["breaks"] == plain["breaks"]
+    # How many graphs were compiled, the first time or again, and what could not be.
+    for group in ("stats", "graph_break", "unimplemented"):
+        assert recorded["counters"].get(group) == plain["counters"].get(group)
+
+
+@pytest.mark.parametrize("engine", ["native", pytest.param("python", marks=pytest.mark.full)])
+def test_ranges_of_a_compiled_loop_are_recorded_and_break_no_graph(told: dict[str, Told], engine: EngineName) -> None:
+    plain, recorded = (told[which]["clipping, collecting and saving"] for which in ("none", engine))
+
+    # The model for two lengths of batches; up to the collection, up to saving, and what is behind it.
+    assert (len(plain["graphs"]), plain["breaks"], recorded["breaks"]) == (4, 3, 3)
+    recompiled = "torch.compile 0/1: tensor 'x' size mismatch at index 0. expected 2, actual 3"
+    of_the_user = {"clip", "norm", "clip_grad_norm_", "torch.save", "Optimizer.step#SGD.step", recompiled}
+    assert of_the_user <= set(recorded["ranges"])
+    assert ("garbage collection" in recorded["ranges"]) == (engine == "native")
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("python", marks=pytest.mark.full)])

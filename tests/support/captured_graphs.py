@@ -1,12 +1,14 @@
 """What torch.compile captures, in a process of its own: `python -m tests.support.captured_graphs none|native|python`.
 
-Prints one JSON object: of each case the graphs in their order, each as its nodes, the number of graph breaks, and the
-names of the spans where it was recorded.
+Prints one JSON object: of each case the graphs in their order, each as its nodes, the number of graph breaks, all that
+dynamo counts, why it compiled again, and the names of the spans and ranges where it was recorded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import io
 import json
 import re
 import sys
@@ -101,6 +103,31 @@ def _dynamic(note: Backend) -> Step:
     return step
 
 
+def _with_ranges(note: Backend) -> Step:
+    """A loop that clips, collects garbage and saves, eagerly and compiled; another length compiles its model again."""
+    net = Net()
+    model = torch.compile(net, backend=note, dynamic=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def end() -> None:
+        with modtrace.range("clip"), torch.profiler.record_function("norm"):
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        gc.collect()
+        torch.save(net.state_dict(), io.BytesIO())
+
+    compiled_end = torch.compile(end, backend=note)
+
+    def step() -> None:
+        for batch in (2, 3):
+            model(torch.ones(batch, 4)).sum().backward()
+            end()
+            compiled_end()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
 def _distributed(note: Backend) -> Step:
     if not dist.is_initialized():
         store = tempfile.mkdtemp()
@@ -156,6 +183,7 @@ CASES: dict[str, Callable[[Backend], Step]] = {
     "around a disabled part": lambda note: _step_of(torch.compile(Net(wrap=torch._dynamo.disable), backend=note)),
     "a part of an eager model": _compiled_in_place,
     "activation checkpoints": lambda note: _step_of(torch.compile(Checkpointed(), backend=note)),
+    "clipping, collecting and saving": _with_ranges,
     "DistributedDataParallel": _distributed,
     "DistributedDataParallel by aot_eager": lambda note: _distributed(_noted(note, "aot_eager")),
     "a training step": lambda note: torch.compile(_step_of(Net()), backend=note),
@@ -182,11 +210,13 @@ def _run(make: Callable[[Backend], Step], engine: Any) -> dict[str, Any]:
     with recording:
         for _ in range(3):
             step()
-    names = set()
+    names, ranges = set(), set()
     if isinstance(recording, modtrace.Recording):
         names = {f"{span.phase} {span.fqn}" for span in recording.timeline().spans}
-    breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
-    return {"graphs": graphs, "breaks": breaks, "names": sorted(names)}
+        ranges = {row.name for row in recording.timeline().ranges}
+    counters = {group: dict(counted) for group, counted in torch._dynamo.utils.counters.items()}
+    breaks = sum(counters.get("graph_break", {}).values())
+    return {"graphs": graphs, "breaks": breaks, "counters": counters, "names": sorted(names), "ranges": sorted(ranges)}
 
 
 if __name__ == "__main__":
