@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -59,6 +59,7 @@ class RecordOptions(TypedDict, total=False):
     flops: bool
     workers: bool
     keep: int
+    keep_when: str | Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Option:
         default: as of `record`.
         is_path: the text is a path, in which `%r` and `%p` are filled in.
         suggestions: texts that a shell's completion offers.
+        separator: what joins the texts where the option is given several times; empty: the last one counts.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Option:
     default: Any = None
     is_path: bool = False
     suggestions: tuple[str, ...] = ()
+    separator: str = ""
 
 
 def check_engine(engine: object) -> str:
@@ -213,5 +216,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("flops", _flag, "Count the FLOPs of each module, in the first step.", None, False),
     Option("workers", _flag, "Also record what the workers of a DataLoader do.", None, False),
     Option("keep", _count, "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
+    Option("keep_when", str, "Keep the steps around what is slow: 'step > 3x'.", "CONDITION", separator="; "),
 )
 """All of `RecordOptions`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Sequence
 from functools import partial
 
 from torch import nn
@@ -14,6 +15,7 @@ from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check
 from ..track.native.device_times import DEFAULT_DEPTH, DeviceChoice
 from ..track.sampling import Sampler
 from .capture import Capture
+from .kept_windows import KeptWindows
 from .loader_workers import WorkerRings
 from .outputs import Schedule
 from .recording import Recording
@@ -45,6 +47,7 @@ def record(
     flops: bool = False,
     workers: bool = False,
     keep: int = 3,
+    keep_when: str | Sequence[str] | None = None,
 ) -> Recording:
     """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
 
@@ -98,6 +101,9 @@ def record(
         workers: also record what the worker processes of a `DataLoader` do that start while it runs: fetches, ranges
             and modules, each worker as a process of the timeline.
         keep: how many rings of ended processes to keep under numbers; older ones are removed.
+        keep_when: keep the steps around what is slow as small traces in `run.kept` beside `ring`, which it needs:
+            `"step > 3x; gc > 200ms"`, as `modtrace watch` takes it. Another process, which this one starts and does not
+            wait for, reads the ring and saves them. `()` keeps only what `Recording.keep` asks for.
 
     Raises:
         RecordingError: the arguments make no sense, `%r` has no value, or this is a free-threaded build of CPython.
@@ -119,6 +125,8 @@ def record(
         check_signal(stacks_on_signal, ring)
     if type(keep) is not int or keep < 0:
         raise RecordingError(f"keep is {keep!r}; it must be a whole number, 0 or more")
+    if keep_when is not None and schedule is not None:
+        raise RecordingError("keep_when watches recordings without a schedule only")
     if flops and engine == "python":
         raise RecordingError("flops needs the native engine; give engine='native' or 'auto'")
     if workers and schedule is not None:
@@ -149,6 +157,7 @@ def record(
         schedule=schedule,
         on_signal=on_signal,
         worker_rings=WorkerRings(record, engine) if workers else None,
+        kept_windows=KeptWindows(keep_when, ring),
     )
 
 

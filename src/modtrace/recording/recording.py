@@ -17,8 +17,10 @@ from ..timeline import RingAnalysis, ThreadStack, Timeline, build_timeline
 from ..timeline.summary import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
+from ..watching.follow import KEEP_PREFIX
 from .capture import Capture
 from .current import block_exit, change_alone, is_running, running, start_alone, stop_alone
+from .kept_windows import KeptWindows
 from .loader_workers import WorkerRings
 from .outputs import Action, Cycles, Outputs, Schedule, log_saved
 from .signals import SaveOnSignal
@@ -61,6 +63,7 @@ class Recording:
         schedule: Schedule | None,
         on_signal: int | None,
         worker_rings: WorkerRings | None = None,
+        kept_windows: KeptWindows | None = None,
     ) -> None:
         if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
             raise RecordingError(f"max_steps is {max_steps!r}; it must be a whole number, 1 or more, or None")
@@ -70,6 +73,7 @@ class Recording:
         self._outputs = Outputs(path, ring, self._cycles)
         self._max_steps = max_steps
         self._worker_rings = worker_rings
+        self._kept_windows = kept_windows or KeptWindows(None, ring)
         self._signal = None if on_signal is None else SaveOnSignal(on_signal, self._save_on_signal)
         self._on_signal = on_signal
         self._unused = threading.Lock()
@@ -173,6 +177,7 @@ class Recording:
             self._capture = None
             self._unused.release()
             raise
+        self._kept_windows.watch(self._outputs.ring_path, self.warn)
         return self
 
     def _switch_on(self) -> None:
@@ -303,6 +308,21 @@ class Recording:
         if not isinstance(text, str):
             raise TypeError(f"the text of a mark is a str, not {type(text).__name__}")
         self._write_mark(Kind.MARK, lambda names: names.text(text), 0)
+
+    def keep(self, why: str) -> None:
+        """Keep the steps around now as a small trace, `run.kept/step57-keep-WHY.pftrace` beside the ring or the path.
+
+        With `keep_when` the watcher saves it, once two further steps have ended. Without, a thread of this process
+        saves the last steps at once, one window at a time and 20 at most.
+
+        Raises:
+            TypeError: `why` is no text.
+        """
+        if not isinstance(why, str):
+            raise TypeError(f"the reason to keep is a str, not {type(why).__name__}")
+        self._write_mark(Kind.MARK, lambda names: names.text(f"{KEEP_PREFIX}{why}"), 0)
+        if self.running and self._capture is not None:
+            self._kept_windows.keep_now(why, self._outputs.ring_path or self.path, self.snapshot, self.warn)
 
     def range(self, name: str) -> NamedRange:
         """Return a block, `with recording.range("augment"):`, that is a range of this name; also a decorator.

@@ -204,7 +204,7 @@ def save_window(timeline: Timeline, folder: Path, name: str, why: Iterable[str])
 def kept_folder(ring: str | os.PathLike[str]) -> Path:
     """Return where windows of a ring are kept: `run.kept` beside `run.modtrace`; in a folder of rings `kept`."""
     path = Path(ring)
-    stem = path.name.partition(".modtrace")[0]
+    stem = path.name.removesuffix(".gz").rpartition(".")[0]
     return path / "kept" if path.is_dir() else path.with_name(f"{stem or path.name}.kept")
 
 

@@ -122,6 +122,11 @@ def _files(_context: click.Context, _parameter: click.Parameter, incomplete: str
     return [CompletionItem(incomplete, type="file")]
 
 
+def _joined(separator: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], str | None]:
+    """Return what makes one text of an option that is given several times."""
+    return lambda _context, _parameter, texts: separator.join(texts) or None
+
+
 def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(OPTIONS):
         flag = f"--{option.name.replace('_', '-')}"
@@ -137,6 +142,8 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
                 type=_parser(option),
                 default=None if option.default is None else str(option.default),
                 show_default=True,
+                multiple=bool(option.separator),
+                callback=_joined(option.separator) if option.separator else None,
                 metavar=option.metavar,
                 help=option.help,
                 shell_complete=_completion(option),
@@ -179,6 +186,7 @@ def run_command(
     if not as_module and not os.path.isfile(script):
         raise click.UsageError(f"There is no script {script!r}.")
     check_can_record()
+    _check_conditions(options["keep_when"], options["ring"])
     path = add_rank(output or _default_output(script, as_module), os.environ)
     trace = expand_path(path, os.environ)
     check_writable(trace)
@@ -203,6 +211,20 @@ def run_command(
             echo(f"modtrace: {error}", err=True)  # then go on with the script's own error, which matters more
         raise
     _finish(auto, trace)
+
+
+def _check_conditions(keep_when: str | None, ring: str | None) -> None:
+    """Refuse before the script begins what `record` would refuse in it."""
+    if keep_when is None:
+        return
+    from ...watching.conditions import parse_conditions
+
+    if ring is None:
+        raise click.UsageError("--keep-when needs a ring, which another process reads; add --ring run.modtrace.")
+    try:
+        parse_conditions(keep_when)
+    except ModtraceError as error:
+        raise click.UsageError(f"--keep-when: {error}.") from None
 
 
 def _finish(auto: AutoRecording, trace: str) -> None:
