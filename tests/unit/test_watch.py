@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +20,8 @@ from modtrace.ring import Kind
 from modtrace.ring.range_text import range_text
 from modtrace.watching.conditions import Condition, parse_conditions
 from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
+from modtrace.watching.metrics import Metrics
+from modtrace.watching.steps_file import StepsFile
 from modtrace.watching.watch import Watcher
 from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper, kept_folder
 from tests.support.event_script import EventScript
@@ -331,6 +336,75 @@ def test_the_command_keeps_and_ends_with_the_ring(tmp_path: Path) -> None:
     )
     assert (result.exit_code, result.stdout) == (0, "")
     assert kept(tmp_path / "here") == ["step20-step.pftrace"]
+
+
+def test_each_step_has_a_line_and_beyond_a_bound_every_second(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace", rank=3)
+    for number in range(40):
+        training.step(data=200 if number == 20 else 1)
+    training.script.close()
+    (tmp_path / "steps.jsonl").write_text("of an earlier run")
+    for max_lines, numbers in ((40, range(40)), (39, range(0, 40, 2)), (19, range(0, 40, 2))):
+        steps = StepsFile(tmp_path / "steps.jsonl", pytest.fail, max_lines)
+        follower = RingFollower(tmp_path / "run.modtrace")
+        steps.take(follower, follower.look())
+        lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == [*numbers]
+    assert len((tmp_path / "steps.1.jsonl").read_text().splitlines()) == 20
+    assert [line["step"] for line in lines if line["cause"]] == [20]
+    assert lines[10]["cause"] == "step 20: 210 ms, of which 200 ms data loading; usually 1 ms"
+    assert (lines[10]["rank"], lines[10]["pid"]) == (3, os.getpid())
+    for line in lines:
+        assert sum(line["parts"].values()) == line["duration_ns"]
+    assert [round(line["duration_ns"] / MS) for line in lines[8:12]] == [11, 11, 210, 11]
+
+
+def test_a_file_of_steps_in_parts_is_thinned_evenly(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    steps, follower = StepsFile(tmp_path / "steps.jsonl", pytest.fail, 8), RingFollower(tmp_path / "run.modtrace")
+    training.step()
+    for _ in range(34):
+        training.step()
+        steps.take(follower, follower.look())
+        numbers = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+        assert len(numbers) <= 8
+    assert numbers == [0, 8, 16, 24, 32]
+
+
+def test_metrics_are_open_metrics_of_the_steps(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace", rank=3)
+    for number in range(11):
+        training.step(head=100 * number)
+    training.script.close()
+    follower, metrics = RingFollower(tmp_path / "run.modtrace"), Metrics(0)
+    metrics.take(follower, follower.look())
+    url = f"http://127.0.0.1:{metrics.port}/metrics"
+    with urllib.request.urlopen(url) as answer:
+        text = answer.read().decode()
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert text.endswith("# EOF\n")
+    lines = text.splitlines()
+    label = f'rank="3",pid="{os.getpid()}"'
+    values = {(parts := line.rpartition(" "))[0]: float(parts[2]) for line in lines if line[0] != "#"}
+    assert values[f"modtrace_steps_total{{{label}}}"] == values[f"modtrace_step_seconds_count{{{label}}}"] == 11
+    # Steps of 6, 106 … 1006 ms; the first data loading is 1 ms too.
+    assert values[f'modtrace_step_seconds{{{label},quantile="0.5"}}'] == pytest.approx(0.506, rel=1e-3)
+    assert values[f'modtrace_step_seconds{{{label},quantile="0.95"}}'] == pytest.approx(0.956, rel=1e-3)
+    assert values[f"modtrace_step_seconds_sum{{{label}}}"] == pytest.approx(5.566, rel=1e-3)
+    assert values[f'modtrace_part_seconds_total{{{label},part="data loading"}}'] == pytest.approx(0.011, rel=1e-3)
+    parts = [value for name, value in values.items() if name.startswith("modtrace_part")]
+    assert sum(parts) == pytest.approx(5.566, rel=1e-3)
+    assert [line.split()[2:] for line in lines if line.startswith("# TYPE")] == [
+        ["modtrace_steps", "counter"],
+        ["modtrace_step_seconds", "summary"],
+        ["modtrace_part_seconds", "counter"],
+        ["modtrace_quiet_seconds", "gauge"],
+    ]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(urllib.request.Request(url, headers={"Host": f"evil.example:{metrics.port}"}))
+    result = CliRunner().invoke(commands, ["watch", str(tmp_path), "--metrics", str(metrics.port)])
+    assert result.exit_code == 2
+    metrics.close()
 
 
 @pytest.mark.parametrize("option", [["--keep-when", "step > soon"], ["--max-bytes", "lots"], ["--every", "5"]])

@@ -5,15 +5,26 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from .._errors import RingError
 from ..ring import find_rings
 from .conditions import Condition
-from .follow import RingFollower
+from .follow import Look, RingFollower
 from .triggers import Triggers
 from .windows import WindowKeeper
 
-__all__ = ["Watcher"]
+__all__ = ["LookSink", "Watcher"]
+
+
+class LookSink(Protocol):
+    """What takes the steps of all rings."""
+
+    def take(self, follower: RingFollower, look: Look, /) -> object:
+        """Take what is new in a ring."""
+
+    def close(self) -> object:
+        """End; no look follows."""
 
 
 class Watcher:
@@ -25,12 +36,19 @@ class Watcher:
         conditions: when a window is kept.
         keeper: keeps it.
         say: takes a line for the user.
+        sinks: they take each look.
     """
 
     def __init__(
-        self, paths: Sequence[str], conditions: Sequence[Condition], keeper: WindowKeeper, say: Callable[[str], None]
+        self,
+        paths: Sequence[str],
+        conditions: Sequence[Condition],
+        keeper: WindowKeeper,
+        say: Callable[[str], None],
+        sinks: Sequence[LookSink] = (),
     ) -> None:
         self._paths, self._conditions, self._keeper, self._say = paths, conditions, keeper, say
+        self._sinks = sinks
         self._followers: dict[tuple[int, int], tuple[RingFollower, Triggers]] = {}
         self._named: set[str] = set()
         self._said: set[str] = set()
@@ -48,6 +66,8 @@ class Watcher:
             if follower.missed_events:
                 self._say(f"{follower.path}: {follower.missed_events:,} events were overwritten before they were read")
         self._keeper.close()
+        for sink in self._sinks:
+            sink.close()
         self._say(f"ended: {self._keeper.kept} kept")
 
     def look(self) -> bool:
@@ -64,6 +84,8 @@ class Watcher:
                 continue
             for trigger in triggers.judge(follower, look):
                 self._keeper.add(follower, trigger)
+            for sink in self._sinks:
+                sink.take(follower, look)
         followers = [follower for follower, _ in self._followers.values()]
         self._keeper.save_ready(followers)
         return not followers or any(follower.state != "ended" for follower in followers)

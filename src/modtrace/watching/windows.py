@@ -17,7 +17,7 @@ from ..timeline.summary import divide_steps
 from .follow import RingFollower
 from .triggers import Trigger
 
-__all__ = ["KEPT", "KeepLimits", "WindowKeeper", "find_cause", "kept_folder", "save_window"]
+__all__ = ["KEPT", "KeepLimits", "WindowKeeper", "find_causes", "kept_folder", "save_window"]
 
 KEPT = "kept"
 """In the metadata of a kept window: a list of sentences that say why."""
@@ -150,8 +150,7 @@ class WindowKeeper:
         step = "" if pending.step is None else f"step{pending.step}-"
         sentences = [trigger.sentence for trigger in triggers]
         with contextlib.suppress(ModtraceError):
-            cause = None if pending.step is None else find_cause(pending.follower, pending.step)
-            sentences += [cause] if cause else []
+            sentences += find_causes(pending.follower, [] if pending.step is None else [pending.step]).values()
         folder = self._folder / _file_name(f"{step}{label}") if len(followers) > 1 else self._folder
         saved: list[Path] = []
         for follower in [pending.follower, *(f for f in followers if f is not pending.follower)]:
@@ -208,17 +207,19 @@ def kept_folder(ring: str | os.PathLike[str]) -> Path:
     return path / "kept" if path.is_dir() else path.with_name(f"{stem or path.name}.kept")
 
 
-def find_cause(follower: RingFollower, step: int) -> str | None:
-    """Return which part made a step slow, in a sentence, by the steps before it; None if no part did.
+def find_causes(follower: RingFollower, steps: Sequence[int]) -> dict[int, str]:
+    """Return for steps that a part made slow which one, in a sentence, by the steps before them.
 
     Raises:
         RingError: the ring cannot be read.
     """
-    known = [s for s in follower.last_steps if step - _CAUSE_STEPS <= s.number <= step]
-    if not known or known[-1].number != step:
-        return None
-    timeline = follower.window(known[0].start_ns, known[-1].end_ns)
-    return next((divided.cause for divided in divide_steps(timeline) if divided.step == step), None)
+    if not steps:
+        return {}
+    known = [step for step in follower.last_steps if steps[0] - _CAUSE_STEPS <= step.number <= steps[-1]]
+    if not known:
+        return {}
+    divided = divide_steps(follower.window(known[0].start_ns, known[-1].end_ns))
+    return {step.step: step.cause for step in divided if step.cause is not None and step.step in steps}
 
 
 def _file_name(text: str) -> str:

@@ -6,11 +6,14 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..output import echo
+
+if TYPE_CHECKING:
+    from ...watching.watch import LookSink
 
 __all__ = ["watch_command"]
 
@@ -69,7 +72,16 @@ def _size(text: str) -> int:
     show_default=True,
     help="Keep no more in FOLDER, with what earlier runs kept.",
 )
-def watch_command(rings: tuple[str, ...], conditions: tuple[str, ...], output: str | None, **limits: Any) -> None:
+@click.option("--lines", type=click.Path(), metavar="FILE", help="A JSON line per step. [FOLDER/steps.jsonl]")
+@click.option("--metrics", type=click.IntRange(0, 65535), metavar="PORT", help="Serve OpenMetrics at 127.0.0.1:PORT.")
+def watch_command(
+    rings: tuple[str, ...],
+    conditions: tuple[str, ...],
+    output: str | None,
+    lines: str | None,
+    metrics: int | None,
+    **limits: Any,
+) -> None:
     """Watch a running job, and keep the steps around what is slow as small traces.
 
     RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them: of
@@ -82,6 +94,7 @@ def watch_command(rings: tuple[str, ...], conditions: tuple[str, ...], output: s
     """
     from ..._errors import ModtraceError
     from ...watching.conditions import parse_conditions
+    from ...watching.steps_file import StepsFile
     from ...watching.watch import Watcher
     from ...watching.windows import KeepLimits, WindowKeeper, kept_folder
 
@@ -95,7 +108,21 @@ def watch_command(rings: tuple[str, ...], conditions: tuple[str, ...], output: s
     folder = Path(output) if output else kept_folder(rings[0])
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
     keeper = WindowKeeper(folder, keep, _say)
-    Watcher(rings, parsed, keeper, _say).run(limits["every"] / 1e9)
+    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / "steps.jsonl", _say)]
+    if metrics is not None:
+        sinks.append(_serve(metrics))
+    Watcher(rings, parsed, keeper, _say, sinks).run(limits["every"] / 1e9)
+
+
+def _serve(port: int) -> LookSink:
+    from ...watching.metrics import Metrics
+
+    try:
+        served = Metrics(port)
+    except OSError as error:
+        raise click.UsageError(f"--metrics {port}: {error.strerror or error}.") from None
+    _say(f"metrics at http://127.0.0.1:{served.port}/metrics")
+    return served
 
 
 def _say(line: str) -> None:

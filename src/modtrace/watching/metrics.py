@@ -1,0 +1,120 @@
+"""Numbers of the job for Prometheus: OpenMetrics text, served on this machine alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+
+from .follow import Look, RingFollower
+
+__all__ = ["Metrics"]
+
+_RECENT_NS = 60_000_000_000
+_MAX_RECENT = 1 << 16
+_OWN_HOSTS = ("127.0.0.1", "localhost")
+_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+class _RankNumbers:
+    """What one process has done."""
+
+    def __init__(self) -> None:
+        self.steps, self.total_ns = 0, 0
+        self.parts: dict[str, int] = {}
+        self.recent: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
+
+
+class Metrics:
+    """Serves `http://127.0.0.1:PORT/metrics`.
+
+    Args:
+        port: 0 for a free one.
+
+    Attributes:
+        port: which it is.
+
+    Raises:
+        OSError: another program has the port.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._numbers: dict[RingFollower, _RankNumbers] = {}
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._make_handler())
+        self.port = self._server.server_port
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def take(self, follower: RingFollower, look: Look) -> None:
+        """Count the steps of a look."""
+        numbers = self._numbers.get(follower, _RankNumbers())
+        for step in look.steps:
+            numbers.steps += 1
+            numbers.total_ns += step.end_ns - step.start_ns
+            numbers.recent.append((step.end_ns, step.end_ns - step.start_ns))
+            for part, ns in step.parts.items():
+                numbers.parts[part] = numbers.parts.get(part, 0) + ns
+        while numbers.recent and numbers.recent[0][0] < follower.last_ns - _RECENT_NS:
+            numbers.recent.popleft()
+        self._numbers = {**self._numbers, follower: numbers}  # a thread may go through the one before
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def text(self) -> str:
+        """Return the numbers of now."""
+        of_rank = [(_labels(follower), follower, numbers) for follower, numbers in self._numbers.items()]
+        lines = _family("modtrace_steps", "counter", "Training steps that have ended.")
+        lines += [f"modtrace_steps_total{{{labels}}} {numbers.steps}" for labels, _, numbers in of_rank]
+        lines += _family("modtrace_step_seconds", "summary", "Time of a step; quantiles are of the last minute.")
+        for labels, _, numbers in of_rank:
+            recent = [ns for _, ns in list(numbers.recent)]
+            for quantile in (0.5, 0.95) if recent else ():
+                value = float(np.quantile(recent, quantile)) / 1e9
+                lines.append(f'modtrace_step_seconds{{{labels},quantile="{quantile}"}} {value:.9f}')
+            lines.append(f"modtrace_step_seconds_count{{{labels}}} {numbers.steps}")
+            lines.append(f"modtrace_step_seconds_sum{{{labels}}} {numbers.total_ns / 1e9:.9f}")
+        lines += _family(
+            "modtrace_part_seconds", "counter", "Time of all steps by part; the parts add up to the steps."
+        )
+        for labels, _, numbers in of_rank:
+            for part, ns in list(numbers.parts.items()):
+                lines.append(f'modtrace_part_seconds_total{{{labels},part="{_escaped(part)}"}} {ns / 1e9:.9f}')
+        lines += _family("modtrace_quiet_seconds", "gauge", "Time since the last event.")
+        lines += [f"modtrace_quiet_seconds{{{labels}}} {f.quiet_ns / 1e9:.3f}" for labels, f, _ in of_rank]
+        return "\n".join([*lines, "# EOF", ""])
+
+    def _make_handler(self) -> type[BaseHTTPRequestHandler]:
+        metrics = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                is_own = (self.headers.get("Host") or "").rpartition(":")[0] in _OWN_HOSTS
+                is_there = is_own and self.path == "/metrics"
+                body = metrics.text().encode() if is_there else b""
+                self.send_response(200 if is_there else 404)
+                self.send_header("Content-Type", _TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Log nothing."""
+
+        return Handler
+
+
+def _family(name: str, kind: str, meaning: str) -> list[str]:
+    return [f"# TYPE {name} {kind}", f"# HELP {name} {meaning}"]
+
+
+def _labels(follower: RingFollower) -> str:
+    rank = "" if follower.rank is None else f'rank="{follower.rank}",'
+    return f'{rank}pid="{follower.pid}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
