@@ -173,7 +173,7 @@ def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] |
         else:
             message = f"neither Chrome JSON nor a Perfetto trace: it starts with {head[:8]!r}"
             raise NotStrictError(message, "not-a-trace")
-        notes += _file_notes(source)
+        notes += [] if source.damage is None else [source.damage]
     return _Findings(faults, layout, [Fault("unreadable", note) for note in notes])
 
 
@@ -221,10 +221,5 @@ def _read_bytes(path: str | os.PathLike[str], faults: list[Fault]) -> bytes | No
                     return None
         except TraceError:  # it unpacks to too much
             return None
-        faults += [Fault("unreadable", note) for note in _file_notes(source)]
+        faults += [] if source.damage is None else [Fault("unreadable", source.damage)]
     return bytes(data)
-
-
-def _file_notes(source: TraceFile) -> list[str]:
-    """Return what is wrong with the compression of a file that was read to its end."""
-    return [note for note in (source.damage, source.garbage) if note is not None]

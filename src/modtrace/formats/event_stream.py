@@ -266,6 +266,8 @@ class EventStream:
         """Read what is left: the last events and the tail."""
         yield from self._cut(final=True)
         if self._source.damage:
+            if self._strict:
+                raise self._error("it is not whole, or damaged", self._offset)
             self.notes.insert(0, self._source.damage)
         rest = bytes(self._buffer[1:])
         try:

@@ -45,8 +45,6 @@ def load_chrome(path: Path, source: TraceFile) -> Timeline:
     try:
         for chunk in stream.chunks():
             reader.take(chunk.events)
-        if source.garbage is not None:
-            raise TraceError(path, f"it is not whole, or damaged: {source.garbage}")
         base = stream.keys["baseTimeNanoseconds"]
         if type(base) is not int or abs(base) > MAX_TIME_NS:
             raise ValueError(f"baseTimeNanoseconds is {base!r}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import secrets
 import stat
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -47,27 +47,12 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[Sink]:
         target = Path(os.path.realpath(path))  # a link stays a link to the new file
         with _special(target) if _is_special(target) else _regular(target) as file:
             if os.fspath(path).lower().endswith(".gz"):
-                packed = _Gzip(file)
-                yield packed
-                packed.finish()
+                with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
+                    yield packed
             else:
                 yield file
     except OSError as error:
         raise WriteError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
-
-
-class _Gzip:
-    """Compresses what is written, in memory of bounded size."""
-
-    def __init__(self, file: Sink) -> None:
-        self._file = file
-        self._packer = zlib.compressobj(_GZIP_LEVEL, wbits=31)
-
-    def write(self, data: bytes, /) -> None:
-        self._file.write(self._packer.compress(data))
-
-    def finish(self) -> None:
-        self._file.write(self._packer.flush())
 
 
 def _is_special(target: Path) -> bool:
