@@ -29,7 +29,7 @@ def begin_without_end(layout: TrackLayout) -> Iterator[Fault]:
 def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
     """Find slices that begin inside another and end after it; viewers drop them or draw them wrongly."""
     for track, slices in layout.slices.items():
-        if slices.is_paired or slices.max_depth is not None:
+        if slices.is_paired:
             continue  # pairs of B and E nest as they are paired
         ends, names = slices.end.tolist(), list(layout.names)
         stack: list[int] = []
@@ -54,8 +54,7 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
 def too_deep(layout: TrackLayout) -> Iterator[Fault]:
     """Find the first slice of each track that lies deeper than viewers draw."""
     for track, slices in layout.slices.items():
-        most = len(slices.start) if slices.max_depth is None else slices.max_depth
-        if most <= MAX_DRAWN_DEPTH:
+        if len(slices.start) <= MAX_DRAWN_DEPTH:
             continue
         open_ends: list[int] = []
         for index, (start, end) in enumerate(zip(slices.start.tolist(), slices.end.tolist(), strict=True)):

@@ -237,7 +237,6 @@ class ArrangedSlices:
         position: int64[n], of the event that begins it, in the file.
         name: int32[n], in the layout's `names`.
         is_paired: whether all of them are pairs of B and E.
-        max_depth: how many lie in one another at most; None if some partly overlap, or never end.
     """
 
     start: Int64Array
@@ -245,7 +244,6 @@ class ArrangedSlices:
     position: Int64Array
     name: Int32Array
     is_paired: bool
-    max_depth: int | None
 
 
 @dataclass(slots=True)
@@ -351,35 +349,9 @@ def _time_order(times: array[int]) -> Int64Array:
 def _sort(events: TrackEvents, is_paired: bool) -> ArrangedSlices:
     if not events.start:
         empty = np.empty(0, np.int64)
-        return ArrangedSlices(empty, empty, empty, empty.astype(np.int32), True, 0)
+        return ArrangedSlices(empty, empty, empty, empty.astype(np.int32), True)
     start, end, position = (np.frombuffer(part, np.int64) for part in (events.start, events.end, events.position))
     order = np.lexsort((position, -end, start))
     start, end = start[order], end[order]
     name = np.frombuffer(events.name, np.int32)[order]
-    return ArrangedSlices(start, end, position[order], name, is_paired, _max_depth(start, end))
-
-
-def _max_depth(start: Int64Array, end: Int64Array) -> int | None:
-    """Return how many slices lie in one another at most; None if some partly overlap, or never end.
-
-    Args:
-        start: int64[n], ns, in order; of several with the same start the longest first.
-        end: int64[n].
-    """
-    if end.max() == NEVER_NS:
-        return None
-    long = end > start
-    if not long.any():
-        return 1
-    begins, ends = start[long], end[long]
-    count = len(begins)
-    # Ends stand before the begins of their moment.
-    order = np.argsort(np.concatenate([ends, begins]), kind="stable")
-    is_begin = order >= count
-    level = np.cumsum(np.where(is_begin, 1, -1))
-    by_level = order[np.argsort(level + ~is_begin, kind="stable")]
-    opened, closed = by_level[::2] - count, by_level[1::2]
-    if not np.array_equal(ends[opened], ends[closed]):
-        return None
-    # One without an extent lies in those that are open, and may lie in one more.
-    return int(level.max()) + (not long.all())
+    return ArrangedSlices(start, end, position[order], name, is_paired)

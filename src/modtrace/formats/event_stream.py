@@ -24,7 +24,6 @@ _WINDOW = 1 << 16
 """Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
 _MAX_NOTES = 20
 """Places named; a file can be broken at a million."""
-_BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 
 
 @contextmanager
@@ -132,7 +131,7 @@ class EventStream:
                 if chunk is not None and chunk.events:
                     yield chunk
                 elif not self._ended:
-                    self._skip_giant()
+                    raise self._error(f"an event of more than {MAX_EVENT_BYTES >> 20} MiB", self._offset)
         yield from self._finish()
 
     def _cut(self, *, final: bool = False) -> Iterator[Chunk]:
@@ -249,19 +248,6 @@ class EventStream:
             message = f"{message} (the offset is in the uncompressed data)"
         return TraceError(self._source.path, message, offset)
 
-    def _skip_giant(self) -> None:
-        """Let go of more bytes than an event can have, so that memory stays bounded."""
-        self.dropped += 1
-        self._note(self._offset, f"an event of more than {MAX_EVENT_BYTES >> 20} MiB", "was left out")
-        self._drop(len(self._buffer) - 1)
-        for block in self._blocks:
-            self._buffer += block
-            match = BOUNDARY.search(self._buffer)
-            if match is not None:
-                self._drop(self._buffer.index(b",", match.start()))
-                return
-            self._drop(max(len(self._buffer) - 4096, 0))
-
     def _finish(self) -> Iterator[Chunk]:
         """Read what is left: the last events and the tail."""
         yield from self._cut(final=True)
@@ -292,9 +278,6 @@ class EventStream:
         if found is None:
             offset = self._offset + last.end
             self._note(offset, "the trace is cut off here;", f"{len(rest) - last.end} bytes were left out")
-            base = _BASE_TIME.search(rest, last.end)
-            if base:
-                self.keys["baseTimeNanoseconds"] = int(base[1])
         elif lost:
             self.dropped += 1
             self._note(self._offset + last.end, "an event that cannot be read", "was left out")

@@ -12,9 +12,10 @@ from .._typing import BoolArray, Int64Array
 from ..timeline import BACKWARD, Columns, Process, Timeline, Track
 from ..timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 from ..timeline.join import with_modules
+from ..timeline.nesting import InnermostLookup
 from ..timeline.slices import join_columns, sort_by_start
 from ..timeline.time_intervals import union_of
-from .call_lookup import CallIndex, InnermostLookup, innermost_spans, runs_module_code
+from .call_lookup import CallIndex, innermost_spans, runs_module_code
 from .event_columns import NodeSlices, NumberedOps, ProfilerEvents
 
 
@@ -106,11 +107,9 @@ class _Builder:
             phase=np.full(len(rows), BACKWARD),
             track=track,
             depth=rank,
-            parent=np.full(len(rows), -1),
             call=columns.call[call],
             step=columns.step[call],
             link=self._links(call),
-            complete=np.ones(len(rows), np.bool_),
         )
         # A call whose backward the recording did not see gets its link now.
         link = columns.link.copy()

@@ -13,8 +13,8 @@ import numpy as np
 
 from .._typing import Int8Array, Int64Array
 from ..timeline import Timeline
+from ..timeline.nesting import InnermostLookup
 from ..timeline.time_intervals import union_of
-from .call_lookup import InnermostLookup
 from .event_columns import ApiCall, ProfilerEvents
 from .launches import CudaGraphCapture, map_replays, processes_of
 from .recorded_part import steps_of_profile

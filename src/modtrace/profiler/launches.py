@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import Int64Array
-from .call_lookup import InnermostLookup
+from ..timeline.nesting import InnermostLookup
 from .event_columns import ApiCall, ProfilerEvents
 
 

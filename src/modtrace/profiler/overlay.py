@@ -13,11 +13,12 @@ from .._typing import Int64Array
 from ..formats.chrome_values import base_time_ns
 from ..timeline import Process, Summary, Timeline
 from ..timeline.join import join
+from ..timeline.nesting import InnermostLookup
 from ..timeline.rewrite import move_times
 from ..timeline.select import modules_only
 from .alignment import Alignment, align_by_sync_marks
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
-from .call_lookup import InnermostLookup, innermost_spans, runs_module_code
+from .call_lookup import innermost_spans, runs_module_code
 from .device_totals import add_up_gpu_work
 from .device_work import NoModuleReason, attribute_device_work, find_cpu_collectives
 from .event_columns import ProfilerEvents

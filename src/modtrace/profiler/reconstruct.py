@@ -66,7 +66,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
             tracks.append(Track("backward" if key[1] else "forward", thread, tid, process))
         track[row] = index[key]
     end, parent, depth = clip_and_nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
-    names, name = _names(texts, slices.name, parent, _module_name if has_modules else _region_name)
+    names, name = _names(texts, slices.name, parent, depth, _module_name if has_modules else _region_name)
     columns = in_start_order(
         Columns.of(
             start=slices.start,
@@ -76,10 +76,6 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
             track=track,
             depth=depth,
             parent=parent,
-            call=np.zeros(len(slices)),
-            step=np.zeros(len(slices)),
-            link=np.full(len(slices), -1),
-            complete=np.ones(len(slices), np.bool_),
         )
     )
     columns = replace(columns, call=_numbers(columns))
@@ -100,18 +96,17 @@ def _region_name(text: str, outer: Name | None) -> Name:
 
 
 def _names(
-    texts: list[str], value: Int64Array, parent: Int64Array, make_name: Callable[[str, Name | None], Name]
+    texts: list[str],
+    value: Int64Array,
+    parent: Int64Array,
+    depth: Int64Array,
+    make_name: Callable[[str, Name | None], Name],
 ) -> tuple[list[Name], Int64Array]:
     """Return the names, one for each chain of modules, and the name of each span."""
     index_of: dict[tuple[int, int], int] = {}
     names: list[Name] = []
     name_of: list[int] = [-1] * len(value)
     # A parent has to be named before its children.
-    depth = np.zeros(len(value), np.int64)
-    ancestor = parent.copy()
-    while (ancestor >= 0).any():
-        depth += ancestor >= 0
-        ancestor = np.where(ancestor >= 0, parent[ancestor], -1)
     for row in np.argsort(depth, kind="stable").tolist():
         around = name_of[parent[row]] if parent[row] >= 0 else -1
         key = (around, int(value[row]))

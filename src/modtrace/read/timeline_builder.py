@@ -101,8 +101,6 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         name=rows.name,
         phase=rows.phase,
         track=track_of_lane[np.array(rows.lane, np.int64)],
-        depth=np.zeros(len(start)),
-        parent=np.full(len(start), -1),
         call=rows.call,
         step=rows.step,
         link=rows.link,

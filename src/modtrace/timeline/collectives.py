@@ -11,7 +11,7 @@ import numpy as np
 
 from .._typing import BoolArray, Int32Array, Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks
-from .contents import COMMUNICATION, Track
+from .nesting import InnermostLookup
 from .slices import COLLECTIVE, WAIT, Slices
 
 if TYPE_CHECKING:
@@ -239,29 +239,10 @@ class Collectives:
 def launching_spans(timeline: Timeline) -> Int64Array:
     """Return for each row of `timeline.collectives` the innermost span of its thread that it began in; -1 for none."""
     collectives, columns = timeline.collectives, timeline.columns
-    found = np.full(len(collectives), -1, np.int64)
-    found_start = np.full(len(collectives), np.iinfo(np.int64).min)
-    for number, track in enumerate(timeline.tracks):
-        if track.kind != COMMUNICATION or not len(columns):
-            continue
-        rows = np.flatnonzero(collectives.track == number)
-        time = collectives.start[rows]
-        for other in _thread_tracks(timeline.tracks, track):
-            spans = np.flatnonzero(columns.track == other)
-            index = np.searchsorted(columns.start[spans], time, side="right") - 1
-            span = np.where(index >= 0, spans[np.maximum(index, 0)], -1) if len(spans) else np.full(len(rows), -1)
-            while np.any(over := (span >= 0) & (columns.end[span] < time)):
-                span[over] = columns.parent[span[over]]
-            later = (span >= 0) & (columns.start[span] > found_start[rows])
-            found[rows[later]], found_start[rows[later]] = span[later], columns.start[span[later]]
-    return found
-
-
-def _thread_tracks(tracks: Sequence[Track], wanted: Track) -> list[int]:
-    """Return the other tracks of a track's thread."""
-    thread = (wanted.process, wanted.thread, wanted.tid)
-    return [
-        index
-        for index, track in enumerate(tracks)
-        if track.device is None and track is not wanted and (track.process, track.thread, track.tid) == thread
-    ]
+    threads: dict[object, int] = {}
+    keys = [(track.process, track.thread, track.tid, track.device) for track in timeline.tracks]
+    thread = np.array([threads.setdefault(key, len(threads)) for key in keys] or [0], np.int64)
+    track = columns.track.astype(np.int64)
+    every = np.ones(len(columns), np.bool_)
+    running = InnermostLookup(thread[track], track, columns.start, columns.end, columns.parent, every)
+    return running.on_threads(thread[collectives.track], collectives.start)

@@ -69,12 +69,9 @@ def add_gpu_tracks(timeline: Timeline, spans: GpuSpans) -> Timeline:
             name=spans.name,
             phase=spans.phase,
             track=spans.stream + first_track,
-            depth=np.zeros(len(spans.start)),
-            parent=np.full(len(spans.start), -1),
             call=spans.call,
             step=spans.step,
             link=_links(columns, spans),
-            complete=np.ones(len(spans.start), np.bool_),
         )
     )
     tracks = [Track(GPU, f"stream {stream}", stream, process, device, stream) for device, stream in spans.streams]

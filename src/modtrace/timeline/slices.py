@@ -67,6 +67,10 @@ _BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertool
 """The block of rows that each kind is in: one for modules, then one per kind of track."""
 
 
+_NEUTRAL = {"name": -1, "phase": 0, "depth": 0, "parent": -1, "call": 0, "step": 0, "link": -1}
+_NEUTRAL |= {"complete": True, "kind": MODULE, "detail": -1}
+
+
 @dataclass(frozen=True, slots=True)
 class Slices:
     """Slices of all kinds; every array has one entry per slice.
@@ -112,13 +116,13 @@ class Slices:
     def of(cls, **arrays: npt.ArrayLike) -> Slices:
         """Build a table from anything array-like, cast to each field's type.
 
-        All fields are required, but for `kind` and `detail`: without these the slices are modules.
+        What is left out is neutral: without a kind the slices are modules, and all are complete.
 
         Raises:
-            KeyError: a field is missing.
+            KeyError: there is no start, end or track.
         """
         count = len(np.asarray(arrays["start"]))
-        given = {"kind": np.full(count, MODULE), "detail": np.full(count, -1)} | arrays
+        given = {field: np.full(count, value) for field, value in _NEUTRAL.items()} | arrays
         return cls(**{field: np.asarray(given[field], dtype) for field, dtype in DTYPES.items()})
 
     @classmethod
@@ -128,11 +132,9 @@ class Slices:
         Args:
             kind: index into `KINDS`, of each slice or of all.
             start: of each slice.
-            **arrays: `end` and `track`, and any other field; scalars are for all slices. What is left out is
-                neutral, and complete.
+            **arrays: `end` and `track`, and any other field; scalars are for all slices.
         """
-        neutral = {"name": -1, "phase": 0, "depth": 0, "parent": -1, "call": 0, "step": 0, "link": -1}
-        given = {**neutral, "complete": True, "detail": -1, "kind": kind, "start": start, **arrays}
+        given = {**_NEUTRAL, "kind": kind, "start": start, **arrays}
         columns = {field: np.asarray(given[field], dtype) for field, dtype in DTYPES.items()}
         rows = cls(**{field: np.broadcast_to(column, np.shape(start)) for field, column in columns.items()})
         rows = rows.take(np.lexsort((-rows.end, rows.start)))
