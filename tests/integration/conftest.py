@@ -1,4 +1,4 @@
-"""A browser and the Perfetto UI, for the tests that look at both; each file starts its own."""
+"""A browser and the Perfetto UI, for the tests that look at both, each file starts its own; operators on one thread."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.support import perfetto_ui
 from tests.support.browser import chromium, missing, require
@@ -39,3 +40,12 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = Path(chosen) if chosen else tmp_path_factory.mktemp("screenshots")
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let operators run on the thread that calls them alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

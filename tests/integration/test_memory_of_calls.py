@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,15 +15,6 @@ from tests.support.allocation_replay import Replay, ReplayedCall, mark, replayed
 from tests.support.models import ARCHITECTURES, Workload
 
 pytestmark = pytest.mark.usefixtures("native_engine", "one_thread")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Operators run on the thread that calls them: what others allocate for them, the replay does not see."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def calls_of(timeline: modtrace.Timeline) -> list[ReplayedCall]:

@@ -139,6 +139,7 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
         "engine": "native",
         "state": "dead",
         "step": None,
+        "memory": [],
         "collectives": [],
         "sends_and_receives": [],
         "last_event_seconds": 0.0,

@@ -234,6 +234,9 @@ class Kind(IntEnum):
     INPUTS = 35
     """The call entered just before on this thread is outermost. Value: number of its module, modes and shapes of
     inputs, the same for calls that are alike; no name."""
+    HELD = 36
+    """What tensors hold that calls of a module allocated, outside of inner ones, has changed since the last. Value:
+    bytes, above a bit that is 1 for what nodes of backward allocated; no name: no call of a module allocated it."""
     RANGE_BEGIN = 40
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41

@@ -92,7 +92,9 @@ def validate(
     valid_records, id_counts = _valid_records(records)
     slots = _drop_impossible_times(slots, valid_records)
     events = slots.events
-    has_name = np.isin(events.kind, _CALL_KINDS) | (events.kind == Kind.CALL_BACKWARD) & (events.name != NO_NAME)
+    has_name = np.isin(events.kind, _CALL_KINDS) | np.isin(events.kind, (Kind.CALL_BACKWARD, Kind.HELD)) & (
+        events.name != NO_NAME
+    )
     has_text = np.isin(events.kind, _TEXT_KINDS)
     has_text &= ~np.isin(events.kind, COMMUNICATION_KINDS) | (events.name != NO_NAME)
     name, thread = events.name, events.thread

@@ -53,6 +53,9 @@ FLOPS, UNKNOWN_FLOPS = "flops", "unknown"
 """The arg of a span that holds its FLOPs, and its value where they are unknown; in a timeline's metadata, if operators
 were counted: when, and what could not be."""
 
+MEMORY = "memory"
+"""In a timeline's metadata: what tensors held and by whom, what grew, and what could not be allocated; JSON values."""
+
 MISSING_BYTES = "missing_bytes"
 """In a timeline's metadata: what was cut off the end of its ring's file."""
 

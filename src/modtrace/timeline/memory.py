@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from ..ring.slot_format import ALLOCATED, REFUSED
+from ..ring.slot_format import ALLOCATED
 from .contents import CounterSeries
 
 if TYPE_CHECKING:
@@ -40,14 +40,12 @@ class Holders(NamedTuple):
         step_begin_ns: when the step began in which it lies.
         by_name: what the calls of that step hold by then, by index into `Timeline.names`: what each kept outside of
             inner calls, less what was freed in its backward. Together with what else is held they sum to `held`.
-        refused: what could not be allocated then; None if this is not about that.
     """
 
     time_ns: int
     held: int
     step_begin_ns: int
     by_name: dict[int, int]
-    refused: int | None = None
 
 
 def measure_calls(timeline: Timeline) -> CallMemory | None:
@@ -69,16 +67,10 @@ def measure_calls(timeline: Timeline) -> CallMemory | None:
 
 
 def find_holders(timeline: Timeline) -> Holders | None:
-    """Return who held memory when the first process that counted it held most; None if none did.
-
-    If an allocation failed, it is the moment of that one.
-    """
+    """Return who held memory when the first process that counted it held most; None if none did."""
     columns = timeline.columns
     for series, own in _counted(timeline):
         moment = int(series.value.argmax())
-        refused = next((c for c in timeline.counters if (c.name, c.process) == (REFUSED, series.process)), None)
-        if refused is not None and len(refused.time):
-            moment = max(int(_sample_at(series, refused.time[-1:])[0]), 0)
         until = int(series.time[moment])
         begin = max(
             (mark.time_ns for mark in timeline.marks if mark.kind == "step" and mark.time_ns <= until), default=0
@@ -94,8 +86,7 @@ def find_holders(timeline: Timeline) -> Holders | None:
         by_name = np.bincount(columns.name[rows], itself[rows], len(timeline.names)).astype(np.int64)
         names = np.flatnonzero(by_name > 0)
         names = names[np.argsort(-by_name[names], kind="stable")].tolist()
-        asked = None if refused is None or not len(refused.value) else int(refused.value[-1])
-        return Holders(until, int(series.value[moment]), begin, {name: int(by_name[name]) for name in names}, asked)
+        return Holders(until, int(series.value[moment]), begin, {name: int(by_name[name]) for name in names})
     return None
 
 

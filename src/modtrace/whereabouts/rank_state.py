@@ -14,6 +14,8 @@ from ..ring import STACKS_SIGNAL, RingSnapshot, read_ring
 from ..ring.slot_format import CALL_ENTER_KINDS
 from ..timeline import OpenCall, ThreadStack
 from ..timeline.decode import RingAnalysis
+from ..timeline.decode.memory import held_memory
+from ..timeline.memory import format_bytes
 from .streams import StreamState, read_streams
 from .waits import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProgress, read_rank_progress
 
@@ -49,6 +51,7 @@ class RankState(NamedTuple):
         stacks_signal: the signal on which it writes its Python stacks, or None.
         streams: what the streams of its devices are in, where it records device times.
         missing_bytes: what was cut off the end of its file.
+        memory: what it says of memory: an allocation that failed, what grows, or what it held when it died.
         known_pid: whether `pid` names it here too, and not in another PID namespace only.
     """
 
@@ -67,6 +70,7 @@ class RankState(NamedTuple):
     streams: tuple[StreamState, ...] = ()
     missing_bytes: int = 0
     known_pid: bool = False
+    memory: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -107,6 +111,7 @@ class RankState(NamedTuple):
             "step": self.step,
             "last_event_ns": self.last_unix_ns,
             "last_event_seconds": (self.now_ns - self.last_ns) / 1e9,
+            "memory": list(self.memory),
             "collectives": [self._group_to_json(progress) for progress in self.progress.groups],
             "sends_and_receives": [self._peer_to_json(progress) for progress in self.progress.peers],
             "threads": [
@@ -210,6 +215,19 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis) -> RankS
         streams=read_streams(analysis, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
         missing_bytes=snapshot.missing_bytes,
         known_pid=snapshot.known_pid,
+        memory=_memory(analysis, state),
+    )
+
+
+def _memory(analysis: RingAnalysis, state: str) -> tuple[str, ...]:
+    memory = held_memory(analysis)
+    if memory is None:
+        return ()
+    if state != "dead" or memory.refused is not None:
+        return tuple(memory.sentences)
+    return (
+        f"its tensors held {format_bytes(memory.last)} at its last event; before, {memory.holding}",
+        *memory.sentences,
     )
 
 

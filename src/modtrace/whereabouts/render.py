@@ -43,6 +43,8 @@ def render(
     if sum(len(group.ranks) for group in groups) > 1 or any(group.ranks[0].state == "dead" for group in groups):
         lines.append(_text(headline(groups), "bold"))
     lines += _hang_lines(hangs, whole)
+    told = [f"{rank.label}: {text}" for group in groups for rank in group.ranks for text in rank.memory]
+    lines += _first([_text(line) for line in told], "lines about memory", whole)
     if len(lines) > 0 and groups:
         lines.append("")
     if groups:

@@ -109,9 +109,8 @@ def summary_command(
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
-        if summary.memory is not None and not tree and not flops:
-            console.print(summary.memory_text(limit, console.width) + "\n" * (not memory), soft_wrap=True)
         if memory:
+            console.print(summary.memory_text(limit, console.width), soft_wrap=True)
             return
         if summary.flops is not None and not tree:
             console.print(summary.flops_text(limit, console.width) + "\n" * (not flops), soft_wrap=True)
@@ -122,6 +121,8 @@ def summary_command(
         if summary.step_parts and not tree:
             console.print(f"{summary.parts_text(console.width)}\n", soft_wrap=True)
         console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)
+        if summary.memory is not None and not tree:
+            console.print("\n" + summary.memory_text(limit, console.width), soft_wrap=True)
         if summary.device is not None and not tree:
             console.print("\n" + summary.device_text(limit, console.width), soft_wrap=True)
         if len(summary.steps) > 1 and not tree:

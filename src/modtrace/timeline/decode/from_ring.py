@@ -10,6 +10,7 @@ from ...ring import FIRST_STEP, Kind, RingSnapshot
 from ..contents import (
     BACKWARD_PASSES,
     FLOPS,
+    MEMORY,
     MISSING_BYTES,
     PASSES,
     STEPS_END_WITH,
@@ -30,6 +31,7 @@ from .device_spans import add_device_spans
 from .evaluation import find_evaluations
 from .flops import find_flops
 from .intervals import count_outside_runs, find_parents
+from .memory import held_memory
 from .path_spans import clip_and_nest
 from .ranges import add_ranges
 from .spans import SpanRows, assign_tracks, build_span_rows
@@ -55,7 +57,7 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     tracks, track = assign_tracks(rows, lookup.threads, process)
     communication, details = build_collectives(analysis)
     tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
-    counters = _counters(analysis, process)
+    counters, memory = _counters(analysis, process), held_memory(analysis)
     flops = find_flops(analysis, rows, track)
     timeline = Timeline(
         Slices.of(
@@ -84,6 +86,7 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
         | {WHOLE_RUN: _whole_run(analysis, len(rows["name"]))}
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({} if flops is None else {FLOPS: flops.metadata})
+        | ({MEMORY: memory.to_json()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
         span_args=_find_span_args(analysis, rows, {} if flops is None else flops.of_span),
     )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..._tables import CellKind, Table, to_text, without_columns
-from ..._terminal import counted, wrapped
+from ..._terminal import counted, printable, wrapped
 from ..._typing import BoolArray, Int64Array
+from ..contents import MEMORY
 from ..memory import find_holders, format_bytes, measure_calls
 from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from .module_rows import Groups
@@ -61,17 +62,17 @@ class MemorySummary(NamedTuple):
 
     Attributes:
         rows: a row per module or class, in the order of the summary's.
-        peak_bytes: the most that they held at once, or if an allocation failed what they held then.
+        peak_bytes: the most that they held at once.
         peak_ns: when, Unix nanoseconds.
-        refused_bytes: what was asked for and could not be allocated; None if that never was.
         holders: who held it, largest first, `other` last: they sum to `peak_bytes`.
+        sentences: why an allocation failed, and what grows from step to step, of the whole recording.
     """
 
     rows: tuple[MemoryModule, ...]
     peak_bytes: int
     peak_ns: int
-    refused_bytes: int | None
     holders: tuple[Holder, ...]
+    sentences: tuple[str, ...] = ()
 
 
 def summarize_memory(timeline: Timeline, groups: Groups, order: list[int]) -> MemorySummary | None:
@@ -105,7 +106,10 @@ def summarize_memory(timeline: Timeline, groups: Groups, order: list[int]) -> Me
         by_fqn[timeline.names[name].fqn] = by_fqn.get(timeline.names[name].fqn, 0) + count
     holders = [Holder(fqn, count) for fqn, count in sorted(by_fqn.items(), key=lambda item: -item[1])]
     other = Holder("other", held.held - sum(by_fqn.values()))
-    return MemorySummary(rows, held.held, held.time_ns, held.refused, (*holders, other))
+    facts = timeline.metadata.get(MEMORY)
+    sentences = facts.get("sentences") if isinstance(facts, dict) else None
+    said = tuple(map(str, sentences)) if isinstance(sentences, list) else ()
+    return MemorySummary(rows, held.held, held.time_ns, (*holders, other), said)
 
 
 def _medians(value: Int64Array, group: Int64Array, chosen: BoolArray) -> dict[int, int]:
@@ -160,7 +164,8 @@ def render_memory(memory: MemorySummary | None, limit: int | None = None, width:
         return ""
     modules, holders = memory_tables(memory)
     table, _ = without_columns(modules.first_rows(limit), width)
-    lines = to_text(table, width)
+    lines = [line for sentence in memory.sentences for line in wrapped(printable(sentence), width)]
+    lines += ["", *to_text(table, width)] if lines else to_text(table, width)
     if len(table.rows) < len(memory.rows):
         lines.append(counted(len(memory.rows) - len(table.rows), "more module"))
     lines += [*wrapped(_NOTE, width), ""]

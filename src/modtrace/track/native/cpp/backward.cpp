@@ -392,6 +392,7 @@ void note_gradients(Session& session, const ThreadState& thread, PyObject* const
   if (session.steps_told || current_graph_task() >= 0 || count < 5 || !PyTuple_Check(args[4])) return;
   if (builds_graph(args[3]) || !any_is_leaf(args[4])) return;
   const int64_t returned = is_true("accumulate_grad", args, count, keywords) ? 0 : 1;
+  write_held(session, thread);
   write_with_gil(session, int64_t{kGradients} << kKindShift | thread.meta_bits | returned,
                  session.gradient_passes[returned]++);
 }

@@ -9,32 +9,37 @@
 #include <exception>
 #include <mutex>
 
+#include "backward.h"
 #include "ring_writer.h"
 
 namespace modtrace {
 namespace {
 
-// The sizes of counted blocks by address, in shards with a lock each. Never destroyed: blocks are freed until the
+struct Block {
+  int64_t size = 0;
+  uint32_t owner = 0, session = 0;
+};
+
+// The counted blocks by address, in shards with a lock each. Never destroyed: blocks are freed until the
 // process has ended.
-class BlockSizes {
+class Blocks {
  public:
-  // Notes a block; returns the size of one that had its address and was freed by other means.
-  int64_t add(const void* block, int64_t size) {
-    Shard& shard = shard_of(block);
+  // Notes a block; returns one that had its address and was freed by other means.
+  Block add(const void* address, const Block& block) {
+    Shard& shard = shard_of(address);
     const std::lock_guard<std::mutex> lock(shard.mutex);
-    int64_t& known = shard.sizes[block];
-    return std::exchange(known, size);
+    return std::exchange(shard.blocks[address], block);
   }
 
-  // Forgets a block, and returns its size; 0 for one that is not known.
-  int64_t take(const void* block) {
-    Shard& shard = shard_of(block);
+  // Forgets a block, and returns it; one without a size if it is not known.
+  Block take(const void* address) {
+    Shard& shard = shard_of(address);
     const std::lock_guard<std::mutex> lock(shard.mutex);
-    const auto found = shard.sizes.find(block);
-    if (found == shard.sizes.end()) return 0;
-    const int64_t size = found->second;
-    shard.sizes.erase(found);
-    return size;
+    const auto found = shard.blocks.find(address);
+    if (found == shard.blocks.end()) return {};
+    const Block block = found->second;
+    shard.blocks.erase(found);
+    return block;
   }
 
   // Around a fork, so that no other thread holds a lock that the child would wait for.
@@ -51,30 +56,56 @@ class BlockSizes {
 
   struct alignas(64) Shard {
     std::mutex mutex;
-    ska::flat_hash_map<const void*, int64_t> sizes;
+    ska::flat_hash_map<const void*, Block> blocks;
   };
 
-  Shard& shard_of(const void* block) { return shards_[reinterpret_cast<size_t>(block) / kBlockAlignment % kShards]; }
+  Shard& shard_of(const void* address) {
+    return shards_[reinterpret_cast<size_t>(address) / kBlockAlignment % kShards];
+  }
 
   std::array<Shard, kShards> shards_;
 };
 
-BlockSizes& block_sizes() {
-  static auto* sizes = new BlockSizes;
-  return *sizes;
+Blocks& counted_blocks() {
+  static auto* blocks = new Blocks;
+  return *blocks;
 }
 
-void add_live(int64_t bytes) {
-  const int64_t live = memory.live.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+// The owner of what this thread allocates now.
+size_t current_owner() {
+  const ThreadState& thread = this_thread();
+  const int graph_task = current_graph_task();
+  if (thread.generation == current_generation() && !thread.open_calls.empty() &&
+      thread.open_calls.back().graph_task == graph_task) {
+    const size_t owner = kFirstModule + static_cast<size_t>(thread.open_calls.back().name_id);
+    return owner < kOwners ? owner : kOutside;
+  }
+  return graph_task == kNoGraphTask ? kOutside : kInBackward;
+}
+
+void count_on(const Block& block) {
+  held_bytes.bytes[block.owner].fetch_add(block.size, std::memory_order_relaxed);
+  size_t used = held_bytes.used.load(std::memory_order_relaxed);
+  while (used <= block.owner && !held_bytes.used.compare_exchange_weak(used, block.owner + 1)) {
+  }
+  const int64_t live = memory.live.fetch_add(block.size, std::memory_order_relaxed) + block.size;
   int64_t most = memory.most.load(std::memory_order_relaxed);
   while (live > most && !memory.most.compare_exchange_weak(most, live, std::memory_order_relaxed)) {
   }
 }
 
-// Notes how many bytes could not be allocated, on a thread that the session knows.
+void count_off(const Block& block) {
+  memory.live.fetch_sub(block.size, std::memory_order_relaxed);
+  // What earlier sessions left is outside of all that this one knows.
+  const bool is_known = block.session == static_cast<uint32_t>(current_generation());
+  held_bytes.bytes[is_known ? block.owner : kOutside].fetch_sub(block.size, std::memory_order_relaxed);
+}
+
+// Notes how many bytes could not be allocated, and who holds all others, on a thread that the session knows.
 void note_refused(size_t bytes) {
   ThreadState& thread = this_thread();
   if (thread.generation != current_generation()) return;
+  sample_held(true, [&](int64_t meta, int64_t value) { write_without_gil(thread, meta, value); });
   write_without_gil(thread, memory.refused_meta.load(), static_cast<int64_t>(bytes));
 }
 
@@ -82,7 +113,7 @@ c10::DeleterFnPtr delete_wrapped = nullptr;
 
 // Counts a block off before it is freed: another thread may be given its address at once.
 void delete_counted(void* block) {
-  memory.live.fetch_sub(block_sizes().take(block), std::memory_order_relaxed);
+  count_off(counted_blocks().take(block));
   delete_wrapped(block);
 }
 
@@ -103,8 +134,10 @@ class CountingAllocator final : public c10::Allocator {
     // A block of no bytes has no address.
     if (block.get() == nullptr || !block.compare_exchange_deleter(delete_wrapped, delete_counted)) return block;
     try {
-      const auto size = static_cast<int64_t>(bytes);
-      add_live(size - block_sizes().add(block.get_context(), size));
+      const Block noted{static_cast<int64_t>(bytes), static_cast<uint32_t>(current_owner()),
+                        static_cast<uint32_t>(current_generation())};
+      count_off(counted_blocks().add(block.get_context(), noted));
+      count_on(noted);
     } catch (const std::exception&) {
       // There is no memory to note it: it is not counted.
     }
@@ -130,8 +163,8 @@ bool install_allocator() {
     delete_wrapped = wrapped->raw_deleter();
     if (delete_wrapped == nullptr) return false;
     ours = new CountingAllocator(*wrapped);
-    pthread_atfork([] { block_sizes().lock_all(); }, [] { block_sizes().unlock_all(); },
-                   [] { block_sizes().unlock_all(); });
+    pthread_atfork([] { counted_blocks().lock_all(); }, [] { counted_blocks().unlock_all(); },
+                   [] { counted_blocks().unlock_all(); });
     // With the priority that the one there has: who replaces allocators later is to find what it would have found.
     for (int priority = 0; priority <= UINT8_MAX && c10::GetAllocator(at::kCPU) != ours; ++priority) {
       c10::SetAllocator(at::kCPU, ours, static_cast<uint8_t>(priority));
@@ -148,6 +181,12 @@ PyObject* start_memory(PyObject*, PyObject* args) {
   if (!install_allocator()) Py_RETURN_FALSE;
   memory.sample_meta.store(int64_t{kCounter} << kKindShift | text);
   memory.refused_meta.store(int64_t{kCounter} << kKindShift | refused_text);
+  for (size_t owner = 0; owner < kOwners; ++owner) {
+    held_bytes.bytes[owner].store(0, std::memory_order_relaxed);
+    held_bytes.written[owner].store(0, std::memory_order_relaxed);
+  }
+  held_bytes.used.store(1);
+  held_bytes.bytes[kOutside].store(memory.live.load());
   memory.most.store(memory.live.load());
   memory.sampled.store(-1);  // so that the first event has a sample
   memory.counting.store(true);

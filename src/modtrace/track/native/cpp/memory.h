@@ -6,10 +6,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "py_ref.h"
+#include "slot_format.h"
 
 namespace modtrace {
 
@@ -23,6 +26,31 @@ struct MemoryCounts {
 };
 
 inline MemoryCounts memory;
+
+// Who allocates a block: no module, the nodes of a backward pass, or the calls of a module, whose name follows these.
+constexpr size_t kOutside = 0, kInBackward = 1, kFirstModule = 2, kOwners = 1 << 12;
+
+// What the blocks of each owner hold; those of earlier sessions are no module's.
+struct HeldBytes {
+  std::array<std::atomic<int64_t>, kOwners> bytes, written;  // now, and in its last event
+  std::atomic<size_t> used{0};                               // how many owners there may be
+};
+
+inline HeldBytes held_bytes;
+
+// Writes what owners hold, where that changed since it was written, or of all. `write` takes meta without the thread,
+// and a value.
+template <class Write>
+void sample_held(bool of_all, const Write& write) {
+  for (size_t owner = 0, used = held_bytes.used.load(std::memory_order_relaxed); owner < used; ++owner) {
+    const int64_t bytes = held_bytes.bytes[owner].load(std::memory_order_relaxed);
+    if (held_bytes.written[owner].exchange(bytes, std::memory_order_relaxed) == bytes && !(of_all && bytes != 0)) {
+      continue;
+    }
+    const int64_t name = owner < kFirstModule ? kNoName : static_cast<int64_t>(owner - kFirstModule);
+    write(int64_t{kHeld} << kKindShift | name, bytes << 1 | (owner == kInBackward));
+  }
+}
 
 // Samples the counts if they changed since the last sample: the most bytes since then if that is above both, and the
 // bytes now. `write` takes a number of bytes.

@@ -105,7 +105,10 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   ThreadState& thread = this_thread();
   if (thread.generation == current_generation() || register_thread(*session, thread)) {
     const int64_t kind = meta >> kKindShift;
-    session->steps_told = session->steps_told || kind == kStep || kind == kOptimizerStep;
+    if (kind == kStep || kind == kOptimizerStep) {
+      session->steps_told = true;
+      write_held(*session, thread);
+    }
     write_with_gil(*session, thread.meta_bits | meta, value);
   }
   if (PyErr_Occurred() != nullptr) return nullptr;

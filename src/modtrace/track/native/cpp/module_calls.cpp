@@ -162,6 +162,7 @@ bool enter(PyObject* module, const Inputs& inputs) {
     }
     if (C10_UNLIKELY(static_cast<bool>(session->begin_device_times)) && !begin_device_times(*session)) return false;
     thread.outermost_sequence = at::sequence_number::peek();
+    if (!session->steps_told && session->gradient_passes[0] == 0) write_held(*session, thread);
   }
   const int64_t name_id = name_of(*session, thread, module);
   if (name_id < 0 || name_id == kNoName) return false;

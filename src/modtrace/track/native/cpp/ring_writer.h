@@ -49,6 +49,12 @@ inline void write_with_gil(Session& session, int64_t meta, int64_t value) {
   write_slot(session, engine.next_serial.fetch_add(1, std::memory_order_relaxed), meta, value);
 }
 
+// Writes who holds memory, where it is counted, before a step ends, or before a call where nothing ends steps.
+inline void write_held(Session& session, const ThreadState& thread) {
+  if (C10_LIKELY(!memory.counting.load(std::memory_order_relaxed))) return;
+  sample_held(false, [&](int64_t meta, int64_t value) { write_with_gil(session, meta | thread.meta_bits, value); });
+}
+
 // Writes from a thread that does not hold the interpreter's lock, into the session of this generation only. `meta` has
 // the thread's number. `stop` waits for those that are busy.
 inline void write_one_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value,
@@ -71,7 +77,8 @@ inline void write_one_without_gil(ThreadState& thread, uint64_t generation, int6
 // The same, after a sample of memory where that is counted. An event of an earlier time has none.
 inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value,
                               const int64_t* time = nullptr) {
-  if (C10_UNLIKELY(memory.counting.load(std::memory_order_relaxed)) && time == nullptr) {
+  if (C10_UNLIKELY(memory.counting.load(std::memory_order_relaxed)) && time == nullptr &&
+      generation == current_generation()) {
     sample_memory([&](int64_t bytes) { write_one_without_gil(thread, generation, sample_meta(meta), bytes); });
   }
   write_one_without_gil(thread, generation, meta, value, time);

@@ -1,0 +1,168 @@
+"""What a ring says of memory as a whole: who holds it, what grows with each step, and what could not be allocated."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._typing import Int64Array
+from ...ring import Kind
+from ...ring.slot_format import ALLOCATED, NO_NAME, REFUSED
+from ..memory import format_bytes
+from .analysis import RingAnalysis
+from .pairing import is_core_event
+
+OUTSIDE, IN_BACKWARD = "no module", "backward"
+"""Who holds what was allocated outside of all modules, and by nodes of backward: gradients."""
+_WARM_UP, _LEAST_STEPS = 2, 8
+_LEAST_SHARE = 0.01
+"""What grows by less of all that is held, over all steps, is not told."""
+_NAMED = 3
+_IN_A_LIST = re.compile(r"\.\d+(\..*)?$")
+
+
+class HeldMemory(NamedTuple):
+    """What tensors hold, in bytes.
+
+    Attributes:
+        held: all of it, at the failed allocation, else when the last step ended.
+        by: who holds it: fully qualified names of modules, `no module`, `backward`; largest first.
+        last: all that was held at the last event.
+        grows: by how much it grows a step; 0 if it does not grow steadily.
+        grows_by: who holds what grows.
+        refused: what could not be allocated; None if that never was.
+        place: where that was: `forward GPT.blocks.3`.
+        step: how many steps had ended then.
+    """
+
+    held: int
+    by: dict[str, int]
+    last: int
+    grows: int = 0
+    grows_by: Mapping[str, int] = MappingProxyType({})
+    refused: int | None = None
+    place: str = ""
+    step: int = 0
+
+    @property
+    def sentences(self) -> list[str]:
+        """What to say of it: why an allocation failed, and what grows."""
+        sentences = []
+        if self.refused is not None:
+            asked = f"could not allocate {format_bytes(self.refused)} in {self.place}, step {self.step}"
+            sentences.append(f"{asked}; {self.holding}")
+        if self.grows:
+            parts = [
+                f"{name} {format_bytes(count)}" for name, count in _by_list(self.grows_by) if 10 * count >= self.grows
+            ]
+            by = f": {', '.join(parts[:_NAMED])}" if parts else ""
+            sentences.append(f"what tensors hold grows by {format_bytes(self.grows)} a step{by}")
+        return sentences
+
+    @property
+    def holding(self) -> str:
+        """Who holds how much of it: modules of a list together, as `GPT.blocks.*`."""
+        parts = [
+            f"{name} {format_bytes(count)} ({100 * count / max(self.held, 1):.0f}%)"
+            for name, count in _by_list(self.by)[:_NAMED]
+            if count > 0
+        ]
+        return f"held: {format_bytes(self.held)}" + (f", by {', '.join(parts)}" if parts else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return self._asdict() | {"grows_by": dict(self.grows_by), "sentences": self.sentences}
+
+
+def _by_list(by: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return names and bytes, with those of modules in a list together, as `GPT.blocks.*`; largest first."""
+    groups = Counter[str]()
+    for name, count in by.items():
+        groups[_IN_A_LIST.sub(".*", name)] += count
+    return groups.most_common()
+
+
+def held_memory(analysis: RingAnalysis) -> HeldMemory | None:
+    """Return what tensors hold by what a ring says; None if it did not count it."""
+    events, texts = analysis.all_events, analysis.lookup.texts
+    is_counter = events.kind == Kind.COUNTER
+    samples, refused = (
+        np.flatnonzero(is_counter & (events.name == texts.index(text))) if text in texts else np.zeros(0, np.int64)
+        for text in (ALLOCATED, REFUSED)
+    )
+    if not len(samples):
+        return None
+    owners = _owners(analysis)
+    ends = np.flatnonzero(events.kind == Kind.HELD)
+    until = int(refused[-1]) if len(refused) else int(ends[-1]) + 1 if len(ends) else len(events)
+    held, last = _last_value(samples, events.value[samples], np.array([until, len(events)])).tolist()
+    found = HeldMemory(held, _held_by(owners, until), last, *_growth(analysis, samples, owners))
+    if not len(refused):
+        return found
+    slots = analysis.snapshot.slots._replace(events=events.take(np.arange(until)))
+    before = RingAnalysis(analysis.snapshot._replace(slots=slots))
+    thread = analysis.lookup.threads[events.thread[until]]
+    calls = next((stack.calls for stack in before.open_stacks if (stack.thread, stack.tid) == thread), ())
+    place = f"{calls[-1].phase} {calls[-1].fqn}" if calls else OUTSIDE
+    steps = before.step_ends.number
+    return found._replace(refused=int(events.value[until]), place=place, step=int(steps[-1]) + 1 if len(steps) else 0)
+
+
+_Owner = tuple[Int64Array, Int64Array]
+"""Where in the events a module's bytes were written, and how many it held."""
+
+
+def _owners(analysis: RingAnalysis) -> dict[str, _Owner]:
+    events = analysis.all_events
+    index = np.flatnonzero(events.kind == Kind.HELD)
+    name, value = events.name[index], events.value[index]
+    owners: dict[str, _Owner] = {}
+    for key in np.unique(np.where(name == NO_NAME, -1 - (value & 1), name)).tolist():
+        own = name == key if key >= 0 else (name == NO_NAME) & (value & 1 == -1 - key)
+        who = analysis.lookup.names[key].fqn if key >= 0 else (OUTSIDE, IN_BACKWARD)[-1 - key]
+        at, held = owners.get(who, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
+        owners[who] = np.append(at, index[own]), np.append(held, value[own] >> 1)
+    return owners
+
+
+def _held_by(owners: dict[str, _Owner], until: int) -> dict[str, int]:
+    last = {who: int(_last_value(*owner, np.array([until]))[0]) for who, owner in owners.items()}
+    return dict(sorted(last.items(), key=lambda item: -item[1]))
+
+
+def _growth(analysis: RingAnalysis, samples: Int64Array, owners: dict[str, _Owner]) -> tuple[int, dict[str, int]]:
+    """Return by how much all memory grows a step, and what each owner holds."""
+    ends = analysis.step_ends.event
+    if not len(ends):
+        calls = analysis.intervals
+        ends = np.sort(calls.start_position[~calls.is_node & (calls.depth == 0) & calls.has_start]) // 2
+    ends = np.flatnonzero(is_core_event(analysis.all_events))[ends]
+    at_ends = _last_value(samples, analysis.all_events.value[samples], ends)
+    total = _grows_steadily(at_ends)
+    if total * (len(ends) - _WARM_UP) <= _LEAST_SHARE * at_ends[-1:].sum():
+        return 0, {}
+    each = {who: _grows_steadily(_last_value(*owner, ends)) for who, owner in owners.items()}
+    return total, {who: grown for who, grown in each.items() if grown}
+
+
+def _grows_steadily(held: Int64Array) -> int:
+    """Return by how many bytes a step something grows that seldom shrinks; 0 if it does not grow so."""
+    held = held[_WARM_UP:]
+    if len(held) < _LEAST_STEPS:
+        return 0
+    change = np.diff(held)
+    middle = len(held) // 2
+    slower, faster = sorted([int(held[middle] - held[0]), int(held[-1] - held[middle])])
+    if slower <= 0 or 4 * slower < faster or -10 * change[change < 0].sum() > change.clip(0).sum():
+        return 0
+    return int(held[-1] - held[0]) // (len(held) - 1)
+
+
+def _last_value(at: Int64Array, value: Int64Array, wanted: Int64Array) -> Int64Array:
+    """Return the last value that was written before each wanted event; before the first one that one."""
+    return value[np.maximum(np.searchsorted(at, wanted) - 1, 0)]

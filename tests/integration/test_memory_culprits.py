@@ -1,0 +1,270 @@
+"""Planted culprits of memory that runs out, or grows: the sentence names the module or the category."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import modtrace
+from modtrace.timeline.decode import RingAnalysis
+from modtrace.timeline.decode.memory import HeldMemory, held_memory
+from tests.support.python_process import run_python
+
+pytestmark = pytest.mark.usefixtures("native_engine", "one_thread")
+
+STEPS = 14
+TOO_MANY = 1 << 40
+"""Rows that no machine has the memory for: they are a view of one."""
+
+
+class Net(nn.Module):
+    """Three blocks of 16 KiB each on 32 rows, and a head of 125 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3))
+        self.head = nn.Linear(64, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+class Training:
+    """Steps of a training, and what they keep."""
+
+    def __init__(self) -> None:
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.x = torch.randn(32, 64)
+        self.kept: list[object] = []
+
+    def step(self) -> Tensor:
+        out: Tensor = self.model(self.x)
+        out.square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return out
+
+
+def keep_nothing(training: Training) -> None:
+    training.step()
+
+
+def keep_outputs(training: Training) -> None:
+    training.kept.append(training.step())
+
+
+def keep_history(training: Training) -> None:
+    training.step()
+    training.kept.append(torch.ones(5000))
+
+
+def evaluate_with_gradients(training: Training) -> None:
+    training.kept.append(training.model(training.x).sum())
+
+
+def keep_activations_by_a_hook(training: Training) -> None:
+    if not training.kept:
+        training.model.blocks[1].register_forward_hook(lambda _module, _inputs, out: training.kept.append(out))
+        training.kept.append(None)
+    training.step()
+
+
+def keep_gradients(training: Training) -> None:
+    for parameter in training.model.parameters():
+        parameter.grad = None
+    training.model(training.x).sum().backward()
+    training.kept += [parameter.grad for parameter in training.model.parameters()]
+
+
+def held_by(steps: Callable[[Training], None]) -> HeldMemory:
+    training = Training()
+    with modtrace.record(memory=True) as recording:
+        for _ in range(STEPS):
+            steps(training)
+    memory = held_memory(RingAnalysis(recording._started().ring.read()))
+    assert memory is not None
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("steps", "sentence"),
+    [
+        (keep_outputs, "what tensors hold grows by 125.00 KiB a step: Net.head 125.00 KiB"),
+        (keep_history, "what tensors hold grows by 19.53 KiB a step: no module 19.53 KiB"),
+        # The scalar and its graph: of each block what its two layers save, and the head's output.
+        (evaluate_with_gradients, "what tensors hold grows by 48.00 KiB a step: Net.blocks.* 48.00 KiB"),
+        (keep_activations_by_a_hook, "what tensors hold grows by 8.00 KiB a step: Net.blocks.* 8.00 KiB"),
+        # 3 × (64 × 64 + 64) + 64 × 1000 + 1000 floats
+        (keep_gradients, "what tensors hold grows by 302.66 KiB a step: backward 302.66 KiB"),
+    ],
+)
+def test_a_leak_is_told_with_who_holds_it(steps: Callable[[Training], None], sentence: str) -> None:
+    assert held_by(steps).sentences == [sentence]
+
+
+def test_a_training_that_keeps_nothing_has_no_sentence() -> None:
+    assert held_by(keep_nothing).sentences == []
+
+
+def widen_the_batch(training: Training) -> None:
+    training.x = torch.randn(1, 64).expand(TOO_MANY, 64)
+    training.step()
+
+
+def widen_the_head(training: Training) -> None:
+    training.model.head.weight = nn.Parameter(torch.ones(1, 64).expand(TOO_MANY, 64), requires_grad=False)
+    training.model.head.bias = None  # type: ignore[assignment]
+    training.step()
+
+
+class Greedy(torch.autograd.Function):
+    """Asks for too much in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return torch.empty(TOO_MANY, 64)
+
+
+class GreedyLayer(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Greedy.apply(x)
+        return out
+
+
+def ask_in_backward(training: Training) -> None:
+    training.model.blocks.append(GreedyLayer())
+    training.step()
+
+
+def ask_outside(training: Training) -> None:
+    training.step()
+    torch.empty(TOO_MANY, 64)
+
+
+@pytest.mark.parametrize(
+    ("asking", "asked", "place"),
+    [
+        (widen_the_batch, "256.00 TiB", "forward Net.blocks.0.0"),
+        (widen_the_head, "128.00 TiB", "forward Net.head"),
+        (ask_in_backward, "256.00 TiB", "backward Net.blocks.3"),
+        (ask_outside, "256.00 TiB", "no module"),
+    ],
+)
+def test_a_failed_allocation_is_told_with_its_module(
+    asking: Callable[[Training], None], asked: str, place: str, tmp_path: Path
+) -> None:
+    ring = tmp_path / "run.modtrace"
+    training = Training()
+    with modtrace.record(tmp_path / "run.json", memory=True, ring=ring):
+        for _ in range(3):
+            training.step()
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            asking(training)
+
+    sentence = f"could not allocate {asked} in {place}, step {3 + (asking is ask_outside)}; held: "
+    (told,) = modtrace.where(ring).ranks[0].memory
+    summary = modtrace.load(tmp_path / "run.json").summary().memory
+    assert told.startswith(sentence)
+    assert summary is not None
+    assert summary.sentences == (told,)
+
+
+def test_owners_at_a_failed_allocation_hold_all_that_is_held() -> None:
+    training = Training()
+    with modtrace.record(memory=True) as recording:
+        kept = [training.step() for _ in range(3)]
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            torch.empty(TOO_MANY, 64)
+
+    memory = held_memory(RingAnalysis(recording._started().ring.read()))
+    assert memory is not None
+    assert len(kept) == 3
+    assert sum(memory.by.values()) == memory.held
+    assert memory.by["Net.head"] == 3 * 32 * 1000 * 4
+    assert memory.refused == TOO_MANY * 64 * 4
+
+
+KILLED = """
+import os, signal, sys, torch, modtrace
+from tests.integration.test_memory_culprits import Training
+
+training = Training()
+recording = modtrace.record(memory=True, ring=sys.argv[1])
+recording.start()
+for _ in range(5):
+    training.kept.append(training.step())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_process_says_what_it_held(tmp_path: Path) -> None:
+    ring = tmp_path / "run.modtrace"
+    run_python("-c", KILLED, ring, status=-signal.SIGKILL)
+
+    (told,) = modtrace.where(ring).ranks[0].memory
+    # As the last step ended: the outputs of the four before, and its own.
+    assert told.startswith("its tensors held ")
+    assert " at its last event; before, held: " in told
+    assert ", by Net.head 625.00 KiB (" in told
+
+
+def test_children_that_are_forked_while_threads_allocate_free_what_they_inherit() -> None:
+    stop = threading.Event()
+
+    def allocate() -> None:
+        while not stop.is_set():
+            torch.empty(1000)
+
+    model, x = nn.Linear(64, 64), torch.randn(32, 64)
+    threads = [threading.Thread(target=allocate) for _ in range(2)]
+    with modtrace.record(memory=True):
+        held = [model(x) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        statuses = []
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                held.clear()
+                kept = [torch.empty(1000) for _ in range(100)]
+                os._exit(len(kept) != 100)
+            statuses.append(os.waitpid(child, 0)[1])
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+    assert statuses == [0] * 20
+
+
+def test_a_second_recording_begins_with_what_is_left_of_the_first() -> None:
+    model, x = nn.Linear(64, 64, bias=False), torch.randn(32, 64)
+    gc.collect()
+    with torch.no_grad():
+        with modtrace.record(memory=True) as first:
+            kept = [model(x) for _ in range(3)]
+        uncounted = model(x)
+        del kept[1:], uncounted
+        with modtrace.record(memory=True) as second:
+            out = model(x)
+
+    base = first.timeline().counters[0].value[0]
+    (series,) = second.timeline().counters
+    assert out.nbytes == kept[0].nbytes == 8192
+    assert (series.value[0] - base, series.value[-1] - base) == (8192, 16384)
