@@ -151,6 +151,7 @@ def test_json_has_steps_and_overview() -> None:
         "told_apart": {},
         "steps_end_with": "",
         "whole_run": None,
+        "open_at_end": None,
         "step_by": "optimizer",
     }
 

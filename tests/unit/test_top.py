@@ -166,13 +166,13 @@ JOB = JobView([rank_rates(0, module("Net", 40, 4, 1, 1), module("Net.a", 40, 3, 
 
 
 def test_the_screen_shows_what_modules_take() -> None:
-    shown = lines(JOB)
+    shown = lines(JOB, width=81)
     assert shown[:6] == [
-        "rank 0 running · step 3 · 4.0 steps/s · communication 10% · last 10.0 s",
+        "rank 0 running · step 3 · no event for 25.0 s · communication 10% · 10.0 s before",
         "",
-        "module · ms per step             self %↓   total %    fwd ms    bwd ms   calls/s",
-        "Net.a                               30.0      30.0     75.00      0.00       4.0",
-        "Net                                 20.0      50.0    100.00     25.00       4.0",
+        "module · ms per step              self %↓   total %    fwd ms    bwd ms   calls/s",
+        "Net.a                                30.0      30.0     75.00      0.00       4.0",
+        "Net                                  20.0      50.0    100.00     25.00       4.0",
         "",
     ]
     assert shown[-1] == "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"
@@ -212,6 +212,17 @@ def test_a_hang_a_stall_and_the_dead_are_said() -> None:
 
     dead = [rank_rates(number, at=state(number, state="dead")) for number in (0, 1, 3)]
     assert lines(JobView(dead, (), 0))[1] == "ranks 0-1, 3 died"
+
+
+def test_the_headline_says_which_ranks_are_quiet() -> None:
+    busy = rank_rates(0, at=state(0)._replace(now_ns=NOW - 24 * SECOND))
+    mine = " · communication 10% · last 10.0 s"
+
+    assert lines(JobView([busy], (), 0))[0] == "rank 0 running · step 3 · 4.0 steps/s" + mine
+    quiet = JobView([busy, rank_rates(1), rank_rates(2)], (), 0)
+    assert lines(quiet, width=200)[0] == (
+        "3 ranks 3 running · step 3 · no event from 2 ranks for 25.0 s · 4.0 steps/s" + mine
+    )
 
 
 def test_a_line_per_rank_says_where_each_is() -> None:

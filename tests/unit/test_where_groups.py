@@ -143,6 +143,15 @@ def test_in_80_columns_the_end_of_a_recording_leaves_room_for_the_modules() -> N
 FETCH = ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "data loading")
 
 
+def test_the_headline_says_where_ended_runs_were() -> None:
+    ended, alone = state(0, ("GPT.h", "forward"), state="stopped"), state(3, ("GPT.wte", "forward"))
+
+    assert headline(group_ranks([ended])) == "rank 0 was in GPT.h when it ended"
+    assert headline(group_ranks([ended, ended._replace(rank=1), alone])) == (
+        "ranks 0-1 were in GPT.h when they ended; rank 3 is in GPT.wte"
+    )
+
+
 def test_the_headline_says_how_long_a_rank_is_in_a_range() -> None:
     ahead = [state(rank, ("GPT", "forward"), ("GPT.h", "forward")) for rank in range(3)]
     late = state(3, FETCH, usual_ns={FETCH: 4_000_000}, now_ns=131 * SECOND)

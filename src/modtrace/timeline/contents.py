@@ -56,6 +56,10 @@ were counted: when, and what could not be."""
 MEMORY = "memory"
 """In a timeline's metadata: what tensors held and by whom, what grew, and what could not be allocated; JSON values."""
 
+OPEN_AT_END = "open_at_end"
+"""In a timeline's metadata, if its process died or hung: the `thread` that was in a call or a range, the `place`, for
+how many `seconds` until the end of what is known, and `usual_seconds`, None if these are not known."""
+
 MISSING_BYTES = "missing_bytes"
 """In a timeline's metadata: what was cut off the end of its ring's file."""
 

@@ -171,14 +171,21 @@ def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) ->
         steps = sorted({state.step for state in states if state.step is not None})
         if steps:
             parts.append(f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}")
+        quiet = [rank.state for rank in chosen if rank.is_quiet and rank.state.state == "running"]
+        if quiet:
+            of = f" from {counted(len(quiet), 'rank')}" if len(quiet) < len(chosen) else ""
+            parts.append(
+                f"no event{of} for {format_durations([(state.now_ns - state.last_ns) / 1e9 for state in quiet])}"
+            )
         rates = sorted(rank.steps_per_s for rank in chosen if rank.steps_per_s is not None)
-        if rates:
+        if rates and len(quiet) < len(chosen):
             parts.append(f"{_rate(rates[len(rates) // 2])} steps/s")
         measured = [rank for rank in chosen if rank.window_ns]
         if measured:
             waiting = sum(rank.communication_ns / rank.window_ns for rank in measured) / len(measured)
             parts.append(f"communication {waiting:.0%}")
-            parts.append(f"last {format_durations([max(rank.window_ns for rank in measured) / 1e9])}")
+            window = format_durations([max(rank.window_ns for rank in measured) / 1e9])
+            parts.append(f"last {window}" if len(quiet) < len(chosen) else f"{window} before")
     if screen.paused:
         parts.insert(0, "PAUSED")
     if job.read_s > 1:

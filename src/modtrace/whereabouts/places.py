@@ -135,15 +135,18 @@ def headline(groups: Sequence[RankGroup]) -> str:
     """Return in one line which ranks are in which module (`rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn`).
 
     Of a range it says for how long (`rank 3 is in data loading for 31.0 s (usually 4.0 ms), …`); of ranks that died,
-    where and after which step (`rank 3 died in GPT.h.7, after step 12`).
+    where and after which step (`rank 3 died in GPT.h.7, after step 12`); of others that ended, where they were.
     """
-    dead = [group for group in groups if group.ranks[0].state == "dead"]
-    others = [group for group in groups if group.ranks[0].state != "dead"]
+    dead, ended = ([group for group in groups if group.ranks[0].state == state] for state in ("dead", "stopped"))
+    others = [group for group in groups if group.ranks[0].state not in ("dead", "stopped")]
     clauses = []
     if dead:
         steps = sorted({state.step for group in dead for state in group.ranks if state.step is not None})
         after = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}" if steps else ""
         clauses.append(_places_clause(dead, "died", "died") + (f", after {after}" if after else ""))
+    if ended:
+        when = "when it ended" if sum(len(group.ranks) for group in ended) == 1 else "when they ended"
+        clauses.append(f"{_places_clause(ended, 'was', 'were')} {when}")
     return "; ".join([*clauses, *([_places_clause(others, "is", "are")] if others else [])])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from ..ring import STACKS_SIGNAL, RingSnapshot, read_ring
 from ..ring.slot_format import CALL_ENTER_KINDS
 from ..timeline import OpenCall, ThreadStack
-from ..timeline.decode import RingAnalysis
+from ..timeline.decode import RingAnalysis, lasts_too_long
 from ..timeline.decode.memory import held_memory
 from ..timeline.memory import format_bytes
 from .streams import StreamState, read_streams
@@ -23,11 +23,6 @@ __all__ = ["RankState", "rank_state_of", "read_rank_state"]
 
 _FIRST_EVENTS = 1 << 14
 _ENOUGH_STEPS = 4
-_HUNG_FACTOR = 10
-_MIN_HUNG_NS = 5_000_000_000
-_HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
-_VARYING = ("gc", "compile", "saving", "evaluation", "generate")
-"""Categories of ranges one of which can take a thousand times as long as the one before."""
 
 
 class RankState(NamedTuple):
@@ -92,13 +87,7 @@ class RankState(NamedTuple):
         if self.state != "running" or not thread.calls:
             return False
         call = thread.calls[-1]
-        if call.phase in _VARYING:
-            return False
-        usual_ns = self.usual_ns.get((call.fqn, call.phase))
-        if usual_ns is None and call.phase == "user":
-            return False  # a range can be around the whole program
-        limit_ns = _HUNG_WITHOUT_HISTORY_NS if usual_ns is None else max(_HUNG_FACTOR * usual_ns, _MIN_HUNG_NS)
-        return self.now_ns - call.since_ns > limit_ns
+        return lasts_too_long(call, self.now_ns - call.since_ns, self.usual_ns.get((call.fqn, call.phase)))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values: durations in seconds, the time of the last event in Unix nanoseconds."""

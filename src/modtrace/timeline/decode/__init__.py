@@ -9,7 +9,7 @@ from .analysis import RingAnalysis, wall_clock
 from .collectives import is_communication
 from .from_ring import build_timeline
 from .intervals import Intervals
-from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack
+from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, lasts_too_long
 
 __all__ = [
     "AFTER_BACKWARD",
@@ -19,5 +19,6 @@ __all__ = [
     "ThreadStack",
     "build_timeline",
     "is_communication",
+    "lasts_too_long",
     "wall_clock",
 ]

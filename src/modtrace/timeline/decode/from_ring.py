@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import monotonic_ns
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from ..contents import (
     FLOPS,
     MEMORY,
     MISSING_BYTES,
+    OPEN_AT_END,
     PASSES,
     STEPS_END_WITH,
     WHOLE_RUN,
@@ -32,6 +34,7 @@ from .evaluation import find_evaluations
 from .flops import find_flops
 from .intervals import count_outside_runs, find_parents
 from .memory import held_memory
+from .open_calls import lasts_too_long
 from .path_spans import clip_and_nest
 from .ranges import add_ranges
 from .spans import SpanRows, assign_tracks, build_span_rows
@@ -84,6 +87,7 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
         | {WHOLE_RUN: _whole_run(analysis, len(rows["name"]))}
+        | _open_at_end(analysis)
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({} if flops is None else {FLOPS: flops.metadata})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
@@ -111,6 +115,26 @@ def _whole_run(analysis: RingAnalysis, spans: int) -> dict[str, float | None]:
     times = [*read, *analysis.all_events.time[-1:].tolist()]
     seconds = (max(times) - read[0]) / 1e9 if read else None
     return {"steps": steps, "spans": spans if is_whole else None, "seconds": seconds, "kept_steps": kept}
+
+
+def _open_at_end(analysis: RingAnalysis) -> dict[str, object]:
+    """Return the metadata of what the process died in, or is in for long; see `OPEN_AT_END`."""
+    snapshot = analysis.snapshot
+    if any(record["kind"] == "stop" for record in snapshot.records) or snapshot.missing_bytes:
+        return {}
+    stacks = [stack for stack in analysis.open_stacks if stack.calls]
+    if not stacks:
+        return {}
+    stack = min(stacks, key=lambda stack: stack.calls[-1].is_range)
+    call = stack.calls[-1]
+    end_ns = monotonic_ns() if snapshot.known_pid else int(analysis.all_events.time.max())
+    usual_ns = analysis.usual_durations([call]).get((call.fqn, call.phase))
+    if snapshot.writer != "dead" and not lasts_too_long(call, end_ns - call.since_ns, usual_ns):
+        return {}
+    seconds = (end_ns - call.since_ns) / 1e9
+    usual_seconds = None if usual_ns is None else usual_ns / 1e9
+    place = {"thread": stack.thread, "place": call.place, "seconds": seconds, "usual_seconds": usual_seconds}
+    return {OPEN_AT_END: place}
 
 
 def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Mark]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array, SignedIntArray
 from ...ring import Events, Kind
-from ...ring.range_text import CATEGORIES, parse_range
+from ...ring.range_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import (
     ABANDONED_BIT,
     CALL_ENTER_KINDS,
@@ -32,6 +32,12 @@ AFTER_BACKWARD = "after backward"
 _OTHERWISE_TOLD = "communication"
 """The category of ranges that do not say where a thread is: another thread can end them. Waits are told otherwise."""
 
+_HUNG_FACTOR = 10
+_MIN_HUNG_NS = 5_000_000_000
+_HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
+_VARYING = ("gc", "compile", "saving", "evaluation", "generate")
+"""Categories of ranges one of which can take a thousand times as long as the one before."""
+
 
 class OpenCall(NamedTuple):
     """A call that has not ended; or a range, on a thread that is in no module.
@@ -53,9 +59,29 @@ class OpenCall(NamedTuple):
     module_class: str = ""
 
     @property
+    def place(self) -> str:
+        """Where a thread is, in words: `forward GPT.h.0`, `data loading`."""
+        if self.is_range:
+            return RangeName(self.fqn, self.phase).place
+        return "backward" if self.phase == AFTER_BACKWARD else f"{self.phase} {self.fqn}"
+
+    @property
     def is_range(self) -> bool:
         """Whether it is a range, and no call of a module."""
         return self.phase in CATEGORIES
+
+
+def lasts_too_long(call: OpenCall, lasted_ns: int, usual_ns: int | None) -> bool:
+    """Return whether an open call or range has lasted much longer than it usually does.
+
+    Args:
+        call: which.
+        lasted_ns: how long it has.
+        usual_ns: how long it usually does; None: that is not known.
+    """
+    if call.phase in _VARYING or (usual_ns is None and call.phase == "user"):  # one can be around the whole program
+        return False
+    return lasted_ns > (_HUNG_WITHOUT_HISTORY_NS if usual_ns is None else max(_HUNG_FACTOR * usual_ns, _MIN_HUNG_NS))
 
 
 class ThreadStack(NamedTuple):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..._terminal import counted
 from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
-from ..contents import MISSING_BYTES, STEPS_END_WITH, WHOLE_RUN
+from ..contents import MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, WHOLE_RUN
 from ..slices import RECOMPUTE
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
@@ -48,6 +48,8 @@ class Overview(NamedTuple):
         whole_run: the `steps`, `spans` and `seconds` of the recording from its start, and how many steps at its end are
             there whole, `kept_steps`; None for what the ring does not know, or for all if nothing of that is known.
         kept: the same as a sentence if the ring overwrote something; else empty.
+        open_at_end: if the process died or hung, the `thread` that was in a call or a range, the `place`, for how many
+            `seconds`, and how many usually; else None.
         steps_of: whose steps those of the summary are (`rank 0`) if there are several processes; else empty.
         step_by: what the steps are: "optimizer" if optimizers or `Recording.step` end them, "call", "range NAME", or a
             class of modules.
@@ -69,6 +71,7 @@ class Overview(NamedTuple):
     steps_end_with: str = ""
     whole_run: Mapping[str, float | None] | None = None
     kept: str = ""
+    open_at_end: Mapping[str, Any] | None = None
     step_by: str = OPTIMIZER
 
 
@@ -80,6 +83,9 @@ _LOSSES = {
     "incomplete": "spans incomplete",
     MISSING_BYTES: "bytes cut off the end of the ring's file",
 }
+
+
+_SHOWN_SECONDS = 0.001
 
 
 def describe_recording(timeline: Timeline) -> Overview:
@@ -115,6 +121,7 @@ def describe_recording(timeline: Timeline) -> Overview:
         steps_end_with=str(timeline.metadata.get(STEPS_END_WITH, "")),
         whole_run=_whole_run(timeline),
         kept=kept_sentence(timeline),
+        open_at_end=_open_at_end(timeline),
     )
 
 
@@ -124,6 +131,28 @@ def _whole_run(timeline: Timeline) -> dict[str, float | None] | None:
         return None
     values = {name: known.get(name) for name in ("steps", "spans", "seconds", "kept_steps")}
     return {name: value if type(value) in (int, float) else None for name, value in values.items()}
+
+
+def _open_at_end(timeline: Timeline) -> dict[str, Any] | None:
+    known: Any = timeline.metadata.get(OPEN_AT_END)
+    match known:
+        case {"thread": str(), "place": str(), "seconds": int() | float(), "usual_seconds": int() | float() | None}:
+            return dict(known)
+    return None
+
+
+def _open_line(is_in: Mapping[str, Any] | None) -> str:
+    """Say where a process was that died or hung."""
+    if is_in is None:
+        return ""
+    lasted, usual = is_in["seconds"], is_in["usual_seconds"]
+    text = f"at the end {is_in['thread']} was in {is_in['place']}"
+    text += f" for {_duration(lasted)}" if lasted >= _SHOWN_SECONDS else ""
+    return text + (f" (usually {_duration(usual)})" if usual is not None else "")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:,.1f} s" if seconds >= 1 else f"{1e3 * seconds:,.1f} ms"
 
 
 def kept_sentence(timeline: Timeline) -> str:
@@ -149,7 +178,12 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes], units: Sequen
     lines = [" · ".join(part for part in what if part), counted_steps]
     if overview.steps_end_with:
         lines.append(f"steps end with {overview.steps_end_with} that reach parameters: no optimizer of torch stepped")
-    lines += [overview.kept, _losses_line(overview), _told_apart_line(overview.told_apart)]
+    lines += [
+        _open_line(overview.open_at_end),
+        overview.kept,
+        _losses_line(overview),
+        _told_apart_line(overview.told_apart),
+    ]
     lines += [_recompute_line(overview, steps), _compiled_line(overview), communication_line(overview.communication)]
     return [line for line in lines if line]
 
