@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,8 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    flop_registry,
+    register_flop_formula,
+    sdpa_backward_flop,
+    sdpa_flop,
+)
 
 import modtrace
+from modtrace._errors import EngineError, RecordingError
+from modtrace.track import engine as engines
+from tests.support.models import ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("native_engine")
 
@@ -315,3 +326,176 @@ def test_modules_cost_what_their_closed_forms_say_in_each_phase(case: Callable[[
     others = [flops for name, flops in found.items() if name not in expected]
     assert others == [(0, 0, 0)] * len(others)
     assert costs(modtrace.load(tmp_path / "steps.json")) == found
+
+
+@contextmanager
+def attention_on_cpu_registered() -> Iterator[None]:
+    """torch's counter with the formula of the CPU's attention, which it lacks."""
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    added = {
+        operator: formula
+        for operator, formula in (
+            (getattr(torch.ops.aten, name), sdpa_flop),
+            (getattr(torch.ops.aten, f"{name}_backward"), sdpa_backward_flop),
+        )
+        if operator not in flop_registry
+    }
+    flop_registry.update(added)
+    try:
+        yield
+    finally:
+        for operator in added:
+            del flop_registry[operator]
+
+
+AT_FIRST = ("Llama, checkpointed (reentrant)", "U-Net", "two towers")
+
+
+def losses_and_gradients(name: str, around: AbstractContextManager[object]) -> list[Tensor]:
+    torch.manual_seed(0)
+    model, loss = ARCHITECTURES[name]()
+    with around:
+        result: Tensor = loss()
+        result.backward()
+    return [result, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in AT_FIRST else pytest.mark.full) for name in ARCHITECTURES]
+)
+@pytest.mark.filterwarnings("ignore:.*enable_nested_tensor:UserWarning")
+def test_sum_over_modules_is_what_torchs_counter_counts_and_training_is_the_same_to_the_bit(name: str) -> None:
+    plain = losses_and_gradients(name, nullcontext())
+    with attention_on_cpu_registered():
+        counter = FlopCounterMode(display=False)
+        losses_and_gradients(name, counter)  # it changes gradients in the last bits
+    recording = modtrace.record(flops=True, engine="native")
+    recorded = losses_and_gradients(name, recording)
+    timeline = recording.timeline()
+    flops = timeline.summary().flops
+
+    assert flops is not None
+    rows = [row for row in costs(timeline).items() if "." not in row[0]]
+    assert sum(sum(of_phase) for _, of_phase in rows) + flops.outside == counter.get_total_flops()
+    assert flops.unknown == 0
+    assert all(torch.equal(a, b) for a, b in zip(plain, recorded, strict=True))
+
+
+def test_inputs_of_new_shapes_are_counted_and_what_is_alike_is_not_counted_again() -> None:
+    model, batches = two_linears(), (N, N, 2 * N, N, 2 * N)
+    with modtrace.record(flops=True, engine="native") as recording:
+        for batch in batches:
+            model(torch.randn(batch, NARROW)).sum().backward()
+            recording.step()
+    flops = recording.timeline().summary().flops
+
+    assert flops is not None
+    assert flops.counted_in == [0, 2]
+    assert [step.flops for step in flops.by_step] == [5 * FIRST * batch // N for batch in batches]
+
+
+class Generator(nn.Linear):
+    pass
+
+
+class Critic(nn.Linear):
+    pass
+
+
+def test_networks_that_take_turns_are_counted_in_both_updates() -> None:
+    generator, critic = Generator(NARROW, WIDE), Critic(WIDE, NARROW)
+    optimizers = torch.optim.SGD(generator.parameters()), torch.optim.SGD(critic.parameters())
+    with modtrace.record(flops=True, engine="native") as recording:
+        for _ in range(STEPS):
+            (critic(torch.randn(N, WIDE)) - critic(generator(rows()).detach())).mean().backward()
+            optimizers[1].step()
+            critic(generator(rows())).mean().backward()
+            optimizers[0].step()
+    found = costs(recording.timeline())
+
+    assert recording.timeline().metadata["flops"]["steps"] == [0]  # type: ignore[index]
+    # The critic's input needs a gradient in the generator's update alone.
+    assert found == {
+        "Generator": (2 * STEPS * FIRST, STEPS * FIRST, 0),
+        "Critic": (3 * STEPS * FIRST, 4 * STEPS * FIRST, 0),
+    }
+
+
+def test_operators_are_counted_again_before_the_ring_forgets_them() -> None:
+    model = two_linears()
+    with modtrace.record(flops=True, engine="native", capacity=512) as recording:
+        for _ in range(200):
+            model(rows()).sum().backward()
+            recording.step()
+    timeline = recording.timeline()
+    flops = timeline.summary().flops
+
+    assert timeline.stats.overwritten > 1000
+    assert flops is not None
+    assert len(flops.counted_in) > 0
+    assert {step.flops for step, took in zip(flops.by_step, timeline.summary().steps, strict=True) if took.whole} == {
+        5 * FIRST
+    }
+
+
+def test_operators_of_the_user_count_by_their_formula_and_what_runs_inside_does_not() -> None:
+    @torch.library.custom_op("modtrace_test::twice", mutates_args=())
+    def twice(x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight @ weight
+
+    @register_flop_formula(torch.ops.modtrace_test.twice)
+    def twice_flops(x: Any, weight: Any, *, out_shape: Any = None) -> int:
+        return int(7 * x[0] + out_shape[1])
+
+    @torch.library.custom_op("modtrace_test::wrong", mutates_args=())
+    def wrong(x: Tensor) -> Tensor:
+        return x @ x.T
+
+    @register_flop_formula(torch.ops.modtrace_test.wrong)
+    def wrong_flops(*args: Any, **kwargs: Any) -> int:
+        raise ValueError("no such shapes")
+
+    class Uses(nn.Module):
+        def forward(self, x: Tensor) -> None:
+            wrong(x)
+            twice(x, torch.ones(NARROW, NARROW))
+
+    model = Uses()
+    try:
+        with modtrace.record(flops=True, engine="native") as recording:
+            model(rows())
+    finally:
+        del flop_registry[torch.ops.modtrace_test.twice], flop_registry[torch.ops.modtrace_test.wrong]
+    summary = recording.timeline().summary()
+
+    assert costs(recording.timeline()) == {"Uses": (7 * N + NARROW, 0, 0)}
+    assert summary.flops is not None
+    assert summary.flops.without_formula == ["modtrace_test::wrong"]
+    assert "not counted, as torch has no formula: modtrace_test::wrong" in summary.flops_text()
+
+
+def test_transforms_of_torch_func_count_what_is_computed() -> None:
+    model = two_linears()
+    values = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(values: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(model, values, x)
+        return out.square().mean()
+
+    with modtrace.record(flops=True, engine="native") as recording:
+        torch.func.grad(loss)(values, rows())
+        recording.step()
+        torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(values, torch.randn(3, N, NARROW))
+        recording.step()
+    flops = recording.timeline().summary().flops
+
+    assert flops is not None
+    assert [step.flops for step in flops.by_step] == [5 * FIRST, 3 * 5 * FIRST]
+
+
+def test_without_the_native_engine_flops_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecordingError, match="flops needs the native engine; give engine='native' or 'auto'"):
+        modtrace.record(flops=True, engine="python")
+    monkeypatch.setattr(engines, "why_unavailable", lambda: "it is not built")
+    with pytest.raises(EngineError, match="flops needs the native engine; `modtrace build` makes it"):
+        modtrace.record(flops=True).start()

@@ -114,6 +114,10 @@ class EventScript:
     def mark(self, time: int, text: str) -> None:
         self.event(time, Kind.MARK, self._ring.names.text(text), 0)
 
+    def operator(self, time: int, text: str, flops: int) -> None:
+        """Note an operator by its text, and what it cost."""
+        self.event(time, Kind.OPERATOR, self._ring.names.text(text), flops)
+
     def note_group(self, name: str, ranks: str, description: str) -> None:
         """Note a process group."""
         self._ring.names.group(name, ranks, description)

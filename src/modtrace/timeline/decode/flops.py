@@ -25,7 +25,7 @@ from .spans import SpanRows
 _UNKNOWN = -1
 
 
-class SpanFlops(NamedTuple):
+class RingFlops(NamedTuple):
     """What spans cost.
 
     Attributes:
@@ -40,7 +40,7 @@ class SpanFlops(NamedTuple):
     metadata: dict[str, object]
 
 
-def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> SpanFlops | None:
+def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> RingFlops | None:
     """Return what spans cost; None if no operator was counted.
 
     Args:
@@ -74,7 +74,7 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Spa
     total = _with_inner(np.maximum(own, 0), rows["phase"], find_parents(track, rows["depth"]))
     known = np.flatnonzero(total)
     texts = dict(zip(known.tolist(), map(str, total[known].tolist()), strict=True))
-    return SpanFlops(
+    return RingFlops(
         texts | dict.fromkeys(unknown.tolist(), UNKNOWN_FLOPS),
         {
             "steps": np.unique(analysis.steps_before(_positions(analysis, index))).tolist(),

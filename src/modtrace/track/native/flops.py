@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,7 @@ _Formula = Callable[..., int]
 
 _ATTENTION_ON_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _MORE_FORMULAS: Mapping[str, _Formula] = {
+    "aten::_addmm_activation": flop_counter.addmm_flop,
     _ATTENTION_ON_CPU: flop_counter.sdpa_flop,
     f"{_ATTENTION_ON_CPU}_backward": flop_counter.sdpa_backward_flop,
 }
@@ -81,7 +83,7 @@ class NativeFlops:
         """
         name, overload, device, inputs, outputs = ran
         dtype = next((str(one.dtype).removeprefix("torch.") for one in inputs if isinstance(one, torch.Tensor)), "")
-        text = self._table.text(operator_text(OperatorName(name, device, dtype)))
+        text = self._table.text(operator_text(OperatorName(name, _device_name(device), dtype)))
         formula = self._formulas.get(name)
         if formula is None:
             return UNKNOWN_FLOPS, text
@@ -95,6 +97,15 @@ class NativeFlops:
                 self._failed.add(name)
                 _log.warning("flops: the formula of %s failed, so it is not counted: %r", name, error)
             return UNKNOWN_FLOPS, text
+
+
+@cache
+def _device_name(device_type: str) -> str:
+    """Return what a device of this type is called; the type itself for the CPU, and where that is not known."""
+    try:
+        return str(torch.get_device_module(device_type).get_device_name())
+    except Exception:  # a backend of one's own can do as it likes
+        return device_type
 
 
 def _as_called(name: str, overload: str, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -6,9 +6,11 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <set>
@@ -100,11 +102,16 @@ void write_counting(Session& session, const ThreadState& thread, int64_t value) 
 // --- The operators ---
 
 thread_local int open_operators = 0;  // that are counted: those inside are a part of them
+thread_local uint64_t noted_operators = 0;
 
 struct OpenOperator final : at::ObserverContext {
-  explicit OpenOperator(uint64_t session) : generation(session) { ++open_operators; }
-  ~OpenOperator() override { --open_operators; }
+  OpenOperator(uint64_t session, bool looks_inside) : generation(session), only_if_none_inside(looks_inside) {
+    open_operators += !only_if_none_inside;
+  }
+  ~OpenOperator() override { open_operators -= !only_if_none_inside; }
   uint64_t generation;
+  bool only_if_none_inside;  // count it only if none inside is
+  uint64_t noted_before = noted_operators;
   int exceptions = std::uncaught_exceptions();
   std::string key;
   const CountedOperator* known = nullptr;
@@ -114,13 +121,15 @@ struct OpenOperator final : at::ObserverContext {
 
 // Whether another operator inside has the tensors that are computed with, or there are none.
 bool is_wrapper(const at::Tensor& tensor) {
-  static constexpr c10::DispatchKeySet kWrappers({
-      c10::DispatchKey::Python,
-      c10::DispatchKey::FuncTorchBatched,
-      c10::DispatchKey::FuncTorchGradWrapper,
-      c10::DispatchKey::Functionalize,
-  });
+  static constexpr c10::DispatchKeySet kWrappers(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Functionalize});
   return tensor.key_set().has_any(kWrappers) || tensor.is_nested() || tensor.is_meta();
+}
+
+// Whether that may be so: torch.func.grad wraps what vmap wraps, or what is computed with.
+bool may_be_wrapper(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() &&
+         value.toTensor().key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
 }
 
 void add_number(std::string& key, int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof number); }
@@ -170,7 +179,15 @@ c10::IValue as_meta(const c10::IValue& value) {
   return is_plain ? value : c10::IValue();
 }
 
-PyRef as_python(const std::vector<c10::IValue>& values) {
+using Values = c10::ArrayRef<const c10::IValue>;
+
+// The last values of an operator's stack: a boxed call can have others below.
+template <typename Stack>
+Values last(const Stack& stack, size_t count) {
+  return Values(stack.data(), stack.size()).slice(stack.size() - std::min(count, stack.size()));
+}
+
+PyRef as_python(Values values) {
   PyRef list = PyRef::steal(PyList_New(0));
   for (const c10::IValue& value : values) {
     const PyRef object = PyRef::steal(torch::jit::toPyObject(as_meta(value)).release().ptr());
@@ -180,14 +197,13 @@ PyRef as_python(const std::vector<c10::IValue>& values) {
 }
 
 // Asks Python what an operator costs, on a thread that may not hold the lock; null where nothing is to be noted.
-const CountedOperator* ask_flops(ThreadState& thread, const OpenOperator& open,
-                                 const std::vector<c10::IValue>& outputs) {
+const CountedOperator* ask_flops(ThreadState& thread, const OpenOperator& open, Values outputs) {
   if (!Py_IsInitialized()) return nullptr;
   const GilLock gil;
   Session* session = engine.active_session.load();
   if (session == nullptr || !session->count_operator || thread.generation != current_generation()) return nullptr;
   const SessionRef hold(*session);
-  const PyRef inputs = as_python(open.inputs), results = as_python(outputs);
+  const PyRef inputs = as_python(last(open.inputs, open.inputs.size())), results = as_python(outputs);
   const PyRef asked =
       PyRef::steal(inputs && results ? Py_BuildValue("(sssOO)", open.name.c_str(), open.overload.c_str(),
                                                      open.device.c_str(), inputs.get(), results.get())
@@ -211,13 +227,14 @@ std::unique_ptr<at::ObserverContext> on_operator_begin(const at::RecordFunction&
   key += '.';
   const auto name = function.operator_name();
   if (name) key += name->overload_name;
-  for (const c10::IValue& input : function.inputs()) {
+  const auto inputs = last(function.inputs(), function.num_inputs());
+  for (const c10::IValue& input : inputs) {
     if (!add_value(key, input)) return nullptr;
   }
   ThreadState& thread = registered_thread();
   const uint64_t generation = current_generation();
   if (thread.generation != generation) return nullptr;
-  auto open = std::make_unique<OpenOperator>(generation);
+  auto open = std::make_unique<OpenOperator>(generation, std::any_of(inputs.begin(), inputs.end(), may_be_wrapper));
   const auto known = thread.operators.find(key);
   if (C10_LIKELY(known != thread.operators.end())) {
     open->known = &known->second;
@@ -226,7 +243,7 @@ std::unique_ptr<at::ObserverContext> on_operator_begin(const at::RecordFunction&
   open->key = std::move(key);
   open->name = function.name();
   open->overload = name ? name->overload_name : "";
-  for (const c10::IValue& input : function.inputs()) {
+  for (const c10::IValue& input : inputs) {
     if (open->device.empty() && input.isTensor() && input.toTensor().defined()) {
       open->device = c10::DeviceTypeName(input.toTensor().device().type(), /*lower_case=*/true);
     }
@@ -241,8 +258,11 @@ void on_operator_end(const at::RecordFunction& function, at::ObserverContext* co
   if (open == nullptr || std::uncaught_exceptions() > open->exceptions) return;
   ThreadState& thread = this_thread();
   if (thread.generation != open->generation) return;
-  const CountedOperator* found = open->known != nullptr ? open->known : ask_flops(thread, *open, function.outputs());
+  if (open->only_if_none_inside && noted_operators != open->noted_before) return;
+  const CountedOperator* found =
+      open->known != nullptr ? open->known : ask_flops(thread, *open, last(function.outputs(), function.num_outputs()));
   if (found == nullptr) return;
+  ++noted_operators;
   write_without_gil(thread, open->generation, kOperator << kKindShift | thread.meta_bits | found->text, found->flops);
 }
 
@@ -278,8 +298,9 @@ int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool
   if (is_new && state.met.size() >= kMaxInputs) return kNotMet;
   if (is_new) met = state.met.emplace(std::move(key), MetInputs{static_cast<int64_t>(state.met.size()), serial}).first;
   const int64_t number = met->second.number;
-  // What was counted is overwritten some time.
-  if (is_new || serial - met->second.counted_at > static_cast<int64_t>(session.capacity / 2)) {
+  // torch.func hides the sizes of batches. What was counted is overwritten some time.
+  const bool is_hidden = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+  if (is_new || is_hidden || serial - met->second.counted_at > static_cast<int64_t>(session.capacity / 2)) {
     met->second.counted_at = serial;
     state.passes_ended = false;
     state.calls = 0;
