@@ -16,8 +16,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["call_after_import"]
-
 _waiting: dict[str, list[Callable[[], None]]] = {}
 """What is called once a module is imported, by the module's name."""
 _thread = threading.local()

@@ -15,8 +15,6 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["Exclusive", "WeakMap", "cached_property", "raised_by_handler"]
-
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 

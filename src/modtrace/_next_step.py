@@ -7,8 +7,6 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["next_step_hint"]
-
 
 def next_step_hint(path: str) -> str:
     """Return a line that says how to look at the file in `path`, a trace or a ring."""

@@ -15,17 +15,6 @@ from collections.abc import Mapping
 
 from ._errors import RecordingError
 
-__all__ = [
-    "absolute_path",
-    "add_rank",
-    "expand_path",
-    "host_hash",
-    "insert_before_suffixes",
-    "is_shared",
-    "rank_in",
-    "world_size_in",
-]
-
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
     """Return the rank in torch's process group, where there is one, else `RANK`; None where that is no number."""

@@ -8,8 +8,6 @@ import sysconfig
 
 from ._errors import RecordingError
 
-__all__ = ["TorchMissingError", "check_can_record", "is_free_threaded"]
-
 
 class TorchMissingError(RecordingError, ImportError):
     """Something that records is asked for, and torch is not installed."""

@@ -12,8 +12,6 @@ from typing import Literal, NamedTuple
 
 from ._terminal import cell_width, padded, printable
 
-__all__ = ["CellKind", "Table", "shortened", "to_csv", "to_html", "to_markdown", "to_text", "without_columns"]
-
 CellKind = Literal["name", "text", "number"]
 
 _GAP = "  "

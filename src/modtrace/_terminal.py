@@ -5,8 +5,6 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 
-__all__ = ["cell_width", "counted", "is_terminal", "padded", "printable", "wrapped"]
-
 
 def is_terminal(stream: object) -> bool:
     """Tell whether a standard stream is a terminal.

@@ -7,23 +7,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "AnyArray",
-    "AnyIntArray",
-    "BoolArray",
-    "Float32Array",
-    "Float64Array",
-    "IndexArray",
-    "Int8Array",
-    "Int32Array",
-    "Int64Array",
-    "ObjectArray",
-    "RecordArray",
-    "SignedIntArray",
-    "UInt8Array",
-    "UInt32Array",
-]
-
 Int8Array: TypeAlias = npt.NDArray[np.int8]
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]

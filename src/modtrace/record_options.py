@@ -15,19 +15,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.profiler import ProfilerAction
 
-__all__ = [
-    "DEFAULT_CAPACITY",
-    "ENGINES",
-    "MAX_CAPACITY",
-    "MIN_CAPACITY",
-    "OPTIONS",
-    "EngineName",
-    "Option",
-    "RecordOptions",
-    "check_capacity",
-    "check_engine",
-]
-
 EngineName = Literal["auto", "native", "python"]
 ENGINES: tuple[EngineName, ...] = ("auto", "native", "python")
 DEFAULT_CAPACITY = 1 << 20

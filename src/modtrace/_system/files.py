@@ -15,17 +15,6 @@ from pathlib import Path
 
 from .._errors import ModtraceError
 
-__all__ = [
-    "RECORDING_SUFFIXES",
-    "RING_SUFFIXES",
-    "FileKind",
-    "find_each",
-    "find_recordings",
-    "open_regular",
-    "read_at",
-    "work_folder",
-]
-
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     """Open a file to read its bytes, unbuffered; never wait for a pipe.

@@ -18,16 +18,6 @@ from typing import Literal, NamedTuple, TypeVar
 
 from .._errors import ModtraceError
 
-__all__ = [
-    "ParallelReader",
-    "ProcessStat",
-    "is_signal_caught",
-    "is_signal_handled_now",
-    "map_in_processes",
-    "processor_count",
-    "read_process_stat",
-]
-
 
 def processor_count() -> int:
     """Return how many processors this process may run on, or how many there are where the system does not say."""

@@ -31,8 +31,6 @@ from ..track.native.device_times import DeviceChoice
 from ..track.sampling import Sampler
 from .signals import write_stacks_on
 
-__all__ = ["Capture", "recording_metadata"]
-
 _log = logging.getLogger("modtrace")
 
 

@@ -16,8 +16,6 @@ from typing import Any, Protocol, TypeVar, cast
 from .._errors import RecordingError
 from .._interrupts import Exclusive
 
-__all__ = ["block_exit", "change_alone", "is_running", "running", "start_alone", "stop_alone"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -14,8 +14,6 @@ from ..watching.conditions import parse_conditions
 from ..watching.start import start_watcher
 from ..watching.windows import KeepLimits, kept_folder, save_window
 
-__all__ = ["KeptWindows"]
-
 _NO_PATH = "modtrace"
 
 

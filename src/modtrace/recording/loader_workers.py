@@ -31,8 +31,6 @@ from ..timeline.rewrite import replace_processes
 from ..timeline.select import first_ended_step
 from ..track.ranges import wrap_method
 
-__all__ = ["WorkerRings"]
-
 _CAPACITY = 1 << 13
 """Events that are kept of each worker."""
 _LOOP_MODULE, _FETCH_MODULE = "torch.utils.data._utils.worker", "torch.utils.data._utils.fetch"

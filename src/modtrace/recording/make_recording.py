@@ -21,8 +21,6 @@ from .outputs import Schedule
 from .recording import Recording
 from .signals import check_signal
 
-__all__ = ["record"]
-
 
 def record(
     path: str | os.PathLike[str] | None = None,

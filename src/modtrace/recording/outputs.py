@@ -24,8 +24,6 @@ from ..write import SUFFIXES, check_writable, find_writer
 if TYPE_CHECKING:
     from .capture import Capture
 
-__all__ = ["Action", "Cycles", "OutputPath", "Outputs", "Schedule", "log_saved"]
-
 # A recording imports nothing once it begins. A child forked while another thread imports a module would wait for ever
 # if it needs that module too; and a disk that is full when the recording ends takes no `.pyc` file either.
 for _suffix in SUFFIXES:

@@ -16,8 +16,6 @@ from .._errors import RecordingError
 from .._system.processes import is_signal_caught
 from ..ring import stacks_path
 
-__all__ = ["SaveOnSignal", "check_signal", "write_stacks_on"]
-
 
 class SaveOnSignal:
     """Calls `save` on a thread of its own for each signal that comes.

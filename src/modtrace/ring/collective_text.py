@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["CollectiveName", "collective_text", "parse_collective", "parse_ranks", "rank_list"]
-
 _MAX_RANKS = 1 << 20
 
 

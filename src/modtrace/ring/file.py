@@ -36,8 +36,6 @@ from .name_table import Record
 from .owner import WriterLock, describe_writer
 from .slot_format import SLOT_BYTES
 
-__all__ = ["FIRST_STEP", "MAX_RECORD_BYTES", "RECORD", "STACKS_SIGNAL", "RingFile", "prefault"]
-
 RECORD = struct.Struct("<II")
 """What precedes each record of the log."""
 MAX_RECORD_BYTES = 1 << 20

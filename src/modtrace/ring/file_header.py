@@ -20,18 +20,6 @@ import orjson
 from .._errors import RingError
 from .slot_format import SLOT_BYTES
 
-__all__ = [
-    "HEADER",
-    "LOG_CHUNK_BYTES",
-    "MAGIC",
-    "SLOTS_OFFSET",
-    "VERSION",
-    "FileHeader",
-    "pack_header",
-    "parse_header",
-    "parse_object",
-]
-
 MAGIC = b"MODTRACE"
 VERSION = 2
 HEADER = struct.Struct("<8sIIQQQII")

@@ -21,8 +21,6 @@ from .._system.files import RING_SUFFIXES, find_each, read_at
 from .file_header import SLOTS_OFFSET, FileHeader, parse_header
 from .owner import WriterLock, name_digest, writer_state
 
-__all__ = ["FoundRings", "find_rings", "newest_rings", "stacks_path", "take_name"]
-
 _NUMBERED = re.compile(r"(.*)\.(\d{1,9})(\.[^./]*)?", re.DOTALL)
 _PID = re.compile(r"\.pid\d+(?=\.)")
 

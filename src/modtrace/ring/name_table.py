@@ -24,8 +24,6 @@ from typing import Any
 
 from .slot_format import NO_NAME, THREAD_MASK
 
-__all__ = ["NameTable", "Record", "clean"]
-
 Record = Mapping[str, Any]
 
 _MAX_TEXT_CHARS = 1 << 14

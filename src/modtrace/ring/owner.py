@@ -27,16 +27,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "WriterLock",
-    "WriterState",
-    "describe_writer",
-    "find_process",
-    "has_known_pid",
-    "name_digest",
-    "writer_state",
-]
-
 WriterState = Literal["running", "dead", "unknown"]
 
 _FLOCK = struct.Struct("hhqqi4x")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Literal, NamedTuple, get_args
 
-__all__ = ["CATEGORIES", "RangeCategory", "RangeName", "parse_range", "range_text"]
-
 RangeCategory = Literal[
     "user", "data loading", "optimizer", "communication", "gc", "compile", "saving", "evaluation", "generate", "torch"
 ]

@@ -35,8 +35,6 @@ from .slot_format import (
 )
 from .validate import SlotSnapshot, validate
 
-__all__ = ["RingSnapshot", "read_ring", "read_ring_rank", "read_ring_records", "read_slots", "slot_blocks"]
-
 _BLOCK_SLOTS = 1 << 20
 """Slots that are looked at together: 32 MiB."""
 _KNOWN_KINDS = np.array(list(Kind), np.int64)

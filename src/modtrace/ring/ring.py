@@ -21,8 +21,6 @@ from .name_table import NameTable
 from .read_file import RingSnapshot, read_slots, slot_blocks
 from .slot_format import LAP_MASK, LAP_SHIFT, SLOT_BYTES, WORDS_PER_SLOT
 
-__all__ = ["Ring", "WriteSlot"]
-
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")

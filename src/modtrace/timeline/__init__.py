@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .collectives import Collective, CollectiveDetails, CollectiveName, Collectives, Group, launching_spans
+from ..ring.collective_text import CollectiveName
+from .collectives import Collective, CollectiveDetails, Collectives, Group, launching_spans
 from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Range, Stats, Track
 from .decode import AFTER_BACKWARD, OpenCall, RingAnalysis, ThreadStack, build_timeline

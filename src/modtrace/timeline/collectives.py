@@ -17,8 +17,6 @@ from .slices import COLLECTIVE, WAIT, Slices
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-__all__ = ["Collective", "CollectiveDetails", "CollectiveName", "Collectives", "Group", "launching_spans"]
-
 
 class Group(NamedTuple):
     """A process group of torch.distributed.

@@ -9,8 +9,6 @@ import numpy as np
 
 from .collectives import Collectives
 
-__all__ = ["OperatorTotals", "communication_line", "sum_up_communication"]
-
 _SHOWN_OPERATORS = 4
 
 

@@ -10,8 +10,6 @@ from .._typing import Float64Array, IndexArray, Int64Array
 from .select import chosen_steps, steps, window
 from .timeline import Timeline
 
-__all__ = ["Excerpt", "choose_slowest", "last_spans", "last_steps", "slowest_steps"]
-
 
 class Excerpt(NamedTuple):
     """A part of a timeline.

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from .contents import Name
     from .timeline import Timeline
 
-__all__ = ["DEVICE_METADATA", "GpuSpans", "add_gpu_tracks", "on_gpu", "without_gpu"]
-
-
 DEVICE_METADATA = ("device_clock_bound_ns", "device_events_dropped", "device_events_unread")
 """What the metadata of a recording with device times says of them."""
 

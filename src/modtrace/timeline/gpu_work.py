@@ -14,8 +14,6 @@ from .._typing import BoolArray, Int64Array
 from .slices import PHASES
 from .summary import GpuStepTimes, GpuTotals, ModuleTimes, Summary
 
-__all__ = ["COMMUNICATION_KIND", "NO_PHASE", "GpuWork", "Place", "with_gpu_times"]
-
 Place = tuple[tuple[int, int], ...]
 """A module and phase, and those around it: (index into `GpuWork.modules`, index into `PHASES`), the outermost first."""
 

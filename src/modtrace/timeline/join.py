@@ -16,8 +16,6 @@ from .slices import MODULE, Slices, join_columns, sort_by_start
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-__all__ = ["join", "with_modules", "with_slices"]
-
 
 def with_slices(
     timeline: Timeline,

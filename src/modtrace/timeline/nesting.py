@@ -12,8 +12,6 @@ from .._typing import BoolArray, Int32Array, Int64Array, SignedIntArray
 if TYPE_CHECKING:
     from .slices import Slices
 
-__all__ = ["HasIntervals", "InnermostLookup", "nest", "nest_by_time", "outermost_first"]
-
 _CHUNK = 1 << 16
 
 

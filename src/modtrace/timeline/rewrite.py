@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from .contents import Process
     from .timeline import Timeline
 
-__all__ = ["move_times", "replace_processes"]
-
 
 def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> Timeline:
     """Return the timeline with all its times moved.

@@ -18,22 +18,6 @@ if TYPE_CHECKING:
     from .gpu_work import GpuWork
     from .timeline import Timeline
 
-__all__ = [
-    "begun_in",
-    "chosen_steps",
-    "first_ended_step",
-    "first_process_tracks",
-    "keep_rows",
-    "keep_tracks",
-    "modules",
-    "modules_only",
-    "step_interval",
-    "steps",
-    "steps_at",
-    "whole_spans",
-    "window",
-]
-
 
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
     """Return what is in a range of time; see `Timeline.window`."""

@@ -13,26 +13,6 @@ import numpy.typing as npt
 from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
 from .nesting import nest
 
-__all__ = [
-    "BACKWARD",
-    "BACKWARD_PASS",
-    "COLLECTIVE",
-    "FORWARD",
-    "GARBAGE_COLLECTION",
-    "KINDS",
-    "MODULE",
-    "PHASES",
-    "RANGE",
-    "RECOMPUTE",
-    "WAIT",
-    "Columns",
-    "SliceKind",
-    "Slices",
-    "in_start_order",
-    "join_columns",
-    "sort_by_start",
-]
-
 PHASES = ("forward", "backward", "recompute")
 """The phase of a module's slice by its code in `Slices.phase`."""
 FORWARD, BACKWARD, RECOMPUTE = range(3)

@@ -11,8 +11,6 @@ import numpy as np
 from .contents import Name, Process
 from .slices import PHASES, Slices
 
-__all__ = ["Span", "Spans"]
-
 
 class Span(NamedTuple):
     """One call of a module in one phase, from when to when.

@@ -8,8 +8,6 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array
 
-__all__ = ["TimeIntervals", "union_of"]
-
 
 class TimeIntervals(NamedTuple):
     """Intervals of time in order, none of which touches another; columns of equal length.

@@ -16,8 +16,6 @@ from .slices import BACKWARD_PASS, MODULE, RANGE, Slices
 from .spans import Spans
 from .summary import GroupBy, Summary, find_typical_step, summarize, take_steps
 
-__all__ = ["Timeline"]
-
 
 @dataclass(frozen=True)
 class Timeline:

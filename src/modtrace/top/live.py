@@ -19,8 +19,6 @@ from rich.live import Live
 from .._terminal import is_terminal
 from .screen import JobView, ScreenState, render
 
-__all__ = ["TerminalKeys", "show_live"]
-
 _NAMED = {
     b"\x1b[A": "up",
     b"\x1b[B": "down",

@@ -18,8 +18,6 @@ from ..timeline.summary.module_rows import fold_below
 from ..timeline.time_intervals import union_of
 from ..whereabouts import RankState, rank_state_of
 
-__all__ = ["SORT_KEYS", "ModuleRate", "RankRates", "merge_ranks", "read_rank_rates", "sort_modules", "steps_per_second"]
-
 
 class RankRates(NamedTuple):
     """What one process did in the last seconds, or in the last ones before it stopped.

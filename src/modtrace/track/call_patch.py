@@ -18,8 +18,6 @@ from torch import nn
 
 from .._interrupts import Exclusive
 
-__all__ = ["MODULE_CALL", "RUN_BACKWARD", "Patch", "PatchTarget", "WrappedFunction"]
-
 _TORCH_CALL = getattr(nn.Module, "_wrapped_call_impl", None)
 
 _exclusive = Exclusive()

@@ -23,8 +23,6 @@ from torch.utils.checkpoint import CheckpointFunction
 from .skip_dynamo import skip_all
 from .tensors import unseen_by_modes
 
-__all__ = ["CheckpointReruns"]
-
 _MAX_NOTES = 4096
 _MAX_DEPTH = 4
 _PLAIN = (Tensor, nn.Parameter)

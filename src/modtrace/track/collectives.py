@@ -24,14 +24,6 @@ from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from .call_patch import Patch, PatchTarget, WrappedFunction
 from .event_sink import EventSink, OnError
 
-__all__ = [
-    "OPERATORS",
-    "CollectiveNames",
-    "NativeCollectives",
-    "PortableCollectives",
-    "say_unavailable",
-]
-
 OPERATORS = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",

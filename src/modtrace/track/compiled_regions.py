@@ -25,21 +25,6 @@ from ..ring import NameTable
 from .optimizer_hook import OptimizerRef, call_listener, step_frames, stepped_in_graph
 from .skip_dynamo import skip_all
 
-__all__ = [
-    "GRAPHS_MODULE",
-    "CompiledBackward",
-    "CompiledGraph",
-    "CompiledModuleNames",
-    "CompiledRegion",
-    "CompiledRegions",
-    "InnerModule",
-    "captured_in",
-    "inner_names",
-    "is_inside_region",
-    "note_captured",
-    "note_installed",
-]
-
 InnerModule = tuple[str, str]
 """Where a module is found in the function that was compiled (`L['self'].blocks.0`), and its class."""
 

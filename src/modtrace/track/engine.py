@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 from torch import nn
 
 from .._errors import EngineError
-from ..record_options import EngineName
+from ..record_options import EngineName as EngineName  # for those who choose an engine
 from ..ring import Ring
 from .compiled_regions import CompiledBackward
 from .event_sink import EventSink, OnError
@@ -18,8 +18,6 @@ from .native.device_times import DeviceChoice, say_no_device_times
 from .native.engine import NativeEngine, say_no_memory
 from .native.library import why_unavailable
 from .portable.engine import PortableEngine
-
-__all__ = ["Engine", "EngineName", "choose_engine", "make_engine"]
 
 # Loads the native engine if it is built. Now, and not when a recording begins: torch holds a lock while the engine
 # gives it a callback, and a child that is forked meanwhile would wait for that lock for ever.

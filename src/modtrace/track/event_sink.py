@@ -15,8 +15,6 @@ from torch._C._profiler import _RecordFunctionFast
 
 from ..ring import Kind, NameTable
 
-__all__ = ["EventSink", "OnError", "SyncMarks", "describe_thread"]
-
 OnError = Callable[[BaseException], None]
 """Called with what went wrong inside modtrace; the recording stops, the user's call goes on."""
 

@@ -24,8 +24,6 @@ from ..clocks import Measurement, clock_id, measurement_record, parent_number
 from ..clocks.pings import PingClient, PingServer
 from ..ring import NameTable
 
-__all__ = ["JobClocks"]
-
 INTERVAL_S = 60.0
 _POLL_S, _LATER_POLL_S, _POLLS_BEFORE_LATER = 0.2, 2.0, 50
 _STOP_TIMEOUT_S = 5.0

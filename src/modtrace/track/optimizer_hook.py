@@ -24,16 +24,6 @@ from .._after_import import call_after_import
 from .._interrupts import WeakMap, raised_by_handler
 from .skip_dynamo import skip_all, skip_frame
 
-__all__ = [
-    "OptimizerRef",
-    "add_step_hook",
-    "call_listener",
-    "is_compiled",
-    "remove_step_hook",
-    "step_frames",
-    "stepped_in_graph",
-]
-
 OptimizerRef = weakref.ref[Optimizer]
 
 # The same name and the same function for good: torch.compile compiles what it met again where these change.

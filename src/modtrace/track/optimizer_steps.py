@@ -20,8 +20,6 @@ from .compiled_regions import CompiledRegions
 from .optimizer_hook import OptimizerRef, add_step_hook, is_compiled, remove_step_hook, step_frames
 from .tensors import unseen_by_modes
 
-__all__ = ["OptimizerSteps"]
-
 
 class OptimizerSteps:
     """Tells which training step each optimizer step belongs to.

@@ -24,8 +24,6 @@ from ..ring.range_text import RangeCategory, range_text
 from .event_sink import EventSink, OnError
 from .skip_dynamo import skip_all, skip_frame
 
-__all__ = ["NamedRange", "OpenRange", "RangeRecorder", "category_of", "named_range", "wrap_method"]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MAX_NAMES = 4096

@@ -19,8 +19,6 @@ from .event_sink import EventSink, OnError
 from .skip_dynamo import skip_all, skip_frame
 from .tensors import tensors_in, unseen_by_modes
 
-__all__ = ["Sampler"]
-
 _MAX_TENSORS = 16
 
 

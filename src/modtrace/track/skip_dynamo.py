@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from torch._C._dynamo import eval_frame
 
-__all__ = ["is_backward_compiled", "skip_all", "skip_frame"]
-
 _imported: Callable[[str], Any] = sys.modules.get
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["tensors_in", "unseen_by_modes"]
-
 _MAX_DEPTH = 8
 
 unseen_by_modes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction

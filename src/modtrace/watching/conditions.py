@@ -9,8 +9,6 @@ from typing import Literal, NamedTuple
 from .._errors import ModtraceError
 from ..timeline.summary import PARTS
 
-__all__ = ["Condition", "format_ns", "parse_conditions", "parse_duration"]
-
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "min": 60_000_000_000}
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
 _DURATION = re.compile(rf"{_NUMBER}({'|'.join(_UNITS_NS)})")

@@ -17,8 +17,6 @@ from ..ring import Kind, RingSnapshot, read_ring
 from ..timeline import RingAnalysis, Timeline, build_timeline
 from ..timeline.summary import divide_steps, find_step_bounds
 
-__all__ = ["KEEP_PREFIX", "EndedStep", "Look", "RingFollower"]
-
 KEEP_PREFIX = "modtrace.keep "
 """What the text of a mark begins with that asks to keep the window around it; the reason follows."""
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from .follow import Look, RingFollower
 
-__all__ = ["Metrics"]
-
 _RECENT_NS = 60_000_000_000
 _MAX_RECENT = 1 << 16
 _OWN_HOSTS = ("127.0.0.1", "localhost")

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from .windows import kept_folder
 
-__all__ = ["start_watcher"]
-
 _MAIN = (
     "import os, signal, sys; os.setsid(); os.closerange(3, min(os.sysconf('SC_OPEN_MAX'), 1 << 20)); "
     "signal.pthread_sigmask(signal.SIG_SETMASK, ()); "

@@ -14,8 +14,6 @@ from .._errors import ModtraceError
 from .follow import EndedStep, Look, RingFollower
 from .windows import find_causes
 
-__all__ = ["StepsFile"]
-
 _MAX_LINES = 100_000
 _SLOW_BY, _SLOW_NS = 1.25, 5_000_000
 """A step is asked for its cause if it takes so many times the median of the last ones, and 5 ms more."""

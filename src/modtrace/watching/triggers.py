@@ -16,8 +16,6 @@ from ..timeline.select import steps_at
 from .conditions import Condition, format_ns
 from .follow import EndedStep, Look, RingFollower
 
-__all__ = ["Trigger", "Triggers"]
-
 _HISTORY = 64
 _USUAL_FROM = 8
 """How many steps a median needs."""

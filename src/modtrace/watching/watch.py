@@ -14,8 +14,6 @@ from .follow import Look, RingFollower
 from .triggers import Triggers
 from .windows import WindowKeeper
 
-__all__ = ["LookSink", "Watcher"]
-
 
 class LookSink(Protocol):
     """What takes the steps of all rings."""

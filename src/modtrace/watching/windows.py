@@ -17,8 +17,6 @@ from ..timeline.summary import divide_steps
 from .follow import RingFollower
 from .triggers import Trigger
 
-__all__ = ["KEPT", "KeepLimits", "WindowKeeper", "find_causes", "kept_folder", "save_window"]
-
 KEPT = "kept"
 """In the metadata of a kept window: a list of sentences that say why."""
 _AROUND_NS = 5_000_000_000

@@ -25,8 +25,6 @@ from .places import by_place, ranks_phrase
 from .rank_state import RankState
 from .waits import Blocked, GroupProgress, PeerProgress, RankProgress
 
-__all__ = ["FlightRecord", "find_all_hangs", "rank_of_dump", "read_flight_record"]
-
 _MAX_BYTES = 1 << 28
 _MAX_OPERATORS = 256
 _NO_NUMBER = 1 << 63

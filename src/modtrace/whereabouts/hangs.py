@@ -19,8 +19,6 @@ from .places import (
 from .rank_state import RankState
 from .waits import ANY_PEER, Blocked, GroupProgress, PeerProgress
 
-__all__ = ["Hang", "find_hangs", "order_hangs"]
-
 _MIN_WAIT_NS = 1_000_000_000
 """A shorter wait is as usual: rings are not read at one moment."""
 _OTHER_END = {"send": "recv", "recv": "send"}

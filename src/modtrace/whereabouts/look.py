@@ -16,8 +16,6 @@ from .hangs import Hang
 from .places import RankGroup, group_ranks, headline
 from .rank_state import RankState, read_rank_state
 
-__all__ = ["WhereResult", "read_job", "where"]
-
 _Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 

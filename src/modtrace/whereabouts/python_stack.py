@@ -13,8 +13,6 @@ from .._system.processes import is_signal_caught, is_signal_handled_now
 from ..ring import stacks_path
 from .rank_state import RankState
 
-__all__ = ["NO_STACKS", "python_stacks"]
-
 _TIMEOUT_S = 20.0
 _ANSWER_TIMEOUT_S = 5.0
 _POLL_S = 0.002

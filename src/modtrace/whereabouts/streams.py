@@ -20,8 +20,6 @@ from ..ring.slot_format import (
 from ..timeline import OpenCall
 from ..timeline.decode import RingAnalysis
 
-__all__ = ["StreamState", "read_streams"]
-
 _GRACE_NS = 1_000_000_000
 """How late the thread that reads events may write one, on a busy machine."""
 

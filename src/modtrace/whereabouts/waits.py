@@ -12,8 +12,6 @@ from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group
 from ..timeline.decode import RingAnalysis, is_communication
 
-__all__ = ["ANY_PEER", "Blocked", "GroupProgress", "PeerProgress", "RankProgress", "read_rank_progress"]
-
 ANY_PEER = -1
 """The peer of a receive from any sender."""
 

@@ -15,8 +15,6 @@ from ..output import echo
 if TYPE_CHECKING:
     from ...watching.watch import LookSink
 
-__all__ = ["watch_command"]
-
 _NICENESS = 10
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}

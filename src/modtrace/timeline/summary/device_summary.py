@@ -18,8 +18,6 @@ from .self_times import is_outermost, self_times, times_in_phase
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["DeviceModule", "DeviceSummary", "device_table", "device_totals", "render_device", "summarize_device"]
-
 
 class DeviceModule(NamedTuple):
     """What streams of devices did for one module; times are integer nanoseconds.

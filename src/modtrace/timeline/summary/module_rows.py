@@ -10,20 +10,6 @@ import numpy as np
 from ..._typing import Int64Array
 from ..contents import Name
 
-__all__ = [
-    "CPU_FIELDS",
-    "GpuStepTimes",
-    "GpuTotals",
-    "GroupBy",
-    "Groups",
-    "ModuleTimes",
-    "TreeRow",
-    "fold_below",
-    "group_modules",
-    "in_tree_order",
-    "outer_modules",
-]
-
 
 class ModuleTimes(NamedTuple):
     """What one module took over the whole timeline; times are integer nanoseconds.

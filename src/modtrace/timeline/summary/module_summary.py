@@ -27,8 +27,6 @@ from .units import UnitTimes
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["SORT_KEYS", "Summary"]
-
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
 _DEVICE_FIELDS = tuple(field for field in DeviceModule._fields if field not in {"fqn", "module_class"})

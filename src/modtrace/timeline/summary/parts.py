@@ -22,8 +22,6 @@ from .step_times import warm_up_steps
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["PARTS", "PartTimes", "StepParts", "divide_outside", "divide_steps", "sum_up_parts"]
-
 PARTS = (
     *("data loading", "forward", "loss", "backward", "recompute", "communication"),
     *("optimizer", "gc", "compile", "saving", "evaluation"),

@@ -8,8 +8,6 @@ import numpy as np
 
 from ..._typing import Int64Array
 
-__all__ = ["median", "median_and_p95_by_group", "nearest_rank"]
-
 
 def median_and_p95_by_group(
     group: Int64Array,

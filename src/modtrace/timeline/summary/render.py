@@ -18,19 +18,6 @@ from .units import UnitTimes
 if TYPE_CHECKING:
     from .module_summary import Summary
 
-__all__ = [
-    "modules_markdown",
-    "modules_table",
-    "modules_text",
-    "modules_tree",
-    "parts_text",
-    "steps_markdown",
-    "steps_table",
-    "steps_text",
-    "summary_html",
-    "units_text",
-]
-
 
 class _Column(NamedTuple):
     """A column.

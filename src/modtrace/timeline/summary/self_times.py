@@ -7,8 +7,6 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ..slices import Columns
 
-__all__ = ["is_outermost", "self_times", "times_in_phase"]
-
 
 def self_times(columns: Columns) -> Int64Array:
     """Return int64[n]: what each span took outside the spans directly inside it, in ns."""

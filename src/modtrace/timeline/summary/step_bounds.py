@@ -21,18 +21,6 @@ from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, MODULE, RANGE
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = [
-    "CALL",
-    "GENERATE",
-    "OPTIMIZER",
-    "STEP",
-    "StepBounds",
-    "find_step_bounds",
-    "forward_calls",
-    "once_per_timeline",
-    "take_steps",
-]
-
 OPTIMIZER, CALL = "optimizer", "call"
 """Steps that optimizers or `rec.step()` end; steps that are outermost calls."""
 STEP, GENERATE = "step", "generate"

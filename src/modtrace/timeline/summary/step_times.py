@@ -18,14 +18,6 @@ from .step_bounds import OPTIMIZER, StepBounds, find_step_bounds, once_per_timel
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = [
-    "StepTimes",
-    "find_typical_step",
-    "is_in_evaluation",
-    "measure_steps",
-    "warm_up_steps",
-]
-
 
 class StepTimes(NamedTuple):
     """One step; times are integer nanoseconds.

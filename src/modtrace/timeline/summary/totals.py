@@ -26,8 +26,6 @@ from .units import measure_units
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["summarize"]
-
 
 def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Summary:
     """Add up calls and CPU times per module or per class; device times are in a table of their own.

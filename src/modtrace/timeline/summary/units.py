@@ -14,8 +14,6 @@ from .step_bounds import GENERATE, OPTIMIZER, StepBounds, find_step_bounds, forw
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["UnitTimes", "measure_units"]
-
 _STAGES = ("first call", "later calls")
 _STAGES_OF_GENERATE = ("prefill", "decode")
 

@@ -18,8 +18,6 @@ from torch import nn
 from ..._interrupts import Exclusive
 from .module_paths import ModuleRef
 
-__all__ = ["DistinctNames", "attribute_of_caller", "calling_object"]
-
 _MAX_NUMBER = 64
 """What is made in each step and dies only when the garbage collector runs must not get ever new names."""
 _SUFFIXES = ("", *(f"#{number}" for number in range(2, _MAX_NUMBER + 1)))

@@ -18,27 +18,6 @@ from torch.fx import GraphModule
 
 from ..._interrupts import WeakMap
 
-__all__ = [
-    "MethodCall",
-    "Wrapping",
-    "attribute",
-    "can_wrap",
-    "class_name",
-    "is_compiled",
-    "is_inside",
-    "is_optimized",
-    "is_original",
-    "is_scripted",
-    "is_torch_graph",
-    "module_of_class",
-    "name_of_class",
-    "named_modules",
-    "original_class_name",
-    "unwrapped",
-    "without_compile",
-    "wrapping_of",
-]
-
 _class_name = type.__dict__["__name__"].__get__
 _class_module = type.__dict__["__module__"].__get__
 

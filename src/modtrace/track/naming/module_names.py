@@ -35,8 +35,6 @@ from .module_kinds import (
 )
 from .module_paths import Backoff, ModulePaths, ModuleRef, OutermostModules
 
-__all__ = ["ModuleNames", "OpenCall"]
-
 OpenCall = tuple[nn.Module, int]
 """A call that was entered and not exited yet: its module and the id of its name."""
 

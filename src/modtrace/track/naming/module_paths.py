@@ -16,8 +16,6 @@ from torch import nn
 
 from .module_kinds import attribute, can_wrap, is_original, named_modules, wrapping_of
 
-__all__ = ["Backoff", "ModulePaths", "ModuleRef", "OutermostModules"]
-
 
 class Backoff:
     """Says when something costly that failed is due again: at the 1st, 2nd, 4th, 8th … time of asking."""

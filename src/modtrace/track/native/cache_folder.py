@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ..._errors import EngineError
 
-__all__ = ["LIBRARY_NAME", "PACKAGED", "cache_home", "engine_folder", "engines_for"]
-
 LIBRARY_NAME = "modtrace_native"
 PACKAGED = Path(__file__).parent / "engines"
 """The engines that came with the package, for some versions of torch; see `scripts/wheels`."""

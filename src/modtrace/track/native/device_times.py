@@ -18,15 +18,6 @@ from ..call_patch import Patch, PatchTarget, WrappedFunction
 from ..naming.module_names import ModuleNames, OpenCall
 from ..skip_dynamo import skip_all
 
-__all__ = [
-    "DEFAULT_DEPTH",
-    "REPLAY_CLASS",
-    "DeviceChoice",
-    "NativeDeviceTimes",
-    "say_device_unused",
-    "say_no_device_times",
-]
-
 DEFAULT_DEPTH = 2
 
 _log = logging.getLogger("modtrace")

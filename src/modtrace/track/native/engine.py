@@ -24,8 +24,6 @@ from .device_times import DeviceChoice, NativeDeviceTimes
 from .flops import NativeFlops
 from .library import load
 
-__all__ = ["NativeEngine", "say_no_memory"]
-
 
 class NativeEngine:
     """Records forward by a patch of `nn.Module.__call__`, and backward by one of what runs a backward pass.

@@ -21,20 +21,6 @@ from ..._errors import EngineError
 from ...ring import slot_format
 from .cache_folder import LIBRARY_NAME, PACKAGED, cache_home, engine_folder
 
-__all__ = [
-    "FAILURE",
-    "HINT",
-    "find_library",
-    "forget_loaded",
-    "is_built",
-    "load",
-    "native_folder",
-    "native_path",
-    "seal",
-    "why_distrusted",
-    "why_unavailable",
-]
-
 _FOLDER = Path(__file__).parent
 _SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py", Path(slot_format.__file__)]
 """What a library depends on: the code, and how it is compiled."""

@@ -42,8 +42,6 @@ from ..skip_dynamo import is_backward_compiled, skip_all, skip_frame
 from .passes import NO_GRAPH_TASK, PASS_PATCH, CallFrame, GraphTasks, ThreadState, current_graph_task, gives_gradients
 from .segment_hooks import SegmentHooks
 
-__all__ = ["PortableEngine"]
-
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled

@@ -27,19 +27,6 @@ from ..skip_dynamo import skip_all, skip_frame
 from ..tensors import unseen_by_modes
 from .segment_hooks import FrameBase, FrameStack, Segments, make_hook_tensor
 
-__all__ = [
-    "NO_CALL_ID",
-    "NO_GRAPH_TASK",
-    "PASS_PATCH",
-    "CallFrame",
-    "GraphTask",
-    "GraphTasks",
-    "ThreadState",
-    "backward_nesting_depth",
-    "current_graph_task",
-    "gives_gradients",
-]
-
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 NO_GRAPH_TASK = -1
 """What `current_graph_task` returns outside of backward."""

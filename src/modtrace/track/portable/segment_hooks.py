@@ -20,8 +20,6 @@ from torch.overrides import has_torch_function_unary
 
 from ..tensors import tensors_in, unseen_by_modes
 
-__all__ = ["FrameBase", "FrameStack", "SegmentHooks", "Segments", "make_hook_tensor", "node_of"]
-
 _MAX_NODES_SEARCHED = 20_000
 
 Segments = deque[tuple[int, int]]
