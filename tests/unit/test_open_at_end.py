@@ -51,6 +51,19 @@ def test_of_a_dead_process_the_summary_says_what_it_was_in(tmp_path: Path) -> No
     }
 
 
+def test_what_usually_takes_no_time_is_said_to_be_short() -> None:
+    script = EventScript()
+    for number in range(3):
+        script.collective(10 * number, Kind.RANGE_BEGIN, FETCH, number)
+        if number < 2:
+            script.collective(10 * number + 5, Kind.RANGE_END, FETCH, number)
+    script.exit(40, script.name("Net"))
+
+    assert "at the end MainThread was in data loading (usually <0.1 ms)" in lines(
+        build_timeline(script.snapshot()._replace(writer="dead"))
+    )
+
+
 def test_another_thread_shows_how_long_it_was_there() -> None:
     script = hung_loader()
     script.on_thread(script.add_thread("sampler", tid=2))

@@ -152,7 +152,9 @@ def _open_line(is_in: Mapping[str, Any] | None) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:,.1f} s" if seconds >= 1 else f"{1e3 * seconds:,.1f} ms"
+    if seconds < 0.00005:
+        return "<0.1 ms"
+    return f"{seconds:,.1f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
 
 
 def kept_sentence(timeline: Timeline) -> str:
