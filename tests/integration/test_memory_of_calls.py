@@ -88,6 +88,29 @@ class ViewsAndInPlace(nn.Module):
         return out
 
 
+class OddStorages(nn.Module):
+    """Storages that grow, shrink, are copied on write, or are shared with NumPy and another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x).detach()
+        grown = torch.empty(8).resize_(4000)
+        grown.untyped_storage().resize_(100)
+        lazy = torch._lazy_clone(y)
+        lazy.add_(1)
+        unchanged = torch._lazy_clone(y)
+        array = torch.ones(500).numpy()
+        back = torch.from_numpy(array * 2)
+        target = torch.empty(0).set_(torch.ones(300).untyped_storage())
+        deleted = torch.ones(700).untyped_storage()
+        deleted.resize_(0)
+        self.kept = (unchanged, array, back, target, deleted, lazy.clone())
+        return lazy
+
+
 class RaisesInside(nn.Module):
     """Raises in an inner call, which its own code catches at the second time."""
 
@@ -115,6 +138,16 @@ def test_views_and_changes_in_place_are_counted_once() -> None:
     model, x = ViewsAndInPlace(), torch.randn(16, 16)
 
     assert_equal_to_the_byte(*recorded_and_replayed(model, lambda: model(x).sum().backward()))
+
+
+def test_storages_that_change_are_counted_as_torch_counts_them() -> None:
+    model, x = OddStorages(), torch.randn(16, 16)
+
+    def steps() -> None:
+        for _ in range(3):
+            model(x)
+
+    assert_equal_to_the_byte(*recorded_and_replayed(model, steps))
 
 
 def test_calls_that_raise_are_counted_until_they_raise() -> None:

@@ -35,6 +35,7 @@ class Holders(NamedTuple):
     """Who held memory at one moment, in bytes.
 
     Attributes:
+        process: which process; empty if only one counted.
         time_ns: the moment, Unix nanoseconds.
         held: what tensors held together.
         step_begin_ns: when the step began in which it lies.
@@ -42,6 +43,7 @@ class Holders(NamedTuple):
             inner calls, less what was freed in its backward. Together with what else is held they sum to `held`.
     """
 
+    process: str
     time_ns: int
     held: int
     step_begin_ns: int
@@ -67,27 +69,27 @@ def measure_calls(timeline: Timeline) -> CallMemory | None:
 
 
 def find_holders(timeline: Timeline) -> Holders | None:
-    """Return who held memory when the first process that counted it held most; None if none did."""
-    columns = timeline.columns
-    for series, own in _counted(timeline):
-        moment = int(series.value.argmax())
-        until = int(series.time[moment])
-        begin = max(
-            (mark.time_ns for mark in timeline.marks if mark.kind == "step" and mark.time_ns <= until), default=0
-        )
-        begin = max(begin, int(series.time[0]))
-        rows = np.flatnonzero(own & (columns.end > begin) & (columns.start <= until))
-        last = np.minimum(_sample_at(series, columns.end[rows]), moment)
-        kept = np.zeros(len(columns), np.int64)
-        kept[rows] = series.value[last] - series.value[_sample_at(series, np.maximum(columns.start[rows], begin))]
-        inner = rows[columns.parent[rows] >= 0]
-        itself = kept.copy()
-        np.subtract.at(itself, columns.parent[inner], kept[inner])
-        by_name = np.bincount(columns.name[rows], itself[rows], len(timeline.names)).astype(np.int64)
-        names = np.flatnonzero(by_name > 0)
-        names = names[np.argsort(-by_name[names], kind="stable")].tolist()
-        return Holders(until, int(series.value[moment]), begin, {name: int(by_name[name]) for name in names})
-    return None
+    """Return who held memory when the process that held most did so; None if none counted it."""
+    columns, counted = timeline.columns, list(_counted(timeline))
+    if not counted:
+        return None
+    series, own = max(counted, key=lambda each: int(each[0].value.max()))
+    moment = int(series.value.argmax())
+    until = int(series.time[moment])
+    ended = [mark.time_ns for mark in timeline.marks if mark.kind == "step" and mark.time_ns <= until]
+    begin = max([int(series.time[0]), *ended])
+    rows = np.flatnonzero(own & (columns.end > begin) & (columns.start <= until))
+    last = np.minimum(_sample_at(series, columns.end[rows]), moment)
+    kept = np.zeros(len(columns), np.int64)
+    kept[rows] = series.value[last] - series.value[_sample_at(series, np.maximum(columns.start[rows], begin))]
+    inner = rows[columns.parent[rows] >= 0]
+    itself = kept.copy()
+    np.subtract.at(itself, columns.parent[inner], kept[inner])
+    by_name = np.bincount(columns.name[rows], itself[rows], len(timeline.names)).astype(np.int64)
+    names = np.flatnonzero(by_name > 0)
+    names = names[np.argsort(-by_name[names], kind="stable")].tolist()
+    process = series.process.name if len(counted) > 1 else ""
+    return Holders(process, until, int(series.value[moment]), begin, {name: int(by_name[name]) for name in names})
 
 
 def peaks_of(counters: Sequence[CounterSeries]) -> list[tuple[int, str]]:

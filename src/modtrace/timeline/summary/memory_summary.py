@@ -65,6 +65,7 @@ class MemorySummary(NamedTuple):
         peak_bytes: the most that they held at once.
         peak_ns: when, Unix nanoseconds.
         holders: who held it, largest first, `other` last: they sum to `peak_bytes`.
+        process: the name of the process that held most; empty if only one counted.
         sentences: why an allocation failed, and what grows from step to step, of the whole recording.
     """
 
@@ -72,6 +73,7 @@ class MemorySummary(NamedTuple):
     peak_bytes: int
     peak_ns: int
     holders: tuple[Holder, ...]
+    process: str = ""
     sentences: tuple[str, ...] = ()
 
 
@@ -109,7 +111,7 @@ def summarize_memory(timeline: Timeline, groups: Groups, order: list[int]) -> Me
     facts = timeline.metadata.get(MEMORY)
     sentences = facts.get("sentences") if isinstance(facts, dict) else None
     said = tuple(map(str, sentences)) if isinstance(sentences, list) else ()
-    return MemorySummary(rows, held.held, held.time_ns, (*holders, other), said)
+    return MemorySummary(rows, held.held, held.time_ns, (*holders, other), held.process, said)
 
 
 def _medians(value: Int64Array, group: Int64Array, chosen: BoolArray) -> dict[int, int]:
@@ -173,5 +175,9 @@ def render_memory(memory: MemorySummary | None, limit: int | None = None, width:
     rest = [["more modules", format_bytes(sum(h.bytes for h in between)), ""]] if between else []
     rows = [*holders.rows[:-1][:_HOLDERS], *rest, holders.rows[-1]]
     lines += to_text(holders._replace(rows=rows), width)
-    lines += wrapped(f"together {format_bytes(memory.peak_bytes)}; other: held before the step, or by no module", width)
+    where = f" in {memory.process}" if memory.process else ""
+    lines += wrapped(
+        printable(f"together {format_bytes(memory.peak_bytes)}{where}; other: held before the step, or by no module"),
+        width,
+    )
     return "\n".join(lines)

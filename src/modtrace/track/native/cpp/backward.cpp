@@ -365,8 +365,7 @@ bool any_is_leaf(PyObject* inputs) {
   return count == 0;
 }
 
-// Whether a pass builds a graph that another one goes on with: torch.func.grad always builds one, which its outermost
-// level drops.
+// Whether a pass builds a graph that another one goes on with: the outermost level of torch.func.grad drops its graph.
 bool builds_graph(PyObject* create_graph) {
   if (!c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) {
     return create_graph != Py_False;
@@ -402,7 +401,7 @@ bool is_running(uint64_t generation) {
   return engine.active_session.load(std::memory_order_relaxed) != nullptr && generation == current_generation();
 }
 
-// Ends a pass whose end torch told nobody of, as it failed. An event of the device may wait, see
+// Ends a pass that failed, without word from torch. An event of the device may wait, see
 // queue_device_event_without_gil.
 void end_pass_without_gil(uint64_t number) {
   if (C10_LIKELY(pass_slot(number).over.load())) return;
