@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import modtrace
 from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.operator_text import OperatorName, operator_text, parse_operator
@@ -17,7 +19,7 @@ from modtrace.timeline.summary.peak_rates import peak_tflops
 from tests.support.event_script import EventScript
 
 
-def counted() -> Timeline:
+def counted(flops: int = 100) -> Timeline:
     """Three steps of 100 ns: one is counted, one is like it, and one has other inputs."""
     script = EventScript()
     net, inner = script.name("Net", module_class="Net"), script.name("Net.a", module_class="A")
@@ -31,7 +33,7 @@ def counted() -> Timeline:
         script.event(now, Kind.INPUTS, NO_NAME, inputs)
         script.enter(now + 10, inner, step, 10 * step)
         if step == 0:
-            script.operator(now + 11, mm, 100)
+            script.operator(now + 11, mm, flops)
             script.operator(now + 12, rnn, -1)
         script.exit(now + 20, inner, step, 10 * step + 1)
         if step == 0:
@@ -96,6 +98,17 @@ def test_a_summary_says_rates_and_shares_of_the_peak() -> None:
         "FLOPs of 3 spans are unknown: no call alike was counted",
         "not counted, as torch has no formula: aten::rnn",
     ]
+
+
+def test_a_diff_says_exactly_what_steps_cost_if_that_differs(tmp_path: Path) -> None:
+    modtrace.save_baseline(counted(), tmp_path / "base.json")
+    found = modtrace.diff(tmp_path / "base.json", counted(101))
+    plain = replace(counted(), metadata={}, span_args={})
+
+    assert found.environment == {"FLOPs of a step": ("330", "331")}
+    assert "FLOPs of a step: 330 before, 331 after" in found.header
+    assert modtrace.diff(counted(), counted()).environment == {}
+    assert modtrace.diff(counted(), plain).environment == {}
 
 
 def test_the_command_shows_flops_alone_and_says_where_there_are_none(tmp_path: Path) -> None:

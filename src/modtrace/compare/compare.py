@@ -11,7 +11,7 @@ from .._errors import ModtraceError
 from ..read import load
 from ..timeline import Timeline
 from .diff_result import Diff
-from .run_times import RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
+from .run_times import STEP_FLOPS, RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
 from .samples import is_within, renamed_fqn
 from .side_by_side import Side, typical_side
 from .verdicts import compare_modules, compare_steps
@@ -165,6 +165,8 @@ def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict
         key: tuple(", ".join(dict.fromkeys(run.environment.get(key, "?") for run in side)) for side in (before, after))
         for key in keys
     }
+    if "?" in texts.get(STEP_FLOPS, ()):  # not counted on a side
+        del texts[STEP_FLOPS]
     return {key: (old, new) for key, (old, new) in texts.items() if old != new}
 
 

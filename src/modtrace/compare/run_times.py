@@ -24,6 +24,7 @@ from .._errors import ModtraceError
 from .._system.files import open_regular
 from .._typing import Int64Array
 from ..timeline import Timeline
+from ..timeline.summary import step_flops
 from ..write.atomic_file import atomic_writer
 from .samples import SAMPLED_PHASES, Key, Samples, renamed_fqn, take_samples
 
@@ -42,6 +43,8 @@ ENVIRONMENT = (
     "libraries",
 )
 """Which of a recording's metadata can explain a difference."""
+STEP_FLOPS = "FLOPs of a step"
+"""They are exact, so any difference is one of the program."""
 _FIRST, _LAST = 0.05, 0.5
 """Which part of the steps, in order of their times, the mean is of."""
 _CLOCK_VARIANCE = 1e-8
@@ -113,6 +116,9 @@ def measure_run(timeline: Timeline) -> RunTimes:
         ModtraceError: no step is whole.
     """
     environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
+    flops = step_flops(timeline)
+    if flops is not None:
+        environment[STEP_FLOPS] = f"{flops:,}"
     return measure_samples(take_samples(timeline), environment)
 
 

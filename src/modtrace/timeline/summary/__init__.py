@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .device_summary import DeviceModule, DeviceSummary
-from .flop_summary import FlopModule, FlopSummary, StepFlops
+from .flop_summary import FlopModule, FlopSummary, StepFlops, step_flops
 from .memory_summary import Holder, MemoryModule, MemorySummary
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, ModuleTimes
 from .module_summary import SORT_KEYS, Summary
@@ -42,6 +42,7 @@ __all__ = [
     "kept_sentence",
     "measure_steps",
     "self_times",
+    "step_flops",
     "sum_up_parts",
     "summarize",
     "take_steps",

@@ -158,6 +158,16 @@ def read_flops(timeline: Timeline) -> SpanFlops | None:
     return SpanFlops(total, np.maximum(own, 0), known)
 
 
+def step_flops(timeline: Timeline) -> int | None:
+    """Return the median of what steps cost, in FLOPs; None if nothing was counted."""
+    found, step = read_flops(timeline), timeline.columns.step
+    if found is None:
+        return None
+    flops = np.zeros(int(step.max(initial=0)) + 1, np.int64)
+    np.add.at(flops, step, found.own)
+    return median(flops[flops > 0].tolist())
+
+
 def with_flops(rows: Sequence[ModuleTimes], total: Int64Array, unknown: BoolArray) -> list[ModuleTimes]:
     """Return the rows with their FLOPs.
 
