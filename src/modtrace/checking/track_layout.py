@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Int32Array, Int64Array
+from ..formats.numbering import Numbering
 
 TrackKey = tuple[str | int, ...]
 """Identifies a track: (pid, tid) in a Chrome trace, (uuid,) in a Perfetto trace."""
@@ -171,17 +172,6 @@ NEVER_NS = 2**63 - 1
 """The end of a slice whose end never came."""
 
 
-class StringIds(dict[str, int]):
-    """Numbers names from 0 as they are asked for; 0 is "", no name."""
-
-    def __init__(self) -> None:
-        super().__init__({"": 0})
-
-    def __missing__(self, name: str) -> int:
-        index = self[name] = len(self)
-        return index
-
-
 @dataclass(slots=True)
 class TrackEvents:
     """The slices of one track as a reader finds them, in columns: a trace has millions.
@@ -260,13 +250,16 @@ class TrackLayout:
         unbegun: ends without a begin.
     """
 
-    names: StringIds = field(default_factory=StringIds)
+    names: Numbering[str] = field(default_factory=Numbering)
     tracks: dict[TrackKey, TrackEvents] = field(default_factory=dict)
     flows: FlowEnds = field(default_factory=FlowEnds)
     events: int = 0
     slices: dict[TrackKey, ArrangedSlices] = field(default_factory=dict)
     unended: list[UnpairedEvent] = field(default_factory=list)
     unbegun: list[UnpairedEvent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _ = self.names[""]  # 0: no name
 
     def track(self, key: TrackKey) -> TrackEvents:
         """Return the events of a track, to be added to."""

@@ -163,24 +163,30 @@ class SliceFlows:
         self._track.append(track)
         self._slices_before.append(slices_before)
 
-    def by_track(self, starts: Sequence[array[float]]) -> Iterator[FlowEndsOfTrack]:
-        """Yield for each track the flows of its slices: those flows that lead from a slice to one.
+    def by_track(self, starts: Sequence[array[float]]) -> list[FlowEndsOfTrack]:
+        """Return for each track the flows of its slices: those flows that lead from a slice to one.
 
         A number may come again for another flow, once the flow before has ended; here each has one of its own, from 1.
 
         Args:
             starts: when the slices of each track begin, µs from the trace's base, in file order.
         """
-        slice_ = self._slices(starts)
-        begins, ends = self._pairs(slice_)
-        rows = np.concatenate([begins, ends])
-        flow = np.tile(np.arange(1, len(begins) + 1), 2)
-        track = np.frombuffer(self._track, np.int64)[rows]
-        order = np.lexsort((flow, slice_[rows], track))
-        bounds = np.searchsorted(track[order], np.arange(len(starts) + 1))
-        for begin, end in pairwise(bounds.tolist()):
-            of_track = order[begin:end]
-            yield FlowEndsOfTrack(slice_[rows[of_track]], flow[of_track])
+        slice_ = self._slices(starts).tolist()
+        found: list[list[tuple[int, int]]] = [[] for _ in starts]
+        begun: dict[int, int] = {}
+        pairs = 0
+        # In file order where they are of one time.
+        for row in np.lexsort((np.frombuffer(self._time, np.float64), np.frombuffer(self._flow, np.int64))).tolist():
+            flow = self._flow[row]
+            if slice_[row] < 0:
+                continue
+            if not self._ends[row]:
+                begun.setdefault(flow, row)  # a begin of what has begun already is none
+            elif flow in begun:
+                pairs += 1
+                for end in (begun.pop(flow), row):
+                    found[self._track[end]].append((slice_[end], pairs))
+        return [FlowEndsOfTrack(*np.array(sorted(own), np.int64).reshape(-1, 2).T) for own in found]
 
     def _slices(self, starts: Sequence[array[float]]) -> Int64Array:
         """Return the slice that each end belongs to, by its index on its track; -1 for none."""
@@ -193,19 +199,6 @@ class SliceFlows:
                 start = np.frombuffer(starts[track[rows[0]]], np.float64)
                 found[rows] = _last_begun_at(start, time[rows], before[rows])
         return found
-
-    def _pairs(self, slice_: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the rows of the begins and of the ends of the flows that are drawn."""
-        flow, time = np.frombuffer(self._flow, np.int64), np.frombuffer(self._time, np.float64)
-        bound = np.flatnonzero(slice_ >= 0)
-        rows = bound[np.lexsort((time[bound], flow[bound]))]  # in file order where they are of one time
-        is_end = np.frombuffer(self._ends, np.bool_)[rows]
-        follows = np.append(False, flow[rows][1:] == flow[rows][:-1])
-        follows_begin = follows & np.append(True, ~is_end[:-1])
-        # A begin of what has begun already is none.
-        first_begins = np.maximum.accumulate(np.where(~is_end & ~follows_begin, np.arange(len(rows)), 0))
-        ends = np.flatnonzero(is_end & follows_begin)
-        return rows[first_begins[ends]], rows[ends]
 
 
 def _last_begun_at(start: Float64Array, time: Float64Array, before: Int64Array) -> Int64Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -90,9 +90,7 @@ class Intervals:
 
 def build_intervals(events: Events) -> Intervals:
     """Pair the starts and ends in `events` and nest them."""
-    parts = [part for part in (pair_calls(events), pair_nodes(events), pair_segments(events)) if len(part["thread"])]
-    if not parts:
-        return Intervals(**_no_columns())
+    parts = pair_calls(events), pair_nodes(events), pair_segments(events)
     columns = {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
     _bound_by_own_thread(events, columns)
     last = 2 * len(events) + 2
@@ -107,8 +105,8 @@ def build_intervals(events: Events) -> Intervals:
     columns = {field: column[order] for field, column in columns.items()}
     columns["start_position"], columns["end_position"] = start_position[order], end_position[order]
     columns["has_start"], columns["has_end"] = has_start[order], (has_end & ~end_unknown)[order]
-    columns["start"] = np.where(columns["has_start"], columns["start"], events.time.min())
-    columns["end"] = np.where(has_end[order], columns["end"], events.time.max())
+    columns["start"] = np.where(columns["has_start"], columns["start"], events.time.min(initial=_FOREVER))
+    columns["end"] = np.where(has_end[order], columns["end"], events.time.max(initial=0))
     # A clock read by two threads can run back by a little where a pass ends on another thread.
     columns["end"] = np.maximum(columns["end"], columns["start"])
     depth, parent = _nest(columns)
@@ -131,15 +129,6 @@ def _bound_by_own_thread(events: Events, columns: IntervalColumns) -> None:
         time = np.concatenate([events.time[own[:1]], events.time[own], [np.iinfo(np.int64).max]])
         following = np.searchsorted(own, end_position[rows] >> 1)
         end[rows] = np.maximum.accumulate(np.clip(end[rows], time[following], time[following + 1]))
-
-
-def _no_columns() -> dict[str, Any]:
-    none = np.zeros(0, np.int64)
-    flags = np.zeros(0, np.bool_)
-    return {
-        field: flags if field in ("is_node", "has_start", "has_end") else none
-        for field in Intervals.__dataclass_fields__
-    }
 
 
 def _nest(columns: IntervalColumns) -> tuple[Int64Array, Int64Array]:
@@ -205,6 +194,7 @@ def _clip(columns: IntervalColumns) -> None:
     columns["end"], columns["has_end"] = np.maximum(end, columns["start"]), has_end
 
 
+_FOREVER = np.iinfo(np.int64).max
 _MAX_ROUNDS = 4
 """How many backward passes are followed that each run the graph which the one before it made."""
 
