@@ -66,6 +66,7 @@ COMMANDS = [
     "where run.modtrace",
     "where run.modtrace --format json",
     "top run.modtrace",
+    "watch run.modtrace --keep-when 'step > 1ns' --pause 0s -o kept",
 ]
 HELP = [f"{name} -h" for name in ["ranks slow", *group.list_commands(click.Context(group))]]
 RUN_COMMANDS = """

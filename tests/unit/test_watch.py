@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -326,6 +328,16 @@ def test_a_quiet_run_keeps_nothing_and_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run.kept").exists()
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the command run here: this process stays as it was."""
+    monkeypatch.setattr(os, "nice", lambda _: None)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("in_this_process")
 def test_the_command_keeps_and_ends_with_the_ring(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace")
     for number in range(30):
@@ -371,6 +383,7 @@ def test_a_file_of_steps_in_parts_is_thinned_evenly(tmp_path: Path) -> None:
     assert numbers == [0, 8, 16, 24, 32]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_metrics_are_open_metrics_of_the_steps(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace", rank=3)
     for number in range(11):
@@ -407,6 +420,7 @@ def test_metrics_are_open_metrics_of_the_steps(tmp_path: Path) -> None:
     metrics.close()
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("option", [["--keep-when", "step > soon"], ["--max-bytes", "lots"], ["--every", "5"]])
 def test_wrong_options_are_usage_errors(tmp_path: Path, option: list[str]) -> None:
     result = CliRunner().invoke(commands, ["watch", str(tmp_path), *option])

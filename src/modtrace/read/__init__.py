@@ -60,10 +60,9 @@ def _load(path: Path) -> Timeline:
     # Each reader is imported when it is needed: protobuf alone takes longer to import than a small file to read.
     kind = file_kind_by_head(path)
     if kind is FileKind.RING:
-        from ..ring import read_ring
-        from ..timeline import build_timeline
+        from .ring_file import load_ring
 
-        return build_timeline(read_ring(path))
+        return load_ring(path)
     if kind is FileKind.PROFILE:
         from .profile import load_profile
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .file import FIRST_STEP, STACKS_SIGNAL
 from .file_header import MAGIC
-from .kept_rings import find_rings, newest_rings, stacks_path
+from .kept_rings import find_rings, newest_rings, stacks_path, whole_run_path
 from .name_table import NameTable, Record
 from .read_file import RingSnapshot, read_ring, read_ring_rank, read_ring_records
 from .ring import Ring, WriteSlot
@@ -33,4 +33,5 @@ __all__ = [
     "read_ring_rank",
     "read_ring_records",
     "stacks_path",
+    "whole_run_path",
 ]

@@ -30,6 +30,11 @@ def stacks_path(ring: str) -> str:
     return f"{ring}.stacks"
 
 
+def whole_run_path(ring: str) -> str:
+    """Return the file beside a ring's, in which a watcher writes what the whole run took."""
+    return f"{ring}.whole.json"
+
+
 def take_name(new: str, path: str, keep: int) -> str:
     """Move a new file of this process to its name, and return that: `path`, or a numbered one if a process uses `path`.
 
@@ -70,8 +75,9 @@ def _replace_ended(new: str, path: str, keep: int) -> str | None:
                 continue  # another process was faster
             if keep and os.fstat(lock.fd).st_size:
                 kept = _give_number(path, path)
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(stacks_path(path), stacks_path(kept))
+                for beside in (stacks_path, whole_run_path):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.replace(beside(path), beside(kept))
             os.replace(new, path)
             return path
         finally:
@@ -150,8 +156,9 @@ def _drop_old(path: str, keep: int) -> None:
                 is_ours = header.writer.get("name") == name_digest(path) and writer_state(lock.fd, header) == "dead"
                 kept += is_ours
                 if is_ours and kept > keep:
-                    os.unlink(file)
-                    os.unlink(stacks_path(file))
+                    for gone in (file, stacks_path(file), whole_run_path(file)):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(gone)
             finally:
                 lock.release()
 

@@ -23,8 +23,10 @@ KEEP_PREFIX = "modtrace.keep "
 _FIRST_EVENTS = 1 << 13
 _MAX_EVENTS = 1 << 20
 """What one look reads at most."""
-_MAX_UNDIVIDED = 1 << 16
-"""So many new events are looked at even if no step ends among them."""
+_FIRST_STEP_EVENTS = 1 << 16
+"""After so many events without the end of a step none is expected."""
+_CONTEXT_EVENTS = 1 << 14
+"""How much before a look is then divided again with it, for calls that had begun."""
 _REMEMBERED_STEPS = 256
 _STEP_KINDS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.MARK)
 
@@ -90,6 +92,7 @@ class RingFollower:
         last_steps: the last steps that have ended.
         total_steps: how many have been given.
         missed_events: those that were overwritten before a look came.
+        is_stepless: whether it wrote many events before the first step ended, if any.
         analysis: of what was read last.
 
     Raises:
@@ -102,16 +105,28 @@ class RingFollower:
         with open_regular(self.path) as file:
             descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, descriptor)
-        by_descriptor = f"/proc/self/fd/{descriptor}"
-        self._source = by_descriptor if os.path.exists(by_descriptor) else self.path
+        self._source = f"/proc/self/fd/{descriptor}"
+        try:
+            open_regular(self._source).close()
+        except OSError:  # another system
+            self._source = self.path
         self.rank: int | None = None
         self.pid = self.recorded = self.quiet_ns = self.last_ns = self.total_steps = self.missed_events = 0
-        self.state = "unknown"
+        self.state, self.is_stepless = "unknown", False
         self.last_steps: deque[EndedStep] = deque(maxlen=_REMEMBERED_STEPS)
         self.analysis: RingAnalysis | None = None
         self._context = self._divided = 0
         self._last_number = self._divided_time = -1
         self._changed_at = time.monotonic_ns()
+
+    @property
+    def ring_name(self) -> str | None:
+        """What the file is called now; None if it was removed."""
+        try:
+            name = os.readlink(self._source) if self._source != self.path else self.path
+        except OSError:
+            name = self.path
+        return name if os.path.exists(name) else None
 
     def look(self) -> Look:
         """Read what is new.
@@ -135,9 +150,10 @@ class RingFollower:
         self.quiet_ns = time.monotonic_ns() - since_ns
         fresh = events.serial >= self._divided
         ends = fresh & np.isin(events.kind, _STEP_KINDS)
-        if not (ends.any() or np.count_nonzero(fresh) > _MAX_UNDIVIDED or (has_ended and was_running)):
-            return Look()
-        return self._divide(snapshot, has_ended)
+        is_due = fresh.any() and (not self.last_steps or np.count_nonzero(fresh) > _FIRST_STEP_EVENTS)
+        if ends.any() or is_due or (has_ended and was_running):
+            return self._divide(snapshot, has_ended)
+        return Look()
 
     def _read(self) -> RingSnapshot:
         count = max(_FIRST_EVENTS, 2 * (self.recorded - self._context))
@@ -175,8 +191,9 @@ class RingFollower:
             # From the end of the step before the last on, so that what reaches over the end of a step is known whole.
             self._context = max(self._context, self.last_steps[-2].end_serial)
         self._context = max(self._context, self._divided - _MAX_EVENTS // 2)
-        if not self.last_steps:
-            self._context = max(self._context, self._divided - _MAX_UNDIVIDED)
+        self.is_stepless |= not self.last_steps and self._divided > _FIRST_STEP_EVENTS
+        if self.is_stepless and not self.last_steps:
+            self._context = max(self._context, self._divided - _CONTEXT_EVENTS)
         return Look(timeline, steps, since_ns, keeps)
 
     def _new_steps(self, analysis: RingAnalysis, timeline: Timeline, has_ended: bool) -> list[EndedStep]:
@@ -205,7 +222,7 @@ class RingFollower:
         """
         inside = [step for step in self.last_steps if step.end_ns > start_ns and step.start_ns < end_ns]
         before = [step.end_serial for step in self.last_steps if inside and step.number < inside[0].number]
-        first_serial = before[-1] if before else 0 if inside else self.recorded - _MAX_UNDIVIDED
+        first_serial = before[-1] if before else 0 if inside else self.recorded - _FIRST_STEP_EVENTS
         count = min(_MAX_EVENTS, self.recorded - first_serial + _FIRST_EVENTS)
         timeline = build_timeline(_since(read_ring(self._source, count), first_serial))
         if not inside:

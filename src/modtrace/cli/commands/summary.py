@@ -12,6 +12,8 @@ from ..output import make_console, show_status
 from ..selection import no_such_module, require_spans
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ...timeline import Summary
 
 SLOWEST_STEPS = 5
@@ -127,9 +129,20 @@ def summary_command(
             console.print("\n" + summary.device_text(limit, console.width), soft_wrap=True)
         if len(summary.steps) > 1 and not tree:
             console.print("\nslowest steps\n" + summary.steps_text(SLOWEST_STEPS, console.width), soft_wrap=True)
+        if steps is None and only is None and not tree:
+            _print_whole_run(trace, console)
     else:
         render = {"markdown": summary.to_markdown, "csv": summary.to_csv, "json": summary.to_json}[output_format]
         click.echo(render(), nl=False)
+
+
+def _print_whole_run(trace: str, console: Console) -> None:
+    """Print what a watcher knows of the run whose end the ring has."""
+    from ...watching.read_whole_run import read_whole_run, whole_run_text
+
+    values = read_whole_run(trace)
+    if values is not None:
+        console.print("\n" + whole_run_text(values), soft_wrap=True)
 
 
 def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None, step_by: str | None) -> Summary:

@@ -94,6 +94,7 @@ def watch_command(
     from ...watching.conditions import parse_conditions
     from ...watching.steps_file import StepsFile
     from ...watching.watch import Watcher
+    from ...watching.whole_run import WholeRuns
     from ...watching.windows import KeepLimits, WindowKeeper, kept_folder
 
     try:
@@ -102,11 +103,11 @@ def watch_command(
         raise click.UsageError(f"--keep-when: {error}.") from None
     if hasattr(os, "nice"):  # not on Windows
         os.nice(_NICENESS)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
     folder = Path(output) if output else kept_folder(rings[0])
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
     keeper = WindowKeeper(folder, keep, _say)
-    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / "steps.jsonl", _say)]
+    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / "steps.jsonl", _say), WholeRuns(_say)]
     if metrics is not None:
         sinks.append(_serve(metrics))
     Watcher(rings, parsed, keeper, _say, sinks).run(limits["every"] / 1e9)

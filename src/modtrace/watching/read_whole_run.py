@@ -1,0 +1,82 @@
+"""Reads what the watcher wrote of a whole run, and shows it as text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .._tables import Table, to_text
+from .._terminal import counted
+from ..ring import Record, read_ring_records, whole_run_path
+
+_MAX_BYTES = 64 << 20
+_TIMES = ("count", "total_ns", "min_ns", "p50_ns", "p95_ns", "p99_ns", "max_ns")
+_SHOWN_MODULES = 10
+
+
+def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | None = None) -> Mapping[str, Any] | None:
+    """Return what a watcher wrote of the run whose end a ring holds; None if none did, or of another run.
+
+    Args:
+        ring: the ring's file.
+        records: its name table, if it is read already.
+
+    Raises:
+        RingError: the ring cannot be read.
+    """
+    path = whole_run_path(os.fspath(ring))
+    try:
+        with open(path, "rb") as file:
+            values = json.loads(file.read(_MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not _is_whole_run(values):
+        return None
+    known = read_ring_records(ring) if records is None else records
+    begin = next((record["monotonic"] for record in known if record["kind"] == "anchor"), 0)
+    return values if values["begin"] == begin else None
+
+
+def _is_whole_run(values: Any) -> bool:
+    if not isinstance(values, dict) or not _has_numbers(values, ("pid", "begin", "steps", "spans", "missed_events")):
+        return False
+    parts, modules = values.get("parts"), values.get("modules")
+    if not isinstance(parts, dict) or not isinstance(modules, list) or type(values.get("seconds")) is not float:
+        return False
+    are_times = all(_has_numbers(times, _TIMES) for times in (values.get("step"), *parts.values(), *modules))
+    return are_times and all(isinstance(row.get(f), str) for row in modules for f in ("fqn", "module_class", "phase"))
+
+
+def _has_numbers(values: Any, fields: Iterable[str]) -> bool:
+    return isinstance(values, dict) and all(type(values.get(field)) is int for field in fields)
+
+
+def whole_run_text(values: Mapping[str, Any]) -> str:
+    """Return a sentence about the steps, and tables of the parts and of the modules that took most, times in ms."""
+    step = values["step"]
+    line = f"whole run: {counted(values['spans'], 'span')}"
+    if values["steps"]:
+        p50, p95, p99, slowest = (f"{step[field] / 1e6:,.3f} ms" for field in ("p50_ns", "p95_ns", "p99_ns", "max_ns"))
+        line = f"whole run: {counted(values['steps'], 'step')}, step p50 {p50}, p95 {p95}, p99 {p99}, slowest {slowest}"
+    line = f"{line}; {_long(values['seconds'])}"
+    if values["missed_events"]:
+        line += f"; {values['missed_events']:,} events were overwritten before the watcher read them"
+    most = sorted(values["modules"], key=lambda row: -row["total_ns"])
+    shown = [(row["fqn"], row["phase"], row) for row in most[:_SHOWN_MODULES]]
+    parts = sorted(values["parts"].items(), key=lambda item: -item[1]["total_ns"])
+    rows = [_row(part, "part", times) for part, times in parts] + [_row(*row) for row in shown]
+    headings = ["name", "of", "count", "total", "min", "p50", "p95", "p99", "max"]
+    table = Table(headings, rows, ["name", "text", *["number"] * 7], [0] * 9)  # type: ignore[list-item]
+    more = len(most) - len(shown)
+    return "\n".join([line, *to_text(table), *([f"{more:,} more rows of modules"] if more > 0 else [])])
+
+
+def _row(name: str, of: str, times: Mapping[str, int]) -> list[str]:
+    return [name, of, f"{times['count']:,}", *(f"{times[field] / 1e6:,.3f}" for field in _TIMES[1:])]
+
+
+def _long(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"

@@ -1,0 +1,176 @@
+"""What a watcher knows of a whole run, against NumPy over all durations that the test wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import modtrace
+from modtrace.cli.group import group as commands
+from modtrace.ring import Kind, Ring, whole_run_path
+from modtrace.ring.slot_format import NO_NAME
+from modtrace.timeline.contents import WHOLE_RUN
+from modtrace.watching.follow import RingFollower
+from modtrace.watching.whole_run import Distribution, WholeRuns
+from tests.support.event_script import EventScript
+from tests.unit.test_watch import MS, SECOND, Training
+
+MODULES = 5
+
+
+class Durations:
+    """A run whose modules take random times, from 1 us to a second; the test keeps them all."""
+
+    def __init__(self, path: Path, *, ends_steps: bool = True, capacity: int = 1 << 16) -> None:
+        self._path, self._ends_steps = path, ends_steps
+        begin = Ring(16).names.records[0]["monotonic"] + 10 * SECOND
+        self.script = EventScript(capacity, path, {"pid": os.getpid()}, lambda at: int(begin) + at)
+        self._names = [self.script.name(f"Net.{number}") for number in range(MODULES)]
+        self._random = np.random.default_rng(0)
+        self.of_module: list[list[int]] = [[] for _ in range(MODULES)]
+        self.of_step: list[int] = []
+        self.now = 0
+
+    def step(self) -> None:
+        begin = self.now
+        for number, name in enumerate(self._names):
+            for _ in range(number + 1):
+                ns = int(np.exp(self._random.uniform(np.log(1e3), np.log(1e9))))
+                self.of_module[number].append(ns)
+                index = len(self.of_module[number])
+                self.script.enter(self.now, name, index)
+                self.script.exit(self.now + ns, name, index)
+                self.now += ns + 10
+        if self._ends_steps:
+            self.script.event(self.now, Kind.STEP, NO_NAME, len(self.of_step))
+        self.of_step.append(self.now - begin)
+
+
+def check(times: dict[str, int], durations: list[int]) -> None:
+    assert times["count"] == len(durations)
+    # The clock of a ring that was closed is the mean of two readings: off by less than a thousandth.
+    assert times["total_ns"] == pytest.approx(sum(durations), rel=1e-3)
+    assert (times["min_ns"], times["max_ns"]) == pytest.approx((min(durations), max(durations)), rel=1e-3)
+    for share in (50, 95, 99):
+        true = float(np.percentile(durations, share, method="inverted_cdf"))
+        assert times[f"p{share}_ns"] == pytest.approx(true, rel=0.02)
+
+
+@pytest.mark.parametrize("every", [1, 7, 1000])
+@pytest.mark.parametrize("ends_steps", [True, False])
+def test_a_whole_run_is_what_numpy_says_of_all_durations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, ends_steps: bool
+) -> None:
+    if every < 1000:  # so that a ring without steps is followed in parts
+        monkeypatch.setattr("modtrace.watching.follow._FIRST_STEP_EVENTS", 1000)
+        monkeypatch.setattr("modtrace.watching.follow._CONTEXT_EVENTS", 100)
+    path = tmp_path / "run.modtrace"
+    run = Durations(path, ends_steps=ends_steps, capacity=1 << 12)
+    follower, whole = RingFollower(path), WholeRuns(pytest.fail, every_ns=0)
+    steps = 60 if every == 1 else 130  # of 31 events
+    for number in range(steps):
+        run.step()
+        if number % every == every - 1:
+            whole.take(follower, follower.look())
+    run.script.close()
+    whole.take(follower, follower.look())
+    whole.close()
+
+    values = json.loads(Path(whole_run_path(str(path))).read_text())
+    modules = {row["fqn"]: row for row in values["modules"]}
+    assert list(modules) == [f"Net.{number}" for number in range(MODULES)]
+    assert {(row["phase"], row["module_class"]) for row in modules.values()} == {("forward", "M")}
+    assert values["spans"] == 15 * steps
+    assert values["missed_events"] == 0
+    for number, durations in enumerate(run.of_module):
+        check(modules[f"Net.{number}"], durations)
+    if ends_steps:
+        check(values["step"], run.of_step)
+        assert values["steps"] == steps
+        assert values["parts"]["forward"]["count"] == steps
+        assert sum(part["total_ns"] for part in values["parts"].values()) == values["step"]["total_ns"]
+        assert follower.total_steps == steps
+
+
+def test_what_was_overwritten_before_a_look_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    run = Durations(path, capacity=64)
+    for _ in range(10):
+        run.step()
+    run.script.close()
+    follower, whole = RingFollower(path), WholeRuns(pytest.fail)
+    whole.take(follower, follower.look())
+    values = json.loads(Path(whole_run_path(str(path))).read_text())
+    # The last 64 events are two whole steps of 31, and two of the step before.
+    assert (values["missed_events"], values["steps"]) == (10 * 31 - 64, 2)
+    text = CliRunner().invoke(commands, ["summary", str(path)]).stdout
+    assert "246 events were overwritten before the watcher read them" in text
+
+
+def test_summary_speaks_of_the_whole_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    training = Training(path, capacity=64)
+    follower, whole = RingFollower(path), WholeRuns(pytest.fail, every_ns=0)
+    for number in range(200):
+        training.step(head=500 if number == 100 else 5)
+        if number % 5 == 0:
+            whole.take(follower, follower.look())
+    training.script.close()
+    whole.take(follower, follower.look())
+    text = CliRunner().invoke(commands, ["summary", str(path)]).stdout
+    assert "whole run: 200 steps, step p50 11." in text
+    assert ", slowest 506.0" in text
+    whole_run = modtrace.load(path).metadata[WHOLE_RUN]
+    assert isinstance(whole_run, dict)
+    assert (whole_run["steps"], whole_run["spans"], whole_run["kept_steps"]) == (200, 400, 9)
+    # Of another run of that name, or damaged: nothing is said of it.
+    file = Path(whole_run_path(str(path)))
+    values = json.loads(file.read_text())
+    for wrong in (
+        values | {"begin": 5},
+        values | {"steps": "many"},
+        values | {"parts": {"forward": 3}},
+        values | {"modules": [3]},
+        [values],
+    ):
+        file.write_text(json.dumps(wrong))
+        assert "whole run" not in CliRunner().invoke(commands, ["summary", str(path)]).stdout
+    file.write_text("{")
+    assert modtrace.load(path).metadata[WHOLE_RUN]["spans"] is None  # type: ignore[index]
+
+
+def test_the_file_follows_the_ring_to_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    training = Training(path)
+    training.step()
+    training.script.close()
+    follower, whole = RingFollower(path), WholeRuns(pytest.fail)
+    whole.take(follower, follower.look())
+    Training(path)
+    assert Path(whole_run_path(str(tmp_path / "run.1.modtrace"))).exists()
+    assert not Path(whole_run_path(str(path))).exists()
+    whole.close()  # the watcher of the run before
+    assert not Path(whole_run_path(str(path))).exists()
+    assert modtrace.load(tmp_path / "run.1.modtrace").metadata[WHOLE_RUN]["steps"] == 1  # type: ignore[index]
+
+
+def test_a_distribution_of_a_few() -> None:
+    times = Distribution()
+    assert set(times.to_json().values()) == {0}
+    times.add(np.zeros(0, np.int64))
+    times.add(np.array([MS, 3 * MS, 0], np.int64))
+    assert times.to_json() | {"p50_ns": 0} == {
+        "count": 3,
+        "total_ns": 4 * MS,
+        "min_ns": 0,
+        "p50_ns": 0,
+        "p95_ns": 3 * MS,
+        "p99_ns": 3 * MS,
+        "max_ns": 3 * MS,
+    }
+    assert times.quantile(0.5) == pytest.approx(MS, rel=0.01)
