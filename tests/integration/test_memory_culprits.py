@@ -198,6 +198,8 @@ def test_owners_at_a_failed_allocation_hold_all_that_is_held() -> None:
     assert len(kept) == 3
     assert sum(memory.by.values()) == memory.held
     assert memory.by["Net.head"] == 3 * 32 * 1000 * 4
+    state = [value for values in training.optimizer.state.values() for value in values.values()]
+    assert memory.by["optimizer"] == sum(value.nbytes for value in state)
     assert memory.refused == TOO_MANY * 64 * 4
 
 

@@ -236,7 +236,8 @@ class Kind(IntEnum):
     inputs, the same for calls that are alike; no name."""
     HELD = 36
     """What tensors hold that calls of a module allocated, outside of inner ones, has changed since the last. Value:
-    bytes, above a bit that is 1 for what nodes of backward allocated; no name: no call of a module allocated it."""
+    bytes, above two bits: 1 for what nodes of backward allocated, 2 for the step of an optimizer; no name: no call of a
+    module allocated it."""
     RANGE_BEGIN = 40
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41

@@ -17,8 +17,9 @@ from ..memory import format_bytes
 from .analysis import RingAnalysis
 from .pairing import is_core_event
 
-OUTSIDE, IN_BACKWARD = "no module", "backward"
-"""Who holds what was allocated outside of all modules, and by nodes of backward: gradients."""
+OUTSIDE = "no module"
+_NO_MODULE = (OUTSIDE, "backward", "optimizer", OUTSIDE)
+"""Who holds what no call of a module allocated: nodes of backward hold gradients, an optimizer its state."""
 _WARM_UP, _LEAST_STEPS = 2, 8
 _LEAST_SHARE = 0.01
 """What grows by less of all that is held, over all steps, is not told."""
@@ -31,7 +32,8 @@ class HeldMemory(NamedTuple):
 
     Attributes:
         held: all of it, at the failed allocation, else when the last step ended.
-        by: who holds it: fully qualified names of modules, `no module`, `backward`; largest first.
+        by: who holds it: fully qualified names of modules, `no module`, `backward`, `optimizer`; largest
+            first.
         last: all that was held at the last event.
         grows: by how much it grows a step; 0 if it does not grow steadily.
         grows_by: who holds what grows.
@@ -122,11 +124,11 @@ def _owners(analysis: RingAnalysis) -> dict[str, _Owner]:
     index = np.flatnonzero(events.kind == Kind.HELD)
     name, value = events.name[index], events.value[index]
     owners: dict[str, _Owner] = {}
-    for key in np.unique(np.where(name == NO_NAME, -1 - (value & 1), name)).tolist():
-        own = name == key if key >= 0 else (name == NO_NAME) & (value & 1 == -1 - key)
-        who = analysis.lookup.names[key].fqn if key >= 0 else (OUTSIDE, IN_BACKWARD)[-1 - key]
+    for key in np.unique(np.where(name == NO_NAME, -1 - (value & 3), name)).tolist():
+        own = name == key if key >= 0 else (name == NO_NAME) & (value & 3 == -1 - key)
+        who = analysis.lookup.names[key].fqn if key >= 0 else _NO_MODULE[-1 - key]
         at, held = owners.get(who, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
-        owners[who] = np.append(at, index[own]), np.append(held, value[own] >> 1)
+        owners[who] = np.append(at, index[own]), np.append(held, value[own] >> 2)
     return owners
 
 

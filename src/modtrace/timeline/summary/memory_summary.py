@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -145,8 +146,10 @@ _NOTE = (
 )
 
 
-def memory_tables(memory: MemorySummary) -> tuple[Table, Table]:
-    """Return the table of modules, the one with the highest peak first, and that of who held memory at the peak."""
+def memory_tables(memory: MemorySummary | None) -> Sequence[Table]:
+    """Return the table of modules, the one with the highest peak first, and that of who held most; none if unknown."""
+    if memory is None:
+        return ()
     shown = [column for column in _COLUMNS if any(getattr(row, column[1]) not in {None, ""} for row in memory.rows)]
     cells = [
         [value if isinstance(value, str) else "" if value is None else format_bytes(value) for value in values]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..._tables import CellKind, Table, shortened, to_html, to_markdown, to_text, without_columns
 from ..._terminal import counted, printable, wrapped
 from .device_summary import device_table, device_totals
+from .memory_summary import memory_tables
 from .module_rows import GpuStepTimes, ModuleTimes, in_tree_order
 from .overview import overview_lines, steps_note
 from .step_times import StepTimes
@@ -315,6 +316,8 @@ def modules_markdown(summary: Summary) -> str:
     if summary.device is not None:
         devices = device_table(summary.device).first_rows(len(summary.rows))
         lines += ["", device_totals(summary.device), "", *to_markdown(devices)]
+    for table in memory_tables(summary.memory):
+        lines += ["", *to_markdown(table)]
     return "\n".join(lines) + "\n"
 
 
@@ -340,6 +343,8 @@ def summary_html(summary: Summary) -> str:
     if summary.device is not None:
         parts.append(f"<p>{html.escape(device_totals(summary.device))}</p>")
         parts += to_html(device_table(summary.device).first_rows(len(summary.rows)))
+    for table in memory_tables(summary.memory):
+        parts += to_html(table)
     if len(summary.steps) > 1:
         steps = steps_table(summary)
         hidden = len(steps.rows) - _MAX_HTML_STEPS

@@ -171,6 +171,7 @@ struct ThreadState {
   uint64_t generation = 0;        // of the session that all below belongs to, but for the boundaries
   int64_t meta_bits = 0;          // its number, where meta has it
   int open_passes = 0;            // backward passes that it has called and not returned from
+  int optimizer_steps = 0;        // ranges of optimizers that it is in
   uint64_t segment_pass = 0;      // the pass of the last segment that began on it; 0 where there was none
   std::vector<OpenCall> open_calls;
   uint64_t outermost_sequence = 0;                        // the sequence number at the enter of its outermost open call

@@ -80,7 +80,8 @@ size_t current_owner() {
     const size_t owner = kFirstModule + static_cast<size_t>(thread.open_calls.back().name_id);
     return owner < kOwners ? owner : kOutside;
   }
-  return graph_task == kNoGraphTask ? kOutside : kInBackward;
+  if (graph_task != kNoGraphTask) return kInBackward;
+  return thread.optimizer_steps > 0 ? kInOptimizer : kOutside;
 }
 
 void count_on(const Block& block) {

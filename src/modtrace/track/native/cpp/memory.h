@@ -27,8 +27,9 @@ struct MemoryCounts {
 
 inline MemoryCounts memory;
 
-// Who allocates a block: no module, the nodes of a backward pass, or the calls of a module, whose name follows these.
-constexpr size_t kOutside = 0, kInBackward = 1, kFirstModule = 2, kOwners = 1 << 12;
+// Who allocates a block: no module, the nodes of a backward pass, the step of an optimizer, or the calls of a module,
+// whose name follows these.
+constexpr size_t kOutside = 0, kInBackward = 1, kInOptimizer = 2, kFirstModule = 3, kOwners = 1 << 12;
 
 // What the blocks of each owner hold; those of earlier sessions are no module's.
 struct HeldBytes {
@@ -48,7 +49,7 @@ void sample_held(bool of_all, const Write& write) {
       continue;
     }
     const int64_t name = owner < kFirstModule ? kNoName : static_cast<int64_t>(owner - kFirstModule);
-    write(int64_t{kHeld} << kKindShift | name, bytes << 1 | (owner == kInBackward));
+    write(int64_t{kHeld} << kKindShift | name, bytes << 2 | (owner < kFirstModule ? static_cast<int64_t>(owner) : 0));
   }
 }
 

@@ -12,12 +12,15 @@ namespace {
 
 constexpr int64_t kNoRangeName = -1;
 constexpr size_t kMaxRangeNames = 4096;  // that a thread remembers
+constexpr char kOptimizerRange[] = "Optimizer.step#";
 
 // A range that began and was noted.
 struct OpenRange final : at::ObserverContext {
-  OpenRange(uint64_t session, int64_t bits, int64_t value) : generation(session), end_meta(bits), number(value) {}
+  OpenRange(uint64_t session, int64_t bits, int64_t value, ThreadState* stepping)
+      : generation(session), end_meta(bits), number(value), steps_on(stepping) {}
   uint64_t generation;
   int64_t end_meta, number;
+  ThreadState* steps_on;  // the thread on which an optimizer steps, or null
 };
 
 // Asks Python for the id of a range's name, on a thread that may not hold the lock.
@@ -60,12 +63,16 @@ std::unique_ptr<at::ObserverContext> on_range_begin(const at::RecordFunction& fu
   const int64_t number = engine.last_range.fetch_add(2, std::memory_order_relaxed) + 2;
   const int64_t bits = thread.meta_bits | name_id;
   write_without_gil(thread, generation, kRangeBegin << kKindShift | bits, number);
-  return std::make_unique<OpenRange>(generation, kRangeEnd << kKindShift | bits, number);
+  const bool steps = std::strncmp(function.name(), kOptimizerRange, sizeof kOptimizerRange - 1) == 0;
+  if (steps) ++thread.optimizer_steps;
+  return std::make_unique<OpenRange>(generation, kRangeEnd << kKindShift | bits, number, steps ? &thread : nullptr);
 }
 
 void on_range_end(const at::RecordFunction&, at::ObserverContext* context) {
   const auto* range = static_cast<const OpenRange*>(context);
   if (range == nullptr || engine.active_session.load() == nullptr) return;
+  if (range->steps_on == &this_thread() && range->generation == current_generation())
+    --range->steps_on->optimizer_steps;
   // Another thread may end it.
   write_without_gil(this_thread(), range->generation, range->end_meta, range->number);
 }

@@ -55,6 +55,7 @@ bool register_thread(Session& session, ThreadState& thread) {
   if (!is_active(session)) return false;
   thread.meta_bits = meta_bits;
   thread.open_passes = 0;
+  thread.optimizer_steps = 0;
   thread.last_call_name = kNoName;
   thread.noted_sequence = UINT64_MAX;
   thread.range_names.clear();

@@ -1,0 +1,170 @@
+"""What a summary says of memory, of samples written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import modtrace
+from modtrace.cli.group import group
+from modtrace.timeline import (
+    BACKWARD,
+    FORWARD,
+    Columns,
+    CounterSeries,
+    Holder,
+    Mark,
+    MemoryModule,
+    Name,
+    Process,
+    Timeline,
+    Track,
+)
+
+PROCESS = Process(7)
+NAMES = [Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear"), Name("b: Linear", "Net.b", "Linear")]
+NET, A, B = range(3)
+SAMPLES = [
+    *((1000, 100), (1200, 140), (1210, 120), (1400, 170), (1500, 160)),
+    *((2010, 250), (2100, 190), (2300, 130)),
+    *((3005, 230), (3200, 210), (3500, 150)),
+]
+# Sampled before each event at which it changed:           100    120         170   160    190       130
+#   step 0                                             Net 1001───────────────────1501 ┐Net 2001────2301
+#                                                        a  1101──1211
+#                                                        b            1301─1401        b 2001─2101
+#   step 1: Net keeps 150 - 130, and holds 100 more inside; as it holds most, it is in a, which has kept 80 by then
+SPANS = [
+    (NET, FORWARD, 1001, 1501, -1, 0),
+    (A, FORWARD, 1101, 1211, 0, 0),
+    (B, FORWARD, 1301, 1401, 0, 0),
+    (NET, BACKWARD, 2001, 2301, -1, 0),
+    (B, BACKWARD, 2001, 2101, 3, 0),
+    (NET, FORWARD, 3001, 3501, -1, 1),
+    (A, FORWARD, 3101, 3201, 5, 1),
+]
+
+
+def recorded(spans: Sequence[tuple[int, ...]] = SPANS, process: Process = PROCESS) -> Timeline:
+    name, phase, start, end, parent, step = zip(*spans, strict=True)
+    return Timeline(
+        Columns.of(
+            start=start,
+            end=end,
+            name=name,
+            phase=phase,
+            track=phase,
+            depth=[int(above >= 0) for above in parent],
+            parent=parent,
+            call=step,
+            step=step,
+            link=[-1] * len(spans),
+            complete=[True] * len(spans),
+        ),
+        NAMES,
+        [Track(kind, "MainThread", 7, process) for kind in ("forward", "backward")],
+        marks=[Mark(2500, "step", "step 0")],
+        counters=[CounterSeries("allocated", "bytes", process, *np.array(SAMPLES, np.int64).T)],
+    )
+
+
+def test_each_module_has_what_its_median_call_keeps_and_the_most_inside_any() -> None:
+    memory = recorded().summary().memory
+
+    assert memory is not None
+    assert memory.rows == (
+        # 160 - 100 and 150 - 130, the lower one; 170 - 100 and 230 - 130 in forward, 250 - 160 in backward.
+        MemoryModule("Net", "Net", 20, None, 100, 100, 90, None),
+        # 120 - 100 and 210 - 230; 140 - 100 and nothing above 230.
+        MemoryModule("Net.a", "Linear", -20, None, 40, 40, None, None),
+        MemoryModule("Net.b", "Linear", 50, None, 90, 50, 90, None),
+    )
+    assert [(row.retained_bytes, row.peak_bytes) for row in recorded().summary().rows] == [
+        (20, 100),
+        (-20, 40),
+        (50, 90),
+    ]
+
+
+def test_a_summary_by_class_takes_the_calls_of_all_its_modules() -> None:
+    memory = recorded().summary("class").memory
+
+    assert memory is not None
+    assert [row[1:5] for row in memory.rows] == [("Net", 20, None, 100), ("Linear", 20, None, 90)]
+
+
+def test_holders_at_the_peak_sum_to_all_that_is_held() -> None:
+    memory = recorded().summary().memory
+
+    # 250 at 2010, in step 0: Net has kept 60 in forward, of which a kept 20 and b 50; then b's backward 90.
+    assert memory is not None
+    assert (memory.peak_bytes, memory.peak_ns, memory.process) == (250, 2010, "")
+    assert memory.holders == (Holder("Net.b", 140), Holder("Net.a", 20), Holder("other", 90))
+
+
+def test_holders_in_a_later_step_are_its_own_calls() -> None:
+    memory = recorded().steps(1, 2).summary().memory
+
+    # 230 at 3005, as Net begins: what is held before the step, 130, is other.
+    assert memory is not None
+    assert (memory.peak_bytes, memory.holders) == (230, (Holder("Net", 100), Holder("other", 130)))
+
+
+def test_calls_before_the_first_sample_are_not_known() -> None:
+    timeline = recorded([(A, FORWARD, 10, 20, -1, 0), *SPANS[5:6]])
+
+    assert [(row.fqn, row.retained_bytes, row.peak_bytes) for row in timeline.summary().rows] == [
+        ("Net.a", None, None),
+        ("Net", 20, 100),
+    ]
+
+
+def command(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(group, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("suffix", ["json", "pftrace"])
+def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"trace.{suffix}"
+    recorded().save(path)
+
+    assert command("summary", "--memory", path).stdout.splitlines() == [
+        "module  class   retained  peak inside  forward  backward",
+        "Net     Net         20 B        100 B    100 B      90 B",
+        "Net.b   Linear      50 B         90 B     50 B      90 B",
+        "Net.a   Linear     -20 B         40 B     40 B",
+        "retained: held at the end of a call less at its begin, median; "
+        "peak inside: the most held inside less at its begin",
+        "",
+        "held at the peak by  bytes     %",
+        "Net.b                140 B  56.0",
+        "Net.a                 20 B   8.0",
+        "other                 90 B  36.0",
+        "together 250 B; other: held before the step, or by no module",
+    ]
+    values = json.loads(command("summary", "--format", "json", path).stdout)
+    assert values["memory"]["peak_bytes"] == 250
+    assert values["memory"]["holders"][0] == {"fqn": "Net.b", "bytes": 140}
+    assert "| held at the peak by | bytes | % |" in command("summary", "--format", "markdown", path).stdout
+    assert "<td" in recorded().summary().to_html().split("held at the peak by")[1]
+
+
+def test_a_file_without_memory_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    Timeline(recorded().slices, NAMES, recorded().tracks).save(path)
+
+    done = command("summary", "--memory", path)
+
+    assert done.exit_code == 2
+    assert done.stderr.endswith("has no memory; record with --memory, or record(memory=True).\n")
+    assert json.loads(command("summary", "--format", "json", path).stdout)["rows"][0]["peak_bytes"] is None
+
+
+def test_the_portable_engine_refuses_to_count() -> None:
+    with pytest.raises(modtrace.RecordingError, match="memory needs the native engine; give engine='native' or 'auto'"):
+        modtrace.record(engine="python", memory=True)
