@@ -23,6 +23,7 @@ from torch.utils.flop_counter import (
 
 import modtrace
 from modtrace._errors import EngineError, RecordingError
+from modtrace.timeline.summary.flop_summary import flops_lines
 from modtrace.track import engine as engines
 from tests.support.models import ARCHITECTURES
 
@@ -280,6 +281,17 @@ def compiled() -> Case:
     torch.compiler.reset()
     model: nn.Module = torch.compile(two_linears(), backend="aot_eager")  # type: ignore[assignment]
     return Case(trained(model), {"Sequential": (2 * FIRST, 3 * FIRST, 0)})
+
+
+def test_compiled_regions_are_named_as_what_is_not_seen_whole() -> None:
+    step, _ = compiled()
+    with modtrace.record(flops=True, engine="native") as recording:
+        step()
+    flops = recording.timeline().summary().flops
+
+    assert flops is not None
+    assert flops.unseen == ["Sequential"]
+    assert flops_lines(flops)[-1] == "not counted: what Triton or a replayed graph runs inside of Sequential"
 
 
 class Products(nn.Module):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..._tables import CellKind, Table, to_text, without_columns
-from ..._terminal import counted, wrapped
+from ..._terminal import counted, printable, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..contents import FLOPS, UNKNOWN_FLOPS
 from ..slices import PHASES, RECOMPUTE, Columns
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .device_summary import DeviceSummary
 
 _CPU = "cpu "
+_REPLAY = "CUDAGraph"
 
 
 class SpanFlops(NamedTuple):
@@ -111,6 +112,7 @@ class FlopSummary(NamedTuple):
         outside: FLOPs outside of modules in these steps.
         unknown: spans whose FLOPs are unknown: no call like theirs was counted.
         without_formula: operators that ran and have no formula.
+        unseen: compiled modules and functions, and replayed graphs: what Triton or a graph runs in them is not counted.
         dtypes: FLOPs that were counted, by device and type of numbers (`cpu float32`).
         peak_tflops: the highest rate of the device, 10¹² FLOP/s; None if it is not known.
     """
@@ -121,6 +123,7 @@ class FlopSummary(NamedTuple):
     outside: int
     unknown: int
     without_formula: Sequence[str]
+    unseen: Sequence[str]
     dtypes: Mapping[str, int]
     peak_tflops: float | None = None
 
@@ -224,8 +227,15 @@ def describe_flops(
         outside,
         unknown,
         [str(operator) for operator in without],
+        _unseen(timeline),
         dtypes,
     ).with_peak(peak_tflops(name, dtype), steps)
+
+
+def _unseen(timeline: Timeline) -> list[str]:
+    compiled = [row for row, args in timeline.span_args.items() if "compiled_modules" in args]
+    names = [timeline.names[name] for name in np.unique(timeline.columns.name[compiled]).tolist()]
+    return [name.fqn for name in (*names, *(name for name in timeline.names if name.module_class == _REPLAY))]
 
 
 def _mapping(value: object) -> Mapping[str, object]:
@@ -254,7 +264,7 @@ def render_flops(flops: FlopSummary | None, limit: int | None = None, width: int
     kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in columns]
     table = Table([heading for heading, _, _ in columns], cells, kinds, [rank for _, _, rank in columns])
     shown, _ = without_columns(table.first_rows(limit), width)
-    lines = [part for line in flops_lines(flops) for part in wrapped(line, width)] + to_text(shown, width)
+    lines = [part for line in flops_lines(flops) for part in wrapped(printable(line), width)] + to_text(shown, width)
     hidden = len(cells) - len(shown.rows)
     return "\n".join([*lines, *([counted(hidden, "more row")] if hidden else [])])
 
@@ -274,14 +284,20 @@ def flops_lines(flops: FlopSummary) -> list[str]:
         mfu, hfu = (float(np.median(one)) for one in zip(*used, strict=True))
         line += f", MFU {mfu:.1%}" + (f", with recompute HFU {hfu:.1%}" if hfu > mfu else "")
         line += f" of {flops.peak_tflops:,.6g} TFLOP/s"
-    steps = ", ".join(str(step) for step in flops.counted_in[:_MAX_NAMED])
-    more = len(flops.counted_in) - _MAX_NAMED
-    line += f"; counted in {'step' if len(flops.counted_in) == 1 else 'steps'} {steps}" if steps else ""
-    lines = [line + (f" and {more} more" if more > 0 else "")]
+    if flops.counted_in:
+        line += f"; counted in {'step' if len(flops.counted_in) == 1 else 'steps'} {_first(flops.counted_in)}"
+    lines = [line]
     if flops.outside:
         lines.append(f"outside of modules: {flops.outside / 1e9:,.3f} GFLOP in these steps")
     if flops.unknown:
         lines.append(f"FLOPs of {counted(flops.unknown, 'span')} are unknown: no call alike was counted")
     if flops.without_formula:
-        lines.append(f"not counted, as torch has no formula: {', '.join(flops.without_formula)}")
+        lines.append(f"not counted, as torch has no formula: {_first(flops.without_formula)}")
+    if flops.unseen:
+        lines.append(f"not counted: what Triton or a replayed graph runs inside of {_first(flops.unseen)}")
     return lines
+
+
+def _first(values: Sequence[object]) -> str:
+    more = len(values) - _MAX_NAMED
+    return ", ".join(map(str, values[:_MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
