@@ -197,8 +197,9 @@ def _find_span_args(analysis: RingAnalysis, rows: SpanRows, flops: Mapping[int, 
         for span, name in enumerate(rows["name"].tolist()):
             if name in compiled:
                 args.setdefault(span, {})["compiled_modules"] = compiled[name]
+    shared = {text: {FLOPS: text} for text in set(flops.values())}  # many spans cost the same
     for span, text in flops.items():
-        args.setdefault(span, {})[FLOPS] = text
+        args[span] = args[span] | shared[text] if span in args else shared[text]
     return dict(sorted(args.items()))
 
 

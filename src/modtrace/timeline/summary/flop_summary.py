@@ -206,7 +206,7 @@ def describe_flops(
     """
     said = _mapping(timeline.metadata.get(FLOPS))
     dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
-    on_cpu = all(name.startswith(_CPU) for name in dtypes)
+    on_cpu = bool(dtypes) and all(name.startswith(_CPU) for name in dtypes)
     device_ns = {} if device is None else {row.fqn: row.total_ns for row in device.rows}
     modules = []
     for row, own in zip(rows, self_flops, strict=True):
