@@ -142,9 +142,10 @@ void write_call(Session& session, ThreadState& thread, int64_t meta, int64_t val
 
 // Whether a module is in eval mode. Read from its dictionary, so that nothing of the user's runs.
 bool is_in_eval_mode(PyObject* module) {
-  const PyRef fields = PyRef::steal(PyObject_GenericGetDict(module, nullptr));
-  PyObject* training = fields && PyDict_Check(fields.get()) ? PyDict_GetItemString(fields.get(), "training") : nullptr;
-  if (!fields) PyErr_Clear();
+  static PyObject* const name = PyUnicode_InternFromString("training");
+  const PyRef fields = name == nullptr ? PyRef() : PyRef::steal(PyObject_GenericGetDict(module, nullptr));
+  PyObject* training = fields && PyDict_Check(fields.get()) ? PyDict_GetItemWithError(fields.get(), name) : nullptr;
+  if (training == nullptr) PyErr_Clear();
   return training == Py_False;
 }
 
