@@ -10,7 +10,7 @@ DATASET/spans/NAME.parquet      their spans; so collectives/ and steps/
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -158,47 +158,41 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
+_OF_ALL = ("rank", "step")
+_SPANS = (*_OF_ALL, "track", "phase", "fqn", "module_class", "call", "start_ns", "duration_ns", "self_ns", "depth")
+_COLLECTIVES = (*_OF_ALL, "operator", "group", "peer", "kind", "counter", "start_ns", "end_ns", "done_ns", "bytes")
+_STEPS = (*_OF_ALL, "end_ns")
+"""The columns of each table of a dataset."""
+_FIELDS = {"fqn": "name", "module_class": "name", "self_ns": "self_time", "bytes": "nbytes"}
+"""The fields that columns are made of; of others it is the column's name without its unit."""
+_SMALL = ("track", "depth")
+"""Columns of 16 bits."""
+
+
 def arrow_spans(table: SpanTable) -> pa.Table:
     """Return spans with their names and phases as texts."""
-    return pa.table(
-        {
-            "rank": table.rank,
-            "step": table.step,
-            "track": table.track.astype(np.int16),
-            "phase": _texts(PHASES, table.phase),
-            "fqn": _texts([name.fqn for name in table.names], table.name),
-            "module_class": _texts([name.module_class for name in table.names], table.name),
-            "call": table.call,
-            "start_ns": table.start,
-            "duration_ns": table.duration,
-            "self_ns": table.self_time,
-            "depth": table.depth.astype(np.int16),
-        }
-    )
+    fqns, classes = [name.fqn for name in table.names], [name.module_class for name in table.names]
+    return _arrow(table, _SPANS, {"phase": PHASES, "fqn": fqns, "module_class": classes})
 
 
 def arrow_collectives(table: CollectiveTable) -> pa.Table:
     """Return collectives and waits with operators, groups and kinds as texts."""
-    return pa.table(
-        {
-            "rank": table.rank,
-            "step": table.step,
-            "operator": _texts(table.operators, table.operator),
-            "group": _texts(table.groups, table.group),
-            "peer": table.peer,
-            "kind": _texts(ROW_KINDS, table.kind),
-            "counter": table.counter,
-            "start_ns": table.start,
-            "end_ns": table.end,
-            "done_ns": table.done,
-            "bytes": table.nbytes,
-        }
-    )
+    return _arrow(table, _COLLECTIVES, {"operator": table.operators, "group": table.groups, "kind": ROW_KINDS})
 
 
 def arrow_steps(table: StepTable) -> pa.Table:
     """Return when steps ended."""
-    return pa.table({"rank": table.rank, "step": table.step, "end_ns": table.end})
+    return _arrow(table, _STEPS, {})
+
+
+def _field(column: str) -> str:
+    return _FIELDS.get(column, column.removesuffix("_ns"))
+
+
+def _arrow(table: object, columns: Sequence[str], texts: Mapping[str, Sequence[str]]) -> pa.Table:
+    arrays = {column: getattr(table, _field(column)) for column in columns}
+    arrays |= {column: arrays[column].astype(np.int16) for column in _SMALL if column in arrays}
+    return pa.table(arrays | {column: _texts(values, arrays[column]) for column, values in texts.items()})
 
 
 def spans_from_arrow(table: pa.Table) -> SpanTable:
@@ -206,41 +200,37 @@ def spans_from_arrow(table: pa.Table) -> SpanTable:
     fqns, fqn = _codes(table["fqn"])
     classes, module_class = _codes(table["module_class"])
     pairs, name = np.unique(fqn.astype(np.int64) * max(len(classes), 1) + module_class, return_inverse=True)
-    phases, phase = _codes(table["phase"])
-    of_phase = np.array([PHASES.index(text) for text in phases] or [0], np.int8)
-    numbers = {column: table[column].to_numpy() for column in ("rank", "step", "track", "call", "depth")}
-    start, duration, self_time = (table[column].to_numpy() for column in ("start_ns", "duration_ns", "self_ns"))
-    return SpanTable(
-        [Name("", fqns[pair // len(classes)], classes[pair % len(classes)]) for pair in pairs.tolist()],
-        numbers["rank"],
-        numbers["step"],
-        numbers["track"].astype(np.int32),
-        of_phase[phase],
-        name.astype(np.int32),
-        numbers["call"],
-        start,
-        duration,
-        self_time,
-        numbers["depth"].astype(np.int32),
-    )
+    names = [Name("", fqns[pair // len(classes)], classes[pair % len(classes)]) for pair in pairs.tolist()]
+    known: dict[str, Any] = {"names": names, "name": name.astype(np.int32)}
+    known["phase"] = _known_codes(table["phase"], PHASES)
+    return SpanTable(**known, **_numbers(table, _SPANS, known))
 
 
 def collectives_from_arrow(table: pa.Table) -> CollectiveTable:
     """Return the collectives of an Arrow table."""
     operators, operator = _codes(table["operator"])
     groups, group = _codes(table["group"])
-    kinds, kind = _codes(table["kind"])
-    of_kind = np.array([ROW_KINDS.index(text) for text in kinds] or [0], np.int8)
-    rank, step, peer, *times = (
-        table[column].to_numpy()
-        for column in ("rank", "step", "peer", "counter", "start_ns", "end_ns", "done_ns", "bytes")
-    )
-    return CollectiveTable(operators, groups, rank, step, operator, group, peer, of_kind[kind], *times)
+    known: dict[str, Any] = {"operators": operators, "operator": operator, "groups": groups, "group": group}
+    known["kind"] = _known_codes(table["kind"], ROW_KINDS)
+    return CollectiveTable(**known, **_numbers(table, _COLLECTIVES, known))
 
 
 def steps_from_arrow(table: pa.Table) -> StepTable:
     """Return the steps of an Arrow table."""
-    return StepTable(*(table[column].to_numpy() for column in ("rank", "step", "end_ns")))
+    return StepTable(**_numbers(table, _STEPS, ()))
+
+
+def _numbers(table: pa.Table, columns: Sequence[str], known: Collection[str]) -> dict[str, Any]:
+    """Return the arrays of numbers, by field; of 16 bits as the tables have them."""
+    arrays = {_field(column): table[column].to_numpy() for column in columns if _field(column) not in known}
+    return arrays | {field: arrays[field].astype(np.int32) for field in _SMALL if field in arrays}
+
+
+def _known_codes(column: pa.ChunkedArray, values: Sequence[str]) -> AnyArray:
+    """Return for each row which of the values it has."""
+    texts, code = _codes(column)
+    of_text = np.array([values.index(text) for text in texts] or [0], np.int8)
+    return np.asarray(of_text[code])
 
 
 def _texts(values: Sequence[str], codes: AnyArray) -> pa.DictionaryArray:
