@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import orjson
-from google.protobuf.message import DecodeError
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._errors import TraceError
-from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO
 from ..formats.merge_metadata import END_PACKET, MERGED_PACKET, gpu_work_in
-from ..formats.packet_stream import read_packet_batches
-from ..formats.perfetto_ids import PROFILER_SEQUENCE
-from ..formats.trace_file import BLOCK_BYTES, TraceFile
+from ..formats.trace_file import TraceFile
 from ..timeline import PHASES, Name, Timeline
-from .saved_perfetto import BATCH_BYTES, load_perfetto
+from .saved_perfetto import load_perfetto
 from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number
 
 
@@ -29,54 +23,11 @@ def load_merged_perfetto(path: Path) -> Timeline:
     Raises:
         TraceError: it cannot be read, is cut off, or is no such trace.
     """
-    rows = _StreamRows()
-    has_end: bool | None = None
-    # The recording's packets go to a file: how many there are, the trace decides.
-    with tempfile.TemporaryFile(prefix="modtrace-") as recording:
-        with TraceFile(path) as source:
-            for offset, part in read_packet_batches(path, source.whole_blocks(), BATCH_BYTES):
-                kept = Trace()
-                for packet in _packets(path, part, offset):
-                    if packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
-                        try:
-                            has_end = _read_end(packet, has_end)
-                            rows.take(packet)
-                        except EDITED_FILE_ERRORS as error:
-                            message = f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}"
-                            raise TraceError(path, message) from error
-                    else:
-                        kept.packet.append(packet)
-                recording.write(kept.SerializeToString())
-        if has_end is False:
-            raise TraceError(path, "it is cut off: what follows its last packet is missing")
-        recording.seek(0)
-        timeline = load_perfetto(path, iter(lambda: recording.read(BLOCK_BYTES), b""))
+    rows = _StreamRows(path)
+    with TraceFile(path) as source:
+        timeline = load_perfetto(path, source.whole_blocks(), rows.take, rows.check_end)
     timeline = add_stream_spans(timeline, rows.spans)
     return replace(timeline, gpu_work=gpu_work_in(str(path), rows.metadata))
-
-
-def _read_end(packet: TracePacket, has_end: bool | None) -> bool | None:
-    """Return whether the packet that ends a merged trace was there; None while nothing says that there is one.
-
-    Raises:
-        ValueError: it says something else than that it is there.
-    """
-    for entry in packet.chrome_events.metadata:
-        if entry.name == MERGED_PACKET and f'"end":"{END_PACKET}"' in entry.string_value:
-            return False
-        if entry.name == END_PACKET:
-            if not entry.bool_value:
-                raise ValueError(f"{END_PACKET} is {entry.WhichOneof('value') or 'empty'} and not true")
-            return True
-    return has_end
-
-
-def _packets(path: Path, part: bytes, offset: int) -> Sequence[TracePacket]:
-    try:
-        packets: Sequence[TracePacket] = Trace.FromString(part).packet
-    except DecodeError as error:
-        raise TraceError(path, f"its packets cannot be parsed: {error}", offset) from error
-    return packets
 
 
 @dataclass
@@ -84,12 +35,15 @@ class _StreamRows:
     """Takes the packets of the profiler's sequence, and picks out the spans above streams.
 
     Attributes:
+        path: the trace, for errors.
         spans: those that have ended.
         metadata: what the trace says of how it was made.
     """
 
+    path: Path
     spans: list[StreamSpan] = field(default_factory=list)
     metadata: object = None
+    _has_end: bool | None = None
     _device_names: dict[int, str] = field(default_factory=dict)
     _rows: dict[int, tuple[int, int]] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
@@ -102,6 +56,11 @@ class _StreamRows:
         for entry in packet.chrome_events.metadata:
             if entry.name == MERGED_PACKET:
                 self.metadata = orjson.loads(entry.string_value)
+                self._has_end = False if f'"end":"{END_PACKET}"' in entry.string_value else None
+            if entry.name == END_PACKET:
+                if not entry.bool_value:
+                    raise ValueError(f"{END_PACKET} is {entry.WhichOneof('value') or 'empty'} and not true")
+                self._has_end = True
         if packet.HasField("interned_data"):
             interned = packet.interned_data
             self._names.update((entry.iid, entry.name) for entry in interned.event_names)
@@ -121,6 +80,11 @@ class _StreamRows:
                 stack.append((packet.timestamp, event))
             elif event.type == TrackEvent.TYPE_SLICE_END:
                 self._close(*stack.pop(), packet.timestamp)
+
+    def check_end(self) -> None:
+        """Raise if the packet that ends a merged trace is missing, where the trace says that there is one."""
+        if self._has_end is False:
+            raise TraceError(self.path, "it is cut off: what follows its last packet is missing")
 
     def _close(self, start: int, event: TrackEvent, end: int) -> None:
         categories = [*event.categories, *(self._categories[iid] for iid in event.category_iids)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,13 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
 
 from .._errors import TraceError
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import MAX_LINK
 from ..formats.packet_stream import read_packet_batches
-from ..formats.perfetto_ids import INCREMENTAL_CLOCK, SequenceIds
+from ..formats.perfetto_ids import INCREMENTAL_CLOCK, PROFILER_SEQUENCE, SequenceIds
 from ..formats.slice_args import CATEGORIES, FileSlice
 from ..formats.span_args import CALL_FIELDS
 from ..timeline import Mark, Timeline
@@ -32,29 +32,38 @@ BATCH_BYTES = 1 << 19
 BEGIN, END = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END
 
 
-def load_perfetto(path: Path, blocks: Iterable[bytes]) -> Timeline:
+def load_perfetto(
+    path: Path,
+    blocks: Iterable[bytes],
+    take_other: Callable[[TracePacket], None] | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> Timeline:
     """Read the timeline out of a Perfetto trace.
 
     Args:
         path: the trace, for errors.
         blocks: its bytes, some at a time.
+        take_other: of a merged trace, called with each packet of the profiler's sequence.
+        check: called when all packets were read.
 
     Raises:
         TraceError: it is no such trace, is cut off, or was not written by modtrace.
     """
-    reader = _Reader(path)
+    reader = _Reader(path, take_other)
     try:
         for offset, part in read_packet_batches(path, blocks, BATCH_BYTES):
             reader.take(part, offset)
+        check()
         return reader.timeline()
     except EDITED_FILE_ERRORS as error:
         raise TraceError(path, f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}") from error
 
 
 class _Reader:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, take_other: Callable[[TracePacket], None] | None) -> None:
         self._path = path
-        self._parser: Any = None
+        self._take_other = take_other
+        self._parser: Any = Trace
         self._args: Any = None
         self._header: dict[str, Any] | None = None
         self._fqns: list[str] = []
@@ -75,14 +84,16 @@ class _Reader:
 
     def take(self, part: bytes, offset: int) -> None:
         """Take the next packets of the file."""
-        if self._parser is None:
+        if self._args is None:
             self._describe(part)
         try:
             trace = self._parser.FromString(part)
         except DecodeError as error:
             raise TraceError(self._path, f"its packets cannot be parsed: {error}", offset) from error
         for packet in trace.packet:
-            if packet.HasField("track_event"):
+            if self._take_other is not None and packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
+                self._take_other(packet)
+            elif packet.HasField("track_event"):
                 self._event(packet)
             else:
                 self._define(packet)
@@ -93,18 +104,17 @@ class _Reader:
         return build_timeline_from(header, self._rows, np.array(self._start), np.array(self._end))
 
     def _describe(self, part: bytes) -> None:
-        """Learn from the first packet what the args are called; another tool's trace has none there."""
-        extension = 0
+        """Learn what the args are called; another tool's trace does not say it, and a merged one does so later."""
         try:
-            described = Trace.FromString(part).packet[0].extension_descriptor.extension_set.file
-        except (DecodeError, IndexError):
-            described = ()
+            packets = Trace.FromString(part).packet
+        except DecodeError:
+            packets = ()
+        described = [file for packet in packets for file in packet.extension_descriptor.extension_set.file]
         if len(described) == 1 and described[0].package.startswith("modtrace") and described[0].extension:
-            extension = described[0].extension[0].number
             self._fqns, self._classes = ([value.name for value in enum.value] for enum in described[0].enum_type)
-        if not extension:
+            self._parser, self._args = _parser(described[0].extension[0].number)
+        elif self._take_other is None:
             checked_header(self._path, None)
-        self._parser, self._args = _parser(extension)
 
     def _define(self, packet: Any) -> None:
         if packet.HasField("clock_snapshot"):
