@@ -236,13 +236,30 @@ def test_a_mark_that_asks_to_keep_is_kept_without_a_condition(tmp_path: Path) ->
     watcher, lines = watch(tmp_path / "run.modtrace", when="")
     for number in range(12):
         if number == 5:
-            training.script.mark(training.now + MS // 2, f"{KEEP_PREFIX}loss is nan")
-            training.script.mark(training.now + MS // 2, "another mark")
+            training.script.mark(training._after(1), f"{KEEP_PREFIX}loss is nan")
+            training.script.mark(training.now, "another mark")
         training.step()
     training.script.close()
     watcher.run(0)
     assert kept(tmp_path / "run.kept") == ["step5-keep-loss-is-nan.pftrace"]
     assert lines == [f"kept {tmp_path}/run.kept/step5-keep-loss-is-nan.pftrace: loss is nan", "ended: 1 kept"]
+
+
+def test_any_reason_gives_a_name_of_a_file(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    watcher, _ = watch(tmp_path / "run.modtrace", when="", pause_ns=0)
+    for why in ("../../etc", "a\0b\nc", "ü" * 1000, "", "\ud800"):
+        for _ in range(6):
+            training.step()
+        training.script.mark(training._after(1), f"{KEEP_PREFIX}{why}")
+    training.step()
+    training.script.close()
+    watcher.run(0)
+    names = [
+        f"step{6 * n}-keep{why}.pftrace"
+        for n, why in enumerate(("-..-..-etc", "-a-b-c", "-" + "ü" * 69, "", "-ud800"), 1)
+    ]
+    assert kept(tmp_path / "run.kept") == sorted(names)
 
 
 def test_a_hang_is_kept_once_with_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,25 @@ def test_what_was_overwritten_before_a_look_is_said(tmp_path: Path) -> None:
     assert "246 events were overwritten before the watcher read them" in text
 
 
+def test_a_watcher_that_comes_late_leaves_the_file_to_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    training, lines = Training(path, capacity=64), list[str]()
+    first, late = (WholeRuns(lines.append, every_ns=0) for _ in range(2))
+    follower = RingFollower(path)
+    for number in range(40):
+        training.step()
+        if number % 5 == 0:
+            first.take(follower, follower.look())
+    late_follower = RingFollower(path)
+    late.take(late_follower, late_follower.look())
+    training.script.close()
+    for whole, following in ((first, follower), (late, late_follower)):
+        whole.take(following, following.look())
+        whole.close()
+    assert json.loads(Path(whole_run_path(str(path))).read_text())["steps"] == 40
+    assert lines == [f"{path}.whole.json: a watcher that began earlier writes it"]
+
+
 def test_summary_speaks_of_the_whole_run(tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
     training = Training(path, capacity=64)

@@ -15,6 +15,7 @@ from ..ring import whole_run_path
 from ..timeline import PHASES, Timeline
 from ..write.atomic_file import atomic_writer
 from .follow import Look, RingFollower
+from .read_whole_run import read_whole_run
 
 _LOG_RATIO = float(np.log(1.02))
 """Each bin of a histogram ends 2 % above its begin, so its middle is 1 % from all that it holds."""
@@ -156,6 +157,13 @@ class WholeRuns:
         name = follower.ring_name
         if run.written_at < 0 or name is None:
             return
+        if not run.written_at:
+            assert follower.analysis is not None
+            other = read_whole_run(name, follower.analysis.snapshot.records)
+            if other is not None and other["missed_events"] < follower.missed_events:
+                run.written_at = -1
+                self._say(f"{whole_run_path(name)}: a watcher that began earlier writes it")
+                return
         try:
             with atomic_writer(whole_run_path(name)) as file:
                 file.write(json.dumps(run.to_json(follower)).encode())

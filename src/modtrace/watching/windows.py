@@ -23,6 +23,7 @@ _AROUND_NS = 5_000_000_000
 """How much is kept before and after a moment where no step ends."""
 _MAX_WAIT_NS = 60_000_000_000
 """For so long the steps after a moment are waited for."""
+_MAX_NAME_BYTES = 150
 _CAUSE_STEPS = 16
 """How many steps before a slow one show what is usual."""
 
@@ -221,4 +222,6 @@ def find_causes(follower: RingFollower, steps: Sequence[int]) -> dict[int, str]:
 
 
 def _file_name(text: str) -> str:
-    return re.sub(r"[^\w.+-]+", "-", text)[:100].strip("-.")
+    """Return a text as a file's name that all systems take."""
+    name = re.sub(r"[^\w.+-]+", "-", text).encode(errors="replace")[:_MAX_NAME_BYTES]
+    return name.decode(errors="ignore").strip("-.")
