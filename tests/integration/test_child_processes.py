@@ -92,6 +92,11 @@ PROGRAMS = {
 }
 
 
+_TRIED_BY_PROGRAMS = ("spawn", "forkserver", "torch's spawn", "hogwild", "DDP")
+"""`tests/programs` has these too: the quick tests leave them to it."""
+_PROGRAMS = [pytest.param(name, marks=pytest.mark.full) if name in _TRIED_BY_PROGRAMS else name for name in PROGRAMS]
+
+
 def told(stdout: str) -> dict[int, int]:
     """Calls by process, as the processes counted themselves."""
     counts: dict[int, int] = {}
@@ -124,7 +129,7 @@ def run(body: str, folder: Path, *options: str, method: str = "run") -> tuple[di
     return told(done.stdout), done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", _PROGRAMS)
 def test_each_child_has_a_file_with_all_its_calls(engine: EngineName, program: str, tmp_path: Path) -> None:
     counted, lines = run(PROGRAMS[program], tmp_path, "--engine", engine)
 
