@@ -11,19 +11,15 @@ import os
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .._errors import RecordingError
 from .._interrupts import Exclusive
 
+if TYPE_CHECKING:
+    from .recording import Recording
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class _Block(Protocol):
-    _entered: bool
-    _block: object
-
-    def _on_block_left(self) -> None: ...
 
 
 class _BlockExit:
@@ -31,7 +27,7 @@ class _BlockExit:
         self._function = function
         self.__doc__ = function.__doc__
 
-    def __get__(self, block: _Block | None, owner: type | None = None) -> Callable[..., Any]:
+    def __get__(self, block: Recording | None, owner: type | None = None) -> Callable[..., Any]:
         if block is None:
             return self._function
         bound = partial(self._function, block)
@@ -41,7 +37,7 @@ class _BlockExit:
         return bound
 
 
-def _on_end(block: _Block | None) -> None:
+def _on_end(block: Recording | None) -> None:
     if block is not None and block._entered:
         block._on_block_left()
 
@@ -60,37 +56,23 @@ def block_exit(function: _Function) -> _Function:
     return cast("_Function", _BlockExit(function))
 
 
-class _Recording(Protocol):
-    replaceable: bool
-    replaced_by: Any
-
-    @property
-    def destination(self) -> str: ...
-
-    def _switch_off(self) -> None: ...
-
-    def _stop_and_log(self, when: str) -> None: ...
-
-    def _after_fork(self) -> None: ...
-
-
 _exclusive = Exclusive()
-_current: _Recording | None = None
+_current: Recording | None = None
 _complete = False
 """Whether all of `_current` is switched on; False while it is started or stopped."""
 
 
-def running() -> _Recording | None:
-    """Return the recording that runs, None if none does."""
+def current() -> Recording | None:
+    """Return the recording that runs in this process, or None; `modtrace.current().stop()` ends it."""
     return _current if _complete else None
 
 
-def is_running(recording: _Recording) -> bool:
+def is_running(recording: Recording) -> bool:
     """Whether it is this one that runs."""
     return _current is recording and _complete
 
 
-def start_alone(recording: _Recording, switch_on: Callable[[], None]) -> None:
+def start_alone(recording: Recording, switch_on: Callable[[], None]) -> None:
     """Make `recording` the one that runs, by `switch_on`; one that is replaceable is stopped first.
 
     Where that raises, `stop_alone` is still to be called.
@@ -122,7 +104,7 @@ def start_alone(recording: _Recording, switch_on: Callable[[], None]) -> None:
     _exclusive.run(start)
 
 
-def change_alone(recording: _Recording, change: Callable[[], None]) -> None:
+def change_alone(recording: Recording, change: Callable[[], None]) -> None:
     """Call `change` where `recording` runs, and nothing starts or stops one meanwhile."""
 
     def change_if_running() -> None:
@@ -132,7 +114,7 @@ def change_alone(recording: _Recording, change: Callable[[], None]) -> None:
     _exclusive.run(change_if_running)
 
 
-def stop_alone(recording: _Recording) -> bool:
+def stop_alone(recording: Recording) -> bool:
     """Switch `recording` off where it is not off already, and return whether it ran until now."""
     ran = False
 

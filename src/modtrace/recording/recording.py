@@ -19,13 +19,11 @@ from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
 from ..watching.follow import KEEP_PREFIX
 from .capture import Capture
-from .current import block_exit, change_alone, is_running, running, start_alone, stop_alone
+from .current import block_exit, change_alone, is_running, start_alone, stop_alone
 from .kept_windows import KeptWindows
 from .loader_workers import WorkerRings
 from .outputs import Action, Cycles, Outputs, Schedule, log_saved
 from .signals import SaveOnSignal
-
-__all__ = ["Recording", "current"]
 
 _log = logging.getLogger("modtrace")
 
@@ -421,10 +419,3 @@ class Recording:
             self._capture.after_fork()
         if self._signal is not None:
             self._signal.after_fork()
-
-
-def current() -> Recording | None:
-    """Return the recording that runs in this process, or None; `modtrace.current().stop()` ends it."""
-    recording = running()
-    assert recording is None or isinstance(recording, Recording)
-    return recording

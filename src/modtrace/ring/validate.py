@@ -26,8 +26,6 @@ from .slot_format import (
     Kind,
 )
 
-__all__ = ["SlotSnapshot", "validate"]
-
 _CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
 _TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES, Kind.OPERATOR, *COMMUNICATION_KINDS, *RANGE_KINDS)
 

@@ -9,33 +9,6 @@ from typing import NamedTuple
 from .._typing import Int64Array
 from .slices import BACKWARD_PASS, COLLECTIVE, KINDS, RANGE
 
-__all__ = [
-    "BACKWARD_PASSES",
-    "COMMUNICATION",
-    "COMPILED_CLASS",
-    "FLOPS",
-    "GPU",
-    "MISSING_BYTES",
-    "PASSES",
-    "RANGES",
-    "RANGE_CLASS",
-    "REGION_CLASS",
-    "STEPS_END_WITH",
-    "TRACK_KINDS",
-    "UNKNOWN_FLOPS",
-    "WHOLE_RUN",
-    "BackwardPass",
-    "CounterSeries",
-    "Mark",
-    "Name",
-    "Process",
-    "Range",
-    "Stats",
-    "Track",
-    "range_name",
-]
-
-
 GPU = "gpu"
 COMMUNICATION, PASSES, RANGES = KINDS[COLLECTIVE].track, KINDS[BACKWARD_PASS].track, KINDS[RANGE].track
 TRACK_KINDS = ("forward", "backward", PASSES, RANGES, COMMUNICATION, GPU)

@@ -14,8 +14,6 @@ from .contents import CounterSeries
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-__all__ = ["CallMemory", "Holders", "find_holders", "format_bytes", "measure_calls", "peaks_of"]
-
 
 class CallMemory(NamedTuple):
     """What each span of modules took, in bytes; arrays with one entry per span.

@@ -17,8 +17,6 @@ from ..whereabouts.places import format_durations, format_stack
 from ..whereabouts.render import EndOfText
 from .rates import SORT_KEYS, ModuleRate, RankRates, merge_ranks, sort_modules
 
-__all__ = ["KEYS_HELP", "JobView", "ScreenState", "render"]
-
 KEYS_HELP = "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"
 _PAGE = 10
 

@@ -15,22 +15,6 @@ from .rank_state import RankState
 from .streams import StreamState
 from .waits import ANY_PEER, Blocked, PeerProgress
 
-__all__ = [
-    "RankGroup",
-    "by_place",
-    "common_place",
-    "format_call",
-    "format_durations",
-    "format_peer_call",
-    "format_ranges",
-    "format_stack",
-    "global_rank",
-    "group_ranks",
-    "headline",
-    "in_place",
-    "ranks_phrase",
-]
-
 
 def format_durations(seconds: Sequence[float]) -> str:
     """Return seconds for people: the shortest and the longest."""

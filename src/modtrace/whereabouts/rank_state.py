@@ -19,8 +19,6 @@ from ..timeline.memory import format_bytes
 from .streams import StreamState, read_streams
 from .waits import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProgress, read_rank_progress
 
-__all__ = ["RankState", "rank_state_of", "read_rank_state"]
-
 _FIRST_EVENTS = 1 << 14
 _ENOUGH_STEPS = 4
 

@@ -18,8 +18,6 @@ from .places import RankGroup, format_durations, format_ranges, format_stack, he
 from .rank_state import RankState
 from .streams import StreamState
 
-__all__ = ["EndOfText", "render"]
-
 _MAX_PIDS = 2
 _MAX_GROUPS = 24
 _MAX_SENTENCES = 8

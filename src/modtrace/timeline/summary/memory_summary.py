@@ -18,8 +18,6 @@ from .module_rows import Groups
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["Holder", "MemoryModule", "MemorySummary", "memory_tables", "render_memory", "summarize_memory"]
-
 
 class MemoryModule(NamedTuple):
     """What one module took of memory, in bytes; None if no call of that phase was counted from begin to end.

@@ -22,8 +22,6 @@ from .units import UnitTimes
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["Overview", "describe_recording", "kept_sentence", "overview_lines", "steps_note"]
-
 
 class Overview(NamedTuple):
     """What was recorded.

@@ -27,8 +27,6 @@ from ...ring import Kind, slot_format
 from .cache_folder import LIBRARY_NAME
 from .library import FAILURE, HINT, find_library, forget_loaded, is_built, native_path, seal, why_distrusted
 
-__all__ = ["UNITS", "WORK_PREFIX", "build", "build_if_missing", "compile_library", "missing_compiler"]
-
 UNITS = {
     "calls": (
         "-O3",
@@ -111,7 +109,7 @@ def compile_library(path: Path) -> None:
 
 def _slot_format_header() -> str:
     """Return the C++ of `ring/slot_format.py`: each number by name, `NAME_BITS` as `kNameBits`, and the kinds."""
-    numbers = {name: value for name in slot_format.__all__ if isinstance(value := getattr(slot_format, name), int)}
+    numbers = {name: value for name, value in vars(slot_format).items() if name[0] != "_" and isinstance(value, int)}
     constants = [
         f"constexpr {'uint64_t' if name.endswith('_MASK') else 'int64_t'} {_constant(name)} = {value};"
         for name, value in numbers.items()
