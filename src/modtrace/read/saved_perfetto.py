@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 from google.protobuf import descriptor_pool, message_factory
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
@@ -20,9 +20,8 @@ from .._errors import TraceError
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
 from ..formats.limits import MAX_LINK
 from ..formats.packet_stream import read_packet_batches
-from ..formats.perfetto_ids import INCREMENTAL_CLOCK, PROFILER_SEQUENCE, SequenceIds
+from ..formats.perfetto_ids import INCREMENTAL_CLOCK, PROFILER_SEQUENCE, SequenceIds, add_call_message
 from ..formats.slice_args import CATEGORIES, FileSlice
-from ..formats.span_args import CALL_FIELDS
 from ..timeline import Mark, Timeline
 from .timeline_builder import SpanColumns, build_timeline_from
 
@@ -201,20 +200,8 @@ def _parser(extension: int) -> tuple[Any, Any]:
     Its own pool, because the number differs from trace to trace, and an enum's values stay numbers here: texts that
     are no identifiers could not be its names.
     """
-    schema = FileDescriptorProto(name="modtrace.proto", package="modtrace")
-    schema.dependency.append(perfetto_trace_pb2.DESCRIPTOR.name)
-    call = schema.message_type.add(name="Call")
-    kinds = FieldDescriptorProto
-    for name, number in CALL_FIELDS.items():
-        call.field.add(name=name, number=number, label=kinds.LABEL_OPTIONAL, type=kinds.TYPE_INT64)
-    schema.extension.add(
-        name="debug",
-        number=extension,
-        label=kinds.LABEL_OPTIONAL,
-        type=kinds.TYPE_MESSAGE,
-        type_name=".modtrace.Call",
-        extendee=".perfetto.protos.TrackEvent",
-    )
+    schema = FileDescriptorProto(dependency=[perfetto_trace_pb2.DESCRIPTOR.name])
+    add_call_message(schema, "modtrace", extension, {})
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(perfetto_trace_pb2.DESCRIPTOR.serialized_pb)
     pool.AddSerializedFile(schema.SerializeToString())

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
 from ..formats.escape import UNNAMED, escaped
 from ..formats.header import is_tid, make_header
-from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK
-from ..formats.span_args import CALL_FIELDS, module_args
+from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK, add_call_message
+from ..formats.span_args import module_args
 from ..timeline import PHASES, Name, Process, Timeline
 from .lanes import MARKS_ROW, Lanes
 from .step_parts import COUNTER_UNIT, PartCounter
@@ -58,7 +58,9 @@ class InternTable:
         schema = _schema(fqns, classes)
         check = zlib.crc32(schema.SerializeToString())
         self.extension = 9900 + check % 100  # the range that Perfetto leaves to everyone
-        self._schema = _named(schema, f"modtrace_{check:08x}", self.extension)
+        enums = {"fqn": "Fqn", "module_class": "ModuleClass"}
+        add_call_message(schema, f"modtrace_{check:08x}", self.extension, enums)
+        self._schema = FileDescriptorSet(file=[schema])
         pairs = [pair for arguments in module_args(timeline).values() for pair in arguments.items()]
         self.annotations = _iids(escaped(key) for key, _ in pairs)
         self.texts = _iids(escaped(value) for _, value in pairs)
@@ -260,27 +262,3 @@ def _schema(fqns: list[str], classes: list[str]) -> FileDescriptorProto:
         for number, text in enumerate(texts):
             enum.value.add(name=text, number=number)
     return schema
-
-
-def _named(schema: FileDescriptorProto, package: str, extension: int) -> FileDescriptorSet:
-    schema.name, schema.package = f"{package}.proto", package
-    optional, kinds = FieldDescriptorProto.LABEL_OPTIONAL, FieldDescriptorProto
-    types = {"fqn": ".Fqn", "module_class": ".ModuleClass"}
-    call = schema.message_type.add(name="Call")
-    for name, number in CALL_FIELDS.items():
-        if name in types:
-            type_name = f".{package}{types[name]}"
-            call.field.add(name=name, number=number, label=optional, type=kinds.TYPE_ENUM, type_name=type_name)
-        else:
-            kind = kinds.TYPE_BOOL if name == "complete" else kinds.TYPE_INT64
-            call.field.add(name=name, number=number, label=optional, type=kind)
-    # Named `debug`, so that queries find `debug.fqn` where a debug annotation would have been.
-    schema.extension.add(
-        name="debug",
-        number=extension,
-        label=optional,
-        type=kinds.TYPE_MESSAGE,
-        type_name=f".{package}.Call",
-        extendee=".perfetto.protos.TrackEvent",
-    )
-    return FileDescriptorSet(file=[schema])
