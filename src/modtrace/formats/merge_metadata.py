@@ -89,16 +89,14 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     with TraceFile(path) as source:
         if not source.gzipped:
             # JSON has it behind its events, which need not be read then.
-            length = BLOCK_BYTES
-            while True:
+            for length in (BLOCK_BYTES, MAX_TAIL_BYTES):
                 begin = max(source.size - length, 0)
                 data = read_at(source.fileno(), length, begin)
                 metadata = _metadata(data)
                 if metadata is not None or begin == 0:
                     return metadata
-                if length >= MAX_TAIL_BYTES or not data.rstrip().endswith(b"}"):
+                if not data.rstrip().endswith(b"}"):
                     break
-                length *= 4
         return _search_from_front(source)
 
 

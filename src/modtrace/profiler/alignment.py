@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,15 +143,8 @@ class OperatorFit:
 
     def metadata(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
-        return {
-            "operators": self.operators,
-            "left_out": self.left_out,
-            "contradicted": self.contradicted,
-            "typical_ns": round(self.typical_ns, 1),
-            "bound_ns": round(self.bound_ns, 1),
-            "is_certain": self.is_certain,
-            "drift_limit": self.band.drift_limit,
-        }
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "band"}
+        return _rounded(values) | {"drift_limit": self.band.drift_limit}
 
     def __str__(self) -> str:
         bound, typical = f"±{self.bound_ns / 1000:.1f} µs", f"±{self.typical_ns / 1000:.1f} µs"
@@ -198,18 +191,9 @@ class Alignment:
 
     def metadata(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
-        metadata: dict[str, Any] = {
-            "method": self.method,
-            "base_ns": self.base_ns,
-            "line": self.line._asdict(),
-            "marks": self.marks,
-            "residual_ns": self.residual_ns,
-            "worst_ns": self.worst_ns,
-            "bound_ns": self.bound_ns,
-            "note": self.note,
-            "operators": None if self.operators is None else self.operators.metadata(),
-        }
-        return {key: round(value, 1) if isinstance(value, float) else value for key, value in metadata.items()}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        operators = None if self.operators is None else self.operators.metadata()
+        return _rounded(values) | {"line": self.line._asdict(), "operators": operators}
 
     def __str__(self) -> str:
         if self.operators is not None:
@@ -221,6 +205,10 @@ class Alignment:
             f"{self.worst_ns:.0f} ns (worst)"
         )
         return f"{text}; {self.note}" if self.note else text
+
+
+def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 1) if isinstance(value, float) else value for key, value in values.items()}
 
 
 def align_by_wall_clock(base_ns: int) -> Alignment:

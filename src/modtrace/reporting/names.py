@@ -174,9 +174,7 @@ class ReportNames:
         """Return a module's label, fully qualified name and class; of a range of `record_function` an alias of each."""
         if name.module_class == REGION_CLASS:
             return self._region(name)
-        if name.module_class.startswith(RANGE_CLASS):
-            return self._range(name)
-        return Name(self.text(name.label), self.fqn(name.fqn), self.module_class(name.module_class))
+        return self._range(name) if name.module_class.startswith(RANGE_CLASS) else self._of_module(name)
 
     def module(self, fqn: str, module_class: str) -> tuple[str, str]:
         """Return a module's fully qualified name and its class."""
@@ -238,6 +236,9 @@ class ReportNames:
         """Return the name of a kernel."""
         return self._use("kernel", self.text(text))
 
+    def _of_module(self, name: Name) -> Name:
+        return Name(self.text(name.label), self.fqn(name.fqn), self.module_class(name.module_class))
+
     def _range(self, name: Name) -> Name:
         # What follows the id of a compilation is its reason, with names of the user's.
         known = _KNOWN_RANGE.fullmatch(name.label.partition(": ")[0])
@@ -287,12 +288,7 @@ class AliasedNames(ReportNames):
     about the model's source.
     """
 
-    def name(self, name: Name) -> Name:
-        """Return aliases of a module's label, fully qualified name and class."""
-        if name.module_class == REGION_CLASS:
-            return self._region(name)
-        if name.module_class.startswith(RANGE_CLASS):
-            return self._range(name)
+    def _of_module(self, name: Name) -> Name:
         module_class = self.module_class(name.module_class)
         fqn = self.fqn(name.fqn)
         path = name.label.removesuffix(f": {name.module_class}")
