@@ -73,12 +73,10 @@ class _Pending:
         if self.step is None:
             return self.time_ns - _AROUND_NS, self.time_ns + _AROUND_NS
         steps = [step for step in self.follower.last_steps if abs(step.number - self.step) <= around]
-        start, end = (
-            min([self.time_ns, *(step.start_ns for step in steps)]),
-            max(step.end_ns for step in steps) if steps else 0,
-        )
+        start = min((step.start_ns for step in steps), default=self.time_ns - _AROUND_NS)
+        end = max((step.end_ns for step in steps), default=self.time_ns)
         last = self.follower.last_steps[-1].number if self.follower.last_steps else -1
-        return start, self.follower.last_ns + 1 if last < self.step + around else end
+        return min(start, self.time_ns), self.follower.last_ns + 1 if last < self.step + around else end
 
 
 class WindowKeeper:
