@@ -111,6 +111,16 @@ def test_a_diff_says_exactly_what_steps_cost_if_that_differs(tmp_path: Path) -> 
     assert modtrace.diff(counted(), plain).environment == {}
 
 
+def test_markdown_and_html_have_the_table_of_flops() -> None:
+    summary = counted().summary()
+
+    assert summary.to_markdown().splitlines()[-2:] == [
+        "| `Net` | `Net` | 3 | 0.000 | 0.000 | 5.500 |",
+        "| `Net.a` | `A` | 3 | 0.000 | 0.000 | 10.000 |",
+    ]
+    assert "GFLOP/s" in summary.to_html()
+
+
 def test_the_command_shows_flops_alone_and_says_where_there_are_none(tmp_path: Path) -> None:
     counted().save(tmp_path / "counted.json")
     shown = CliRunner().invoke(group, ["summary", str(tmp_path / "counted.json"), "--flops", "--peak-tflops", "0.01"])

@@ -258,15 +258,20 @@ def render_flops(flops: FlopSummary | None, limit: int | None = None, width: int
     """Return what a step cost and how well it used its time, and the table of modules; nothing if none was counted."""
     if flops is None:
         return ""
+    table = flop_table(flops)
+    shown, _ = without_columns(table.first_rows(limit), width)
+    lines = [part for line in flops_lines(flops) for part in wrapped(printable(line), width)] + to_text(shown, width)
+    hidden = len(table.rows) - len(shown.rows)
+    return "\n".join([*lines, *([counted(hidden, "more row")] if hidden else [])])
+
+
+def flop_table(flops: FlopSummary) -> Table:
+    """Return the table of modules, the one that costs most first; FLOPs in 10⁹."""
     columns = [column for column in _COLUMNS if any(getattr(row, column[1]) not in ("", None) for row in flops.rows)]
     rows = sorted(flops.rows, key=lambda row: row.flops or 0, reverse=True)
     cells = [[_cell(getattr(row, field), field) for _, field, _ in columns] for row in rows]
     kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in columns]
-    table = Table([heading for heading, _, _ in columns], cells, kinds, [rank for _, _, rank in columns])
-    shown, _ = without_columns(table.first_rows(limit), width)
-    lines = [part for line in flops_lines(flops) for part in wrapped(printable(line), width)] + to_text(shown, width)
-    hidden = len(cells) - len(shown.rows)
-    return "\n".join([*lines, *([counted(hidden, "more row")] if hidden else [])])
+    return Table([heading for heading, _, _ in columns], cells, kinds, [rank for _, _, rank in columns])
 
 
 def _cell(value: str | float | None, field: str) -> str:

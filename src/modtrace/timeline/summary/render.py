@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..._tables import CellKind, Table, shortened, to_html, to_markdown, to_text, without_columns
 from ..._terminal import counted, printable, wrapped
 from .device_summary import device_table, device_totals
+from .flop_summary import flop_table
 from .memory_summary import memory_tables
 from .module_rows import GpuStepTimes, ModuleTimes, in_tree_order
 from .overview import overview_lines, steps_note
@@ -316,9 +317,14 @@ def modules_markdown(summary: Summary) -> str:
     if summary.device is not None:
         devices = device_table(summary.device).first_rows(len(summary.rows))
         lines += ["", device_totals(summary.device), "", *to_markdown(devices)]
-    for table in memory_tables(summary.memory):
+    for table in _more_tables(summary):
         lines += ["", *to_markdown(table)]
     return "\n".join(lines) + "\n"
+
+
+def _more_tables(summary: Summary) -> list[Table]:
+    """Return the tables of memory and of FLOPs, if these were recorded."""
+    return [*memory_tables(summary.memory), *([] if summary.flops is None else [flop_table(summary.flops)])]
 
 
 def steps_markdown(summary: Summary, limit: int | None = None) -> str:
@@ -343,7 +349,7 @@ def summary_html(summary: Summary) -> str:
     if summary.device is not None:
         parts.append(f"<p>{html.escape(device_totals(summary.device))}</p>")
         parts += to_html(device_table(summary.device).first_rows(len(summary.rows)))
-    for table in memory_tables(summary.memory):
+    for table in _more_tables(summary):
         parts += to_html(table)
     if len(summary.steps) > 1:
         steps = steps_table(summary)
