@@ -13,8 +13,9 @@ import modtrace
 from modtrace import ModuleTimes, Summary, TraceError
 from modtrace.cli.group import group
 from modtrace.formats.merge_metadata import MERGED
-from modtrace.timeline import GpuTotals, GpuWork
+from modtrace.timeline import GpuWork
 from modtrace.timeline.gpu_work import with_gpu_times
+from modtrace.timeline.summary import GpuTotals
 from tests.support.kineto import trace, x
 
 FORWARD, BACKWARD = 0, 1

@@ -12,19 +12,8 @@ from click.testing import CliRunner, Result
 
 import modtrace
 from modtrace.cli.group import group
-from modtrace.timeline import (
-    BACKWARD,
-    FORWARD,
-    Columns,
-    CounterSeries,
-    Holder,
-    Mark,
-    MemoryModule,
-    Name,
-    Process,
-    Timeline,
-    Track,
-)
+from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
+from modtrace.timeline.summary import Holder, MemoryModule
 
 PROCESS = Process(7)
 NAMES = [Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear"), Name("b: Linear", "Net.b", "Linear")]

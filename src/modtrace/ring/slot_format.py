@@ -232,11 +232,4 @@ class Events:
 
     def take(self, index: AnyArray) -> Events:
         """Return the events at `index` (positions or a mask)."""
-        return Events(
-            self.serial[index],
-            self.time[index],
-            self.kind[index],
-            self.thread[index],
-            self.name[index],
-            self.value[index],
-        )
+        return Events(*(getattr(self, field)[index] for field in self.__slots__))

@@ -10,25 +10,7 @@ from .decode import AFTER_BACKWARD, OpenCall, RingAnalysis, ThreadStack, build_t
 from .gpu_work import GpuWork
 from .slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns, Slices
 from .spans import Span, Spans
-from .summary import (
-    DeviceModule,
-    DeviceSummary,
-    FlopModule,
-    FlopSummary,
-    GpuStepTimes,
-    GpuTotals,
-    Holder,
-    MemoryModule,
-    MemorySummary,
-    ModuleTimes,
-    Overview,
-    PartTimes,
-    StepFlops,
-    StepParts,
-    StepTimes,
-    Summary,
-    UnitTimes,
-)
+from .summary import ModuleTimes, StepTimes, Summary
 from .timeline import Timeline
 
 __all__ = [
@@ -44,24 +26,13 @@ __all__ = [
     "Collectives",
     "Columns",
     "CounterSeries",
-    "DeviceModule",
-    "DeviceSummary",
-    "FlopModule",
-    "FlopSummary",
-    "GpuStepTimes",
-    "GpuTotals",
     "GpuWork",
     "Group",
-    "Holder",
     "Mark",
-    "MemoryModule",
-    "MemorySummary",
     "ModuleTimes",
     "Name",
     "OpenCall",
     "OperatorTotals",
-    "Overview",
-    "PartTimes",
     "Process",
     "Range",
     "RingAnalysis",
@@ -69,14 +40,11 @@ __all__ = [
     "Span",
     "Spans",
     "Stats",
-    "StepFlops",
-    "StepParts",
     "StepTimes",
     "Summary",
     "ThreadStack",
     "Timeline",
     "Track",
-    "UnitTimes",
     "build_timeline",
     "launching_spans",
 ]

@@ -98,18 +98,8 @@ class Spans(Sequence[Span]):
     def _rows(self, start: int, stop: int) -> Iterator[Span]:
         c = self._columns
         part = slice(start, stop)
-        rows = zip(
-            c.name[part].tolist(),
-            c.phase[part].tolist(),
-            c.start[part].tolist(),
-            c.end[part].tolist(),
-            c.depth[part].tolist(),
-            c.track[part].tolist(),
-            c.call[part].tolist(),
-            c.step[part].tolist(),
-            c.complete[part].tolist(),
-            strict=True,
-        )
+        columns = c.name, c.phase, c.start, c.end, c.depth, c.track, c.call, c.step, c.complete
+        rows = zip(*(column[part].tolist() for column in columns), strict=True)
         for name, phase, start_ns, end_ns, depth, track, call, step, complete in rows:
             label, fqn, module_class = self._names[name]
             of_call = call, step, complete, self._processes[track]
