@@ -63,8 +63,9 @@ class BareEnvironment:
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
 
-    def run(self, command: str, **changes: str) -> str:
-        """Run a command of a console; return what it prints."""
+    def run(self, command: str, *, status: int = 0, cache: Path | None = None) -> str:
+        """Run a command of a console, which must end with a status; return what it prints."""
+        changes = {} if cache is None else {"MODTRACE_CACHE": str(cache)}
         done = subprocess.run(
             ["bash", "-euc", command],
             cwd=self.folder,
@@ -74,7 +75,7 @@ class BareEnvironment:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"$ {command}\n{done.stdout}"
+        assert done.returncode == status, f"$ {command}\n{done.stdout}"
         return done.stdout
 
     def view(self, command: str) -> None:
@@ -117,12 +118,14 @@ def test_each_line_of_the_readme_runs(
                 for rank in range(4):  # the rings of the job that the README speaks of
                     shutil.copy(bare.folder / "run.modtrace", bare.folder / f"run-{rank}.modtrace")
                 bare.run(command)
+            elif command.startswith("modtrace summary --memory") and engine == "python":
+                assert "has no memory" in bare.run(command, status=2)
             else:
                 # The portable engine records where nothing is built; that a build works is not about it.
-                bare.run(command, **({"MODTRACE_CACHE": str(built)} if command == "modtrace build" else {}))
+                bare.run(command, cache=built if command == "modtrace build" else None)
             ran += 1
 
-    assert ran == 20
+    assert ran == 22
     assert modtrace.load(bare.folder / "train.pftrace").metadata["engine"] == engine
     assert modtrace.load(bare.folder / "steps.pftrace").metadata["engine"] == engine
     installed = bare.run("python -c 'import modtrace; print(modtrace.__file__)'")
