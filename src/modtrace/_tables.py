@@ -6,9 +6,9 @@ import csv
 import html
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ._terminal import cell_width, padded, printable
 
@@ -40,6 +40,23 @@ class Table(NamedTuple):
     def first_rows(self, limit: int | None) -> Table:
         """Keep the first `limit` rows; None: all."""
         return self._replace(rows=self.rows[:limit])
+
+
+def record_table(
+    columns: Sequence[tuple[str, str, int]], rows: Sequence[Any], cell: Callable[[Any, str], str]
+) -> Table:
+    """Return a table of records, without the columns that no record has a value for.
+
+    Args:
+        columns: heading, field and `hide_order` of each; the fields `fqn` and `module_class` are names.
+        rows: the records.
+        cell: a value and its field → what is in the table.
+    """
+    has_value = {field for _, field, _ in columns if any(getattr(row, field) not in ("", None) for row in rows)}
+    shown = [column for column in columns if not rows or column[1] in has_value]
+    cells = [[cell(getattr(row, field), field) for _, field, _ in shown] for row in rows]
+    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in shown]
+    return Table([heading for heading, _, _ in shown], cells, kinds, [rank for _, _, rank in shown])
 
 
 def to_text(table: Table, width: int | None = None) -> list[str]:

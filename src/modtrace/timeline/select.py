@@ -53,12 +53,7 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
 def whole_spans(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
     """Return what overlaps a range of time, uncut, with the marks and samples in it."""
     slices = timeline.slices
-    return dataclasses.replace(
-        keep_rows(timeline, np.flatnonzero((slices.start <= end_ns) & (slices.end >= start_ns))),
-        marks=[mark for mark in timeline.marks if start_ns <= mark.time_ns <= end_ns],
-        counters=[_samples(counter, start_ns, end_ns + 1) for counter in timeline.counters],
-        begin_ns=None,
-    )
+    return _in_time(timeline, (slices.start <= end_ns) & (slices.end >= start_ns), start_ns, end_ns + 1)
 
 
 def begun_in(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
@@ -66,11 +61,15 @@ def begun_in(timeline: Timeline, start_ns: int, end_ns: int) -> Timeline:
     slices = timeline.slices
     begun = (slices.start >= start_ns) & (slices.start < end_ns)
     begun |= np.isin(slices.link, slices.link[begun & (slices.link >= 0)])
+    return dataclasses.replace(_in_time(timeline, begun, start_ns, end_ns), gpu_work=None)
+
+
+def _in_time(timeline: Timeline, chosen: BoolArray, low: int, high: int) -> Timeline:
+    """Return the chosen slices, and the marks and samples from `low` to before `high`."""
     return dataclasses.replace(
-        keep_rows(timeline, np.flatnonzero(begun)),
-        marks=[mark for mark in timeline.marks if start_ns <= mark.time_ns < end_ns],
-        counters=[_samples(counter, start_ns, end_ns) for counter in timeline.counters],
-        gpu_work=None,
+        keep_rows(timeline, np.flatnonzero(chosen)),
+        marks=[mark for mark in timeline.marks if low <= mark.time_ns < high],
+        counters=[_samples(counter, low, high) for counter in timeline.counters],
         begin_ns=None,
     )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import CellKind, Table, to_text, without_columns
+from ..._tables import Table, record_table, to_text, without_columns
 from ..._terminal import counted, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..gpu_tracks import on_gpu
@@ -176,16 +176,9 @@ def render_device(device: DeviceSummary | None, limit: int | None = None, width:
 def device_table(device: DeviceSummary) -> Table:
     """Return the table of modules, the one with the longest total first; times in ms."""
     columns = [column for column in _COLUMNS if column[1] != "recompute_ns" or any(r.recompute_ns for r in device.rows)]
-    cells = [
-        [
-            f"{value / 1e6:.3f}" if field.endswith("_ns") else str(value)
-            for _, field, _ in columns
-            for value in [getattr(row, field)]
-        ]
-        for row in device.rows
-    ]
-    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in columns]
-    return Table([heading for heading, _, _ in columns], cells, kinds, [rank for _, _, rank in columns])
+    return record_table(
+        columns, device.rows, lambda value, field: f"{value / 1e6:.3f}" if field.endswith("_ns") else str(value)
+    )
 
 
 def device_totals(device: DeviceSummary) -> str:

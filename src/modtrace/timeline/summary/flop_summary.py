@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import CellKind, Table, to_text, without_columns
+from ..._tables import Table, record_table, to_text, without_columns
 from ..._terminal import counted, printable, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..contents import FLOPS, UNKNOWN_FLOPS
@@ -267,11 +267,7 @@ def render_flops(flops: FlopSummary | None, limit: int | None = None, width: int
 
 def flop_table(flops: FlopSummary) -> Table:
     """Return the table of modules, the one that costs most first; FLOPs in 10⁹."""
-    columns = [column for column in _COLUMNS if any(getattr(row, column[1]) not in ("", None) for row in flops.rows)]
-    rows = sorted(flops.rows, key=lambda row: row.flops or 0, reverse=True)
-    cells = [[_cell(getattr(row, field), field) for _, field, _ in columns] for row in rows]
-    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in columns]
-    return Table([heading for heading, _, _ in columns], cells, kinds, [rank for _, _, rank in columns])
+    return record_table(_COLUMNS, sorted(flops.rows, key=lambda row: row.flops or 0, reverse=True), _cell)
 
 
 def _cell(value: str | float | None, field: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import CellKind, Table, to_text, without_columns
+from ..._tables import Table, record_table, to_text, without_columns
 from ..._terminal import counted, printable, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..contents import MEMORY
@@ -144,18 +144,15 @@ _NOTE = (
 )
 
 
+def _cell(value: str | int | None, _field: str) -> str:
+    return value if isinstance(value, str) else "" if value is None else format_bytes(value)
+
+
 def memory_tables(memory: MemorySummary | None) -> Sequence[Table]:
     """Return the table of modules, the one with the highest peak first, and that of who held most; none if unknown."""
     if memory is None:
         return ()
-    shown = [column for column in _COLUMNS if any(getattr(row, column[1]) not in {None, ""} for row in memory.rows)]
-    cells = [
-        [value if isinstance(value, str) else "" if value is None else format_bytes(value) for value in values]
-        for row in sorted(memory.rows, key=lambda row: row.peak_bytes or 0, reverse=True)
-        for values in [[getattr(row, field) for _, field, _ in shown]]
-    ]
-    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in shown]
-    modules = Table([heading for heading, _, _ in shown], cells, kinds, [rank for _, _, rank in shown])
+    modules = record_table(_COLUMNS, sorted(memory.rows, key=lambda row: row.peak_bytes or 0, reverse=True), _cell)
     whole = memory.peak_bytes or 1
     shares = [[h.fqn, format_bytes(h.bytes), f"{100 * h.bytes / whole:.1f}"] for h in memory.holders]
     return modules, Table(["held at the peak by", "bytes", "%"], shares, ["name", "number", "number"], [0, 0, 0])
