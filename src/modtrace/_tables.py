@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-from ._terminal import cell_width, padded, printable
+from ._terminal import cell_width, counted, padded, printable
 
 CellKind = Literal["name", "text", "number"]
 
@@ -80,6 +80,13 @@ def to_text(table: Table, width: int | None = None) -> list[str]:
         ).rstrip()
         for cells in lines
     ]
+
+
+def first_lines(table: Table, limit: int | None, width: int | None, noun: str) -> list[str]:
+    """Return the lines of the first `limit` rows, without columns that do not fit, and how many more there are."""
+    shown, _ = without_columns(table.first_rows(limit), width)
+    hidden = len(table.rows) - len(shown.rows)
+    return [*to_text(shown, width), *([counted(hidden, f"more {noun}")] if hidden else [])]
 
 
 def without_columns(table: Table, width: int | None) -> tuple[Table, list[str]]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import Table, record_table, to_text, without_columns
+from ..._tables import Table, first_lines, record_table
 from ..._terminal import counted, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..gpu_tracks import on_gpu
@@ -164,13 +164,8 @@ def render_device(device: DeviceSummary | None, limit: int | None = None, width:
     """Return a line about all streams, and the table of modules; nothing if there is no device."""
     if device is None:
         return ""
-    table, _ = without_columns(device_table(device).first_rows(limit), width)
-    lines = [*wrapped(device_totals(device), width), *to_text(table, width)]
-    hidden = len(device.rows) - len(table.rows)
-    if hidden:
-        lines.append(counted(hidden, "more module"))
-    lines += wrapped(_NOTE, width)
-    return "\n".join(lines)
+    table = first_lines(device_table(device), limit, width, "module")
+    return "\n".join([*wrapped(device_totals(device), width), *table, *wrapped(_NOTE, width)])
 
 
 def device_table(device: DeviceSummary) -> Table:

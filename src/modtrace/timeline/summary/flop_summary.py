@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import Table, record_table, to_text, without_columns
+from ..._tables import Table, first_lines, record_table
 from ..._terminal import counted, printable, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..contents import FLOPS, UNKNOWN_FLOPS
@@ -258,11 +258,8 @@ def render_flops(flops: FlopSummary | None, limit: int | None = None, width: int
     """Return what a step cost and how well it used its time, and the table of modules; nothing if none was counted."""
     if flops is None:
         return ""
-    table = flop_table(flops)
-    shown, _ = without_columns(table.first_rows(limit), width)
-    lines = [part for line in flops_lines(flops) for part in wrapped(printable(line), width)] + to_text(shown, width)
-    hidden = len(table.rows) - len(shown.rows)
-    return "\n".join([*lines, *([counted(hidden, "more row")] if hidden else [])])
+    lines = [part for line in flops_lines(flops) for part in wrapped(printable(line), width)]
+    return "\n".join([*lines, *first_lines(flop_table(flops), limit, width, "row")])
 
 
 def flop_table(flops: FlopSummary) -> Table:

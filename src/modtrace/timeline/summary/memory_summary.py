@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import Table, record_table, to_text, without_columns
-from ..._terminal import counted, printable, wrapped
+from ..._tables import Table, first_lines, record_table, to_text
+from ..._terminal import printable, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..contents import MEMORY
 from ..memory import find_holders, format_bytes, measure_calls
@@ -163,12 +163,9 @@ def render_memory(memory: MemorySummary | None, limit: int | None = None, width:
     if memory is None:
         return ""
     modules, holders = memory_tables(memory)
-    table, _ = without_columns(modules.first_rows(limit), width)
     lines = [line for sentence in memory.sentences for line in wrapped(printable(sentence), width)]
-    lines += ["", *to_text(table, width)] if lines else to_text(table, width)
-    if len(table.rows) < len(memory.rows):
-        lines.append(counted(len(memory.rows) - len(table.rows), "more module"))
-    lines += [*wrapped(_NOTE, width), ""]
+    lines += [""] if lines else []
+    lines += [*first_lines(modules, limit, width, "module"), *wrapped(_NOTE, width), ""]
     between = memory.holders[_HOLDERS:-1]
     rest = [["more modules", format_bytes(sum(h.bytes for h in between)), ""]] if between else []
     rows = [*holders.rows[:-1][:_HOLDERS], *rest, holders.rows[-1]]
