@@ -199,11 +199,6 @@ MEMINFO = "MemTotal: 100 kB\nMemAvailable: 50 kB\nSwapFree: 7 kB\n"
             19_999,
         ),
         ("0::/elsewhere\n", {"memory.max": "900", "memory.current": "100"}, 800),
-        (
-            "3:cpu:/x\n2:memory:/job\n",
-            {"memory/job/memory.limit_in_bytes": "500", "memory/job/memory.usage_in_bytes": "100"},
-            400,
-        ),
         ("0::/job\n", {"job/memory.max": "max", "job/memory.current": "1"}, 57 * 1024),
     ],
 )

@@ -174,35 +174,25 @@ def _left_on_machine() -> int | None:
 
 
 def _left_in_groups() -> list[int | None]:
-    """Return the bytes left in each control group, of either version, that this process is in."""
-    left = []
-    with contextlib.suppress(OSError, ValueError):
+    """Return the bytes left in each control group (version 2) that this process is in."""
+    with contextlib.suppress(OSError):
         for line in _OWN_GROUPS.read_text("utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                root, limit, used = _GROUPS, "memory.max", "memory.current"
-            elif "memory" in controllers.split(","):
-                root, limit, used = _GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            else:
-                continue
-            group = root / path.lstrip("/")
-            # A group can have no more than those around it. Inside a container the path may not be there: then its
-            # root is what the process sees of its own group.
-            for folder in (group, *group.parents):
-                left.append(_left_in_group(folder, limit, used))
-                if folder == root:
-                    break
-    return left
+            if line.startswith("0::"):
+                # A group can have no more than those around it. Inside a container the path may not be there: then its
+                # root is what the process sees of its own group.
+                group = Path(line[3:])
+                return [_left_in_group(_GROUPS / str(folder).lstrip("/")) for folder in (group, *group.parents)]
+    return []
 
 
-def _left_in_group(folder: Path, limit: str, used: str) -> int | None:
+def _left_in_group(folder: Path) -> int | None:
     try:
-        bytes_left = int((folder / limit).read_text("utf-8")) - int((folder / used).read_text("utf-8"))
+        most, used = (int((folder / f"memory.{name}").read_text("utf-8")) for name in ("max", "current"))
     except (OSError, ValueError):  # no such group, or its limit is the word "max"
         return None
     with contextlib.suppress(OSError, ValueError, IndexError):
         # Pages of files are given back when memory is asked for.
         for line in (folder / "memory.stat").read_text("utf-8").splitlines():
-            if line.startswith(("inactive_file ", "total_inactive_file ")):
-                return bytes_left + int(line.split()[1])
-    return bytes_left
+            if line.startswith("inactive_file "):
+                return most - used + int(line.split()[1])
+    return most - used
