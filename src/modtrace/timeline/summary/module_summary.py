@@ -295,12 +295,16 @@ class Summary:
         """Return rows, losses and GPU time as JSON values.
 
         Args:
-            sparse: leave out the fields of a row that are 0.
+            sparse: leave out the fields of a row that are 0 or not known.
         """
         fields = CPU_FIELDS if self.gpu is None else ModuleTimes._fields
         values: dict[str, Any] = {
             "rows": [
-                {field: value for field, value in zip(fields, row, strict=False) if value or not sparse}
+                {
+                    field: value
+                    for field, value in zip(fields, row, strict=False)
+                    if value not in (0, None) or not sparse
+                }
                 for row in self.rows
             ],
             "modules": self.modules,
