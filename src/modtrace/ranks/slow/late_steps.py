@@ -272,13 +272,6 @@ _MAX_PEERS = 32
 """Ranks that one is compared with: more do not change the median."""
 
 
-class _Windows(NamedTuple):
-    """From one arrival of a rank to the next one, on the axis of `OwnTime`."""
-
-    begin: Int64Array
-    end: Int64Array
-
-
 def peers_of(arrivals: Arrivals, late: LateStep) -> list[int]:
     """Return the ranks that a late one is compared with: of those that came to the same collectives, evenly chosen."""
     ranks = np.unique(arrivals.rank[_rows_of(arrivals, late)])
@@ -319,7 +312,7 @@ def module_excess(
     times = np.zeros((1 + len(peers), outside + 1))
     rows = _rows_of(arrivals, late)
     for row, rank in enumerate([late.finding.rank, *peers]):
-        windows, own = _windows(arrivals, rows[arrivals.rank[rows] == rank])
+        begins, stops, own = _windows(arrivals, rows[arrivals.rank[rows] == rank])
         part = take(spans, spans.rank == rank)
         of_rank = own_time.of_rank(rank)
         segments = segments_of(part, of_rank, rank)
@@ -328,7 +321,7 @@ def module_excess(
         key = np.concatenate([number_of[segments.key], modules + in_range.place])
         starts = np.concatenate([segments.begin, own_time.place(place, in_range.start)])
         ends = np.concatenate([segments.end, own_time.place(place, in_range.end)])
-        for begin, end in zip(windows.begin.tolist(), windows.end.tolist(), strict=True):
+        for begin, end in zip(begins.tolist(), stops.tolist(), strict=True):
             inside = np.clip(ends, begin, end), np.clip(starts, begin, end)
             length = of_rank.until(inside[0]) - of_rank.until(inside[1])
             times[row] += np.bincount(key, length, outside + 1)
@@ -357,7 +350,7 @@ def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def _windows(arrivals: Arrivals, rows: Int64Array) -> tuple[_Windows, int]:
+def _windows(arrivals: Arrivals, rows: Int64Array) -> tuple[Int64Array, Int64Array, int]:
     """Return the windows before a rank's arrivals, and its own time in them."""
     rows = rows[arrivals.place_before[rows] >= 0]
-    return _Windows(arrivals.place_before[rows], arrivals.place[rows]), int(arrivals.own[rows].sum())
+    return arrivals.place_before[rows], arrivals.place[rows], int(arrivals.own[rows].sum())

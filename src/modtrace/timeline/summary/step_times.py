@@ -97,21 +97,10 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> list[StepTimes]:
     evaluation = either.time_within(start, end) - modules
     before = before - evaluations.time_within(start, start + before)
     after = after - evaluations.time_within(end - after, end)
-    rows = zip(
-        number.tolist(),
-        (end - start).tolist(),
-        (modules - backward).tolist(),
-        (backward - recompute).tolist(),
-        recompute.tolist(),
-        before.tolist(),
-        (end - start - evaluation - modules - before - after).tolist(),
-        after.tolist(),
-        whole_passes.tolist(),
-        whole.tolist(),
-        evaluation.tolist(),
-        strict=True,
-    )
-    return [StepTimes(*row) for row in rows]
+    between = end - start - evaluation - modules - before - after
+    phases = modules - backward, backward - recompute, recompute
+    fields = number, end - start, *phases, before, between, after, whole_passes, whole, evaluation
+    return [StepTimes(*row) for row in zip(*(field.tolist() for field in fields), strict=True)]
 
 
 def is_in_evaluation(timeline: Timeline) -> BoolArray:
