@@ -155,7 +155,7 @@ def _trains(timeline: Timeline) -> bool:
     slices = timeline.slices
     is_backward = (slices.kind == BACKWARD_PASS) | (slices.kind == MODULE) & (slices.phase == BACKWARD)
     marked = timeline.begin_ns is not None or any(mark.kind == "step" for mark in timeline.marks)
-    return marked or bool(is_backward.any()) or not len(forward_calls(timeline))
+    return marked or bool(is_backward.any()) or not np.any(slices.parent[forward_calls(timeline)] < 0)
 
 
 def _marked_steps(timeline: Timeline) -> StepBounds:
