@@ -90,10 +90,11 @@ def test_a_summary_by_class_takes_the_calls_of_all_its_modules() -> None:
 def test_holders_at_the_peak_sum_to_all_that_is_held() -> None:
     memory = recorded().summary().memory
 
-    # 250 at 2010, in step 0: Net has kept 60 in forward, of which a kept 20 and b 50; then b's backward 90.
+    # 250 at 2010, in step 0: Net has kept 60 in forward, as b kept 50, and a 20 of which Net freed 10; then b's backward
+    # 90. The rest is what was held before.
     assert memory is not None
     assert (memory.peak_bytes, memory.peak_ns, memory.process) == (250, 2010, "")
-    assert memory.holders == (Holder("Net.b", 140), Holder("Net.a", 20), Holder("other", 90))
+    assert memory.holders == (Holder("Net.b", 140), Holder("Net.a", 10), Holder("other", 100))
 
 
 def test_holders_in_a_later_step_are_its_own_calls() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from .._typing import BoolArray, Int64Array
 from ..ring.slot_format import ALLOCATED
 from .contents import CounterSeries
+from .slices import BACKWARD, Columns
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -38,7 +39,7 @@ class Holders(NamedTuple):
         held: what tensors held together.
         step_begin_ns: when the step began in which it lies.
         by_name: what the calls of that step hold by then, by index into `Timeline.names`: what each kept outside of
-            inner calls, less what was freed in its backward. Together with what else is held they sum to `held`.
+            inner calls, less what was freed in its backward, or in a call around it (the oldest first). Together with what else is held they sum to `held`.
     """
 
     process: str
@@ -83,11 +84,25 @@ def find_holders(timeline: Timeline) -> Holders | None:
     inner = rows[columns.parent[rows] >= 0]
     itself = kept.copy()
     np.subtract.at(itself, columns.parent[inner], kept[inner])
+    _take_from_inner_calls(columns, itself, rows)
     by_name = np.bincount(columns.name[rows], itself[rows], len(timeline.names)).astype(np.int64)
     names = np.flatnonzero(by_name > 0)
     names = names[np.argsort(-by_name[names], kind="stable")].tolist()
     process = series.process.name if len(counted) > 1 else ""
     return Holders(process, until, int(series.value[moment]), begin, {name: int(by_name[name]) for name in names})
+
+
+def _take_from_inner_calls(columns: Columns, itself: Int64Array, rows: Int64Array) -> None:
+    """Take from calls inside of a forward call, the oldest first, what it freed beyond what it holds itself."""
+    starts, forward = columns.start[rows], columns.phase[rows] != BACKWARD
+    # Inner calls before those around them.
+    for at in np.flatnonzero(forward & (itself[rows] < 0))[::-1].tolist():
+        row = rows[at]
+        inner = rows[at + 1 : np.searchsorted(starts, columns.end[row])]
+        inner = inner[(columns.track[inner] == columns.track[row]) & (itself[inner] > 0)]
+        freed = np.minimum(np.cumsum(itself[inner]), -itself[row])
+        itself[inner] -= np.diff(freed, prepend=0)
+        itself[row] = 0
 
 
 def peaks_of(counters: Sequence[CounterSeries]) -> list[tuple[int, str]]:
