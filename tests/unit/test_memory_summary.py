@@ -90,8 +90,8 @@ def test_a_summary_by_class_takes_the_calls_of_all_its_modules() -> None:
 def test_holders_at_the_peak_sum_to_all_that_is_held() -> None:
     memory = recorded().summary().memory
 
-    # 250 at 2010, in step 0: Net has kept 60 in forward, as b kept 50, and a 20 of which Net freed 10; then b's backward
-    # 90. The rest is what was held before.
+    # 250 at 2010, in step 0: Net has kept 60 in forward, as b kept 50, and a 20 of which Net freed 10; then b's
+    # backward 90. The rest is what was held before.
     assert memory is not None
     assert (memory.peak_bytes, memory.peak_ns, memory.process) == (250, 2010, "")
     assert memory.holders == (Holder("Net.b", 140), Holder("Net.a", 10), Holder("other", 100))
@@ -129,12 +129,12 @@ def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None
         "Net.b   Linear      50 B         90 B     50 B      90 B",
         "Net.a   Linear     -20 B         40 B     40 B",
         "retained: held at the end of a call less at its begin, median; "
-        "peak inside: the most held inside less at its begin",
+        "peak inside: the most held inside less at its begin, then by phase",
         "",
         "held at the peak by  bytes     %",
         "Net.b                140 B  56.0",
-        "Net.a                 20 B   8.0",
-        "other                 90 B  36.0",
+        "Net.a                 10 B   4.0",
+        "other                100 B  40.0",
         "together 250 B; other: held before the step, or by no module",
     ]
     values = json.loads(command("summary", "--format", "json", path).stdout)

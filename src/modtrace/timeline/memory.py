@@ -39,7 +39,8 @@ class Holders(NamedTuple):
         held: what tensors held together.
         step_begin_ns: when the step began in which it lies.
         by_name: what the calls of that step hold by then, by index into `Timeline.names`: what each kept outside of
-            inner calls, less what was freed in its backward, or in a call around it (the oldest first). Together with what else is held they sum to `held`.
+            inner calls, less what was freed in its backward, or in a call around it (the oldest first). Together with
+            what else is held they sum to `held`.
     """
 
     process: str

@@ -86,6 +86,8 @@ def summary_command(
     """
     if tree and (output_format != "table" or by != "module"):
         raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
+    if tree and (memory or flops):
+        raise click.UsageError("--tree is about times; leave out --memory and --flops.")
     if max_depth is not None and by == "class":
         raise click.UsageError("--max-depth is about modules; leave out --by class.")
     if by == "step" and (sort is not None or only is not None or max_depth is not None):
@@ -111,20 +113,21 @@ def summary_command(
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     if output_format == "table":
-        if memory:
-            console.print(summary.memory_text(limit, console.width), soft_wrap=True)
-            return
-        if summary.flops is not None and not tree:
-            console.print(summary.flops_text(limit, console.width) + "\n" * (not flops), soft_wrap=True)
-        if flops:
+        costs = (
+            [summary.flops_text(limit, console.width)] if summary.flops is not None and (flops or not memory) else []
+        )
+        if summary.memory is not None and (memory or not flops):
+            costs.append(summary.memory_text(limit, console.width))
+        if memory or flops:
+            console.print("\n\n".join(costs), soft_wrap=True)
             return
         if summary.units and not tree:
             console.print(f"{summary.units_text(console.width)}\n", soft_wrap=True)
         if summary.step_parts and not tree:
             console.print(f"{summary.parts_text(console.width)}\n", soft_wrap=True)
         console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)
-        if summary.memory is not None and not tree:
-            console.print("\n" + summary.memory_text(limit, console.width), soft_wrap=True)
+        for text in [] if tree else costs:
+            console.print(f"\n{text}", soft_wrap=True)
         if summary.device is not None and not tree:
             console.print("\n" + summary.device_text(limit, console.width), soft_wrap=True)
         if len(summary.steps) > 1 and not tree:

@@ -251,6 +251,7 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("GFLOP/s", "flops_per_second", 0),
 )
 """Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
+_NOTE = "GFLOP: of all calls in all phases; self: outside of inner modules; --format csv has the phases apart"
 _MAX_NAMED = 3
 
 
@@ -259,7 +260,7 @@ def render_flops(flops: FlopSummary | None, limit: int | None = None, width: int
     if flops is None:
         return ""
     lines = [part for line in flops_lines(flops) for part in wrapped(printable(line), width)]
-    return "\n".join([*lines, *first_lines(flop_table(flops), limit, width, "row")])
+    return "\n".join([*lines, *first_lines(flop_table(flops), limit, width, "row"), *wrapped(_NOTE, width)])
 
 
 def flop_table(flops: FlopSummary) -> Table:

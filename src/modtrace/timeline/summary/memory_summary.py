@@ -140,7 +140,8 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
 """Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
 _HOLDERS = 10
 _NOTE = (
-    "retained: held at the end of a call less at its begin, median; peak inside: the most held inside less at its begin"
+    "retained: held at the end of a call less at its begin, median; "
+    "peak inside: the most held inside less at its begin, then by phase"
 )
 
 
