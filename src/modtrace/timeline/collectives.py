@@ -242,5 +242,6 @@ def launching_spans(timeline: Timeline) -> Int64Array:
     thread = np.array([threads.setdefault(key, len(threads)) for key in keys] or [0], np.int64)
     track = columns.track.astype(np.int64)
     every = np.ones(len(columns), np.bool_)
-    running = InnermostLookup(thread[track], track, columns.start, columns.end, columns.parent, every)
+    # A collective that begins as a span ends is still in it.
+    running = InnermostLookup(thread[track], track, columns.start, columns.end + 1, columns.parent, every)
     return running.on_threads(thread[collectives.track], collectives.start)
