@@ -414,6 +414,20 @@ class Critic(nn.Linear):
     pass
 
 
+def test_a_call_with_more_than_a_thousand_values_has_unknown_flops() -> None:
+    class Sums(nn.Linear):
+        def forward(self, x: Tensor, weights: list[float]) -> Tensor:
+            return super().forward(x) * sum(weights)
+
+    model = Sums(NARROW, WIDE)
+    with modtrace.record(flops=True, engine="native") as recording, torch.no_grad():
+        for values in (1000, 1000, 1024):  # operators are counted in the first
+            model(rows(), [0.5] * values)
+    args = recording.timeline().span_args
+
+    assert [args[call]["flops"] for call in range(3)] == [str(FIRST), str(FIRST), "unknown"]
+
+
 def test_networks_that_take_turns_are_counted_in_both_updates() -> None:
     generator, critic = Generator(NARROW, WIDE), Critic(WIDE, NARROW)
     optimizers = torch.optim.SGD(generator.parameters()), torch.optim.SGD(critic.parameters())
@@ -467,9 +481,18 @@ def test_operators_of_the_user_count_by_their_formula_and_what_runs_inside_does_
     def wrong_flops(*args: Any, **kwargs: Any) -> int:
         raise ValueError("no such shapes")
 
+    @torch.library.custom_op("modtrace_test::large", mutates_args=())
+    def large(x: Tensor) -> Tensor:
+        return x @ x.T
+
+    @register_flop_formula(torch.ops.modtrace_test.large)
+    def large_flops(*args: Any, **kwargs: Any) -> int:
+        return 2**64
+
     class Uses(nn.Module):
         def forward(self, x: Tensor) -> None:
             wrong(x)
+            large(x)
             twice(x, torch.ones(NARROW, NARROW))
 
     model = Uses()
@@ -477,13 +500,14 @@ def test_operators_of_the_user_count_by_their_formula_and_what_runs_inside_does_
         with modtrace.record(flops=True, engine="native") as recording:
             model(rows())
     finally:
-        del flop_registry[torch.ops.modtrace_test.twice], flop_registry[torch.ops.modtrace_test.wrong]
+        for name in ("twice", "wrong", "large"):
+            del flop_registry[getattr(torch.ops.modtrace_test, name)]
     summary = recording.timeline().summary()
 
     assert costs(recording.timeline()) == {"Uses": (7 * N + NARROW, 0, 0)}
     assert summary.flops is not None
-    assert summary.flops.without_formula == ["modtrace_test::wrong"]
-    assert "not counted, as torch has no formula: modtrace_test::wrong" in summary.flops_text()
+    assert summary.flops.without_formula == ["modtrace_test::large", "modtrace_test::wrong"]
+    assert "not counted, as torch has no formula: modtrace_test::large, modtrace_test::wrong" in summary.flops_text()
 
 
 def test_transforms_of_torch_func_count_what_is_computed() -> None:

@@ -40,6 +40,7 @@ _WITHOUT_FORMULA = frozenset(
     )
 )
 """Operators that compute much and that torch has no formula for: a recording names those that it met."""
+_MAX_FLOPS = 2**63 - 1
 UNKNOWN_FLOPS = -1
 
 
@@ -91,7 +92,10 @@ class NativeFlops:
             with unseen_by_modes():
                 args, kwargs = _as_called(name, overload, inputs)
                 out = outputs[0] if len(outputs) == 1 else tuple(outputs)
-                return int(formula(*args, **kwargs, out_val=out)), text
+                flops = int(formula(*args, **kwargs, out_val=out))
+            if not 0 <= flops <= _MAX_FLOPS:
+                raise OverflowError(f"{flops} FLOPs")
+            return flops, text
         except Exception as error:
             if name not in self._failed:
                 self._failed.add(name)

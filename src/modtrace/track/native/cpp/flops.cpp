@@ -28,6 +28,8 @@ namespace modtrace {
 namespace {
 
 constexpr size_t kMaxInputs = 4096;
+constexpr int kMaxValues = 1024;  // of one call's inputs, with those in containers
+constexpr size_t kMaxKnownOperators = 1 << 16;
 constexpr int kMaxDepth = 4;
 constexpr int kMaxCallsWithoutPass = 16;
 constexpr int64_t kNestingMark = -2, kOtherMark = -3;  // no size of a tensor is below zero
@@ -45,23 +47,25 @@ void add_shape(std::vector<int64_t>& key, const at::Tensor& tensor) {
   key.insert(key.end(), tensor.sizes().begin(), tensor.sizes().end());
 }
 
-// Adds what of an argument decides which operators run. Of containers alone no code of the user's runs.
-void add_input(std::vector<int64_t>& key, PyObject* input, int depth) {
+// Adds what of an argument decides which operators run, unless it holds more values than `left`. Of containers alone no
+// code of the user's runs.
+void add_input(std::vector<int64_t>& key, PyObject* input, int depth, int& left) {
+  if (--left < 0) return;
   if (THPVariable_Check(input)) {
     add_shape(key, THPVariable_Unpack(input));
   } else if (input == Py_None || PyBool_Check(input)) {
     key.push_back(kNestingMark - 4 - static_cast<int64_t>(input == Py_None ? 2 : input == Py_True));
   } else if (depth < kMaxDepth && (PyTuple_CheckExact(input) || PyList_CheckExact(input))) {
     key.push_back(kNestingMark);
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(input); ++i) {
-      add_input(key, PySequence_Fast_GET_ITEM(input, i), depth + 1);
+    for (Py_ssize_t i = 0; left >= 0 && i < PySequence_Fast_GET_SIZE(input); ++i) {
+      add_input(key, PySequence_Fast_GET_ITEM(input, i), depth + 1, left);
     }
     key.push_back(kNestingMark);
   } else if (depth < kMaxDepth && PyDict_Check(input)) {
     key.push_back(kNestingMark);
     Py_ssize_t position = 0;
     PyObject* value = nullptr;
-    while (PyDict_Next(input, &position, nullptr, &value)) add_input(key, value, depth + 1);
+    while (left >= 0 && PyDict_Next(input, &position, nullptr, &value)) add_input(key, value, depth + 1, left);
     key.push_back(kNestingMark);
   } else {
     key.push_back(kOtherMark);
@@ -216,6 +220,7 @@ const CountedOperator* ask_flops(ThreadState& thread, const OpenOperator& open, 
     return nullptr;
   }
   if (thread.generation != open.generation || open.generation != current_generation()) return nullptr;
+  if (thread.operators.size() >= kMaxKnownOperators) thread.operators.clear();
   return &(thread.operators[open.key] = {flops, text});
 }
 
@@ -290,7 +295,9 @@ int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool
                     size_t count) {
   const bool builds_graph = c10::GradMode::is_enabled();
   std::vector<int64_t> key{name_id, is_training, builds_graph, c10::InferenceMode::is_enabled()};
-  for (size_t i = 0; i < count; ++i) add_input(key, args[i], 0);
+  int left = kMaxValues;
+  for (size_t i = 0; i < count; ++i) add_input(key, args[i], 0, left);
+  if (left < 0) return kNotMet;
   FlopCounting& state = session.flops;
   auto met = state.met.find(key);
   const int64_t serial = static_cast<int64_t>(engine.next_serial.load(std::memory_order_relaxed));
