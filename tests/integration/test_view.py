@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import html
+import json
 import re
 import shutil
 import signal
@@ -13,6 +14,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -48,9 +50,13 @@ def test_the_real_ui_receives_the_trace_whole(browser: Browser, ui: str, tmp_pat
         assert perfetto_ui.query_number(drawn, in_categories) == len(timeline.spans)
         assert perfetto_ui.query_number(drawn, "select count(*) as n from flow") == len(timeline.spans) / 2
         pinned = perfetto_ui.pinned_tracks(drawn)
-        # Of a thread in JSON the UI pins the group too, which has the same name.
-        assert [name.split(" · ")[0] for name in pinned] == ["forward", "backward"] * (2 if "json" in suffix else 1)
-        assert all("MainThread" in name for name in pinned)
+        # Of a thread in JSON this version of the UI pins the group too, which has the same name.
+        twice = 2 if "json" in suffix else 1
+        assert [name.split(" ·")[0].rstrip("0123456789 ") for name in pinned] == [
+            *["steps and marks"] * twice,
+            *["forward", "backward"] * twice,
+        ]
+        assert all("MainThread" in name for name in pinned[twice:])
         # A slice's colour is drawn on both tracks: a page that only has their names is of few colours.
         assert len(set(colours(seen.page))) > 10
         assert seen.page.title() == "</script> gpt – modtrace"
@@ -161,7 +167,11 @@ def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
     assert address is not None
     assert second == "From another machine, first forward the port there (--port chooses it):\n"
     assert third == f"  ssh -L {address[2]}:127.0.0.1:{address[2]} {socket.gethostname()}\n"
-    assert b"https://ui.perfetto.dev/#!/?" in fetched(address[1])
+    page = fetched(address[1])
+    assert b"https://ui.perfetto.dev/#!/?" in page
+    # Without it, the UI asks whether each pattern is for names or for paths.
+    (commands,) = re.findall(r'startupCommands=([^"&]+)', page.decode())
+    assert [command["args"][1] for command in json.loads(unquote(commands))] == ["name"] * 3
     assert running.poll() is None
     assert fetched(f"{address[1]}trace", "Sec-Fetch-Site: same-origin") == trace.read_bytes()
     assert fourth == "Serving until the page is closed, or Ctrl-C.\n"

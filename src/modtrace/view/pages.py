@@ -50,8 +50,8 @@ def _viewable(trace: Path, folder: Path) -> tuple[Path, list[str]]:
     return trace, []
 
 
-PINNED_TRACKS = "^(forward|backward)\\b"
-"""A regular expression: tracks of these names are pinned to the top."""
+PINNED_TRACKS = ("^steps and marks\\b", "^(forward|backward)\\b")
+"""Regular expressions: tracks of these names are pinned to the top, in this order."""
 
 OPENED_GROUPS = "^(?!System$)"
 """A regular expression: groups of these names are open; `System` holds readings of clocks. By itself the UI opens a
@@ -67,8 +67,9 @@ def handover_page(trace: str, title: str, origin: str) -> Page:
         origin: the Perfetto UI's origin (`https://ui.perfetto.dev`).
     """
     commands = [
-        {"id": "dev.perfetto.PinTracksByRegex", "args": [PINNED_TRACKS]},
-        {"id": "dev.perfetto.ExpandTracksByRegex", "args": [OPENED_GROUPS]},
+        # From version 53 on, the UI asks the user what a pattern is for unless it is told: for names, not paths.
+        *({"id": "dev.perfetto.PinTracksByRegex", "args": [tracks, "name"]} for tracks in PINNED_TRACKS),
+        {"id": "dev.perfetto.ExpandTracksByRegex", "args": [OPENED_GROUPS, "name"]},
     ]
     settings = {
         "origin": origin,
