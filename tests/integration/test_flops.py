@@ -416,7 +416,7 @@ class Critic(nn.Linear):
 
 def test_a_call_with_more_than_a_thousand_values_has_unknown_flops() -> None:
     class Sums(nn.Linear):
-        def forward(self, x: Tensor, weights: list[float]) -> Tensor:
+        def forward(self, x: Tensor, weights: list[float]) -> Tensor:  # type: ignore[override]
             return super().forward(x) * sum(weights)
 
     model = Sums(NARROW, WIDE)
