@@ -283,7 +283,8 @@ FOUND = modtrace.Diff(
 
 def test_forms_of_a_diff() -> None:
     assert str(FOUND).splitlines() == [
-        "1 of 2 modules is slower: Net.h|0 forward, +0.200 ms (20%); 1 added; the step is 3.0% slower",
+        "Net.h|0 forward ran 2 times a step instead of 1: +0.200 ms (20%); no other module of 2 is slower or faster "
+        "beyond the noise; 1 added; the step is 3.0% slower",
         "before: 30 steps of 1 recording; after: 28 of 1 recording; 2 of warm-up left out",
         "step: 10.000 ms before, 10.300 ms after (+3.0%; +0.100 … +0.500 ms): slower",
         "the machine changed by +1.0%, by the median of the modules, weighted by time: it is taken off the times of "
@@ -293,7 +294,8 @@ def test_forms_of_a_diff() -> None:
         "Net.old may be called Net.new now: --map Net.old=Net.new compares them",
         "",
         "module   phase      before self ms  after self ms  difference      %      interval ms  calls  verdict",
-        "Net.h|0  forward             1.000          1.200      +0.200  +20.0  +0.150 … +0.250  1 → 2  slower",
+        "Net.h|0  forward             1.000          1.200      +0.200  +20.0  +0.150 … +0.250  1 → 2  "
+        "ran 2 times a step instead of 1",
         "Net.x    recompute           0.000          0.090      +0.090                          0 → 1  added",
     ]
     assert FOUND.to_markdown().splitlines()[-2].startswith("| Net&#46;h&#124;0 | forward | 1.000 | 1.200 | +0.200 |")
@@ -302,6 +304,27 @@ def test_forms_of_a_diff() -> None:
     assert (values["sentence"], values["changes"][1]["verdict"]) == (FOUND.sentence, "added")
     assert '<td style="text-align: left">Net.h|0</td>' in FOUND._repr_html_()
     assert FOUND.only("*.x").changes == FOUND.changes[1:]
+
+
+def test_modules_without_a_difference_are_one_line_unless_all_are_asked_for() -> None:
+    same = [
+        FOUND.changes[1]._replace(fqn=f"Net.{at}", verdict=verdict)
+        for at, verdict in enumerate(("same", "cannot tell"))
+    ]
+    same = [
+        row._replace(base_calls=1, new_calls=1, calls_changed=False) for row in (*same, same[0]._replace(fqn="Net.x"))
+    ]
+    found = replace(FOUND, changes=[*FOUND.changes, *same])
+    # Net.x has a row for its recompute.
+    assert found.to_text().splitlines()[-2:] == [
+        str(FOUND).splitlines()[-1],
+        "2 modules: no difference beyond the noise",
+    ]
+    assert found.to_markdown().splitlines()[-1] == "2 modules: no difference beyond the noise"
+    assert found.to_text(1).splitlines()[-2:] == ["1 more", "2 modules: no difference beyond the noise"]
+    assert [line.split()[0] for line in found.to_text(verbose=True).splitlines()[-3:]] == ["Net.0", "Net.1", "Net.x"]
+    quiet = replace(FOUND, changes=same)
+    assert quiet.to_text().splitlines()[-2:] == ["", "3 modules: no difference beyond the noise"]
 
 
 def test_above_needs_the_whole_interval() -> None:
@@ -318,13 +341,19 @@ def test_above_passes_over_what_is_little_of_the_step() -> None:
 
 
 def test_the_sentence_names_the_worst_and_says_what_is_not_clear() -> None:
-    slower, added = FOUND.changes
+    twice, added = FOUND.changes
+    slower = twice._replace(new_calls=1, calls_changed=False)
     faster = slower._replace(fqn="Net.y", verdict="faster", difference_ns=-100_000)
     unclear = FOUND.step._replace(verdict="cannot tell")
     found = replace(FOUND, changes=[slower, slower._replace(fqn="Net.z"), faster, added], step=unclear)
     assert found.sentence == (
         "2 of 4 modules are slower: most of all Net.h|0 forward, +0.200 ms (20%); 1 is faster: Net.y forward, "
         "-0.100 ms (10%); 1 added; whether the step changed is not clear"
+    )
+    found = replace(found, changes=[twice, twice._replace(phase="backward"), faster])
+    assert found.sentence == (
+        "Net.h|0 forward ran 2 times a step instead of 1: +0.200 ms (20%), and 1 more differs so; 1 of 2 modules is "
+        "faster: Net.y forward, -0.100 ms (10%); whether the step changed is not clear"
     )
     same = replace(FOUND, changes=[slower._replace(verdict="same")], step=FOUND.step._replace(verdict="same"))
     assert same.sentence == "no module of 1 is slower or faster beyond the noise; the step is as long as before"

@@ -132,15 +132,19 @@ class Diff:
         common, modules = self.modules_in_common
         if self.unrelated:
             return f"these are different models: {common} of {counted(modules, 'module')} are on both sides"
+        often = [change for change in self.changes if change.outcome != change.verdict and _stands_out(change)]
         parts: list[str] = []
         for verdict in ("slower", "faster"):
-            rows = [change for change in self.changes if change.verdict == verdict]
+            rows = [change for change in self.changes if change.outcome == verdict]
             count = len({change.fqn for change in rows})
             if rows:
                 of = f" of {counted(modules, 'module')}" if not parts else ""
                 parts.append(f"{count:,}{of} {'is' if count == 1 else 'are'} {verdict}: {_worst(rows[0], count)}")
         only = [change.verdict for change in self.changes]
-        parts = parts or [f"no module of {modules:,} is slower or faster beyond the noise"]
+        parts = parts or [f"no {'other ' if often else ''}module of {modules:,} is slower or faster beyond the noise"]
+        others = len(often) - 1
+        more = f", and {others:,} more {'differs' if others == 1 else 'differ'} so" if others else ""
+        parts = [f"{change.fqn} {change.phase} {change.outcome}: {_cost(change)}{more}" for change in often[:1]] + parts
         parts += [f"{only.count(verdict):,} {verdict}" for verdict in ("added", "removed") if verdict in only]
         step = self.step
         change = (
@@ -237,20 +241,24 @@ class Diff:
             raise WriteError(f"{os.fspath(path)}: a baseline has no step to show; write .md, .csv or .json")
         return self._sides
 
-    def to_text(self, limit: int | None = None) -> str:
-        """Return header, table of the parts of the step, and table of modules, self times per step in ms."""
-        hidden = 0 if limit is None else len(self.changes) - limit
-        table = to_text(self._table().first_rows(limit))
-        parts = [*to_text(self._parts_table()), ""] if self.parts else []
-        return "\n".join(
-            [*map(printable, self.header), "", *parts, *table, *([f"{hidden:,} more"] if hidden > 0 else [])]
-        )
+    def to_text(self, limit: int | None = None, *, verbose: bool = False) -> str:
+        """Return header, table of the parts of the step, and table of modules, self times per step in ms.
 
-    def to_markdown(self, limit: int | None = None) -> str:
-        """Return the header as a list and GitHub tables."""
-        table = to_markdown(self._table().first_rows(limit))
+        Args:
+            limit: how many rows of modules at most.
+            verbose: list modules without a difference beyond the noise too.
+        """
+        parts = [*to_text(self._parts_table()), ""] if self.parts else []
+        table, rest = self._rows(limit, verbose)
+        return "\n".join([*map(printable, self.header), "", *parts, *(to_text(table) if table.rows else []), *rest])
+
+    def to_markdown(self, limit: int | None = None, *, verbose: bool = False) -> str:
+        """Return the header as a list and GitHub tables; see `to_text`."""
+        header = [f"- {html.escape(printable(line))}" for line in self.header]
         parts = [*to_markdown(self._parts_table()), ""] if self.parts else []
-        return "\n".join([*(f"- {html.escape(printable(line))}" for line in self.header), "", *parts, *table]) + "\n"
+        table, rest = self._rows(limit, verbose)
+        rows = to_markdown(table) if table.rows else []
+        return "\n".join([*header, "", *parts, *rows, *([""] if rows and rest else []), *rest]) + "\n"
 
     def to_csv(self) -> str:
         """Return CSV with a header line, the parts of the step last; times in ns."""
@@ -268,7 +276,7 @@ class Diff:
         """Return the header, and a `<table>` of the parts of the step and one of modules."""
         header = "<br>".join(html.escape(printable(line)) for line in self.header)
         parts = to_html(self._parts_table()) if self.parts else []
-        return "\n".join([f"<p>{header}</p>", *parts, *to_html(self._table())]) + "\n"
+        return "\n".join([f"<p>{header}</p>", *parts, *to_html(self._table(self.changes))]) + "\n"
 
     def __str__(self) -> str:
         return self.to_text()
@@ -277,15 +285,24 @@ class Diff:
         """Show the table in a notebook."""
         return self.to_html()
 
-    def _table(self) -> Table:
+    def _rows(self, limit: int | None, verbose: bool) -> tuple[Table, list[str]]:
+        """Return the table of modules, and in lines what is not in it."""
+        rows = [change for change in self.changes if verbose or _stands_out(change)]
+        quiet = len({change.fqn for change in self.changes} - {change.fqn for change in rows})
+        hidden = 0 if limit is None else len(rows) - limit
+        rest = [f"{hidden:,} more"] if hidden > 0 else []
+        rest += [f"{counted(quiet, 'module')}: no difference beyond the noise"] if quiet else []
+        return self._table(rows[:limit]), rest
+
+    def _table(self, changes: Sequence[Change]) -> Table:
         cells = [
             [
                 *(change.fqn, change.phase, *_times(change)),
                 f"{change.base_calls:g}"
                 + (f" → {change.new_calls:g}" if change.new_calls != change.base_calls else ""),
-                change.verdict,
+                change.outcome,
             ]
-            for change in self.changes
+            for change in changes
         ]
         return Table(list(_COLUMNS), cells, list(_COLUMNS.values()), [0] * len(_COLUMNS))
 
@@ -307,6 +324,11 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
         if name.lower().endswith(suffix):
             return suffix
     raise WriteError(f"{name}: the suffix must be one of {', '.join(SUFFIXES)}")
+
+
+def _stands_out(change: Change) -> bool:
+    """Return whether a row is more than noise: it is called otherwise, or has a verdict that says so."""
+    return change.calls_changed or change.verdict not in {"same", "cannot tell"}
 
 
 def _worst(change: Change, count: int) -> str:

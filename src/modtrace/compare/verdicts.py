@@ -100,6 +100,15 @@ class Change(NamedTuple):
             return self.difference_ns / self.base_ns
         return float("inf" if self.new_ns >= CLOCK_NS else 0)
 
+    @property
+    def outcome(self) -> str:
+        """The verdict; of a module that ran more or less often, how often: its time per step then says little else."""
+        if self.phase == PART or self.base_calls == self.new_calls or not (self.base_calls and self.new_calls):
+            return self.verdict
+        return (
+            f"ran {self.new_calls:g} {'time' if self.new_calls == 1 else 'times'} a step instead of {self.base_calls:g}"
+        )
+
 
 class ModuleChanges(NamedTuple):
     """What the modules changed by.

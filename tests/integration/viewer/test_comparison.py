@@ -192,7 +192,9 @@ def test_picked_change_is_highlighted_on_both_sides_and_copied(open_page: Open) 
 
 
 def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, tmp_path: Path) -> None:
-    found = modtrace.diff(recording(0), recording(1, {("Net.h.3", BACKWARD): 1.5, ("Net.h.5", BACKWARD): 0.6}))
+    changed = recording(1, {("Net.h.3", BACKWARD): 1.5, ("Net.h.5", BACKWARD): 0.6}, twice=("Net.h.6",))
+    found = modtrace.diff(recording(0), changed)
+    assert [change.outcome for change in found.changes[:2]] == ["ran 2 times a step instead of 1"] * 2
     found.save(tmp_path / "d.html")
     with visit(browser) as seen:
         page = seen.page
@@ -203,7 +205,7 @@ def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, t
         rows = [row.locator("th, td").all_inner_texts() for row in page.locator("tbody tr").all()]
         assert len(rows) == len(found.changes)
         for cells, change in zip(rows, found.changes, strict=True):
-            assert (cells[0], cells[1], cells[-1]) == (change.fqn, change.phase, change.verdict)
+            assert (cells[0], cells[1], cells[-1]) == (change.fqn, change.phase, change.outcome)
             assert cells[2:4] == [f"{ns / 1e6:.3f}" for ns in (change.base_ns, change.new_ns)]
         assert page.locator(".notes p").all_inner_texts() == found.header
         assert found._sides is not None

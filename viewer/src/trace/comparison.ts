@@ -40,3 +40,9 @@ const CLOCK_NS = 1000;
 /** The difference as a part of what it was before; infinite where that was less than clocks tell. */
 export const ratioOf = ({ before, difference }: Change): number =>
   before >= CLOCK_NS ? difference / before : difference ? Infinity : 0;
+
+/** How often a module ran that ran more or less often, in the words of `Change.outcome` in Python; "" of any other. */
+export function ranOtherwise({ callsBefore, callsAfter }: Change): string {
+  if (callsBefore === callsAfter || !callsBefore || !callsAfter) return "";
+  return `ran ${callsAfter} ${callsAfter === 1 ? "time" : "times"} a step instead of ${callsBefore}`;
+}

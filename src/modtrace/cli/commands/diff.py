@@ -52,6 +52,7 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     help="Write the comparison: .html shows a typical step of each side, coloured by what changed, .pftrace the same "
     "for Perfetto; .md, .csv and .json are tables.",
 )
+@click.option("--verbose", is_flag=True, help="List modules without a difference beyond the noise too.")
 @only_option
 @click.option(
     "--map",
@@ -87,6 +88,7 @@ def diff_command(
     sides: tuple[str, ...],
     output_format: TableFormat,
     output: str | None,
+    verbose: bool,
     only: str | None,
     name_map: dict[str, str],
     fail_above: float | None,
@@ -116,7 +118,7 @@ def diff_command(
         found = whole.only(only)
         if not found.changes:
             raise no_such_module(" and ".join(sides), only, whole.changes[0].fqn if whole.changes else "")
-    _show(found, output_format)
+    _show(found, output_format, verbose=verbose)
     if output is not None:
         found.save(output)
         echo(f"the comparison is in {output}", err=True)
@@ -136,12 +138,13 @@ def _save_baseline(recordings: tuple[str, ...], path: str) -> None:
     echo(f"Next: modtrace diff {path} NEW.pftrace --fail-above 5%")
 
 
-def _show(found: Diff, output_format: TableFormat) -> None:
+def _show(found: Diff, output_format: TableFormat, *, verbose: bool) -> None:
     if output_format == "table":
-        make_console().print(found.to_text(LIMIT), soft_wrap=True)
+        make_console().print(found.to_text(LIMIT, verbose=verbose), soft_wrap=True)
+    elif output_format == "markdown":
+        click.echo(found.to_markdown(verbose=verbose), nl=False)
     else:
-        render = {"markdown": found.to_markdown, "csv": found.to_csv, "json": found.to_json}[output_format]
-        click.echo(render(), nl=False)
+        click.echo(found.to_csv() if output_format == "csv" else found.to_json(), nl=False)
 
 
 def _fails(found: Diff, limit: float, floor: float) -> bool:
@@ -151,6 +154,7 @@ def _fails(found: Diff, limit: float, floor: float) -> bool:
     above = found.above(limit, floor=floor)
     for change in above:
         what = change.fqn if change.phase == "part" else f"{change.fqn} {change.phase}" if change.fqn else "the step"
+        told = "is slower" if change.outcome == change.verdict else f"{change.outcome} and took longer"
         by = f"{change.ratio:.1%}" if math.isfinite(change.ratio) else f"{change.difference_ns / 1e6:.3f} ms"
-        echo(f"modtrace: {what} is slower by {by}, more than {limit:.1%}", err=True)
+        echo(f"modtrace: {what} {told} by {by}, more than {limit:.1%}", err=True)
     return bool(above) or found.unrelated

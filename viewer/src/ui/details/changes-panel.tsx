@@ -5,7 +5,7 @@ import { flaggedSpans } from "../../analysis/search";
 import { VERDICT_COLORS } from "../../color";
 import { compareValues, formatCount } from "../../format";
 import type { Store } from "../../store";
-import { type Change, ratioOf, VERDICTS, type Verdict } from "../../trace/comparison";
+import { type Change, ranOtherwise, ratioOf, VERDICTS, type Verdict } from "../../trace/comparison";
 import { CopyButton } from "../copy-button";
 import { ColumnHead, type Order } from "./column-head";
 import { MoreRows, PAGE_ROWS } from "./more-rows";
@@ -58,7 +58,7 @@ function toText(changes: readonly Change[], [before, after]: readonly [string, s
     ["high ns", ({ interval }) => interval?.[1] ?? ""],
     [`${before} calls`, ({ callsBefore }) => callsBefore],
     [`${after} calls`, ({ callsAfter }) => callsAfter],
-    ["verdict", ({ verdict }) => verdict],
+    ["verdict", (change) => ranOtherwise(change) || change.verdict],
   ];
   const lines = changes.map((change) => columns.map(([, value]) => value(change)).join("\t"));
   return [columns.map(([title]) => title).join("\t"), ...lines].join("\n");
@@ -85,7 +85,10 @@ export function ChangesPanel({ store }: { store: Store }) {
   const hasOtherCalls = changes.some(({ callsBefore, callsAfter }) => callsBefore !== callsAfter);
   const hasInterval = changes.some(({ interval }) => interval);
   const picked = store.pickedChange.value;
-  const counts = VERDICTS.map((verdict) => changes.filter((change) => change.verdict === verdict).length);
+  const counts = VERDICTS.map(
+    (verdict) => changes.filter((change) => change.verdict === verdict && !ranOtherwise(change)).length,
+  );
+  const otherwise = changes.filter(ranOtherwise).length;
 
   return (
     <>
@@ -116,6 +119,7 @@ export function ChangesPanel({ store }: { store: Store }) {
                 </span>
               ),
           )}
+          {otherwise > 0 && <span>{formatCount(otherwise)} ran more or less often</span>}
         </p>
         <CopyButton
           text={() =>
@@ -172,7 +176,7 @@ export function ChangesPanel({ store }: { store: Store }) {
                   <td class="number interval">{interval && `${signedMs(interval[0])} … ${signedMs(interval[1])}`}</td>
                 )}
                 {hasOtherCalls && <td class="number">{formatCalls(change)}</td>}
-                <td class="verdict">{verdictTitle(verdict, titles)}</td>
+                <td class="verdict">{ranOtherwise(change) || verdictTitle(verdict, titles)}</td>
               </tr>
             );
           })}
