@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 import modtrace
 from modtrace.cli.group import group
+from modtrace.compare import save_baseline
 from modtrace.compare.compare import compare_runs
 from modtrace.compare.run_times import RunTimes, measure_samples
 from modtrace.compare.samples import Samples, plain_fqn, take_samples
@@ -304,6 +305,44 @@ def test_forms_of_a_diff() -> None:
     assert (values["sentence"], values["changes"][1]["verdict"]) == (FOUND.sentence, "added")
     assert '<td style="text-align: left">Net.h|0</td>' in FOUND._repr_html_()
     assert FOUND.only("*.x").changes == FOUND.changes[1:]
+
+
+def of_two_classes(timeline: Timeline) -> Timeline:
+    names = [
+        name._replace(module_class="AB"[int(name.fqn[-1]) % 2] if "." in name.fqn else "Net") for name in timeline.names
+    ]
+    return replace(timeline, names=names)
+
+
+def test_classes_are_compared_by_what_all_their_modules_took() -> None:
+    base, new = of_two_classes(recording(0)), of_two_classes(recording(1, {("Net.h.3", FORWARD): 3.0}))
+    found = modtrace.diff(base, new, by="class")
+
+    assert {(change.fqn, change.phase) for change in found.changes} == {
+        (name, phase) for name in ("Net", "A", "B") for phase in ("forward", "backward")
+    }
+    worst = found.changes[0]
+    # Of four modules of 100 µs one takes 300 µs.
+    assert (worst.fqn, worst.phase, worst.base_calls, worst.verdict) == ("B", "forward", 4, "slower")
+    assert worst.base_ns == pytest.approx(400_000, rel=0.03)
+    assert worst.new_ns == pytest.approx(600_000, rel=0.03)
+    assert found.sentence.startswith("1 of 3 classes is slower: B forward, +")
+    assert found.to_text().splitlines()[-3].split()[:2] == ["class", "phase"]
+    assert found.to_text().splitlines()[-1] == "2 classes: no difference beyond the noise"
+
+
+def test_steps_are_what_step_by_says(tmp_path: Path) -> None:
+    base, new = tmp_path / "base.pftrace", tmp_path / "new.pftrace"
+    recording(0).save(base)
+    recording(1).save(new)
+    save_baseline(base, tmp_path / "base.json", step_by="Block")
+    for before in (base, tmp_path / "base.json"):
+        found = modtrace.diff(before, new, step_by="Block")
+        # Calls of the model: 50 µs of its own and eight layers of 100 µs; no backward, no pause.
+        assert found.step.base_ns == pytest.approx(850_000, rel=0.02)
+        assert {change.phase for change in found.changes} == {"forward"}
+    with pytest.raises(modtrace.ModtraceError, match="no class"):
+        modtrace.diff(base, new, step_by="Other")
 
 
 def test_modules_without_a_difference_are_one_line_unless_all_are_asked_for() -> None:

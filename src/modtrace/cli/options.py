@@ -100,3 +100,9 @@ max_depth_option = click.option(
 steps_option = click.option(
     "--steps", metavar="A:B", type=interval(int), help="Take steps A to B, without B; 0 is the first, -1 the last."
 )
+step_by_option = click.option(
+    "--step-by",
+    metavar="WHAT",
+    help="What a step is: optimizer, call (an outermost call, or a generate), 'range NAME', or a class of modules; "
+    "else optimizer, or call where nothing is trained.",
+)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from .._errors import ModtraceError
 from ..read import load
 from ..timeline import Timeline
+from ..timeline.summary import GroupBy
 from .diff_result import Diff
 from .run_times import STEP_FLOPS, RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
 from .samples import is_within, renamed_fqn
@@ -25,6 +26,8 @@ def diff(
     new: Recorded | Sequence[Recorded],
     *,
     map: Mapping[str, str] | None = None,  # noqa: A002 (as `--map` of the command line)
+    by: GroupBy = "module",
+    step_by: str | None = None,
 ) -> Diff:
     """Compare what modules took before and after, per step and phase, by their self times; and the parts of the step.
 
@@ -39,6 +42,8 @@ def diff(
         new: the same, after the change.
         map: names of modules before and what they are called after: `{"GPT.blocks": "GPT.layers"}`; what they
             contain follows. `Diff.suggested` says which the structure suggests.
+        by: "module", or "class" for what all modules of a class took. A baseline has what it was saved by.
+        step_by: what a step is, as for `Timeline.summary`; a baseline has the steps that it was saved with.
 
     Returns:
         The comparison, with a `Change` per module and phase, and per part of the step; times in nanoseconds.
@@ -51,21 +56,30 @@ def diff(
         >>> found = modtrace.diff([f"base{i}.pftrace" for i in range(8)], [f"new{i}.pftrace" for i in range(8)])
         >>> [(change.fqn, change.ratio) for change in found.changes if change.verdict == "slower"]
     """
-    before, after = measure_side(base), measure_side(new)
+    before, after = (measure_side(side, by, step_by) for side in (base, new))
     found = compare_runs([run for run, _ in before], [run for run, _ in after], map or {})
     # The page shows of each side the step that is nearest the typical one of all its recordings.
     shown = _nearest(before, found.step.base_ns), _nearest(after, found.step.new_ns)
+    found = replace(found, by=by)
     if shown[0] is None or shown[1] is None:
         return found
     return replace(found, _sides=(shown[0]._replace(renamed=map or {}), shown[1]))
 
 
-def save_baseline(recordings: Recorded | Sequence[Recorded], path: str | os.PathLike[str]) -> list[RunTimes]:
+def save_baseline(
+    recordings: Recorded | Sequence[Recorded],
+    path: str | os.PathLike[str],
+    *,
+    by: GroupBy = "module",
+    step_by: str | None = None,
+) -> list[RunTimes]:
     """Keep what modules take in a small JSON file, which `diff` reads as a side.
 
     Args:
         recordings: a timeline, any file that `load` takes, or several of one program: best 5 or more.
         path: the file to write.
+        by: as for `diff`.
+        step_by: as for `diff`.
 
     Returns:
         What each recording says.
@@ -74,12 +88,14 @@ def save_baseline(recordings: Recorded | Sequence[Recorded], path: str | os.Path
         ModtraceError: a recording has no whole steps, or a file cannot be read.
         WriteError: the file cannot be written; an existing file is intact.
     """
-    runs = [run for run, _ in measure_side(recordings)]
+    runs = [run for run, _ in measure_side(recordings, by, step_by)]
     write_baseline(runs, path)
     return runs
 
 
-def measure_side(side: Recorded | Sequence[Recorded]) -> list[tuple[RunTimes, Side | None]]:
+def measure_side(
+    side: Recorded | Sequence[Recorded], by: GroupBy = "module", step_by: str | None = None
+) -> list[tuple[RunTimes, Side | None]]:
     """Measure the recordings of a side, one after the other, so that one is in memory at a time.
 
     Returns:
@@ -91,17 +107,17 @@ def measure_side(side: Recorded | Sequence[Recorded]) -> list[tuple[RunTimes, Si
     recorded = [side] if isinstance(side, (Timeline, str, os.PathLike)) else list(side)
     if not recorded:
         raise ModtraceError("there is nothing to compare: give a recording for each side")
-    return [measured for one in recorded for measured in _measure(one)]
+    return [measured for one in recorded for measured in _measure(one, by, step_by)]
 
 
-def _measure(recording: Recorded) -> list[tuple[RunTimes, Side | None]]:
+def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tuple[RunTimes, Side | None]]:
     if isinstance(recording, Timeline):
-        return [(measure_run(recording), typical_side(recording))]
+        return [(measure_run(recording, by, step_by), typical_side(recording, by, step_by))]
     if is_baseline(recording):
         return [(run, None) for run in read_baseline(recording)]
     timeline = load(recording)
     try:
-        return [(measure_run(timeline), typical_side(timeline))]
+        return [(measure_run(timeline, by, step_by), typical_side(timeline, by, step_by))]
     except ModtraceError as error:
         raise ModtraceError(f"{os.fspath(recording)}: {error}") from error
 

@@ -15,6 +15,7 @@ from typing import Any
 from .._errors import WriteError
 from .._tables import CellKind, Table, to_csv, to_html, to_markdown, to_text
 from .._terminal import counted, printable
+from ..timeline.summary import GroupBy
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
@@ -66,6 +67,7 @@ class Diff:
         environment: what differs between the sides: of `torch`, `cpu` and the like the texts before and after.
         suggested: names before and what they may be called after, as the structure suggests; nothing is compared by it.
         parts: one per part of the step, such as data loading, in the order of `changes`; none if a baseline has none.
+        by: what the changes are of: a "module", or all of a "class", which `fqn` then names.
 
     Examples:
         >>> [change.fqn for change in modtrace.diff("a.pftrace", "b.pftrace").above(0.05)]
@@ -85,6 +87,7 @@ class Diff:
     environment: Mapping[str, tuple[str, str]]
     suggested: Mapping[str, str]
     parts: Sequence[Change] = ()
+    by: GroupBy = "module"
     _sides: tuple[Side, Side] | None = field(default=None, repr=False, compare=False)
     """A typical step before and one after, which pages and traces show; None if a side is a baseline."""
     _selected: bool = field(default=False, repr=False, compare=False)
@@ -131,17 +134,19 @@ class Diff:
         """The answer in one sentence."""
         common, modules = self.modules_in_common
         if self.unrelated:
-            return f"these are different models: {common} of {counted(modules, 'module')} are on both sides"
+            return f"these are different models: {common} of {self._rows_in_words(modules)} are on both sides"
         often = [change for change in self.changes if change.outcome != change.verdict and _stands_out(change)]
         parts: list[str] = []
         for verdict in ("slower", "faster"):
             rows = [change for change in self.changes if change.outcome == verdict]
             count = len({change.fqn for change in rows})
             if rows:
-                of = f" of {counted(modules, 'module')}" if not parts else ""
+                of = f" of {self._rows_in_words(modules)}" if not parts else ""
                 parts.append(f"{count:,}{of} {'is' if count == 1 else 'are'} {verdict}: {_worst(rows[0], count)}")
         only = [change.verdict for change in self.changes]
-        parts = parts or [f"no {'other ' if often else ''}module of {modules:,} is slower or faster beyond the noise"]
+        parts = parts or [
+            f"no {'other ' if often else ''}{self.by} of {modules:,} is slower or faster beyond the noise"
+        ]
         others = len(often) - 1
         more = f", and {others:,} more {'differs' if others == 1 else 'differ'} so" if others else ""
         parts = [f"{change.fqn} {change.phase} {change.outcome}: {_cost(change)}{more}" for change in often[:1]] + parts
@@ -285,13 +290,16 @@ class Diff:
         """Show the table in a notebook."""
         return self.to_html()
 
+    def _rows_in_words(self, count: int) -> str:
+        return counted(count, self.by if count == 1 or self.by == "module" else "classe")
+
     def _rows(self, limit: int | None, verbose: bool) -> tuple[Table, list[str]]:
         """Return the table of modules, and in lines what is not in it."""
         rows = [change for change in self.changes if verbose or _stands_out(change)]
         quiet = len({change.fqn for change in self.changes} - {change.fqn for change in rows})
         hidden = 0 if limit is None else len(rows) - limit
         rest = [f"{hidden:,} more"] if hidden > 0 else []
-        rest += [f"{counted(quiet, 'module')}: no difference beyond the noise"] if quiet else []
+        rest += [f"{self._rows_in_words(quiet)}: no difference beyond the noise"] if quiet else []
         return self._table(rows[:limit]), rest
 
     def _table(self, changes: Sequence[Change]) -> Table:
@@ -304,7 +312,7 @@ class Diff:
             ]
             for change in changes
         ]
-        return Table(list(_COLUMNS), cells, list(_COLUMNS.values()), [0] * len(_COLUMNS))
+        return Table([self.by, *list(_COLUMNS)[1:]], cells, list(_COLUMNS.values()), [0] * len(_COLUMNS))
 
     def _parts_table(self) -> Table:
         cells = [[part.fqn, *_times(part), part.verdict] for part in self.parts]

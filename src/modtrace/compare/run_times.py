@@ -24,7 +24,7 @@ from .._errors import ModtraceError
 from .._system.files import open_regular
 from .._typing import Int64Array
 from ..timeline import Timeline
-from ..timeline.summary import step_flops
+from ..timeline.summary import GroupBy, step_flops
 from ..write.atomic_file import atomic_writer
 from .samples import SAMPLED_PHASES, Key, Samples, renamed_fqn, take_samples
 
@@ -109,8 +109,8 @@ class RunTimes(NamedTuple):
     parts: Mapping[str, ModuleRun] = {}
 
 
-def measure_run(timeline: Timeline) -> RunTimes:
-    """Measure a recording.
+def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> RunTimes:
+    """Measure a recording; `by` and `step_by` as in `Timeline.summary`.
 
     Raises:
         ModtraceError: no step is whole.
@@ -119,7 +119,7 @@ def measure_run(timeline: Timeline) -> RunTimes:
     flops = step_flops(timeline)
     if flops is not None:
         environment[STEP_FLOPS] = f"{flops:,}"
-    return measure_samples(take_samples(timeline), environment)
+    return measure_samples(take_samples(timeline, by, step_by), environment)
 
 
 def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTimes:

@@ -11,7 +11,7 @@ from .._errors import ModtraceError
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
 from ..timeline.gpu_tracks import on_gpu, without_gpu
-from ..timeline.summary import divide_steps, find_step_bounds, measure_steps, self_times, warm_up_steps
+from ..timeline.summary import GroupBy, divide_steps, find_step_bounds, measure_steps, self_times, warm_up_steps
 
 Key = tuple[str, str]
 """Fully qualified name and phase; the phase is one of `SAMPLED_PHASES`."""
@@ -46,25 +46,25 @@ class Samples(NamedTuple):
     parts: Mapping[str, Int64Array] = {}
 
 
-def take_samples(timeline: Timeline) -> Samples:
-    """Return the samples of a recording.
+def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Samples:
+    """Return the samples of a recording; `by` and `step_by` as in `Timeline.summary`.
 
     Raises:
-        ModtraceError: no step is whole.
+        ModtraceError: no step is whole, or `step_by` names no range and no class.
     """
     columns = timeline.columns
     on_cpu = without_gpu(timeline)
-    whole = [step for step in measure_steps(on_cpu, None) if step.whole][-MAX_STEPS:]
+    whole = [step for step in measure_steps(on_cpu, step_by) if step.whole][-MAX_STEPS:]
     if not whole:
         raise ModtraceError("a recording without whole steps cannot be compared; call rec.step() after each step")
     duration_ns = np.array([step.training_ns for step in whole], np.int64)
     warm_up = warm_up_steps(duration_ns)
     steps = np.array([step.step for step in whole[warm_up:]], np.int64)
-    name_fqns = _plain_fqns(timeline)
+    name_fqns = _plain_fqns(timeline) if by == "module" else [name.module_class for name in timeline.names]
     fqns = list(dict.fromkeys(name_fqns))
     index_of = {fqn: index for index, fqn in enumerate(fqns)}
     module = np.array([index_of[fqn] for fqn in name_fqns], np.int64)
-    step_of = find_step_bounds(on_cpu, None).of_spans(timeline)
+    step_of = find_step_bounds(on_cpu, step_by).of_spans(timeline)
     position = np.searchsorted(steps, step_of)
     chosen = np.flatnonzero(np.append(steps, _NONE)[position] == step_of)
     phase = columns.phase[chosen] + len(PHASES) * on_gpu(timeline)[chosen]
@@ -84,7 +84,7 @@ def take_samples(timeline: Timeline) -> Samples:
     classes: dict[str, str] = {}
     for name in called[np.argsort(first)].tolist():
         classes.setdefault(name_fqns[name], timeline.names[name].module_class)
-    divided = {step.step: step.parts for step in divide_steps(on_cpu, None)}
+    divided = {step.step: step.parts for step in divide_steps(on_cpu, step_by)}
     part_names = dict.fromkeys(part for number in steps.tolist() for part in divided[number])
     return Samples(
         dict(zip(keys, self_ns, strict=True)),

@@ -13,7 +13,7 @@ from ..timeline.gpu_tracks import on_gpu, without_gpu
 from ..timeline.join import join
 from ..timeline.rewrite import move_times, replace_processes
 from ..timeline.select import modules_only
-from ..timeline.summary import find_step_bounds, find_typical_step
+from ..timeline.summary import GroupBy, find_step_bounds, find_typical_step
 from ..write.html import Comparison
 from .samples import SAMPLED_PHASES, plain_fqn
 from .verdicts import Change
@@ -29,25 +29,27 @@ class Side(NamedTuple):
         start_ns: when it began, Unix nanoseconds.
         duration_ns: what it took.
         renamed: names of modules here, and what they are called on the other side.
+        by: what is compared, modules or classes.
     """
 
     step: Timeline
     start_ns: int
     duration_ns: int
     renamed: Mapping[str, str]
+    by: GroupBy = "module"
 
 
-def typical_side(timeline: Timeline) -> Side:
-    """Return the typical step of a recording.
+def typical_side(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Side:
+    """Return the typical step of a recording; `by` and `step_by` as in `Timeline.summary`.
 
     Raises:
         ModtraceError: no step is whole.
     """
-    found = find_typical_step(timeline)
-    step = timeline.steps(found.step, found.step + 1)
-    bounds = find_step_bounds(without_gpu(timeline), None)
+    found = find_typical_step(timeline, step_by)
+    step = timeline.steps(found.step, found.step + 1, step_by)
+    bounds = find_step_bounds(without_gpu(timeline), step_by)
     start_ns = int(bounds.start[bounds.number == found.step][0])
-    return Side(step, start_ns, found.duration_ns, {})
+    return Side(step, start_ns, found.duration_ns, {}, by)
 
 
 def side_by_side(sides: tuple[Side, Side]) -> Timeline:
@@ -76,7 +78,11 @@ def compared(
 ) -> Comparison:
     """Say for the page how each span of `side_by_side(sides)` changed."""
     known = {(change.fqn, change.phase): index for index, change in enumerate(changes)}
-    keys = [plain_fqn(name.fqn, side.renamed) for side in sides for name in side.step.names]
+    keys = [
+        plain_fqn(name.fqn, side.renamed) if side.by == "module" else name.module_class
+        for side in sides
+        for name in side.step.names
+    ]
     of_name = np.array([[known.get((fqn, phase), -1) for phase in SAMPLED_PHASES] for fqn in keys], np.int32)
     columns = timeline.columns
     phase = columns.phase + len(PHASES) * on_gpu(timeline)

@@ -10,12 +10,13 @@ import click
 
 from ..._system.files import find_recordings
 from ..._terminal import counted
-from ..options import TableFormat, format_option, only_option
+from ..options import TableFormat, format_option, only_option, step_by_option
 from ..output import echo, make_console, show_status
 from ..selection import no_such_module
 
 if TYPE_CHECKING:
     from ...compare import Diff
+    from ...timeline.summary import GroupBy
 
 LIMIT = 30
 
@@ -55,6 +56,14 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
 @click.option("--verbose", is_flag=True, help="List modules without a difference beyond the noise too.")
 @only_option
 @click.option(
+    "--by",
+    type=click.Choice(["module", "class"]),
+    default="module",
+    show_default=True,
+    help="What is compared; a baseline has what it was saved by.",
+)
+@step_by_option
+@click.option(
     "--map",
     "name_map",
     metavar="OLD=NEW",
@@ -90,6 +99,8 @@ def diff_command(
     output: str | None,
     verbose: bool,
     only: str | None,
+    by: GroupBy,
+    step_by: str | None,
     name_map: dict[str, str],
     fail_above: float | None,
     fail_floor: float,
@@ -102,7 +113,7 @@ def diff_command(
     changes that one does not. The verdicts of all modules hold together with 99 %.
     """
     if baseline is not None:
-        _save_baseline(sides, baseline)
+        _save_baseline(sides, baseline, by, step_by)
         return
     if len(sides) != 2:
         raise click.UsageError("Give two sides, BASE and NEW; quote a pattern of files.")
@@ -112,7 +123,7 @@ def diff_command(
         suffix_of(output)
     before, after = (find_recordings([side]) for side in sides)
     with show_status(f"comparing {' and '.join(sides)}"):
-        whole = diff(before, after, map=name_map)
+        whole = diff(before, after, map=name_map, by=by, step_by=step_by)
     found = whole
     if only is not None:
         found = whole.only(only)
@@ -126,13 +137,14 @@ def diff_command(
         sys.exit(1)
 
 
-def _save_baseline(recordings: tuple[str, ...], path: str) -> None:
+def _save_baseline(recordings: tuple[str, ...], path: str, by: GroupBy, step_by: str | None) -> None:
     from ...compare import save_baseline
 
     files = find_recordings(recordings)
     with show_status(f"measuring {counted(len(files), 'recording')}"):
-        runs = save_baseline(files, path)
-    modules = counted(len({fqn for run in runs for fqn in run.classes}), "module")
+        runs = save_baseline(files, path, by=by, step_by=step_by)
+    count = len({fqn for run in runs for fqn in run.classes})
+    modules = counted(count, "module") if by == "module" else f"{count:,} classes"
     steps = counted(sum(run.steps for run in runs), "step")
     echo(f"{path}: {modules}, {steps} of {counted(len(runs), 'recording')}")
     echo(f"Next: modtrace diff {path} NEW.pftrace --fail-above 5%")

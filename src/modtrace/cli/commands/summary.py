@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ..options import LazyChoice, TableFormat, format_option, max_depth_option, only_option, steps_option
+from ..options import (
+    LazyChoice,
+    TableFormat,
+    format_option,
+    max_depth_option,
+    only_option,
+    step_by_option,
+    steps_option,
+)
 from ..output import make_console, show_status
 from ..selection import no_such_module, require_spans
 
@@ -53,12 +61,7 @@ def _sort_keys() -> tuple[str, ...]:
 @click.option(
     "--memory", is_flag=True, help="Show memory only: what modules keep and take, and who holds it at the peak."
 )
-@click.option(
-    "--step-by",
-    metavar="WHAT",
-    help="What a step is: optimizer, call (an outermost call, or a generate), 'range NAME', or a class of modules; "
-    "else optimizer, or call where nothing is trained.",
-)
+@step_by_option
 @only_option
 @max_depth_option
 @steps_option

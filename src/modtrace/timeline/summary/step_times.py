@@ -143,13 +143,13 @@ def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> t
     return before, np.where(first_start < end, end - last_end, 0)
 
 
-def find_typical_step(timeline: Timeline) -> StepTimes:
+def find_typical_step(timeline: Timeline, step_by: str | None = None) -> StepTimes:
     """Return the whole step after the warm-up whose duration is nearest the median of these; the first of equals.
 
     Raises:
         ModtraceError: no step is whole.
     """
-    whole = [step for step in measure_steps(without_gpu(timeline), None) if step.whole]
+    whole = [step for step in measure_steps(without_gpu(timeline), step_by) if step.whole]
     if not whole:
         raise ModtraceError("a recording without whole steps has no typical one; call rec.step() after each step")
     kept = whole[warm_up_steps(np.array([step.training_ns for step in whole], np.int64)) :]
