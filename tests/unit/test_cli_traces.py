@@ -140,6 +140,19 @@ def test_convert_says_how_many_spans_it_wrote(spans: int, said: str, tmp_path: P
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"{said} in {target}\n")
 
 
+def test_convert_takes_its_output_as_an_option_too(trace: Path) -> None:
+    as_argument, as_option = trace.with_name("a.json"), trace.with_name("b.json")
+    assert invoke("convert", trace, as_argument).exit_code == 0
+    assert invoke("convert", trace, "-o", as_option).exit_code == 0
+    assert as_option.read_bytes() == as_argument.read_bytes()
+    for wrong in ((), (as_argument, "-o", as_option)):
+        result = invoke("convert", trace, *wrong)
+        assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+            2,
+            "modtrace: Give one file to write, as OUT or -o OUT.",
+        )
+
+
 def test_convert_refuses_to_write_over_what_it_reads(trace: Path) -> None:
     before = trace.read_bytes()
     link, hard = trace.with_name("link.json"), trace.with_name("hard.json")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,3 +63,15 @@ def test_a_recording_has_it_in_its_timeline() -> None:
 
     assert "libraries" in recording.timeline().metadata
     assert isinstance(recording.timeline().metadata["cpus"], int)
+
+
+def test_libraries_that_are_loaded_while_it_runs_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with modtrace.record(engine="python", capacity=64) as recording:
+        before = recording.snapshot().metadata["libraries"]
+        monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(__version__="1.0.31"))
+        during = recording.snapshot().metadata["libraries"]
+        monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.9.0"))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(__version__="4.0.0"))
+
+    assert during == f"{before}, timm 1.0.31"
+    assert recording.timeline().metadata["libraries"] == f"{before}, timm 1.0.31, vllm 0.9.0"

@@ -291,7 +291,8 @@ class Diff:
         return self.to_html()
 
     def _rows_in_words(self, count: int) -> str:
-        return counted(count, self.by if count == 1 or self.by == "module" else "classe")
+        plural = {"module": "modules", "class": "classes"}[self.by]
+        return f"{count:,} {self.by if count == 1 else plural}"
 
     def _rows(self, limit: int | None, verbose: bool) -> tuple[Table, list[str]]:
         """Return the table of modules, and in lines what is not in it."""

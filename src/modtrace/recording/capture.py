@@ -116,6 +116,7 @@ class Capture:
     def stop(self) -> None:
         """End, and restore what of torch was wrapped; the ring stays readable."""
         self._regions.backward = None
+        self.note_libraries()
         self.engine.stop()
         self._sampler.stop()
         self._clocks.stop()
@@ -126,6 +127,10 @@ class Capture:
             self.ring.close()
         except OSError as error:
             self._report(error)
+
+    def note_libraries(self) -> None:
+        """Note what is loaded now: a recording that began before the script did knows none of its libraries."""
+        self.ring.metadata = {**self.ring.metadata, "libraries": _libraries()}
 
     def write_mark(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
         """Write one event of this thread.
@@ -180,7 +185,8 @@ _HEAD_BYTES = 2048
 _MAX_TEXT = 80
 _LIBRARIES = (
     *("numpy", "triton", "torchvision", "transformers", "accelerate", "deepspeed", "lightning", "pytorch_lightning"),
-    *("flash_attn", "xformers", "peft", "megatron", "apex", "transformer_engine", "torchtitan"),
+    *("flash_attn", "xformers", "peft", "megatron", "apex", "transformer_engine", "torchtitan", "timm", "vllm"),
+    *("bitsandbytes", "datasets"),
 )
 """Libraries whose versions are noted where they are loaded."""
 
@@ -209,7 +215,6 @@ def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str,
 
 def _system() -> dict[str, object]:
     """Return the hardware and the libraries that are loaded; takes less than a millisecond and starts no GPU."""
-    libraries = ((name, getattr(sys.modules[name], "__version__", None)) for name in _LIBRARIES if name in sys.modules)
     found: dict[str, object] = {
         "os": f"{platform.system()} {platform.machine()}",
         "cpu": _first_match(_CPU_INFO, r"model name\s*: (.+)"),
@@ -218,9 +223,15 @@ def _system() -> dict[str, object]:
         "gpu_driver": _first_match(_NVIDIA_DRIVER, r"Kernel Module[^\n]*?\s(\d+\.[\d.]+)\s"),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "libraries": ", ".join(f"{name} {version}" for name, version in libraries if isinstance(version, str)),
+        "libraries": _libraries(),
     }
     return {key: value for key, value in found.items() if value}
+
+
+def _libraries() -> str:
+    """Return names and versions of the libraries that are loaded."""
+    loaded = ((name, getattr(sys.modules[name], "__version__", None)) for name in _LIBRARIES if name in sys.modules)
+    return ", ".join(f"{name} {version}" for name, version in loaded if isinstance(version, str))
 
 
 def _gpus() -> str | None:

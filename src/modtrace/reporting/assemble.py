@@ -43,7 +43,7 @@ def zip_bytes(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-_MAX_TABLE_ROWS = 30
+_MAX_TABLE_ROWS, _TABLE_WIDTH = 30, 120
 
 _REPLACED_NOTE = (
     "Replaced: texts of marks, names of threads, counters and annotations, by numbers; ids of processes and threads; "
@@ -211,13 +211,13 @@ def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
             fqn, module_class = names.module(row.fqn, row.module_class)
             row = row._replace(fqn=fqn, module_class=module_class)
         rows.append(row)
-    return replace(summary, rows=rows).sort_by(limit=_MAX_TABLE_ROWS).to_markdown()
+    return replace(summary, rows=rows).sort_by(limit=_MAX_TABLE_ROWS).to_markdown(_TABLE_WIDTH)
 
 
 def _fit(source: ReportSource, table: str | None, names: ReportNames, max_bytes: int) -> Report:
     """Return the report with as much of the trace as fits."""
     environment = environment_text(source.timeline.metadata).encode()
-    table = table or source.timeline.summary().sort_by(limit=_MAX_TABLE_ROWS).to_markdown()
+    table = table or source.timeline.summary().sort_by(limit=_MAX_TABLE_ROWS).to_markdown(_TABLE_WIDTH)
 
     def attempt(max_items: int) -> tuple[dict[str, bytes], TracePart, int]:
         part = source.part(max_items)

@@ -47,8 +47,14 @@ def test_it_writes_the_archive(trace: Path) -> None:
 
     assert result.exit_code == 0, result.output
     assert out.read_bytes() == zip_bytes(modtrace.report(trace).files)
-    assert result.stderr == f"{out}: {out.stat().st_size:,} bytes\n"
-    assert result.stdout == ""
+    said = f"{out}: {out.stat().st_size:,} bytes\n"
+    hint = "It names your modules and classes: --show lists the names in it, --anonymize replaces them.\n"
+    assert (result.stdout, result.stderr) == ("", said + hint)
+    assert invoke(trace, "-o", out, "--anonymize").stderr == f"{out}: {out.stat().st_size:,} bytes\n"
+    summary = modtrace.report(trace).files["summary.md"].decode()
+    rows = [line for line in summary.splitlines() if line.startswith("|")]
+    assert rows[0].startswith("| module | class | calls | % step | total ms | self |")
+    assert all(len(row.split(" | ")) < 13 for row in rows)
 
 
 @pytest.mark.parametrize(

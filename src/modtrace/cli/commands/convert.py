@@ -14,7 +14,8 @@ from ..selection import require_spans
 
 @click.command("convert")
 @click.argument("source", type=click.Path(), metavar="IN")
-@click.argument("target", type=click.Path(), metavar="OUT")
+@click.argument("target", type=click.Path(), metavar="OUT", required=False)
+@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="The same as the argument OUT.")
 @steps_option
 @only_option
 @max_depth_option
@@ -26,7 +27,8 @@ from ..selection import require_spans
 )
 def convert_command(
     source: str,
-    target: str,
+    target: str | None,
+    output: str | None,
     window: tuple[float | None, float | None] | None,
     steps: tuple[int | None, int | None] | None,
     only: str | None,
@@ -44,6 +46,9 @@ def convert_command(
     from ...read import load
     from ...write import check_writable
 
+    if (target is None) == (output is None):
+        raise click.UsageError("Give one file to write, as OUT or -o OUT.")
+    target = target or output or ""
     check_writable(target)
     if os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
         raise WriteError(f"{target}: IN and OUT are the same file; give OUT another name")

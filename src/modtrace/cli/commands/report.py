@@ -54,3 +54,7 @@ def report_command(trace: str, output: str | None, anonymize: bool, show: bool) 
     if output is not None:
         packed.save(output)
         echo(f"{output}: {packed.size:,} bytes", err=True)
+        if not anonymize:
+            echo(
+                "It names your modules and classes: --show lists the names in it, --anonymize replaces them.", err=True
+            )

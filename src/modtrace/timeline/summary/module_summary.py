@@ -242,9 +242,13 @@ class Summary:
         """Return the table of the `limit` slowest steps, times in ms."""
         return render.steps_text(self, limit, width)
 
-    def to_markdown(self) -> str:
-        """Return a GitHub table, times in ms; module names can neither break it nor render as anything but text."""
-        return render.modules_markdown(self)
+    def to_markdown(self, width: int | None = None) -> str:
+        """Return a GitHub table, times in ms; module names can neither break it nor render as anything but text.
+
+        Args:
+            width: leave out the columns of modules that a terminal of so many characters has no room for.
+        """
+        return render.modules_markdown(self, width)
 
     def steps_markdown(self, limit: int | None = None) -> str:
         """Return the `limit` slowest steps as a GitHub table, times in ms."""

@@ -310,9 +310,9 @@ def _left_out(headings: Sequence[str], width: int | None) -> list[str]:
     return wrapped(f"hidden: {', '.join(headings)} (widen the terminal or pipe the output)", width)
 
 
-def modules_markdown(summary: Summary) -> str:
+def modules_markdown(summary: Summary, width: int | None = None) -> str:
     """Return the table of modules, the footer below it, and what devices did if that is known."""
-    lines = to_markdown(modules_table(summary))
+    lines = to_markdown(without_columns(modules_table(summary), width)[0])
     lines += [*_paragraph(summary.footer), *_paragraph(steps_note(summary.overview))]
     if summary.device is not None:
         devices = device_table(summary.device).first_rows(len(summary.rows))
