@@ -61,7 +61,7 @@ class Training:
         return self.now
 
 
-def watch(path: Path, when: str = "step > 3x", **limits: int) -> tuple[Watcher, list[str]]:
+def watch(path: Path, when: str | tuple[()] = "step > 3x", **limits: int) -> tuple[Watcher, list[str]]:
     lines: list[str] = []
     keeper = WindowKeeper(kept_folder(path), KeepLimits(**limits), lines.append)
     return Watcher([str(path)], parse_conditions(when), keeper, lines.append), lines
@@ -87,6 +87,11 @@ def kept(folder: Path) -> list[str]:
         ("hang 2min", ("hang", "", 120 * SECOND, 0.0)),
         ("hang", None),
         ("hang 0s", None),
+        ("step > 0x", None),
+        ("data > 0s", None),
+        ("module * > 0ms", None),
+        ("", None),
+        (" ; ", None),
         ("stepp > 3x", None),
         ("step > 3", None),
         ("step < 3x", None),
@@ -233,7 +238,7 @@ def test_a_moment_is_kept_of_all_ranks_of_a_folder(tmp_path: Path) -> None:
 
 def test_a_mark_that_asks_to_keep_is_kept_without_a_condition(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace")
-    watcher, lines = watch(tmp_path / "run.modtrace", when="")
+    watcher, lines = watch(tmp_path / "run.modtrace", when=())
     for number in range(12):
         if number == 5:
             training.script.mark(training._after(1), f"{KEEP_PREFIX}loss is nan")
@@ -247,7 +252,7 @@ def test_a_mark_that_asks_to_keep_is_kept_without_a_condition(tmp_path: Path) ->
 
 def test_any_reason_gives_a_name_of_a_file(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace")
-    watcher, _ = watch(tmp_path / "run.modtrace", when="", pause_ns=0)
+    watcher, _ = watch(tmp_path / "run.modtrace", when=(), pause_ns=0)
     for why in ("../../etc", "a\0b\nc", "ü" * 1000, "", "\ud800"):
         for _ in range(6):
             training.step()

@@ -48,17 +48,21 @@ def parse_conditions(texts: str | Iterable[str]) -> tuple[Condition, ...]:
     """Return the conditions of a text, or of several; `;` separates those of one text.
 
     Raises:
-        ModtraceError: one is not understood; the message lists the forms.
+        ModtraceError: one is not understood, or a text has none; the message lists the forms.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
-    parts = [part.strip() for text in texts for part in _checked(text).split(";")]
-    return tuple(_parse(part) for part in parts if part)
+    return tuple(_parse(part) for text in texts for part in _split(text))
 
 
-def _checked(text: object) -> str:
-    if not isinstance(text, str):
-        raise ModtraceError(f"{text!r} is no condition; the forms are {_FORMS}")
-    return text
+def _split(text: object) -> list[str]:
+    parts = [part.strip() for part in text.split(";") if part.strip()] if isinstance(text, str) else []
+    if not parts:
+        raise _refusal(text)
+    return parts
+
+
+def _refusal(text: object) -> ModtraceError:
+    return ModtraceError(f"{text!r} is no condition; the forms are {_FORMS}")
 
 
 def _parse(text: str) -> Condition:
@@ -67,16 +71,18 @@ def _parse(text: str) -> Condition:
         duration = parse_duration(text.removeprefix("hang")) if text.startswith("hang") else None
         if duration:
             return Condition(text, "hang", "", duration)
-        raise ModtraceError(f"{text!r} is no condition; the forms are {_FORMS}")
+        raise _refusal(text)
     what, value = limit[1], limit[2].strip()
     kind, _, name = what.partition(" ")
     times, limit_ns = _TIMES.fullmatch(value), parse_duration(value)
+    if not (limit_ns or (times and float(times[1]))):  # all are slower than 0
+        raise _refusal(text)
     if kind == "module" and name and limit_ns is not None:
         return Condition(text, "module", name.strip(), limit_ns)
     part = name.strip() if kind == "range" else _SHORT_NAMES.get(what, what)
     is_known = what == "step" or part in (*PARTS, "other") or (kind == "range" and part)
-    if not is_known or (times is None and limit_ns is None):
-        raise ModtraceError(f"{text!r} is no condition; the forms are {_FORMS}")
+    if not is_known:
+        raise _refusal(text)
     subject: Literal["step", "part"] = "step" if what == "step" else "part"
     name = "" if subject == "step" else part
     return Condition(text, subject, name, limit_ns, float(times[1]) if times else 0.0)
