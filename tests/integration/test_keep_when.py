@@ -157,10 +157,20 @@ def test_without_a_watcher_the_process_keeps_what_it_asks_for(tmp_path: Path, en
             recording.step()
         with pytest.raises(TypeError):
             recording.keep(6)  # type: ignore[arg-type]
+    with pytest.raises(modtrace.RecordingError, match=r"call keep\(\) before stop\(\), or save its last steps"):
+        recording.keep("too late")
     timeline = modtrace.load(tmp_path / "a.kept" / "step6-keep-a-spike.pftrace")
     assert np.unique(timeline.columns.step).tolist() == [4, 5, 6]
     assert timeline.metadata[KEPT] == ["a spike"]
     assert [mark.text for mark in recording.timeline().marks if mark.kind == "mark"] == ["modtrace.keep a spike"]
+
+
+def test_to_keep_does_nothing_once_a_recording_has_ended_by_itself(tmp_path: Path) -> None:
+    with modtrace.record(tmp_path / "a.pftrace", engine="python", max_steps=2) as recording:
+        for _ in range(3):
+            recording.step()
+        recording.keep("after max_steps")
+    assert not (tmp_path / "a.kept").exists()
 
 
 @pytest.mark.parametrize(
@@ -168,6 +178,7 @@ def test_without_a_watcher_the_process_keeps_what_it_asks_for(tmp_path: Path, en
     [
         ({"keep_when": "step > 3x"}, "keep_when needs a ring"),
         ({"keep_when": "step > 3", "ring": "a.modtrace"}, 'the forms are "step > 3x"'),
+        ({"keep_when": "", "ring": "a.modtrace"}, "keep_when: '' is no condition; the forms are"),
         ({"keep_when": [3], "ring": "a.modtrace"}, 'the forms are "step > 3x"'),
         (
             {

@@ -81,7 +81,7 @@ class Recording:
         self._make_capture = partial(make_capture, regions=self._optimizer_steps.regions)
         self.first_step = self._marked_steps = self._followed_steps = 0
         self._block: object = None
-        self._entered = self._unsaved = self._cycle_ended = self.replaceable = False
+        self._entered = self._unsaved = self._cycle_ended = self._was_stopped = self.replaceable = False
         self.on_saved: Callable[[str], None] = log_saved
         self.warn: Callable[[str], None] = _log.warning
         self.replaced_by: Recording | None = None
@@ -226,6 +226,10 @@ class Recording:
         Raises:
             WriteError: the file cannot be written; the timeline is still there, `save` can try another path.
         """
+        self._was_stopped = True
+        self._stop()
+
+    def _stop(self) -> None:
         try:
             ran = stop_alone(self)
         except BaseException:
@@ -313,11 +317,19 @@ class Recording:
         With `keep_when` the watcher saves it, once two further steps have ended. Without, a thread of this process
         saves the last steps at once, one window at a time and 20 at most.
 
+        It does nothing once the recording has ended by itself, as after `max_steps`.
+
         Raises:
             TypeError: `why` is no text.
+            RecordingError: the program has stopped the recording.
         """
         if not isinstance(why, str):
             raise TypeError(f"the reason to keep is a str, not {type(why).__name__}")
+        if self._was_stopped:
+            raise RecordingError(
+                f"keep({why!r}): the recording has stopped; call keep() before stop(), or save its last steps by "
+                "recording.timeline().steps(-3).save(path)"
+            )
         self._write_mark(Kind.MARK, lambda names: names.text(f"{KEEP_PREFIX}{why}"), 0)
         if self.running and self._capture is not None:
             self._kept_windows.keep_now(why, self._outputs.ring_path or self.path, self.snapshot, self.warn)
@@ -410,7 +422,7 @@ class Recording:
     def _stop_and_log(self, when: str) -> None:
         """Stop, and log an error of saving: no caller could handle it."""
         try:
-            self.stop()
+            self._stop()
         except ModtraceError as error:
             _log.error("the recording could not be saved %s: %s", when, error)
 
