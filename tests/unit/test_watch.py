@@ -155,6 +155,10 @@ def test_a_step_is_kept_with_those_around_it_once_they_have_ended(tmp_path: Path
         "step 20 took 506 ms (step > 3x; usually 11 ms)",
         "step 20: 506 ms, of which 503 ms forward; usually 8 ms",
     ]
+    text = CliRunner().invoke(commands, ["summary", str(file)]).stdout
+    assert "10 spans" in text
+    assert "Kept the last" not in text
+    assert "overwritten" not in text
 
 
 @pytest.mark.parametrize(
@@ -316,6 +320,23 @@ def test_what_is_overwritten_before_a_look_is_counted(tmp_path: Path) -> None:
     assert follower.missed_events == 700 - 14 - 64
     assert [step.number for step in given] == list(range(91, 100))
     assert {round((step.end_ns - step.start_ns) / MS) for step in given} == {11}
+
+
+def test_a_broken_ring_is_named_once(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.modtrace").write_bytes(b"MODTRACE")
+    training = Training(tmp_path / "run.modtrace")
+    watcher, lines = watch(tmp_path, "step > 3x")
+    for number in range(22):
+        training.step(head=300 if number == 19 else 5)
+    assert watcher.look()
+    wrong = "not a ring file (it does not begin with MODTRACE and a header)"
+    broken = [f"{tmp_path}/a.modtrace: {wrong}", f"{tmp_path}/b.modtrace: {wrong}"]
+    assert lines == broken
+    # One that breaks while it is followed: its windows are not tried.
+    os.truncate(tmp_path / "run.modtrace", 8)
+    watcher.run(0)
+    assert lines == [*broken, f"{tmp_path}/run.modtrace: {wrong}", "ended: 0 kept"]
 
 
 def test_a_ring_that_a_new_run_replaces_is_followed_to_its_end(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .._errors import RingError
 from .._system.files import open_regular
 from .._typing import Int64Array
 from ..ring import Kind, RingSnapshot, read_ring
@@ -158,13 +159,19 @@ class RingFollower:
     def _read(self) -> RingSnapshot:
         count = max(_FIRST_EVENTS, 2 * (self.recorded - self._context))
         while True:
-            snapshot = read_ring(self._source, count)
+            snapshot = self._last_events(count)
             held = len(snapshot.slots.events) + snapshot.slots.torn
             if snapshot.slots.overwritten <= self._context or held < count or count >= _MAX_EVENTS:
                 rank, pid = snapshot.metadata.get("rank"), snapshot.metadata.get("pid")
                 self.rank, self.pid = rank if isinstance(rank, int) else None, pid if isinstance(pid, int) else 0
                 return snapshot
             count = min(_MAX_EVENTS, snapshot.slots.recorded - self._context + _FIRST_EVENTS)
+
+    def _last_events(self, count: int) -> RingSnapshot:
+        try:
+            return read_ring(self._source, count)
+        except RingError as error:
+            raise RingError(str(error).replace(self._source, self.path, 1)) from None
 
     def _divide(self, snapshot: RingSnapshot, has_ended: bool) -> Look:
         """Give what has ended since the last look, and move on."""
@@ -224,7 +231,7 @@ class RingFollower:
         before = [step.end_serial for step in self.last_steps if inside and step.number < inside[0].number]
         first_serial = before[-1] if before else 0 if inside else self.recorded - _FIRST_STEP_EVENTS
         count = min(_MAX_EVENTS, self.recorded - first_serial + _FIRST_EVENTS)
-        timeline = build_timeline(_since(read_ring(self._source, count), first_serial))
+        timeline = build_timeline(_since(self._last_events(count), first_serial))
         if not inside:
             return timeline.window(start_ns, end_ns)
         is_open = inside[-1] is self.last_steps[-1] and end_ns > inside[-1].end_ns

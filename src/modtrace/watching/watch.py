@@ -48,6 +48,7 @@ class Watcher:
         self._paths, self._conditions, self._keeper, self._say = paths, conditions, keeper, say
         self._sinks = sinks
         self._followers: dict[tuple[int, int], tuple[RingFollower, Triggers]] = {}
+        self._broken: set[RingFollower] = set()
         self._named: set[str] = set()
         self._said: set[str] = set()
 
@@ -58,9 +59,8 @@ class Watcher:
                 time.sleep(every_s)
         except KeyboardInterrupt:
             pass
-        followers = [follower for follower, _ in self._followers.values()]
-        self._keeper.save_ready(followers, flush=True)
-        for follower in followers:
+        self._keeper.save_ready(self._readable(), flush=True)
+        for follower, _ in self._followers.values():
             if follower.missed_events:
                 self._say(f"{follower.path}: {follower.missed_events:,} events were overwritten before they were read")
         self._keeper.close()
@@ -79,14 +79,17 @@ class Watcher:
             except RingError as error:
                 self._say_once(str(error))
                 follower.state = "ended"
+                self._broken.add(follower)
                 continue
             for trigger in triggers.judge(follower, look):
                 self._keeper.add(follower, trigger)
             for sink in self._sinks:
                 sink.take(follower, look)
-        followers = [follower for follower, _ in self._followers.values()]
-        self._keeper.save_ready(followers)
-        return not followers or any(follower.state != "ended" for follower in followers)
+        self._keeper.save_ready(self._readable())
+        return not self._followers or any(follower.state != "ended" for follower, _ in self._followers.values())
+
+    def _readable(self) -> list[RingFollower]:
+        return [follower for follower, _ in self._followers.values() if follower not in self._broken]
 
     def _find(self) -> None:
         rings, _, errors = find_rings(self._paths)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from .._errors import ModtraceError
 from ..timeline import Timeline
+from ..timeline.contents import WHOLE_RUN
 from ..timeline.summary import divide_steps
 from .follow import RingFollower
 from .triggers import Trigger
@@ -150,7 +151,7 @@ class WindowKeeper:
             sentences += find_causes(pending.follower, [] if pending.step is None else [pending.step]).values()
         folder = self._folder / _file_name(f"{step}{label}") if len(followers) > 1 else self._folder
         saved: list[Path] = []
-        for follower in [pending.follower, *(f for f in followers if f is not pending.follower)]:
+        for follower in sorted(followers, key=lambda follower: follower is not pending.follower):
             if self._is_full and not saved:
                 self._passed_over += 1
                 return
@@ -171,7 +172,7 @@ class WindowKeeper:
                     self._stop_keeping(f"the windows in {self._folder} take {self._bytes:,} bytes (--max-bytes)")
                     break
             except (ModtraceError, OSError) as error:
-                self._say(f"a window of {follower.path} cannot be kept: {error}")
+                self._say(f"a window cannot be kept: {error}")
                 continue
             self._bytes += size
             saved.append(path)
@@ -193,7 +194,10 @@ def save_window(timeline: Timeline, folder: Path, name: str, why: Iterable[str])
     while path.exists():
         number += 1
         path = folder / f"{stem}-{number}.pftrace"
-    dataclasses.replace(timeline, metadata={**timeline.metadata, KEPT: list(why)}).save(path)
+    metadata = {name: value for name, value in timeline.metadata.items() if name != WHOLE_RUN} | {KEPT: list(why)}
+    stats = timeline.stats  # what is before a window is not lost
+    stats = dataclasses.replace(stats, recorded=stats.recorded - stats.overwritten, overwritten=0)
+    dataclasses.replace(timeline, metadata=metadata, stats=stats).save(path)
     return path
 
 
