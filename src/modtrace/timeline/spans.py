@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from .._errors import ModtraceError
 from .contents import Name, Process
 from .slices import PHASES, Slices
 
@@ -94,6 +97,26 @@ class Spans(Sequence[Span]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} spans>"
+
+    def to_frame(self) -> Any:
+        """Return a DataFrame with a row per span; see `Timeline.frame`."""
+        c = self._columns
+        names = c.name.tolist()
+        labels, fqns, classes = (
+            [column[i] for i in names] for column in (zip(*self._names, strict=True) if names else 3 * [()])
+        )
+        columns = {
+            **{"name": labels, "fqn": fqns, "module_class": classes, "phase": [PHASES[i] for i in c.phase.tolist()]},
+            **{"start_ns": c.start, "end_ns": c.end, "duration_ns": c.end - c.start, "depth": c.depth},
+            **{"track": [self._tracks[i] for i in c.track.tolist()], "call": c.call, "step": c.step},
+            **{"complete": c.complete, "process": [self._processes[i].name for i in c.track.tolist()]},
+        }
+        for library in sorted(("pandas", "polars"), key=lambda name: name not in sys.modules):
+            try:
+                return importlib.import_module(library).DataFrame(columns)
+            except ModuleNotFoundError:
+                continue
+        raise ModtraceError("frame() needs pandas or polars: pip install pandas")
 
     def _rows(self, start: int, stop: int) -> Iterator[Span]:
         c = self._columns

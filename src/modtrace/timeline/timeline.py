@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .._interrupts import cached_property
 from . import select
@@ -100,6 +101,19 @@ class Timeline:
     def spans(self) -> Spans:
         """The spans in start order."""
         return Spans(self.columns, self.names, self.track_names, [track.process for track in self.tracks])
+
+    def frame(self) -> Any:
+        """Return a DataFrame of pandas or polars with a row per span: the program's own library, if it uses one.
+
+        Its columns are the attributes of `Span`, with `duration_ns`; `process` is the process's name.
+
+        Raises:
+            ModtraceError: neither is installed.
+
+        Example:
+            >>> timeline.frame().groupby(["fqn", "phase"]).duration_ns.median()
+        """
+        return self.spans.to_frame()
 
     @property
     def track_names(self) -> list[str]:
