@@ -163,7 +163,8 @@ def _schedule(text: str) -> _StepSchedule:
     return schedule
 
 
-def _flag(text: str) -> bool:
+def parse_flag(text: str) -> bool:
+    """Return what `true` or `false` means; raises ValueError for another text."""
     try:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     except KeyError:
@@ -177,9 +178,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("model", str, "Start names at the module of this class. [each outermost called module]", "CLASS"),
     Option("max_steps", _positive, "Stop recording after N training steps.", "N"),
     Option("schedule", _schedule, "Record only some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE[,REPEAT]"),
-    Option("shapes", _flag, "Note shapes and dtypes of each call's input tensors.", None, False),
+    Option("shapes", parse_flag, "Note shapes and dtypes of each call's input tensors.", None, False),
     Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
-    Option("memory", _flag, "Record what each call of a module allocates and keeps, on the CPU.", None, False),
+    Option("memory", parse_flag, "Record what each call of a module allocates and keeps, on the CPU.", None, False),
     Option(
         "on_signal",
         _signal,
@@ -194,14 +195,16 @@ OPTIONS: tuple[Option, ...] = (
         "SIGNAL",
         suggestions=_USER_SIGNALS,
     ),
-    Option("host_name", _flag, "Note the host's name instead of a hash of it.", None, False),
-    Option("strip_wrappers", _flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", None, True),
-    Option("device_times", _flag, "Also record when the device (a GPU) is in chosen calls, by events.", None, False),
+    Option("host_name", parse_flag, "Note the host's name instead of a hash of it.", None, False),
+    Option("strip_wrappers", parse_flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", None, True),
+    Option(
+        "device_times", parse_flag, "Also record when the device (a GPU) is in chosen calls, by events.", None, False
+    ),
     Option("device_depth", _positive, "Choose calls with fewer than N around them (2, unless by name).", "N"),
     Option("device_modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
-    Option("ranges", _flag, "Record named ranges: data loading, optimizer, your own.", None, True),
-    Option("flops", _flag, "Count the FLOPs of each module, in the first step.", None, False),
-    Option("workers", _flag, "Also record what the workers of a DataLoader do.", None, False),
+    Option("ranges", parse_flag, "Record named ranges: data loading, optimizer, your own.", None, True),
+    Option("flops", parse_flag, "Count the FLOPs of each module, in the first step.", None, False),
+    Option("workers", parse_flag, "Also record what the workers of a DataLoader do.", None, False),
     Option("keep", _count, "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
     Option("keep_when", str, "Keep the steps around what is slow: 'step > 3x'.", "CONDITION", separator="; "),
 )

@@ -1,4 +1,4 @@
-"""SIGTERM under `modtrace run`: what was recorded is saved, and the process ends as it would have."""
+"""SIGTERM under `modtrace run` and `MODTRACE=`: what was recorded is saved, and the process ends as it would have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from tests.support.python_process import start_python
+from tests.support.python_process import python_environment, start_python
 
 STEP = """
 import multiprocessing, os, signal, sys, torch
@@ -32,24 +32,67 @@ signal.signal(signal.SIGTERM, end)
 print("ready", flush=True)
 signal.pause()
 """
-WORKER = """
-worker = multiprocessing.get_context("fork").Process(target=signal.pause)
-worker.start()
-worker.terminate()
-worker.join()
-print(worker.exitcode, flush=True)
+# Each gets the signal at once, most of them before Python has run there and the handler is gone.
+WORKERS = """
+for _ in range(30):
+    worker = multiprocessing.get_context("fork").Process(target=signal.pause)
+    worker.start()
+    worker.terminate()
+    worker.join(60)
+    assert worker.exitcode == -signal.SIGTERM
+"""
+WAITS = """
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready", flush=True)
+signal.sigwait({signal.SIGTERM})
+sys.exit(4)
+"""
+CHAINED = """
+before = signal.signal(signal.SIGTERM, lambda *of: (before(*of) if callable(before) else None, sys.exit(5)))
+print("ready", flush=True)
+signal.pause()
+"""
+CLOSED = """
+os.closerange(3, 1 << 12)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+STOPPED = """
+import threading
+sys.path.insert(0, "")
+import modtrace
+stopping = threading.Thread(target=modtrace.current().stop)
+stopping.start()
+stopping.join()
+step()
 """
 
 
 @pytest.mark.parametrize(
     ("script", "options", "said", "status", "spans"),
     [
-        (HANG, ("--save-on-term",), "ready\n", -signal.SIGTERM, 1),
-        (HANG, ("--save-on-term", "--on-signal", "SIGUSR1"), "ready\n", -signal.SIGTERM, 1),
-        (WORKER + HANG, (), f"{-signal.SIGTERM}\nready\n", -signal.SIGTERM, None),
-        (OWN, ("--save-on-term",), "ready\nthe program's own\n", 3, 2),
+        (HANG, (), "ready\n", -signal.SIGTERM, 1),
+        (HANG, ("--on-signal", "SIGUSR1"), "ready\n", -signal.SIGTERM, 1),
+        (HANG, ("--no-save-on-term",), "ready\n", -signal.SIGTERM, None),
+        (WORKERS + HANG, (), "ready\n", -signal.SIGTERM, 1),
+        (WAITS, (), "ready\n", 4, 1),
+        (OWN, (), "ready\nthe program's own\n", 3, 2),
+        (CHAINED, (), "ready\n", 5, 1),
+        (CLOSED, (), "ready\n", -signal.SIGTERM, None),
+        (STOPPED + HANG, (), "ready\n", -signal.SIGTERM, 1),
     ],
-    ids=["hung", "with another signal", "not asked for", "handled by the program"],
+    ids=[
+        "hung",
+        "with another signal",
+        "not wanted",
+        "sent to children at once",
+        "waited for",
+        "handled by the program",
+        "handled and handed on",
+        "descriptors closed",
+        "stopped by a thread",
+    ],
 )
 def test_on_sigterm_a_run_is_saved_and_ends_as_before(
     script: str, options: tuple[str, ...], said: str, status: int, spans: int | None, tmp_path: Path
@@ -67,3 +110,26 @@ def test_on_sigterm_a_run_is_saved_and_ends_as_before(
     assert (lines, process.returncode) == (said, status)
     out = tmp_path / "out.pftrace"
     assert (len(modtrace.load(out).spans) if out.exists() else None) == spans
+
+
+@pytest.mark.parametrize(("text", "spans"), [("out.pftrace", 1), ("path=out.pftrace,save_on_term=false", None)])
+def test_on_sigterm_what_the_variable_records_is_saved(text: str, spans: int | None, tmp_path: Path) -> None:
+    job = f"import modtrace\n{STEP}{HANG}"
+    with start_python("-c", job, cwd=tmp_path, env=python_environment(MODTRACE=text)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+    assert process.returncode == -signal.SIGTERM
+    out = tmp_path / "out.pftrace"
+    assert (len(modtrace.load(out).spans) if out.exists() else None) == spans
+
+
+def test_on_sigterm_a_launcher_that_calls_no_module_saves_nothing(tmp_path: Path) -> None:
+    with start_python(
+        "-c", f"import modtrace, os, torch\n{HANG}", cwd=tmp_path, env=python_environment(MODTRACE="out.pftrace")
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+    assert process.returncode == -signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []

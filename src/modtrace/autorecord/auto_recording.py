@@ -15,7 +15,7 @@ from .._errors import RecordingError
 from .._next_step import next_step_hint
 from .._rank import absolute_path, add_rank
 from .._terminal import printable
-from ..record_options import OPTIONS
+from ..record_options import OPTIONS, parse_flag
 from .job import ChildCount, Job
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class AutoRecording:
         prepare: called before the recording starts, when torch is imported.
         unattended: no command waits for the recording: log what keeps it from starting, and say on stderr where the
             file is once it is there. False lets such an error leave the script's import of torch.
-        save_on_term: save if SIGTERM ends this process.
+        save_on_term: save to the path if SIGTERM ends this process.
 
     Attributes:
         recording: None until torch is imported.
@@ -50,7 +50,7 @@ class AutoRecording:
         *,
         unattended: bool,
         prepare: Callable[[], object] = lambda: None,
-        save_on_term: bool = False,
+        save_on_term: bool = True,
     ) -> None:
         self._arguments = arguments
         self._prepare = prepare
@@ -104,7 +104,7 @@ class AutoRecording:
             recording.replaceable = True
             recording.on_saved = _say_where if self._unattended else _say_nothing
             recording.warn = _say
-            if self._save_on_term:
+            if self._save_on_term and recording.path is not None:
                 recording.save_on_term()
             recording.start()
             self.recording = recording
@@ -179,7 +179,11 @@ def _say_nothing(_path: str) -> None:
 _VARIABLE = "MODTRACE"
 _RING_SUFFIX = ".modtrace"
 _EXAMPLES = "MODTRACE=trace.pftrace, or MODTRACE=ring=run-%r.modtrace,path=run-%r.pftrace"
-_PARSERS: Mapping[str, Callable[[str], Any]] = {"path": str, **{option.name: option.parse for option in OPTIONS}}
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "path": str,
+    "save_on_term": parse_flag,
+    **{option.name: option.parse for option in OPTIONS},
+}
 _PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
 
 
@@ -193,7 +197,8 @@ def start_from_variable() -> None:
         return
     # A child that imports modtrace too would replace the parent's files by its own: the job says what it records.
     del os.environ[_VARIABLE]
-    AutoRecording(arguments, unattended=True)
+    save_on_term = arguments.pop("save_on_term", True)
+    AutoRecording(arguments, unattended=True, save_on_term=save_on_term)
 
 
 def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:

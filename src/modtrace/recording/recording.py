@@ -146,12 +146,12 @@ class Recording:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has stopped, and holds no call of a module, no collective and no step."""
-        if self.running or self.steps:
+        """Whether it holds no call of a module, no collective and no step."""
+        if self.steps:
             return False
         if self._capture is None:
             return True
-        timeline = self.timeline()
+        timeline = self.snapshot() if self.running else self.timeline()
         return not (len(timeline.columns) or len(timeline.collectives.start))
 
     def start(self) -> Recording:

@@ -7,7 +7,10 @@ import ctypes
 import faulthandler
 import os
 import signal
+import socket
+import struct
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -16,6 +19,11 @@ from .._errors import RecordingError
 from .._system.processes import is_signal_caught
 from ..ring import stacks_path
 
+_CREDENTIALS = struct.Struct("iII")
+"""What the kernel sends with each datagram: the process that sent it, its user and group."""
+_PASS_CREDENTIALS: int | None = getattr(socket, "SO_PASSCRED", None)
+_FORWARD_EVERY_S = 0.01
+
 
 class SaveOnSignal:
     """Calls `save` on a thread of its own for each signal that comes.
@@ -23,6 +31,10 @@ class SaveOnSignal:
     Python runs a handler only when the main thread comes back to it, which a hang never does. The wake-up descriptor
     is written by the C handler itself, at once; a waiting thread reads it. Where somebody else (asyncio) has the
     descriptor, the Python handler wakes the thread.
+
+    A forked child has both until Python has run there, and would wake the parent's thread. So the descriptor is a
+    socket, of which the kernel says who wrote to it. Python forgets a signal that came to the child by then: if it was
+    SIGTERM, the thread sends it again.
 
     Args:
         number: the signal; None for none but SIGTERM.
@@ -46,7 +58,9 @@ class SaveOnSignal:
         self._ends = False
         self._old_handlers: dict[int, Any] = {}
         self._handler = self._handle  # one object, to be known again
-        self._read_fd = self._write_fd = -1
+        self._reader: socket.socket | None = None
+        self._writer: socket.socket | None = None
+        self._process = os.getpid()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -58,6 +72,7 @@ class SaveOnSignal:
         """
         self._ends = self._before_end is not None and signal.SIGTERM not in self._numbers and _is_term_free()
         numbers = [*self._numbers, *([signal.SIGTERM] if self._ends else [])]
+        self._process = os.getpid()
         try:
             for number in numbers:
                 # Asked for and not taken from what sets it: an interrupt in between would lose it.
@@ -67,27 +82,33 @@ class SaveOnSignal:
             raise RecordingError(f"on_signal: {numbers[0].name} cannot be listened to: {error}") from error
         if not self._old_handlers:
             return
-        self._read_fd, self._write_fd = os.pipe()
-        os.set_blocking(self._write_fd, False)
-        other_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        if self._ends:
+            # Calls of C go on behind the signal, as they would not know what to do: the process ends soon.
+            signal.siginterrupt(signal.SIGTERM, False)
+        self._reader, self._writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        if _PASS_CREDENTIALS is not None:
+            self._reader.setsockopt(socket.SOL_SOCKET, _PASS_CREDENTIALS, 1)
+        self._writer.setblocking(False)
+        other_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         if other_fd != -1:
             signal.set_wakeup_fd(other_fd)
         self._thread = threading.Thread(target=self._listen, name="modtrace-signal", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening and restore the old handler; away from the main thread, an idle handler stays.
+        """Stop listening and restore the old handler; away from the main thread, which alone can do so, all stays.
 
         It undoes what of `start` was done, and can be called again where an interrupt came in between.
         """
+        if threading.current_thread() is not threading.main_thread():
+            return
         thread = self._thread
-        if thread is not None and thread.ident is not None:
-            os.write(self._write_fd, b"\0")
-            thread.join()
+        if thread is not None and thread.ident is not None and self._writer is not None:
+            with contextlib.suppress(OSError):  # the program may have closed it
+                self._writer.send(b"\0")
+                thread.join()
         self._thread = None
-        # Only the main thread can free the descriptor that the C handler writes to.
-        if threading.current_thread() is threading.main_thread():
-            self._restore()
+        self._restore()
 
     def after_fork(self) -> None:
         """Stop in a forked child, where the listening thread does not exist; the signal is its parent's."""
@@ -99,25 +120,31 @@ class SaveOnSignal:
         for number, old_handler in self._old_handlers.items():
             if signal.getsignal(number) is self._handler:
                 signal.signal(number, old_handler if old_handler is not None else signal.SIG_DFL)
-        if self._write_fd != -1 and self._owns_wakeup_fd():
-            signal.set_wakeup_fd(-1)
-        descriptors, self._read_fd, self._write_fd = (self._read_fd, self._write_fd), -1, -1
-        for descriptor in descriptors:
-            if descriptor != -1:
-                os.close(descriptor)
+        for end in (self._reader, self._writer):
+            if end is not None:
+                with contextlib.suppress(OSError, ValueError):  # the program may have closed it
+                    if self._owns_wakeup_fd():
+                        signal.set_wakeup_fd(-1)
+                    end.close()
+        self._reader = self._writer = None
 
     def _owns_wakeup_fd(self) -> bool:
+        own = -1 if self._writer is None else self._writer.fileno()
         current = signal.set_wakeup_fd(-1)
         if current != -1:
-            signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write_fd)
-        return current == self._write_fd
+            signal.set_wakeup_fd(current, warn_on_full_buffer=current != own)
+        return current == own != -1
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._thread is None and self._is_ended_by(number):  # it was stopped away from the main thread
-            _end_by(number)
-        if self._thread is not None and not self._owns_wakeup_fd():
-            with contextlib.suppress(BlockingIOError):  # so many are waiting already
-                os.write(self._write_fd, bytes([number]))
+        try:
+            if os.getpid() != self._process:  # a child of a recording that has stopped away from the main thread
+                raise ChildProcessError
+            if self._writer is not None and not self._owns_wakeup_fd():
+                with contextlib.suppress(BlockingIOError):  # so many are waiting already
+                    self._writer.send(bytes([number]))
+        except (OSError, ValueError):  # the program has closed our descriptors
+            if self._is_ended_by(number):
+                _end_by(number)
         old_handler = self._old_handlers.get(number)
         if callable(old_handler):
             old_handler(number, frame)
@@ -127,24 +154,38 @@ class SaveOnSignal:
         return number == signal.SIGTERM and self._ends and signal.getsignal(number) is self._handler
 
     def _listen(self) -> None:
-        while numbers := os.read(self._read_fd, 64):
-            if any(number in numbers for number in self._numbers):
+        assert self._reader is not None
+        # They are the other threads': one that blocks SIGTERM to wait for it gets it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, *self._numbers})
+        while True:
+            data, sent_by, _, _ = self._reader.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
+            number = data[0]
+            process = _CREDENTIALS.unpack(sent_by[0][2])[0] if sent_by else self._process
+            if process != self._process:
+                if number == signal.SIGTERM and process > 0:
+                    with contextlib.suppress(OSError):
+                        os.kill(process, number)
+                    time.sleep(_FORWARD_EVERY_S)
+            elif number in self._numbers:
                 self._save()
-            if signal.SIGTERM in numbers and self._is_ended_by(signal.SIGTERM) and self._before_end is not None:
-                self._before_end()
-                _end_by(signal.SIGTERM)
-            if 0 in numbers:
+            elif self._is_ended_by(number) and self._before_end is not None:
+                try:
+                    self._before_end()
+                finally:
+                    _end_by(number)
+            elif not number:
                 return
 
 
 def _is_term_free() -> bool:
     """Whether SIGTERM would end this process, and a thread would be woken by it, also while the main thread hangs."""
-    if os.name != "posix" or threading.current_thread() is not threading.main_thread():
+    if _PASS_CREDENTIALS is None or threading.current_thread() is not threading.main_thread():
         return False
     other_fd = signal.set_wakeup_fd(-1)
     if other_fd != -1:
         signal.set_wakeup_fd(other_fd)
-    return other_fd == -1 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    return other_fd == -1 and is_default and not is_signal_caught(os.getpid(), signal.SIGTERM)
 
 
 def _end_by(number: int) -> None:

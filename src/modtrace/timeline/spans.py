@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import sys
@@ -106,16 +107,23 @@ class Spans(Sequence[Span]):
             [column[i] for i in names] for column in (zip(*self._names, strict=True) if names else 3 * [()])
         )
         columns = {
-            **{"name": labels, "fqn": fqns, "module_class": classes, "phase": [PHASES[i] for i in c.phase.tolist()]},
-            **{"start_ns": c.start, "end_ns": c.end, "duration_ns": c.end - c.start, "depth": c.depth},
-            **{"track": [self._tracks[i] for i in c.track.tolist()], "call": c.call, "step": c.step},
-            **{"complete": c.complete, "process": [self._processes[i].name for i in c.track.tolist()]},
+            "name": labels,
+            "fqn": fqns,
+            "module_class": classes,
+            "phase": [PHASES[i] for i in c.phase.tolist()],
+            "start_ns": c.start,
+            "end_ns": c.end,
+            "duration_ns": c.end - c.start,
+            "depth": c.depth,
+            "track": [self._tracks[i] for i in c.track.tolist()],
+            "call": c.call,
+            "step": c.step,
+            "complete": c.complete,
+            "process": [self._processes[i].name for i in c.track.tolist()],
         }
         for library in sorted(("pandas", "polars"), key=lambda name: name not in sys.modules):
-            try:
+            with contextlib.suppress(ModuleNotFoundError):
                 return importlib.import_module(library).DataFrame(columns)
-            except ModuleNotFoundError:
-                continue
         raise ModtraceError("frame() needs pandas or polars: pip install pandas")
 
     def _rows(self, start: int, stop: int) -> Iterator[Span]:
