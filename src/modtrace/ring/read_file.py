@@ -45,6 +45,8 @@ _BYTES_PER_BLOCK = 512
 _MIN_BYTES_WITH_HOLES = 1 << 32
 _SLOTS_AHEAD = 1 << 10
 """Slots behind the newest event that are read with it: the writer goes on meanwhile."""
+_SLOTS_BEHIND = 64
+"""In one of so many is the next event, also if a thread was killed while it wrote."""
 
 _SlotRange = tuple[int, int]
 """The number of the first slot, and that behind the last one."""
@@ -96,6 +98,24 @@ def read_ring(path: str | os.PathLike[str], last_events: int | None = None) -> R
             )
     missing_bytes = max(0, header.log_start + LOG_CHUNK_BYTES - size)
     return RingSnapshot(*validate(slots, records, header.metadata), writer, has_known_pid(header), missing_bytes)
+
+
+def has_news(path: str | os.PathLike[str], last: RingSnapshot) -> bool:
+    """Return whether a ring file holds events behind those of a snapshot, or its writer has ended since.
+
+    Raises:
+        RingError: as of `read_ring`.
+    """
+    with _opened(path) as (file, header):
+        if writer_state(file.fileno(), header) != last.writer:
+            return True
+        recorded, capacity = last.slots.recorded, header.capacity
+        for first, stop in _slots_of(recorded, recorded + min(_SLOTS_BEHIND, capacity), capacity, capacity):
+            words = read_at(file.fileno(), (stop - first) * SLOT_BYTES, SLOTS_OFFSET + first * SLOT_BYTES)
+            stamps = np.frombuffer(words, np.int64)[WORDS_PER_SLOT - 1 :: WORDS_PER_SLOT]
+            if (stamps > recorded).any():
+                return True
+    return False
 
 
 def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:

@@ -6,7 +6,8 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from .._errors import RingError
 from .._system.files import open_regular
 from .._typing import Int64Array
-from ..ring import Kind, RingSnapshot, read_ring
+from ..ring import Kind, RingSnapshot, has_news, read_ring
 from ..timeline import RingAnalysis, Timeline, build_timeline
 from ..timeline.summary import divide_steps, find_step_bounds
 
@@ -29,6 +30,8 @@ _FIRST_STEP_EVENTS = 1 << 16
 _CONTEXT_EVENTS = 1 << 14
 """How much before a look is then divided again with it, for calls that had begun."""
 _REMEMBERED_STEPS = 256
+_MAX_UNREAD = 10
+"""After so many looks without news the ring is read all the same, for what only its name table says."""
 _STEP_KINDS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.MARK)
 
 
@@ -116,9 +119,9 @@ class RingFollower:
         self.state, self.is_stepless = "unknown", False
         self.last_steps: deque[EndedStep] = deque(maxlen=_REMEMBERED_STEPS)
         self.analysis: RingAnalysis | None = None
-        self._context = self._divided = 0
+        self._context = self._divided = self._unread = self._news = 0
         self._last_number = self._divided_time = -1
-        self._changed_at = time.monotonic_ns()
+        self._changed_at = self._quiet_since = time.monotonic_ns()
 
     @property
     def ring_name(self) -> str | None:
@@ -135,9 +138,12 @@ class RingFollower:
         Raises:
             RingError: the file cannot be read, or is no ring file.
         """
+        if self._is_quiet():
+            self.quiet_ns = time.monotonic_ns() - self._quiet_since
+            return Look()
         snapshot = self._read()
         has_ended = snapshot.writer == "dead" or any(record["kind"] == "stop" for record in snapshot.records)
-        news = snapshot.slots.recorded - self.recorded
+        news = self._news = snapshot.slots.recorded - self.recorded
         was_running, self.state = self.state != "ended", "ended" if has_ended else snapshot.writer
         self.recorded = snapshot.slots.recorded
         events = snapshot.slots.events
@@ -145,10 +151,8 @@ class RingFollower:
         if news:
             self._changed_at = time.monotonic_ns()
             self.last_ns = int(self.analysis.clock.to_other(events.time[-1:])[0]) if len(events) else 0
-        since_ns = self._changed_at
-        if snapshot.known_pid and len(events):
-            since_ns = int(events.time[-1])
-        self.quiet_ns = time.monotonic_ns() - since_ns
+        self._quiet_since = int(events.time[-1]) if snapshot.known_pid and len(events) else self._changed_at
+        self.quiet_ns = time.monotonic_ns() - self._quiet_since
         fresh = events.serial >= self._divided
         ends = fresh & np.isin(events.kind, _STEP_KINDS)
         is_due = fresh.any() and (not self.last_steps or np.count_nonzero(fresh) > _FIRST_STEP_EVENTS)
@@ -156,8 +160,19 @@ class RingFollower:
             return self._divide(snapshot, has_ended)
         return Look()
 
+    def _is_quiet(self) -> bool:
+        """Whether there is nothing to read; that costs a tenth of reading it."""
+        self._unread += 1
+        if self.analysis is not None and self.state == "running" and self._unread <= _MAX_UNREAD:
+            with self._named():
+                if not has_news(self._source, self.analysis.snapshot):
+                    return True
+        self._unread = 0
+        return False
+
     def _read(self) -> RingSnapshot:
-        count = max(_FIRST_EVENTS, 2 * (self.recorded - self._context))
+        # As much as was new last time, and half of it more: most often one reading is enough.
+        count = _FIRST_EVENTS + self.recorded - self._context + self._news * 3 // 2
         while True:
             snapshot = self._last_events(count)
             held = len(snapshot.slots.events) + snapshot.slots.torn
@@ -168,8 +183,14 @@ class RingFollower:
             count = min(_MAX_EVENTS, snapshot.slots.recorded - self._context + _FIRST_EVENTS)
 
     def _last_events(self, count: int) -> RingSnapshot:
-        try:
+        with self._named():
             return read_ring(self._source, count)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Let an error name the file, and not the descriptor."""
+        try:
+            yield
         except RingError as error:
             raise RingError(str(error).replace(self._source, self.path, 1)) from None
 
