@@ -192,4 +192,5 @@ def test_a_distribution_of_a_few() -> None:
         "p99_ns": 3 * MS,
         "max_ns": 3 * MS,
     }
-    assert times.quantile(0.5) == pytest.approx(MS, rel=0.01)
+    assert times.quantiles(0.5) == [pytest.approx(MS, rel=0.01)]
+    assert times.quantiles(0, 0.33, 0.34, 1) == [1, 1, pytest.approx(MS, rel=0.01), 3 * MS]

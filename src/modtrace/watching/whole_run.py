@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ from .read_whole_run import read_whole_run
 
 _LOG_RATIO = float(np.log(1.02))
 """Each bin of a histogram ends 2 % above its begin, so its middle is 1 % from all that it holds."""
+_BINS = 1 << 12
+"""More than 64 bits of nanoseconds have."""
 _WRITE_EVERY_NS = 1_000_000_000
 
 
@@ -32,30 +35,53 @@ class Distribution:
 
     def add(self, ns: Int64Array) -> None:
         """Add durations; those below a nanosecond count as one."""
-        if not len(ns):
-            return
-        self.count += len(ns)
-        self.total_ns += int(ns.sum())
-        self.min_ns, self.max_ns = min(self.min_ns, int(ns.min())), max(self.max_ns, int(ns.max()))
-        bins, counts = np.unique((np.log(np.maximum(ns, 1)) / _LOG_RATIO).astype(np.int64), return_counts=True)
-        for number, count in zip(bins.tolist(), counts.tolist(), strict=True):
+        add_groups(np.zeros(len(ns), np.int64), ns, lambda _: self)
+
+    def _add(self, total_ns: int, min_ns: int, max_ns: int, bins: list[int], counts: list[int]) -> None:
+        self.count += sum(counts)
+        self.total_ns += total_ns
+        self.min_ns, self.max_ns = min(self.min_ns, min_ns), max(self.max_ns, max_ns)
+        for number, count in zip(bins, counts, strict=True):
             self._bins[number] = self._bins.get(number, 0) + count
 
-    def quantile(self, share: float) -> int:
-        """Return what this share of the durations does not exceed, to 1 %."""
-        left = share * self.count
-        for number, count in sorted(self._bins.items()):
-            left -= count
-            if left <= 0:
-                middle = round(float(np.exp((number + 0.5) * _LOG_RATIO)))
-                return min(max(middle, self.min_ns), self.max_ns)
-        return self.max_ns
+    def quantiles(self, *shares: float) -> list[int]:
+        """Return what these shares of the durations, in rising order, do not exceed, to 1 %."""
+        bins = sorted(self._bins.items())
+        found, seen, at = [], 0, -1
+        for share in shares:
+            while at < 0 or (seen < share * self.count and at + 1 < len(bins)):
+                at += 1
+                seen += bins[at][1] if bins else 0
+            middle = round(math.exp((bins[at][0] + 0.5) * _LOG_RATIO)) if bins else 0
+            found.append(min(max(middle, self.min_ns), self.max_ns))
+        return found
 
     def to_json(self) -> dict[str, int]:
         """Return `count`, `total_ns`, `min_ns`, `p50_ns`, `p95_ns`, `p99_ns` and `max_ns`."""
-        quantiles = {f"p{share}_ns": self.quantile(share / 100) for share in (50, 95, 99)}
+        p50, p95, p99 = self.quantiles(0.5, 0.95, 0.99)
         least = self.min_ns if self.count else 0
-        return {"count": self.count, "total_ns": self.total_ns, "min_ns": least, **quantiles, "max_ns": self.max_ns}
+        ends = {"count": self.count, "total_ns": self.total_ns, "min_ns": least}
+        return {**ends, "p50_ns": p50, "p95_ns": p95, "p99_ns": p99, "max_ns": self.max_ns}
+
+
+def add_groups(group: Int64Array, ns: Int64Array, of_group: Callable[[int], Distribution]) -> None:
+    """Add durations to several distributions at once.
+
+    Args:
+        group: of each duration, a number from 0.
+        ns: the durations.
+        of_group: returns the distribution of a group.
+    """
+    order = np.argsort(group, kind="stable")
+    group, ns = group[order], ns[order]
+    groups, first = np.unique(group, return_index=True)
+    ends = (ufunc.reduceat(ns, first).tolist() if len(ns) else [] for ufunc in (np.add, np.minimum, np.maximum))
+    bins = (np.log(np.maximum(ns, 1)) / _LOG_RATIO).astype(np.int64)
+    keys, counts = np.unique(group * _BINS + bins, return_counts=True)
+    splits = np.searchsorted(keys, groups[1:] * _BINS)
+    parts = [[part.tolist() for part in np.split(column, splits)] for column in (keys % _BINS, counts)]
+    for number, *of_one in zip(groups.tolist(), *ends, *(parts if len(ns) else ([], [])), strict=True):
+        of_group(number)._add(*of_one)
 
 
 class _WholeRun:
@@ -95,16 +121,16 @@ class _WholeRun:
     def _fold_spans(self, timeline: Timeline, rows: Int64Array) -> None:
         columns, names = timeline.columns, timeline.names
         self.spans += len(rows)
-        if not len(rows):
-            return
         key = columns.name[rows].astype(np.int64) * len(PHASES) + columns.phase[rows]
-        order = np.argsort(key, kind="stable")
-        duration = (columns.end - columns.start)[rows][order]
-        keys, first = np.unique(key[order], return_index=True)
-        for number, ns in zip(keys.tolist(), np.split(duration, first[1:]), strict=True):
+
+        def of_key(number: int) -> Distribution:
             name = names[number // len(PHASES)]
             module = (name.fqn, name.module_class, PHASES[number % len(PHASES)])
-            self.modules.setdefault(module, Distribution()).add(ns)
+            if module not in self.modules:
+                self.modules[module] = Distribution()
+            return self.modules[module]
+
+        add_groups(key, (columns.end - columns.start)[rows], of_key)
 
     def to_json(self, follower: RingFollower) -> dict[str, Any]:
         """Return all of it; `begin` tells this run from others of the same ring's name."""
