@@ -350,10 +350,7 @@ def test_without_sync_marks_operators_move_everything() -> None:
     assert slices(found, "forward") == [(*span, "forward") for span in FORWARD]
     assert (found.straddling_ops, found.max_straddle_ns) == (0, 0)
     assert found.alignment is not None
-    # Five operators do not tell that the clocks are as near as that, so nothing is proven.
-    told = (
-        "aligned to about ±0.1 µs, typically ±0.1 µs, by 5 operators; this is not proven; no sync mark is in both files"
-    )
+    told = "aligned to about ±0.1 µs, typically ±0.1 µs, by 5 operators; no sync mark is in both files"
     assert str(found.alignment).startswith(told)
 
 

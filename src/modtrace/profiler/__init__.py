@@ -1,8 +1,8 @@
 """Traces of torch.profiler: read them, align a recording with them, attribute kernels to modules, merge.
 
 - Reading: `event_collector` picks out of the events what the rest needs, as `event_columns`.
-- Aligning: `alignment` by marks that both saw, `refine_alignment` by the operators, whose proofs
-  are in `operator_gaps`.
+- Aligning: `alignment` by marks that both saw, `refine_alignment` by the operators, in whose gaps
+  (`operator_gaps`) the edges of calls are.
 - Attributing: `launches` finds the launch of a kernel, `call_lookup` the call that ran then, `device_work` the call of
   each kernel, `backward_nodes` that of each autograd node; `recorded_part` picks what of a recording the trace is
   about, and `reconstruct` makes one of the trace alone. `stream_spans` and `device_totals` are the results; `overlay`

@@ -15,7 +15,7 @@ from ..timeline import Mark
 
 _DRIFTS = (50e-6, 100e-6, 150e-6, 200e-6, 300e-6, 400e-6, 500e-6, 700e-6, 1e-3)
 """Drifts that are tried, nanoseconds per nanosecond, until one agrees with the bounds."""
-LEAST_DRIFT_LIMIT = 500e-6
+_LEAST_DRIFT_LIMIT = 500e-6
 """A wall clock is slewed by so much."""
 _DRIFT_MARGIN = 2
 """The drift may be more than the bounds show: so many times as much counts as possible."""
@@ -78,7 +78,7 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
 
     Returns:
         The band at the moments of the bounds, each once and in order; for twice the least drift under which the
-        bounds agree, and `LEAST_DRIFT_LIMIT` or more.
+        bounds agree, and 500 ppm or more.
 
     Example:
         >>> band = intersect(OffsetBounds(np.array([0, 1000]), np.array([2.0, -np.inf]), np.array([np.inf, 4.0])))
@@ -96,7 +96,7 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
         band = _band(time, low, high, since, drift)
         if not (band.low > band.high + _TOLERANCE_NS).any():
             break
-    return _band(time, low, high, since, max(_DRIFT_MARGIN * band.drift_limit, LEAST_DRIFT_LIMIT))
+    return _band(time, low, high, since, max(_DRIFT_MARGIN * band.drift_limit, _LEAST_DRIFT_LIMIT))
 
 
 class ClockLine(NamedTuple):
@@ -121,16 +121,15 @@ class ClockLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorFit:
-    """The offset as the operators of a trace prove it.
+    """The offset as the operators of a trace show it.
 
     Attributes:
         band: the offsets that are possible.
-        operators: whose begin and end the proof rests on.
-        left_out: edges of calls that lie inside an operator whatever the offset; they prove nothing.
+        operators: whose begin and end it rests on.
+        left_out: edges of calls that lie inside an operator whatever the offset; they do not count.
         contradicted: edges at which no offset suits all operators around.
-        typical_ns: how far off the offset can be, by median over the edges of calls.
-        bound_ns: how far off it can be where that is most.
-        is_certain: whether `bound_ns` holds whichever of the possible gaps each edge lies in.
+        typical_ns: half of what the band is wide, by median.
+        bound_ns: half of what it is wide where that is most.
     """
 
     band: OffsetBand
@@ -139,7 +138,6 @@ class OperatorFit:
     contradicted: int
     typical_ns: float
     bound_ns: float
-    is_certain: bool = False
 
     def metadata(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
@@ -148,11 +146,9 @@ class OperatorFit:
 
     def __str__(self) -> str:
         bound, typical = f"±{self.bound_ns / 1000:.1f} µs", f"±{self.typical_ns / 1000:.1f} µs"
-        if self.is_certain:
-            return f"aligned within {bound}, typically {typical} (proven by {self.operators} operators)"
-        # Where bounds contradict each other, one of them at least was taken from the wrong gap: nothing is proven.
-        about = f"aligned to about {bound}, typically {typical}, by {self.operators} operators; this is not proven"
-        return f"{about}, as {self.contradicted} edges of calls suit no offset" if self.contradicted else about
+        about = f"aligned to about {bound}, typically {typical}, by {self.operators} operators"
+        # Where bounds contradict each other, one of them at least was taken from the wrong gap.
+        return f"{about}; {self.contradicted} edges of calls suit no offset" if self.contradicted else about
 
 
 @dataclass(frozen=True)
@@ -162,13 +158,13 @@ class Alignment:
     Attributes:
         method: "sync marks" or "wall clock".
         base_ns: Unix nanoseconds of the trace's time 0.
-        line: the trace's clock against the recording's, but for what operators prove.
+        line: the trace's clock against the recording's, but for what operators show.
         marks: sync marks that both files hold.
         residual_ns: median distance of the marks from the fit; None without marks.
         worst_ns: the greatest distance; None without marks.
         bound_ns: half the time that a mark took, by median: what the marks cannot tell apart; None without marks.
         note: what the user should know.
-        operators: the offset as operators prove it, instead of the line; None if none were asked.
+        operators: the offset as operators show it, instead of the line; None if none were asked.
     """
 
     method: str

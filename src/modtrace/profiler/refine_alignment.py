@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,31 +10,14 @@ import numpy as np
 
 from .._typing import Float64Array, Int64Array
 from ..timeline import Timeline
-from .alignment import (
-    LEAST_DRIFT_LIMIT,
-    Alignment,
-    OffsetBounds,
-    OperatorFit,
-    intersect,
-    sync_bounds,
-)
+from .alignment import Alignment, OffsetBounds, OperatorFit, intersect, sync_bounds
 from .call_lookup import runs_module_code, threads_of
 from .event_columns import ProfilerEvents
-from .operator_gaps import (
-    REACH_NS,
-    CallEdges,
-    bounds_from_gaps,
-    busy_intervals,
-    certain_offsets,
-    most_likely_shift,
-)
-from .recorded_part import profiled_window
+from .operator_gaps import REACH_NS, CallEdges, bounds_from_gaps, busy_intervals, most_likely_shift
 
 _PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
 """How far off the guess of each pass may be, and how deep an edge may lie in an operator and still count, ns."""
 _AROUND_NS = 1_000_000
-_MAX_PROVEN_DRIFT_LIMIT = 2 * LEAST_DRIFT_LIMIT
-"""If operators show more drift than `LEAST_DRIFT_LIMIT`, half of this, the clock may have been set by some µs."""
 
 
 class SharedThread(NamedTuple):
@@ -54,7 +37,7 @@ class SharedThread(NamedTuple):
 def refine_by_operators(
     alignment: Alignment, timeline: Timeline, events: ProfilerEvents, threads: Int64Array
 ) -> Alignment:
-    """Return an alignment within what the operators of the trace prove; the same where none runs in a call.
+    """Return an alignment that suits the operators of the trace; the same where none runs in a call.
 
     Args:
         alignment: off by at most `REACH_NS`.
@@ -97,52 +80,7 @@ def refine_by_operators(
         if fit is None:
             return alignment
         found = replace(alignment, operators=fit)
-    return _with_certain_bound(found, marks, shared, profiled_window(events)) if len(marks.time) else found
-
-
-def _with_certain_bound(
-    found: Alignment, marks: OffsetBounds, shared: Sequence[SharedThread], window: tuple[int, int] | None
-) -> Alignment:
-    """Return the alignment with the bound that holds whichever of the possible gaps the edges lie in.
-
-    The likely gaps tell the offset, mostly to less than that. Where they are not the only possible ones, as around
-    long operators, the bound is wider, and where no operator is near. It is that of all edges in the window, which is
-    where the trace has something to compare them with.
-    """
-    fit = found.operators
-    if fit is None or fit.contradicted or window is None:
-        return found
-    by_marks = replace(found, operators=None)
-    if fit.band.drift_limit > _MAX_PROVEN_DRIFT_LIMIT:
-        return found
-    limit = fit.band.drift_limit + abs(found.line.drift)
-    times, lows, highs = [marks.time], [marks.low], [marks.high]
-    asked = [marks.time]
-    for thread in shared:
-        place = found.to_trace(thread.edges)
-        asked.append(thread.edges[(place > window[0] - _AROUND_NS) & (place < window[1] + _AROUND_NS)])
-        every = _near_edges(by_marks, thread)
-        if not len(every.time):
-            continue
-        busy = busy_intervals(thread.start, thread.end, np.sort(found.to_trace(every.time)), _PASSES[-1][0])
-        guessed = (every.guess + found.base_ns - every.time).astype(np.float64)
-        least, most = _within_marks(marks, every.time)
-        # All edges count, also those that are inside an operator by the likely offset.
-        bounds = certain_offsets(every, busy, least - guessed, most - guessed, limit)
-        if bounds is None:
-            return found
-        times.append(every.time)
-        lows.append(bounds.low + guessed)
-        highs.append(bounds.high + guessed)
-    certain = OffsetBounds(np.concatenate(times), np.concatenate(lows), np.concatenate(highs))
-    moments = np.concatenate(asked)
-    least, most = _within_marks(certain, moments)
-    offset = found.to_trace(moments) + found.base_ns - moments
-    off = np.maximum(most - offset, offset - least)
-    if not np.isfinite(off).all():
-        return found
-    fit = replace(fit, typical_ns=float(np.median(off)), bound_ns=float(off.max()), is_certain=True)
-    return replace(found, operators=fit)
+    return found
 
 
 def _near_edges(alignment: Alignment, thread: SharedThread) -> CallEdges:
