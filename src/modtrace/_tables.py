@@ -1,4 +1,4 @@
-"""Tables for people, and their forms: text, Markdown, HTML and CSV."""
+"""Tables for people, and their forms: text, Markdown, HTML and CSV; records as JSON values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import html
 import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -160,6 +160,15 @@ def to_csv(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     for row in rows:
         writer.writerow([printable(cell) if isinstance(cell, str) else cell for cell in row])
     return out.getvalue()
+
+
+def json_values(value: Any) -> Any:
+    """Return named tuples as objects by their fields, other sequences as lists, and so what is in them."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: json_values(inner) for key, inner in value.items()}
+    return [json_values(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _widths(table: Table) -> list[int]:

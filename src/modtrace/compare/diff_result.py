@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._errors import WriteError
-from .._tables import CellKind, Table, to_csv, to_html, to_markdown, to_text
+from .._tables import CellKind, Table, json_values, to_csv, to_html, to_markdown, to_text
 from .._terminal import counted, printable
 from ..timeline.summary import GroupBy
 from ..write import write
@@ -272,9 +272,7 @@ class Diff:
     def to_json(self) -> str:
         """Return a JSON object: `sentence`, `changes`, `parts`, `step` and the other attributes; times in ns."""
         values: dict[str, Any] = {"sentence": self.sentence}
-        values |= {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
-        values |= {name: [change._asdict() for change in values[name]] for name in ("changes", "parts")}
-        values["step"] = self.step._asdict()
+        values |= {name: json_values(getattr(self, name)) for name in self.__slots__ if not name.startswith("_")}
         return json.dumps(values, indent=2) + "\n"
 
     def to_html(self) -> str:

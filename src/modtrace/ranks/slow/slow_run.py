@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._errors import WriteError
-from ..._tables import Table, to_csv, to_html, to_markdown, to_text
+from ..._tables import Table, json_values, to_csv, to_html, to_markdown, to_text
 from ..._terminal import counted, printable
 from ..._typing import Float32Array, Int64Array, UInt8Array
 from ...ring.collective_text import rank_list
@@ -66,6 +66,22 @@ class PartOfRun(NamedTuple):
     saved_ns: int
 
 
+class LateModule(NamedTuple):
+    """Where a rank was late.
+
+    Attributes:
+        fqn: of the module, see `ModuleExcess`.
+        phase: in which it was late, see there.
+        steps: in how many steps.
+        cost_ns: what that cost, all together.
+    """
+
+    fqn: str
+    phase: str
+    steps: int
+    cost_ns: int
+
+
 class LateRank(NamedTuple):
     """A rank, over the whole run.
 
@@ -75,7 +91,7 @@ class LateRank(NamedTuple):
         cost_ns: what that cost, all together.
         saved_ns: by how much shorter the run would be had it been like the median.
         is_slow: whether that is more often than chance has it; else it was late now and then.
-        modules: where it was late: fully qualified name, phase, in how many steps, and ns; the worst first.
+        modules: where it was late; the worst first.
     """
 
     rank: int
@@ -83,7 +99,7 @@ class LateRank(NamedTuple):
     cost_ns: int
     saved_ns: int
     is_slow: bool
-    modules: tuple[tuple[str, str, int, int], ...]
+    modules: tuple[LateModule, ...]
 
 
 @dataclass(frozen=True)
@@ -242,19 +258,8 @@ class SlowRun:
             "ranks": self.ranks,
             "duration_ns": self.duration_ns,
             "saved_ns": self.saved_ns,
-            "late_ranks": [
-                {
-                    **one._asdict(),
-                    "modules": [
-                        {"fqn": fqn, "phase": phase, "steps": steps, "cost_ns": cost}
-                        for fqn, phase, steps, cost in one.modules
-                    ],
-                }
-                for one in self.late
-            ],
-            "steps": [
-                {**step._asdict(), "modules": [module._asdict() for module in step.modules]} for step in self.steps
-            ],
+            "late_ranks": json_values(self.late),
+            "steps": json_values(self.steps),
         }
 
 
@@ -302,7 +307,8 @@ def _late_rank(rank: int, own: Sequence[StepFinding], saved_ns: int, *, is_slow:
         if step.modules:
             worst = step.modules[0]
             modules.setdefault((worst.fqn, worst.phase), []).append(min(worst.excess_ns, step.cost_ns))
-    rows = sorted(((*key, len(found), sum(found)) for key, found in modules.items()), key=lambda row: -row[3])
+    rows = [LateModule(*key, len(found), sum(found)) for key, found in modules.items()]
+    rows.sort(key=lambda row: -row.cost_ns)
     return LateRank(rank, len(own), sum(step.cost_ns for step in own), saved_ns, is_slow, tuple(rows))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._tables import to_csv
+from ..._tables import json_values, to_csv
 from ..._typing import AnyArray
 from . import render
 from .device_summary import DeviceModule, DeviceSummary, render_device
@@ -273,25 +273,14 @@ class Summary:
         for row, times in zip(values["rows"], self.rows, strict=True):
             row |= {field: getattr(times, field) for field in _DERIVED_FIELDS}
         values["by"] = self.by
-        values["parts"] = [part._asdict() for part in self.parts]
-        values |= {"units": [unit._asdict() for unit in self.units], "outside": self.outside}
+        values |= {"parts": json_values(self.parts), "units": json_values(self.units), "outside": self.outside}
         in_parts = {
             step.step: {"name": step.name, "parts": step.parts, "cause": step.cause} for step in self.step_parts
         }
         values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in self.steps]
-        if self.device is not None:
-            values["device"] = self.device._asdict() | {"rows": [row._asdict() for row in self.device.rows]}
-        if self.memory is not None:
-            values["memory"] = self.memory._asdict() | {
-                part: [row._asdict() for row in getattr(self.memory, part)] for part in ("rows", "holders")
-            }
-        if self.flops is not None:
-            values["flops"] = self.flops._asdict() | {
-                part: [one._asdict() for one in getattr(self.flops, part)] for part in ("rows", "by_step")
-            }
+        known = {name: getattr(self, name) for name in ("device", "memory", "flops", "overview")}
+        values |= {name: json_values(part) for name, part in known.items() if part is not None}
         if self.overview is not None:
-            totals = {operator: total._asdict() for operator, total in self.overview.communication.items()}
-            values["overview"] = self.overview._asdict() | {"communication": totals}
             del values["overview"]["kept"]
         return json.dumps(values, indent=2) + "\n"
 
