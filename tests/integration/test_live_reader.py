@@ -21,12 +21,13 @@ EVENTS = """
 import sys, threading
 from modtrace.ring import Kind, Ring
 from modtrace.track.engine import make_engine
+from modtrace.track.event_sink import EngineOptions
 
 path, engine, capacity, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 ring = Ring(capacity, path)
 for number in range(1000):
     ring.names.text(f"text {number}")
-running = make_engine(engine, ring, None, lambda error: print(error))
+running = make_engine(engine, ring, lambda error: print(error), EngineOptions())
 running.start()
 
 def write(first):

@@ -16,6 +16,7 @@ import modtrace
 from modtrace.ring import Ring
 from modtrace.timeline import Timeline
 from modtrace.track.engine import EngineName, choose_engine, make_engine
+from modtrace.track.event_sink import EngineOptions
 from tests.support.profiler_truth import share_nested
 from tests.support.small_modules import Scale
 from tests.support.test_scale import scaled
@@ -239,7 +240,7 @@ def test_a_pass_that_goes_on_from_one_recording_into_the_next(engine: EngineName
 
     def start_and_stop() -> None:
         # The engine alone, which starts again at once.
-        recorder = make_engine(choose_engine(engine), Ring(1 << 10), None, errors.append)
+        recorder = make_engine(choose_engine(engine), Ring(1 << 10), errors.append, EngineOptions())
         try:
             for _ in range(scaled(40, 100, 2000)):
                 recorder.start()

@@ -13,6 +13,7 @@ from modtrace import RingError
 from modtrace.ring import Kind, Ring, read_ring, ring
 from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, WORDS_PER_SLOT
 from modtrace.track.engine import EngineName, choose_engine, make_engine
+from modtrace.track.event_sink import EngineOptions
 
 COUNT = Kind.COUNTER << KIND_SHIFT
 
@@ -51,7 +52,7 @@ def test_the_last_events_survive_wrapping(engine: EngineName, seed: int, tmp_pat
     texts = [ring.names.text(f"counter {number}") for number in range(10)]
     values = [chance.randrange(-(1 << 63), 1 << 63) for _ in range(count)]
 
-    running = make_engine(choose_engine(engine), ring, None, fail)
+    running = make_engine(choose_engine(engine), ring, fail, EngineOptions())
     running.start()
     for at, value in enumerate(values):
         running.write_event(Kind.COUNTER, texts[at % 10], value)
@@ -129,7 +130,7 @@ def test_laps_count_on_after_their_bits_are_spent() -> None:
 def test_each_event_of_many_threads_is_there_once(engine: EngineName) -> None:
     ring = Ring(1 << 12)
     ring.names.text("counter")
-    running = make_engine(choose_engine(engine), ring, None, fail)
+    running = make_engine(choose_engine(engine), ring, fail, EngineOptions())
 
     def note(first: int) -> None:
         for value in range(first, first + 500):

@@ -26,8 +26,8 @@ from ..record_options import EngineName
 from ..ring import FIRST_STEP, STACKS_SIGNAL, Kind, NameTable, Ring
 from ..track.compiled_regions import CompiledRegions
 from ..track.engine import choose_engine, make_engine
+from ..track.event_sink import EngineOptions
 from ..track.job_clocks import JobClocks
-from ..track.native.device_times import DeviceChoice
 from ..track.sampling import Sampler
 from .signals import write_stacks_on
 
@@ -42,13 +42,9 @@ class Capture:
         regions: what torch.compile made.
         engine: which engine, as for `record`; so are the others.
         capacity: events kept.
-        model: where names start; a weak reference to a module.
         host_name: write the host's name.
-        strip_wrappers: leave wrappers out of names.
-        device: which calls get device times, or None.
-        ranges: note ranges.
-        memory: count what tensors hold.
-        flops: count operators.
+        model: where names start; a weak reference to a module.
+        options: what the engine records; its `model` is the one above.
         sampler: what is sampled at calls.
         stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
         keep: how many rings of ended processes to keep.
@@ -71,13 +67,9 @@ class Capture:
         regions: CompiledRegions,
         engine: EngineName,
         capacity: int,
-        model: weakref.ref[nn.Module] | str | None,
         host_name: bool,
-        strip_wrappers: bool,
-        device: DeviceChoice | None,
-        ranges: bool,
-        memory: bool,
-        flops: bool,
+        model: weakref.ref[nn.Module] | str | None,
+        options: EngineOptions,
         sampler: Sampler,
         stacks_on_signal: int | None,
         keep: int,
@@ -98,7 +90,7 @@ class Capture:
                 os.unlink(self.ring.path)
                 raise
         alive = model() if isinstance(model, weakref.ref) else model
-        self.engine = make_engine(kind, self.ring, alive, self._on_error, strip_wrappers, device, ranges, memory, flops)
+        self.engine = make_engine(kind, self.ring, self._on_error, options._replace(model=alive))
         self._sampler = sampler
         self._clocks = JobClocks(self.ring.names)
         self._regions = regions

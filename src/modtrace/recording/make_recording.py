@@ -12,6 +12,7 @@ from torch import nn
 from .._errors import RecordingError
 from .._requirements import check_can_record
 from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_engine
+from ..track.event_sink import EngineOptions
 from ..track.native.device_times import DEFAULT_DEPTH, DeviceChoice
 from ..track.sampling import Sampler
 from .capture import Capture
@@ -136,13 +137,9 @@ def record(
         Capture,
         engine=engine,
         capacity=capacity,
-        model=weakref.ref(model) if isinstance(model, nn.Module) else model,
         host_name=host_name,
-        strip_wrappers=strip_wrappers,
-        device=device,
-        ranges=ranges,
-        memory=memory,
-        flops=flops,
+        model=weakref.ref(model) if isinstance(model, nn.Module) else model,
+        options=EngineOptions(None, strip_wrappers, device, ranges, memory, flops),
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
         keep=keep,

@@ -7,14 +7,12 @@ import os
 from functools import cache
 from typing import Literal, Protocol
 
-from torch import nn
-
 from .._errors import EngineError
 from ..record_options import EngineName as EngineName  # for those who choose an engine
 from ..ring import Ring
 from .compiled_regions import CompiledBackward
-from .event_sink import EventSink, OnError
-from .native.device_times import DeviceChoice, say_no_device_times
+from .event_sink import EngineOptions, EventSink, OnError
+from .native.device_times import say_no_device_times
 from .native.engine import NativeEngine, say_no_memory
 from .native.library import why_unavailable
 from .portable.engine import PortableEngine
@@ -58,42 +56,27 @@ def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
     return "python"
 
 
-def make_engine(
-    kind: Literal["native", "python"],
-    ring: Ring,
-    model: nn.Module | str | None,
-    on_error: OnError,
-    strip_wrappers: bool = True,
-    device: DeviceChoice | None = None,
-    ranges: bool = False,
-    memory: bool = False,
-    flops: bool = False,
-) -> Engine:
+def make_engine(kind: Literal["native", "python"], ring: Ring, on_error: OnError, options: EngineOptions) -> Engine:
     """Return an engine that was not started.
 
     Args:
         kind: which one.
         ring: where events and names go.
-        model: where names start, see `ModuleNames`.
         on_error: called with what went wrong inside.
-        strip_wrappers: see `ModuleNames`.
-        device: which calls get device times; None: none do. The portable engine says that it has none.
-        ranges: note ranges.
-        memory: count what tensors hold on the CPU. The portable engine says that it does not.
-        flops: count operators.
+        options: what it records.
 
     Raises:
         EngineError: the native engine is asked for and cannot be had, or FLOPs are, which it alone counts.
     """
     if kind == "native":
-        return NativeEngine(ring, model, on_error, strip_wrappers, device, ranges, memory, flops)
-    if flops:
+        return NativeEngine(ring, on_error, options)
+    if options.flops:
         raise EngineError("flops needs the native engine; `modtrace build` makes it, `modtrace doctor` says what lacks")
-    if device is not None:
+    if options.device is not None:
         say_no_device_times("the portable engine has none; `modtrace doctor` says why the native one does not record")
-    if memory:
+    if options.memory:
         say_no_memory("the portable engine counts none; `modtrace doctor` says why the native one does not record")
-    return PortableEngine(ring, model, on_error, strip_wrappers, ranges)
+    return PortableEngine(ring, on_error, options)
 
 
 @cache

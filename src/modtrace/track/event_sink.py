@@ -8,15 +8,40 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
 
 from ..ring import Kind, NameTable
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .native.device_times import DeviceChoice
+
 OnError = Callable[[BaseException], None]
 """Called with what went wrong inside modtrace; the recording stops, the user's call goes on."""
+
+
+class EngineOptions(NamedTuple):
+    """What an engine records beside the calls of modules.
+
+    Attributes:
+        model: where names start, see `ModuleNames`.
+        strip_wrappers: see `ModuleNames`.
+        device: which calls get device times; None: none do. The portable engine says that it has none.
+        ranges: note ranges and, in the native engine, garbage collections.
+        memory: count what tensors hold on the CPU. The portable engine says that it does not.
+        flops: count operators; the native engine alone does.
+    """
+
+    model: nn.Module | str | None = None
+    strip_wrappers: bool = True
+    device: DeviceChoice | None = None
+    ranges: bool = False
+    memory: bool = False
+    flops: bool = False
 
 
 class EventSink(Protocol):

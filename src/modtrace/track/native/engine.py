@@ -17,10 +17,10 @@ from ...ring.slot_format import ALLOCATED, BACKWARD_PASS_BITS, CALL_KEY_BITS, KI
 from ..call_patch import RUN_BACKWARD, Patch, WrappedFunction
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
-from ..event_sink import OnError, SyncMarks, describe_thread
+from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames
 from ..ranges import RangeRecorder
-from .device_times import DeviceChoice, NativeDeviceTimes
+from .device_times import NativeDeviceTimes
 from .flops import NativeFlops
 from .library import load
 
@@ -30,13 +30,8 @@ class NativeEngine:
 
     Args:
         ring: where events and names go.
-        model: where names start, see `ModuleNames`.
         on_error: called with what went wrong inside.
-        strip_wrappers: see `ModuleNames`.
-        device: which calls get events of the device; None: none do.
-        ranges: note ranges and garbage collections.
-        memory: count what tensors hold on the CPU.
-        flops: count operators.
+        options: what it records.
 
     Raises:
         EngineError: it is not built for this torch.
@@ -44,29 +39,23 @@ class NativeEngine:
 
     kind = "native"
 
-    def __init__(
-        self,
-        ring: Ring,
-        model: nn.Module | str | None,
-        on_error: OnError,
-        strip_wrappers: bool = True,
-        device: DeviceChoice | None = None,
-        ranges: bool = False,
-        memory: bool = False,
-        flops: bool = False,
-    ) -> None:
+    def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
         self._native: ModuleType = load()
         self._ring = ring
         self._on_error = on_error
-        self._memory = memory
+        self._memory = options.memory
         self._sync = SyncMarks(self, ring.names)
-        self._module_names = ModuleNames(ring.names, model, self._native.forget_module, strip_wrappers=strip_wrappers)
+        self._module_names = ModuleNames(
+            ring.names, options.model, self._native.forget_module, strip_wrappers=options.strip_wrappers
+        )
         self._reruns = CheckpointReruns()
-        self._ranges = RangeRecorder(self, ring.names, on_error, by_class=False) if ranges else None
+        self._ranges = RangeRecorder(self, ring.names, on_error, by_class=False) if options.ranges else None
         self._collectives = NativeCollectives(self._native, ring.names)
-        self._flops = NativeFlops(self._native, ring.names) if flops else None
+        self._flops = NativeFlops(self._native, ring.names) if options.flops else None
         self._device_times = (
-            None if device is None else NativeDeviceTimes(self._native, self._module_names, ring.names, device)
+            None
+            if options.device is None
+            else NativeDeviceTimes(self._native, self._module_names, ring.names, options.device)
         )
 
     def start(self) -> None:

@@ -35,7 +35,7 @@ from ...ring.slot_format import (
 from ..call_patch import Patch, WrappedFunction
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import PortableCollectives
-from ..event_sink import OnError, SyncMarks, describe_thread
+from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames, OpenCall
 from ..ranges import RangeRecorder
 from ..skip_dynamo import is_backward_compiled, skip_all, skip_frame
@@ -73,22 +73,13 @@ class PortableEngine(SegmentHooks):
 
     Args:
         ring: where events and names go.
-        model: where names start, see `ModuleNames`.
         on_error: called with what went wrong inside.
-        strip_wrappers: see `ModuleNames`.
-        ranges: note ranges.
+        options: what it records.
     """
 
     kind = "python"
 
-    def __init__(
-        self,
-        ring: Ring,
-        model: nn.Module | str | None,
-        on_error: OnError,
-        strip_wrappers: bool = True,
-        ranges: bool = False,
-    ) -> None:
+    def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
         self._write = ring.make_writer()
         self._ring = ring
         self._on_error = on_error
@@ -97,9 +88,9 @@ class PortableEngine(SegmentHooks):
         self._counters_by_name: dict[int, NameCounters] = {}
         self._module_names = ModuleNames(
             ring.names,
-            model,
+            options.model,
             lambda module_id: self._names_by_module.pop(module_id, None),
-            strip_wrappers=strip_wrappers,
+            strip_wrappers=options.strip_wrappers,
         )
         self._dead = self._module_names.dead
         self._local = threading.local()
@@ -108,7 +99,7 @@ class PortableEngine(SegmentHooks):
         self._write_sync_mark = SyncMarks(self, ring.names)
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self._reruns = CheckpointReruns()
-        self._ranges = RangeRecorder(self, ring.names, on_error, by_class=True) if ranges else None
+        self._ranges = RangeRecorder(self, ring.names, on_error, by_class=True) if options.ranges else None
         self._collectives = PortableCollectives(self, ring.names, on_error)
         self._next_gradients = itertools.count().__next__, itertools.count().__next__
         self._active = self._steps_told = False
