@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -190,3 +191,24 @@ class Patch:
     def set_observer(self, patched: WrappedFunction, observer: object) -> None:
         """Make a wrapper active, or inactive with None."""
         patched.observer = observer
+
+
+class NativePatch(Patch):
+    """A patch whose wrappers are functions of the native engine.
+
+    Args:
+        native: the engine's extension module.
+        wrap: its function that makes a wrapper around a function.
+        targets: what it wraps.
+    """
+
+    def __init__(
+        self, native: ModuleType, wrap: Callable[..., Callable[..., Any]], targets: tuple[PatchTarget, ...]
+    ) -> None:
+        super().__init__(lambda patched: wrap(patched.wrapped), targets)
+        self._native = native
+
+    def set_observer(self, patched: WrappedFunction, observer: object) -> None:
+        """Make a wrapper active, or inactive with None."""
+        self._native.set_active(patched.wrapper, observer is not None)
+        super().set_observer(patched, observer)

@@ -21,7 +21,7 @@ from .._interrupts import WeakMap
 from ..ring import Kind, NameTable
 from ..ring.collective_text import collective_text, rank_list
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
-from .call_patch import Patch, PatchTarget, WrappedFunction
+from .call_patch import NativePatch, Patch, PatchTarget, WrappedFunction
 from .event_sink import EventSink, OnError
 
 OPERATORS = {
@@ -139,29 +139,19 @@ class NativeCollectives:
             say_unavailable(f"torch {torch.__version__} does not take the tap ({error})")
             return
         if seen:
-            _patch(self._native).install(self)
+            _wait_patch(self._native).install(self)
 
     def stop(self) -> None:
         """End, and restore `Work.wait`; the tap stays and only passes calls on."""
         if torch.distributed.is_available():
             self._native.stop_collectives()
-            _patch(self._native).uninstall()
-
-
-class _WaitPatch(Patch):
-    def __init__(self, native: ModuleType) -> None:
-        work: Any = torch._C._distributed_c10d.Work
-        super().__init__(lambda patched: native.wrap_wait(patched.wrapped), (PatchTarget(work, "wait"),))
-        self._native = native
-
-    def set_observer(self, patched: WrappedFunction, observer: object) -> None:
-        self._native.set_wait_active(patched.wrapper, observer is not None)
-        super().set_observer(patched, observer)
+            _wait_patch(self._native).uninstall()
 
 
 @cache
-def _patch(native: ModuleType) -> Patch:
-    return _WaitPatch(native)
+def _wait_patch(native: ModuleType) -> Patch:
+    work: Any = torch._C._distributed_c10d.Work
+    return NativePatch(native, native.wrap_wait, (PatchTarget(work, "wait"),))
 
 
 _METHODS = {

@@ -14,7 +14,7 @@ from torch import nn
 
 from ...ring import Kind, Ring
 from ...ring.slot_format import ALLOCATED, BACKWARD_PASS_BITS, CALL_KEY_BITS, KIND_SHIFT, NO_NAME, REFUSED
-from ..call_patch import RUN_BACKWARD, Patch, WrappedFunction
+from ..call_patch import RUN_BACKWARD, NativePatch, Patch, WrappedFunction
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread
@@ -172,16 +172,6 @@ class _CallPatch(Patch):
         super().set_observer(patched, observer)
 
 
-class _BackwardPatch(Patch):
-    def __init__(self, native: ModuleType) -> None:
-        super().__init__(lambda patched: native.wrap_backward(patched.wrapped), RUN_BACKWARD)
-        self._native = native
-
-    def set_observer(self, patched: WrappedFunction, observer: object) -> None:
-        self._native.set_backward_active(patched.wrapper, observer is not None)
-        super().set_observer(patched, observer)
-
-
 @cache
 def _patches(native: ModuleType) -> tuple[Patch, Patch]:
-    return _CallPatch(native), _BackwardPatch(native)
+    return _CallPatch(native), NativePatch(native, native.wrap_backward, RUN_BACKWARD)

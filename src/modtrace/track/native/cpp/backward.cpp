@@ -414,18 +414,8 @@ void write_pass_edge(Session& session, const ThreadState& thread, Kind kind, int
   write_with_gil(session, kind << kKindShift | thread.meta_bits | kNoName, call);
 }
 
-// What one wrapper of the function that runs a pass wraps, and whether it notes passes.
-struct BackwardWrapper {
-  PyRef wrapped;
-  bool active = false;
-};
-
-BackwardWrapper* wrapper_in(PyObject* capsule) {
-  return static_cast<BackwardWrapper*>(PyCapsule_GetPointer(capsule, nullptr));
-}
-
 PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  const BackwardWrapper* wrapper = wrapper_in(capsule);
+  const Wrapper* wrapper = wrapper_in(capsule);
   if (wrapper == nullptr) return nullptr;
   const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
   Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
@@ -475,21 +465,7 @@ PyMethodDef run_backward_definition = {
 
 }  // namespace
 
-PyObject* wrap_backward(PyObject*, PyObject* wrapped) {
-  const PyRef capsule = PyRef::steal(PyCapsule_New(new BackwardWrapper{PyRef::borrow(wrapped)}, nullptr,
-                                                   [](PyObject* object) { delete wrapper_in(object); }));
-  return capsule ? PyCFunction_New(&run_backward_definition, capsule.get()) : nullptr;
-}
-
-PyObject* set_backward_active(PyObject*, PyObject* args) {
-  PyObject* function;
-  int active;
-  if (!PyArg_ParseTuple(args, "O!p", &PyCFunction_Type, &function, &active)) return nullptr;
-  BackwardWrapper* wrapper = wrapper_in(PyCFunction_GetSelf(function));
-  if (wrapper == nullptr) return nullptr;
-  wrapper->active = active != 0;
-  Py_RETURN_NONE;
-}
+PyObject* wrap_backward(PyObject*, PyObject* wrapped) { return new_wrapper(run_backward_definition, wrapped); }
 
 void abandon_backward_passes() {
   for (BackwardPass& pass : engine.pass_slots) pass.number.store(0);

@@ -39,11 +39,8 @@ inline int64_t node_meta(Kind kind, uint64_t forward_thread, int graph_task) {
 }
 
 // Returns a function that stands in the place of torch.autograd.graph._engine_run_backward, and takes what that takes:
-// (outputs, gradients, retain_graph, create_graph, inputs).
+// (outputs, gradients, retain_graph, create_graph, inputs). It notes whose nodes run while it is active (set_active).
 PyObject* wrap_backward(PyObject*, PyObject* wrapped);
-
-// Takes such a function, and whether it notes passes or only runs them.
-PyObject* set_backward_active(PyObject*, PyObject* args);
 
 // Where a session ends: takes the observer off, and lets the hooks of passes that still run do nothing.
 void abandon_backward_passes();

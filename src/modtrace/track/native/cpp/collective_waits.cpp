@@ -14,16 +14,6 @@
 namespace modtrace {
 namespace {
 
-// What one wrapper of Work.wait wraps, and whether it notes waits.
-struct WaitWrapper {
-  PyRef wrapped;
-  bool active = false;
-};
-
-WaitWrapper* wait_wrapper_in(PyObject* capsule) {
-  return static_cast<WaitWrapper*>(PyCapsule_GetPointer(capsule, nullptr));
-}
-
 // Says once that collectives pass the tap by. False where an error of the user's is pending.
 bool report_unseen(Session& session) {
   if (on_unseen == nullptr) return true;
@@ -34,7 +24,7 @@ bool report_unseen(Session& session) {
 }
 
 PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  const WaitWrapper* wrapper = wait_wrapper_in(capsule);
+  const Wrapper* wrapper = wrapper_in(capsule);
   if (wrapper == nullptr) return nullptr;
   const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
   Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
@@ -64,20 +54,8 @@ PyMethodDef wait_definition = {"wait", reinterpret_cast<PyCFunction>(reinterpret
 
 PyObject* wrap_wait(PyObject*, PyObject* wrapped) {
   PyObject* function = PyInstanceMethod_Check(wrapped) ? PyInstanceMethod_GET_FUNCTION(wrapped) : wrapped;
-  const PyRef capsule = PyRef::steal(PyCapsule_New(new WaitWrapper{PyRef::borrow(function)}, nullptr,
-                                                   [](PyObject* object) { delete wait_wrapper_in(object); }));
-  const PyRef wrapper = PyRef::steal(capsule ? PyCFunction_New(&wait_definition, capsule.get()) : nullptr);
+  const PyRef wrapper = PyRef::steal(new_wrapper(wait_definition, function));
   return wrapper ? PyInstanceMethod_New(wrapper.get()) : nullptr;
-}
-
-PyObject* set_wait_active(PyObject*, PyObject* args) {
-  PyObject* method;
-  int active;
-  if (!PyArg_ParseTuple(args, "O!p", &PyInstanceMethod_Type, &method, &active)) return nullptr;
-  WaitWrapper* wrapper = wait_wrapper_in(PyCFunction_GetSelf(PyInstanceMethod_GET_FUNCTION(method)));
-  if (wrapper == nullptr) return nullptr;
-  wrapper->active = active != 0;
-  Py_RETURN_NONE;
 }
 
 }  // namespace modtrace
@@ -87,7 +65,6 @@ PyObject* set_wait_active(PyObject*, PyObject* args) {
 namespace modtrace {
 
 PyObject* wrap_wait(PyObject*, PyObject* wrapped) { return PyRef::borrow(wrapped).release(); }
-PyObject* set_wait_active(PyObject*, PyObject*) { Py_RETURN_NONE; }
 
 }  // namespace modtrace
 

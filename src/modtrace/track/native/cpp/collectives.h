@@ -18,11 +18,9 @@ PyObject* start_collectives(PyObject*, PyObject* args);
 // stop_collectives(): forget what start_collectives was given. Collectives that are under way end unseen.
 PyObject* stop_collectives(PyObject*, PyObject*);
 
-// wrap_wait(wrapped): return what stands for the method Work.wait, and notes its enter and exit while it is active.
+// wrap_wait(wrapped): return what stands for the method Work.wait, and notes its enter and exit while it is active
+// (set_active).
 PyObject* wrap_wait(PyObject*, PyObject* wrapped);
-
-// set_wait_active(wrapper, active): for what wrap_wait returned; it is inactive at first.
-PyObject* set_wait_active(PyObject*, PyObject* args);
 
 // In a forked child: nobody holds the locks that other threads of the parent held.
 void reset_collectives();

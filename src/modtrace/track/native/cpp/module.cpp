@@ -31,7 +31,25 @@ const void* bound_object(PyObject* object, const std::type_info& type) {
   }
 }
 
+PyObject* new_wrapper(PyMethodDef& definition, PyObject* wrapped) {
+  const PyRef capsule = PyRef::steal(
+      PyCapsule_New(new Wrapper{PyRef::borrow(wrapped)}, nullptr, [](PyObject* object) { delete wrapper_in(object); }));
+  return capsule ? PyCFunction_New(&definition, capsule.get()) : nullptr;
+}
+
 namespace {
+
+// set_active(wrapper, active): for what wrap_backward or wrap_wait returned.
+PyObject* py_set_active(PyObject*, PyObject* args) {
+  PyObject* function;
+  int active;
+  if (!PyArg_ParseTuple(args, "Op", &function, &active)) return nullptr;
+  if (PyInstanceMethod_Check(function)) function = PyInstanceMethod_GET_FUNCTION(function);
+  Wrapper* wrapper = wrapper_in(PyCFunction_GetSelf(function));
+  if (wrapper == nullptr) return nullptr;
+  wrapper->active = active != 0;
+  Py_RETURN_NONE;
+}
 
 // Lets an attribute of the engine's state own another object.
 void set_owned(PyObject*& attribute, PyObject* object) {
@@ -71,6 +89,7 @@ PyTypeObject* call_wrapper_type() {
 }
 #endif
 
+// wrap_call(wrapper, wrapped): let calls of the function `wrapper` run here, around `wrapped`.
 PyObject* py_wrap_call(PyObject*, PyObject* args) {
   PyObject *wrapper, *wrapped;
   if (!PyArg_ParseTuple(args, "O!O", &PyFunction_Type, &wrapper, &wrapped)) return nullptr;
@@ -88,6 +107,7 @@ PyObject* py_wrap_call(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// set_call_wrapper(wrapper): note the calls of this one; of none with None. Others only pass calls on.
 PyObject* py_set_call_wrapper(PyObject*, PyObject* wrapper) {
   const bool none = wrapper == Py_None;
   const PyRef wrapped = PyRef::steal(none ? nullptr : PyObject_GetAttrString(wrapper, kWrappedCall));
@@ -97,6 +117,7 @@ PyObject* py_set_call_wrapper(PyObject*, PyObject* wrapper) {
   Py_RETURN_NONE;
 }
 
+// write_event(meta, value): write one event of this thread.
 PyObject* py_write_event(PyObject*, PyObject* args) {
   long long meta, value;
   if (!PyArg_ParseTuple(args, "LL", &meta, &value)) return nullptr;
@@ -115,8 +136,8 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// Called by Python's gc when it begins and ends a collection. In C, as Python ignores an interrupt that comes in a
-// callback with bytecode. Threads without a number are left out: to give one runs Python.
+// on_collection(phase, info): called by Python's gc when it begins and ends a collection. In C, as Python ignores an
+// interrupt that comes in a callback with bytecode. Threads without a number are left out: to give one runs Python.
 PyObject* py_on_collection(PyObject*, PyObject* args) {
   // One thread collects at a time. Meanwhile finalizers run, which may fork, and other threads: the session can change.
   static int64_t began = 0;
@@ -148,6 +169,7 @@ PyObject* py_on_collection(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// last_call(): name and index of the outermost call of this thread that made nodes last; None before the first.
 PyObject* py_last_call(PyObject*, PyObject*) {
   const ThreadState& thread = this_thread();
   if (thread.generation != current_generation() || thread.last_call_name == kNoName) Py_RETURN_NONE;
@@ -155,12 +177,16 @@ PyObject* py_last_call(PyObject*, PyObject*) {
                        static_cast<long long>(thread.last_call_index));
 }
 
+// forget_module(id): the module with this id() died.
 PyObject* py_forget_module(PyObject*, PyObject* module_id) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session != nullptr) session->names.erase(reinterpret_cast<PyObject*>(PyLong_AsVoidPtr(module_id)));
   Py_RETURN_NONE;
 }
 
+// start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error, note_call,
+// runs_again, name_range): begin a session, which writes `capacity` slots from byte `offset` of the buffer on.
+// RuntimeError where one runs already.
 PyObject* py_start(PyObject*, PyObject* args) {
   auto session = std::make_unique<Session>();
   Py_ssize_t offset;
@@ -211,12 +237,14 @@ void end_session(Session& session) {
   release_session(session);
 }
 
+// stop(): end the session, once no thread writes any more.
 PyObject* py_stop(PyObject*, PyObject*) {
   Session* session = engine.active_session.exchange(nullptr);
   if (session != nullptr) end_session(*session);
   Py_RETURN_NONE;
 }
 
+// after_fork(): end the session of the parent, in a forked child.
 PyObject* py_after_fork(PyObject*, PyObject*) {
   Session* session = engine.active_session.exchange(nullptr);
   // The other threads are gone, and one of them may have been writing.
@@ -227,54 +255,30 @@ PyObject* py_after_fork(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// What each does is said where it is declared, or above in this file.
 PyMethodDef methods[] = {
-    {"start", py_start, METH_VARARGS,
-     "start(buffer, offset, capacity, resolve_name, dead, forget_dead, add_thread, emit_sync_mark, on_error, "
-     "note_call, runs_again, name_range): begin a session, which writes `capacity` slots from byte `offset` of the "
-     "buffer on. RuntimeError\n"
-     "where one runs already."},
-    {"stop", py_stop, METH_NOARGS, "stop(): end the session, once no thread writes any more."},
-    {"after_fork", py_after_fork, METH_NOARGS, "after_fork(): end the session of the parent, in a forked child."},
-    {"wrap_call", py_wrap_call, METH_VARARGS,
-     "wrap_call(wrapper, wrapped): let calls of the function `wrapper` run here, around `wrapped`."},
-    {"set_call_wrapper", py_set_call_wrapper, METH_O,
-     "set_call_wrapper(wrapper): note the calls of this one; of none with None. Others only pass calls on."},
-    {"wrap_backward", wrap_backward, METH_O,
-     "wrap_backward(wrapped): return a function that runs a backward pass by `wrapped`, and notes whose nodes run "
-     "while "
-     "it\nis active."},
-    {"set_backward_active", set_backward_active, METH_VARARGS,
-     "set_backward_active(wrapper, active): for what wrap_backward returned; it is inactive at first."},
-    {"start_collectives", start_collectives, METH_VARARGS,
-     "start_collectives(name_collective, on_unseen): note collectives of torch.distributed in the session that runs."},
-    {"stop_collectives", stop_collectives, METH_NOARGS, "stop_collectives(): forget what start_collectives was given."},
-    {"wrap_wait", wrap_wait, METH_O,
-     "wrap_wait(wrapped): return a method that waits by `wrapped`, and notes it while it is active."},
-    {"set_wait_active", set_wait_active, METH_VARARGS,
-     "set_wait_active(wrapper, active): for what wrap_wait returned; it is inactive at first."},
-    {"await_device", await_device, METH_O,
-     "await_device(begin): call begin() before each outermost call of a module, until it returns True."},
-    {"start_device_times", start_device_times, METH_O,
-     "start_device_times(device_type): record events of the device around calls that choose_for_device names; None, "
-     "or\n"
-     "a text: why there can be none."},
-    {"stop_device_times", stop_device_times, METH_NOARGS,
-     "stop_device_times(): read what is done within a second, and end; None, or a text: what went wrong."},
-    {"choose_for_device", choose_for_device, METH_O, "choose_for_device(name_id): calls of this name get events."},
-    {"begin_capture", begin_capture, METH_NOARGS,
-     "begin_capture(): torch captures a graph; nothing is recorded, and nothing asked, until end_capture()."},
-    {"end_capture", end_capture, METH_NOARGS, "end_capture(): it is captured."},
-    {"start_memory", start_memory, METH_VARARGS,
-     "start_memory(text, refused_text): count what tensors hold on the CPU until stop(), and write it before other "
-     "events,\n"
-     "as counters of the first text, and what could not be allocated as one of the second; False where it cannot be."},
-    {"start_flops", start_flops, METH_VARARGS,
-     "start_flops(operator_names, count_operator): count the operators of new inputs in the session that runs."},
-    {"write_event", py_write_event, METH_VARARGS, "write_event(meta, value): write one event of this thread."},
-    {"on_collection", py_on_collection, METH_VARARGS, "on_collection(phase, info): a callback of Python's gc."},
-    {"last_call", py_last_call, METH_NOARGS,
-     "last_call(): name and index of the outermost call of this thread that made nodes last; None before the first."},
-    {"forget_module", py_forget_module, METH_O, "forget_module(id): the module with this id() died."},
+    {"start", py_start, METH_VARARGS, nullptr},
+    {"stop", py_stop, METH_NOARGS, nullptr},
+    {"after_fork", py_after_fork, METH_NOARGS, nullptr},
+    {"wrap_call", py_wrap_call, METH_VARARGS, nullptr},
+    {"set_call_wrapper", py_set_call_wrapper, METH_O, nullptr},
+    {"wrap_backward", wrap_backward, METH_O, nullptr},
+    {"wrap_wait", wrap_wait, METH_O, nullptr},
+    {"set_active", py_set_active, METH_VARARGS, nullptr},
+    {"start_collectives", start_collectives, METH_VARARGS, nullptr},
+    {"stop_collectives", stop_collectives, METH_NOARGS, nullptr},
+    {"await_device", await_device, METH_O, nullptr},
+    {"start_device_times", start_device_times, METH_O, nullptr},
+    {"stop_device_times", stop_device_times, METH_NOARGS, nullptr},
+    {"choose_for_device", choose_for_device, METH_O, nullptr},
+    {"begin_capture", begin_capture, METH_NOARGS, nullptr},
+    {"end_capture", end_capture, METH_NOARGS, nullptr},
+    {"start_memory", start_memory, METH_VARARGS, nullptr},
+    {"start_flops", start_flops, METH_VARARGS, nullptr},
+    {"write_event", py_write_event, METH_VARARGS, nullptr},
+    {"on_collection", py_on_collection, METH_VARARGS, nullptr},
+    {"last_call", py_last_call, METH_NOARGS, nullptr},
+    {"forget_module", py_forget_module, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -44,6 +44,17 @@ class PyRef {
   PyObject* object_ = nullptr;
 };
 
+// What a function of ours stands in for, and whether it does more than call that. The function's own capsule owns it.
+struct Wrapper {
+  PyRef wrapped;
+  bool active = false;
+};
+
+inline Wrapper* wrapper_in(PyObject* capsule) { return static_cast<Wrapper*>(PyCapsule_GetPointer(capsule, nullptr)); }
+
+// Returns a new function, which gets the capsule of its wrapper; inactive at first.
+PyObject* new_wrapper(PyMethodDef& definition, PyObject* wrapped);
+
 // Holds the interpreter's lock on a thread that may not hold it.
 class GilLock {
  public:
