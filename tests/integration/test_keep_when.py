@@ -83,6 +83,22 @@ print(os.waitpid(os.posix_spawn("/bin/false", ["false"], {}), 0)[1], seen)
 sys.exit(3)
 """
 
+SIGNAL_JOB = """
+import signal
+import modtrace, torch
+from torch import nn
+
+model = nn.Linear(2, 2)
+with modtrace.record(ring="run.modtrace", keep_when="signal") as recording:
+    for number in range(20):
+        model(torch.ones(1, 2)).sum().backward()
+        if number == 6:
+            signal.raise_signal(signal.SIGUSR1)
+            while not any(mark.text == "modtrace.keep signal" for mark in recording.snapshot().marks):
+                pass
+        recording.step()
+"""
+
 
 def wait_for_end(log: Path) -> list[str]:
     """Wait until the watcher has ended, and return what it said."""
@@ -163,6 +179,16 @@ def test_without_a_watcher_the_process_keeps_what_it_asks_for(tmp_path: Path, en
     assert np.unique(timeline.columns.step).tolist() == [4, 5, 6]
     assert timeline.metadata[KEPT] == ["a spike"]
     assert [mark.text for mark in recording.timeline().marks if mark.kind == "mark"] == ["modtrace.keep a spike"]
+
+
+def test_a_signal_keeps_the_steps_around_it(tmp_path: Path) -> None:
+    run_python("-c", SIGNAL_JOB, cwd=tmp_path)
+    wait_for_end(tmp_path / "run.kept" / "watch.log")
+    (file,) = (tmp_path / "run.kept").glob("*.pftrace")
+    assert file.stem == "step6-keep-signal"
+    why = modtrace.load(file).metadata[KEPT]
+    assert isinstance(why, list)
+    assert why[0] == "signal"
 
 
 def test_to_keep_does_nothing_once_a_recording_has_ended_by_itself(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def kept(folder: Path) -> list[str]:
         ("module GPT.h.* > 50us", ("module", "GPT.h.*", 50_000, 0.0)),
         ("hang 60s", ("hang", "", 60 * SECOND, 0.0)),
         ("hang 2min", ("hang", "", 120 * SECOND, 0.0)),
+        ("signal", ("signal", "", None, 0.0)),
         ("hang", None),
         ("hang 0s", None),
         ("step > 0x", None),

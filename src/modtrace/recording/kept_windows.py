@@ -24,15 +24,21 @@ class KeptWindows:
         keep_when: conditions; an empty sequence has a watcher that waits for `keep` alone, None has none.
         ring: the file behind the recording's ring, or None.
 
+    Attributes:
+        on_signal: whether a signal is among the conditions.
+
     Raises:
         RecordingError: a condition is not understood, or there is no ring for the watcher to read.
     """
 
     def __init__(self, keep_when: str | Iterable[str] | None, ring: object) -> None:
         self._conditions: Sequence[str] | None = None
+        self.on_signal = False
         if keep_when is not None:
             try:
-                self._conditions = [condition.text for condition in parse_conditions(keep_when)]
+                parsed = parse_conditions(keep_when)
+                self._conditions = [condition.text for condition in parsed]
+                self.on_signal = any(condition.subject == "signal" for condition in parsed)
             except ModtraceError as error:
                 raise RecordingError(f"keep_when: {error}") from None
             if ring is None:

@@ -102,7 +102,8 @@ def record(
         keep: how many rings of ended processes to keep under numbers; older ones are removed.
         keep_when: keep the steps around what is slow as small traces in `run.kept` beside `ring`, which it needs:
             `"step > 3x; gc > 200ms"`, as `modtrace watch` takes it. Another process, which this one starts and does not
-            wait for, reads the ring and saves them. `()` keeps only what `Recording.keep` asks for.
+            wait for, reads the ring and saves them. `()` keeps only what `Recording.keep` asks for; `"signal"` keeps
+            when SIGUSR1 comes, or the signal of `on_signal`, which then needs no path.
 
     Raises:
         RecordingError: the arguments make no sense, `%r` has no value, or this is a free-threaded build of CPython.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -65,15 +66,16 @@ class Recording:
     ) -> None:
         if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
             raise RecordingError(f"max_steps is {max_steps!r}; it must be a whole number, 1 or more, or None")
-        if on_signal is not None and path is None:
-            raise RecordingError("on_signal needs a path to save to")
+        self._kept_windows = kept_windows or KeptWindows(None, ring)
+        if on_signal is not None and path is None and not self._kept_windows.on_signal:
+            raise RecordingError("on_signal needs a path to save to, or keep_when='signal'")
         self._cycles = Cycles(schedule)
         self._outputs = Outputs(path, ring, self._cycles)
         self._max_steps = max_steps
         self._worker_rings = worker_rings
-        self._kept_windows = kept_windows or KeptWindows(None, ring)
-        self._signal = None if on_signal is None else SaveOnSignal(on_signal, self._save_on_signal)
-        self._on_signal = on_signal
+        self._saves_on_signal = on_signal is not None and path is not None
+        self._on_signal = signal.SIGUSR1 if on_signal is None and self._kept_windows.on_signal else on_signal
+        self._signal = None if self._on_signal is None else SaveOnSignal(self._on_signal, self._on_signal_came)
         self._unused = threading.Lock()
         self._capture: Capture | None = None
         self._timeline: Timeline | None = None
@@ -400,12 +402,18 @@ class Recording:
 
     def save_on_term(self) -> None:
         """Also save if SIGTERM ends the process, which ends then as it would have; to be called before `start`."""
-        self._signal = SaveOnSignal(self._on_signal, self._save_on_signal, self._save_before_end)
+        self._signal = SaveOnSignal(self._on_signal, self._on_signal_came, self._save_before_end)
 
     def _save_before_end(self) -> None:
         self._save_on_signal()
         if self.saved_paths:
             self.warn(f"SIGTERM: what was recorded so far is in {self.saved_paths[-1]}")
+
+    def _on_signal_came(self) -> None:
+        if self._kept_windows.on_signal and self.running:
+            self.keep("signal")
+        if self._saves_on_signal:
+            self._save_on_signal()
 
     def _save_on_signal(self) -> None:
         try:

@@ -17,7 +17,8 @@ _TIMES = re.compile(rf"{_NUMBER}x")
 _SHORT_NAMES = {"data": "data loading"}
 _FORMS = (
     '"step > 3x" (times the median of the last steps), "step > 500ms", "data > 1s", "gc > 200ms" and other parts of '
-    'a step, "range NAME > 50ms", "module GPT.head > 50ms" (a pattern of names), "hang 60s"; several are joined by ";"'
+    'a step, "range NAME > 50ms", "module GPT.head > 50ms" (a pattern of names), "hang 60s", "signal"; several are '
+    'joined by ";"'
 )
 
 
@@ -26,14 +27,15 @@ class Condition(NamedTuple):
 
     Attributes:
         text: as it was given.
-        subject: what is measured: a step, a part of it, a call of a module, or the time without an event.
+        subject: what is measured: a step, a part of it, a call of a module, or the time without an event. For a signal
+            the recorded process itself asks to keep.
         name: of the part, or the pattern of the modules' names.
         limit_ns: what it must exceed, in nanoseconds; None if `times` is the limit.
         times: how many times its median over the last steps it must exceed.
     """
 
     text: str
-    subject: Literal["step", "part", "module", "hang"]
+    subject: Literal["step", "part", "module", "hang", "signal"]
     name: str
     limit_ns: int | None
     times: float = 0.0
@@ -66,6 +68,8 @@ def _refusal(text: object) -> ModtraceError:
 
 
 def _parse(text: str) -> Condition:
+    if text == "signal":
+        return Condition(text, "signal", "", None)
     limit = _LIMIT.fullmatch(text)
     if limit is None:
         duration = parse_duration(text.removeprefix("hang")) if text.startswith("hang") else None

@@ -88,7 +88,8 @@ def watch_command(
 
     CONDITION is one of "step > 3x" (times the median of the last steps), "step > 500ms", "data > 1s", "gc > 200ms"
     and other parts of a step, "range NAME > 50ms", "module GPT.head > 50ms" (a pattern of names) and "hang 60s" (no
-    event for so long). What the program asks for by Recording.keep("why") is kept too. The first step is never slow.
+    event for so long); "signal" is for modtrace run --keep-when alone. What the program asks for by
+    Recording.keep("why") is kept too. The first step is never slow.
     """
     from ..._errors import ModtraceError
     from ...watching.conditions import parse_conditions
