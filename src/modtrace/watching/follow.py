@@ -30,7 +30,7 @@ _FIRST_STEP_EVENTS = 1 << 16
 _CONTEXT_EVENTS = 1 << 14
 """How much before a look is then divided again with it, for calls that had begun."""
 _REMEMBERED_STEPS = 256
-_MAX_UNREAD = 10
+_MAX_UNREAD = 30
 """After so many looks without news the ring is read all the same, for what only its name table says."""
 _STEP_KINDS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.MARK)
 
