@@ -178,7 +178,7 @@ def test_a_failed_allocation_is_told_with_its_module(
         with pytest.raises(RuntimeError, match="can't allocate memory"):
             asking(training)
 
-    sentence = f"could not allocate {asked} in {place}, step {3 + (asking is ask_outside)}; held: "
+    sentence = f"could not allocate {asked} in {place}, after step {2 + (asking is ask_outside)}; held: "
     (told,) = modtrace.where(ring).ranks[0].memory
     summary = modtrace.load(tmp_path / "run.json").summary().memory
     assert told.startswith(sentence)

@@ -176,6 +176,19 @@ def test_the_trace_is_saved_however_the_script_ends(end: str, tmp_path: Path) ->
     assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4
 
 
+@pytest.mark.parametrize(("step", "said"), [("loss.backward()", "8 spans of 2 steps are"), ("", "4 spans are")])
+def test_the_last_line_counts_the_steps_that_backward_passes_end_and_names_no_others(
+    step: str, said: str, tmp_path: Path
+) -> None:
+    program = "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(3, 3))\nfor _ in range(2):\n"
+    program += f"    loss = model(torch.ones(2, 3)).sum()\n    {step}\n"
+    (tmp_path / "train.py").write_text(program)
+
+    done = run("-m", "modtrace", "run", "-o", "out.json", "train.py", cwd=tmp_path)
+
+    assert ours(done.stderr)[-2] == f"modtrace: {said} in out.json"
+
+
 def test_only_the_first_steps(tmp_path: Path) -> None:
     script = TRAIN + "train(5)\nimport os; print(os.path.exists('train.pftrace'))\ntrain(1)"
     (tmp_path / "train.py").write_text(script)

@@ -84,6 +84,7 @@ def test_a_summary_says_rates_and_shares_of_the_peak() -> None:
         ("Net", 260, 400, 0),
         ("Net.a", 200, 400, 0),
     ]
+    assert [row[-3:] for row in summary.flops.rows] == [(260, 400, None), (200, 400, None)]
     # 660 in 3 · (30 + 10) ns
     assert [(row.flops, row.self_flops, row.flops_per_second) for row in summary.flops.rows] == [
         (660, 60, 5.5e9),
@@ -115,8 +116,8 @@ def test_markdown_and_html_have_the_table_of_flops() -> None:
     summary = counted().summary()
 
     assert summary.to_markdown().splitlines()[-2:] == [
-        "| `Net` | `Net` | 3 | 0.000 | 0.000 | 5.500 |",
-        "| `Net.a` | `A` | 3 | 0.000 | 0.000 | 10.000 |",
+        "| `Net` | `Net` | 3 | 0.000 | 0.000 | 0.000 | 0.000 | 5.500 |",
+        "| `Net.a` | `A` | 3 | 0.000 | 0.000 | 0.000 | 0.000 | 10.000 |",
     ]
     assert "GFLOP/s" in summary.to_html()
 
@@ -134,9 +135,9 @@ def test_the_command_shows_flops_alone_and_says_where_there_are_none(tmp_path: P
     assert shown.exit_code == 0
     assert "MFU 33.0% of 0.01 TFLOP/s; counted in step 0" in shown.output
     assert [line.split() for line in shown.output.splitlines()[-4:-1]] == [
-        ["module", "class", "calls", "GFLOP", "self", "GFLOP/s"],
-        ["Net", "Net", "3", "0.000", "0.000", "5.500"],
-        ["Net.a", "A", "3", "0.000", "0.000", "10.000"],
+        ["module", "class", "calls", "GFLOP", "self", "forward", "backward", "GFLOP/s"],
+        ["Net", "Net", "3", "0.000", "0.000", "0.000", "0.000", "5.500"],
+        ["Net.a", "A", "3", "0.000", "0.000", "0.000", "0.000", "10.000"],
     ]
     assert (none.exit_code, "has no FLOPs; record with --flops" in none.output) == (2, True)
     row = json.loads(as_json.output)["rows"][0]

@@ -94,6 +94,7 @@ def test_holders_at_the_peak_sum_to_all_that_is_held() -> None:
     # backward 90. The rest is what was held before.
     assert memory is not None
     assert (memory.peak_bytes, memory.peak_ns, memory.process) == (250, 2010, "")
+    assert (memory.peak_step, memory.peak_seconds) == (0, 1010e-9)
     assert memory.holders == (Holder("Net.b", 140), Holder("Net.a", 10), Holder("other", 100))
 
 
@@ -135,7 +136,7 @@ def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None
         "Net.b                140 B  56.0",
         "Net.a                 10 B   4.0",
         "other                100 B  40.0",
-        "together 250 B; other: held before the step, or by no module",
+        "together 250 B, in step 0, 0.000 s from the start; other: held before the step, or by no module",
     ]
     values = json.loads(command("summary", "--format", "json", path).stdout)
     assert values["memory"]["peak_bytes"] == 250

@@ -37,7 +37,7 @@ class Holders(NamedTuple):
         process: which process; empty if only one counted.
         time_ns: the moment, Unix nanoseconds.
         held: what tensors held together.
-        step_begin_ns: when the step began in which it lies.
+        begin_ns: when the process began to count, Unix nanoseconds.
         by_name: what the calls of that step hold by then, by index into `Timeline.names`: what each kept outside of
             inner calls, less what was freed in its backward, or in a call around it (the oldest first). Together with
             what else is held they sum to `held`.
@@ -46,7 +46,7 @@ class Holders(NamedTuple):
     process: str
     time_ns: int
     held: int
-    step_begin_ns: int
+    begin_ns: int
     by_name: dict[int, int]
 
 
@@ -90,7 +90,9 @@ def find_holders(timeline: Timeline) -> Holders | None:
     names = np.flatnonzero(by_name > 0)
     names = names[np.argsort(-by_name[names], kind="stable")].tolist()
     process = series.process.name if len(counted) > 1 else ""
-    return Holders(process, until, int(series.value[moment]), begin, {name: int(by_name[name]) for name in names})
+    return Holders(
+        process, until, int(series.value[moment]), int(series.time[0]), {name: int(by_name[name]) for name in names}
+    )
 
 
 def _take_from_inner_calls(columns: Columns, itself: Int64Array, rows: Int64Array) -> None:

@@ -23,6 +23,7 @@ from ..._next_step import next_step_hint
 from ..._requirements import check_can_record
 from ..._terminal import counted
 from ...record_options import OPTIONS, Option
+from ...timeline.contents import WHOLE_RUN
 from ..group import ScriptError
 from ..output import build_engine, echo
 
@@ -253,13 +254,14 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         return
     timeline = auto.recording.timeline()
     spans = len(timeline.columns)
-    steps = counted(auto.recording.steps, "step")
-    if timeline.stats.overwritten:
-        steps = f"the end of {steps}"
+    # Where no optimizer steps, backward passes may end steps, which the timeline counts.
+    whole_run = timeline.metadata[WHOLE_RUN]
+    ended = auto.recording.steps or (whole_run["steps"] if isinstance(whole_run, dict) else None)
+    steps = f" of {'the end of ' if timeline.stats.overwritten else ''}{counted(ended, 'step')}" if ended else ""
     if len(files) == 1:
-        echo(f"modtrace: {counted(spans, 'span')} of {steps} {'is' if spans == 1 else 'are'} in {files[0]}", err=True)
+        echo(f"modtrace: {counted(spans, 'span')}{steps} {'is' if spans == 1 else 'are'} in {files[0]}", err=True)
     else:
-        echo(f"modtrace: {len(files)} parts of {steps} are in {', '.join(files)}", err=True)
+        echo(f"modtrace: {len(files)} parts{steps} are in {', '.join(files)}", err=True)
     echo(f"modtrace: {next_step_hint(files[-1])}", err=True)
 
 

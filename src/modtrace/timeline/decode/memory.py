@@ -39,7 +39,7 @@ class HeldMemory(NamedTuple):
         grows_by: who holds what grows.
         refused: what could not be allocated; None if that never was.
         place: where that was: `forward GPT.blocks.3`.
-        step: how many steps had ended then.
+        step: the last step that had ended then; None if none had.
     """
 
     held: int
@@ -49,15 +49,15 @@ class HeldMemory(NamedTuple):
     grows_by: Mapping[str, int] = MappingProxyType({})
     refused: int | None = None
     place: str = ""
-    step: int = 0
+    step: int | None = None
 
     @property
     def sentences(self) -> list[str]:
         """What to say of it: why an allocation failed, and what grows."""
         sentences = []
         if self.refused is not None:
-            asked = f"could not allocate {format_bytes(self.refused)} in {self.place}, step {self.step}"
-            sentences.append(f"{asked}; {self.holding}")
+            after = "" if self.step is None else f", after step {self.step}"
+            sentences.append(f"could not allocate {format_bytes(self.refused)} in {self.place}{after}; {self.holding}")
         if self.grows:
             parts = [
                 f"{name} {format_bytes(count)}" for name, count in _by_list(self.grows_by) if 10 * count >= self.grows
@@ -112,7 +112,7 @@ def held_memory(analysis: RingAnalysis) -> HeldMemory | None:
     calls = next((stack.calls for stack in before.open_stacks if (stack.thread, stack.tid) == thread), ())
     place = f"{calls[-1].phase} {calls[-1].fqn}" if calls else OUTSIDE
     steps = before.step_ends.number
-    return found._replace(refused=int(events.value[until]), place=place, step=int(steps[-1]) + 1 if len(steps) else 0)
+    return found._replace(refused=int(events.value[until]), place=place, step=int(steps[-1]) if len(steps) else None)
 
 
 _Owner = tuple[Int64Array, Int64Array]

@@ -73,6 +73,9 @@ class FlopModule(NamedTuple):
         self_flops: of it, without inner modules.
         flops_per_second: `flops` by the time of the device, by that of the host if the device is the CPU; None if the
             device has no times.
+        flops_forward: of `flops`, those of forward.
+        flops_backward: those of backward.
+        flops_recompute: those of recompute; None if there are none.
     """
 
     fqn: str
@@ -81,6 +84,9 @@ class FlopModule(NamedTuple):
     flops: int | None
     self_flops: int
     flops_per_second: float | None
+    flops_forward: int | None
+    flops_backward: int | None
+    flops_recompute: int | None
 
 
 class StepFlops(NamedTuple):
@@ -210,10 +216,11 @@ def describe_flops(
     device_ns = {} if device is None else {row.fqn: row.total_ns for row in device.rows}
     modules = []
     for row, own in zip(rows, self_flops, strict=True):
-        parts = [part for part in (row.flops_forward, row.flops_backward, row.flops_recompute) if part is not None]
+        in_phases = row.flops_forward, row.flops_backward, row.flops_recompute or None
+        parts = [part for part in in_phases if part is not None]
         flops, took_ns = sum(parts) if parts else None, row.total_ns if on_cpu else device_ns.get(row.fqn, 0)
         rate = flops / took_ns * 1e9 if flops is not None and took_ns else None
-        modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, rate))
+        modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, rate, *in_phases))
     in_step = zip(steps, flops_in_steps.sum(axis=0).tolist(), flops_in_steps[RECOMPUTE].tolist(), strict=True)
     name, _, dtype = max(dtypes, key=dtypes.__getitem__, default="").rpartition(" ")
     outside, unknown = (value if type(value := said.get(key)) is int else 0 for key in ("outside", "unknown"))
@@ -248,10 +255,13 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("calls", "calls", 2),
     ("GFLOP", "flops", 0),
     ("self", "self_flops", 1),
+    ("forward", "flops_forward", 4),
+    ("backward", "flops_backward", 4),
+    ("recompute", "flops_recompute", 4),
     ("GFLOP/s", "flops_per_second", 0),
 )
 """Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
-_NOTE = "GFLOP: of all calls in all phases; self: outside of inner modules; --format csv has the phases apart"
+_NOTE = "GFLOP: of all calls, in all phases and in each; self: outside of inner modules"
 _MAX_NAMED = 3
 
 

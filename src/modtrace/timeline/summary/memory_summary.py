@@ -14,6 +14,7 @@ from ..contents import MEMORY
 from ..memory import find_holders, format_bytes, measure_calls
 from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from .module_rows import Groups
+from .step_bounds import StepBounds
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -63,6 +64,8 @@ class MemorySummary(NamedTuple):
         rows: a row per module or class, in the order of the summary's.
         peak_bytes: the most that they held at once.
         peak_ns: when, Unix nanoseconds.
+        peak_seconds: when, in seconds from the first sample.
+        peak_step: the number of the step that it is in; None if it is in none.
         holders: who held it, largest first, `other` last: they sum to `peak_bytes`.
         process: the name of the process that held most; empty if only one counted.
         sentences: why an allocation failed, and what grows from step to step, of the whole recording.
@@ -71,18 +74,21 @@ class MemorySummary(NamedTuple):
     rows: tuple[MemoryModule, ...]
     peak_bytes: int
     peak_ns: int
+    peak_seconds: float
+    peak_step: int | None
     holders: tuple[Holder, ...]
     process: str = ""
     sentences: tuple[str, ...] = ()
 
 
-def summarize_memory(timeline: Timeline, groups: Groups, order: list[int]) -> MemorySummary | None:
+def summarize_memory(timeline: Timeline, groups: Groups, order: list[int], steps: StepBounds) -> MemorySummary | None:
     """Return what modules took; None if the timeline does not say.
 
     Args:
         timeline: without spans of GPUs.
         groups: what has a row.
         order: the groups that have one.
+        steps: of the timeline.
     """
     calls, held = measure_calls(timeline), find_holders(timeline)
     if calls is None or held is None:
@@ -110,7 +116,9 @@ def summarize_memory(timeline: Timeline, groups: Groups, order: list[int]) -> Me
     facts = timeline.metadata.get(MEMORY)
     sentences = facts.get("sentences") if isinstance(facts, dict) else None
     said = tuple(map(str, sentences)) if isinstance(sentences, list) else ()
-    return MemorySummary(rows, held.held, held.time_ns, (*holders, other), held.process, said)
+    seconds = (held.time_ns - held.begin_ns) / 1e9
+    step = next(iter(steps.number[(steps.start <= held.time_ns) & (held.time_ns < steps.end)].tolist()), None)
+    return MemorySummary(rows, held.held, held.time_ns, seconds, step, (*holders, other), held.process, said)
 
 
 def _medians(value: Int64Array, group: Int64Array, chosen: BoolArray) -> dict[int, int]:
@@ -172,8 +180,8 @@ def render_memory(memory: MemorySummary | None, limit: int | None = None, width:
     rows = [*holders.rows[:-1][:_HOLDERS], *rest, holders.rows[-1]]
     lines += to_text(holders._replace(rows=rows), width)
     where = f" in {memory.process}" if memory.process else ""
-    lines += wrapped(
-        printable(f"together {format_bytes(memory.peak_bytes)}{where}; other: held before the step, or by no module"),
-        width,
-    )
+    step = "" if memory.peak_step is None else f" in step {memory.peak_step},"
+    when = f"{step} {memory.peak_seconds:,.3f} s from the start"
+    together = f"together {format_bytes(memory.peak_bytes)}{where},{when}; other: held before the step, or by no module"
+    lines += wrapped(printable(together), width)
     return "\n".join(lines)

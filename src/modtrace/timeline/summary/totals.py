@@ -66,7 +66,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     numbers = [calls, *by_phase, p50_ns, p95_ns]
     called, first = np.unique(group, return_index=True)
     order = called[np.argsort(first)].tolist()
-    memory = summarize_memory(timeline, groups, order)
+    memory = summarize_memory(timeline, groups, order, bounds)
     rows = [
         ModuleTimes(
             groups.fqns[index],
