@@ -510,6 +510,54 @@ def test_operators_of_the_user_count_by_their_formula_and_what_runs_inside_does_
     assert "not counted, as torch has no formula: modtrace_test::large, modtrace_test::wrong" in summary.flops_text()
 
 
+def test_a_formula_runs_in_no_call_of_the_users_and_neither_exits_nor_changes_random_numbers() -> None:
+    @torch.library.custom_op("modtrace_test::exits", mutates_args=())
+    def exits(x: Tensor) -> Tensor:
+        return x @ x.T
+
+    in_call: list[bool] = []
+
+    @register_flop_formula(torch.ops.modtrace_test.exits)
+    def exits_flops(*args: Any, **kwargs: Any) -> int:
+        in_call.append(model.runs)
+        torch.rand(3)
+        raise SystemExit
+
+    class Uses(nn.Module):
+        runs = False
+
+        def forward(self, x: Tensor) -> None:
+            self.runs = True
+            exits(x)
+            self.runs = False
+
+    model = Uses()
+    torch.manual_seed(0)
+    try:
+        with modtrace.record(flops=True, engine="native") as recording:
+            for length in (2, 3, *[3] * 4, 4):  # asked once with a call, of the rest at the end
+                model(torch.ones(length, 5))
+    finally:
+        del flop_registry[torch.ops.modtrace_test.exits]
+    drawn = torch.rand(3)
+    flops = recording.timeline().summary().flops
+
+    assert in_call == [False] * 3
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(0)))
+    assert flops is not None
+    assert flops.without_formula == ["modtrace_test::exits"]
+
+
+def test_what_operators_cost_is_known_while_the_recording_runs() -> None:
+    model = two_linears()
+    with modtrace.record(flops=True, engine="native") as recording:
+        model(rows()).sum().backward()
+        model(rows())
+        found = costs(recording.snapshot())
+
+    assert found["Sequential"] == (4 * FIRST, 3 * FIRST, 0)
+
+
 def test_transforms_of_torch_func_count_what_is_computed() -> None:
     model = two_linears()
     values = {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -114,9 +114,13 @@ class EventScript:
     def mark(self, time: int, text: str) -> None:
         self.event(time, Kind.MARK, self._ring.names.text(text), 0)
 
-    def operator(self, time: int, text: str, flops: int) -> None:
-        """Note an operator by its text, and what it cost."""
-        self.event(time, Kind.OPERATOR, self._ring.names.text(text), flops)
+    def operator(self, time: int, number: int) -> None:
+        """Run an operator by the number of its record."""
+        self.event(time, Kind.OPERATOR, NO_NAME, number)
+
+    def note_operator(self, number: int, name: str, dtype: str, flops: int) -> None:
+        """Note what an operator on the CPU costs."""
+        self._ring.names.operator(number, name, "cpu", dtype, flops)
 
     def note_group(self, name: str, ranks: str, description: str) -> None:
         """Note a process group."""

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 import modtrace
 from modtrace.cli.group import group
 from modtrace.ring import Kind
-from modtrace.ring.operator_text import OperatorName, operator_text, parse_operator
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import Timeline, build_timeline
 from modtrace.timeline.summary.peak_rates import peak_tflops
@@ -23,8 +22,9 @@ def counted(flops: int = 100) -> Timeline:
     """Three steps of 100 ns: one is counted, one is like it, and one has other inputs."""
     script = EventScript()
     net, inner = script.name("Net", module_class="Net"), script.name("Net.a", module_class="A")
-    mm = operator_text(OperatorName("aten::mm", "cpu", "bfloat16"))
-    rnn = operator_text(OperatorName("aten::rnn", "cpu", "float32"))
+    for number, cost in enumerate((flops, 30, 7, 200)):
+        script.note_operator(number, "aten::mm", "bfloat16", cost)
+    script.note_operator(4, "aten::rnn", "float32", -1)
     for step, inputs in enumerate((0, 0, 1)):
         now = 100 * step
         if step < 2:
@@ -33,17 +33,17 @@ def counted(flops: int = 100) -> Timeline:
         script.event(now, Kind.INPUTS, NO_NAME, inputs)
         script.enter(now + 10, inner, step, 10 * step)
         if step == 0:
-            script.operator(now + 11, mm, flops)
-            script.operator(now + 12, rnn, -1)
+            script.operator(now + 11, 0)
+            script.operator(now + 12, 4)
         script.exit(now + 20, inner, step, 10 * step + 1)
         if step == 0:
-            script.operator(now + 21, mm, 30)
+            script.operator(now + 21, 1)
         script.exit(now + 30, net, step, 10 * step + 1)
         if step == 0:
-            script.operator(now + 35, mm, 7)
+            script.operator(now + 35, 2)
         script.node_begin(now + 40, 10 * step)
         if step == 0:
-            script.operator(now + 41, mm, 200)
+            script.operator(now + 41, 3)
         script.node_end(now + 50, 10 * step)
         script.step(now + 100, step)
     return build_timeline(script.snapshot())
@@ -163,6 +163,18 @@ def test_the_peak_is_known_of_some_devices_and_types(device: str, dtype: str, pe
     assert peak_tflops(device, dtype) == peak
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[1, 2, 3]", "aten::mm", "[" * 5000])
-def test_any_text_is_an_operator(text: str) -> None:
-    assert parse_operator(text) == OperatorName(text)
+def test_a_call_with_an_operator_whose_cost_was_not_noted_is_unknown() -> None:
+    script = EventScript()
+    net, inner = script.name("Net"), script.name("Net.a")
+    script.note_operator(0, "aten::mm", "float32", 50)
+    script.event(0, Kind.COUNTING, NO_NAME, 1)
+    script.enter(0, net)
+    script.enter(1, inner)
+    script.operator(2, 1)  # the process died before it was noted
+    script.exit(3, inner)
+    script.operator(4, 0)
+    script.exit(5, net)
+    timeline = build_timeline(script.snapshot())
+
+    assert [timeline.span_args[row]["flops"] for row in range(2)] == ["50", "unknown"]
+    assert timeline.metadata["flops"]["unknown"] == 1  # type: ignore[index]

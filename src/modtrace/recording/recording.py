@@ -358,9 +358,11 @@ class Recording:
         Raises:
             RecordingError: nothing was recorded yet.
         """
+        capture = self._started()
         if self.running:
-            self._started().note_libraries()
-        ring = self._started().ring.read()
+            capture.note_libraries()
+        capture.engine.finish_notes()
+        ring = capture.ring.read()
         timeline = build_timeline(ring._replace(writer="running", known_pid=True) if self.running else ring)
         return timeline if self._worker_rings is None else self._worker_rings.joined(timeline)
 

@@ -9,6 +9,7 @@ A record is one JSON object. Its "kind" says what it is; beside that it has
 | `thread`   | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 if not known)   |
 | `compiled` | `name`: its id, `modules`: those inside, compiled (`blocks.0: Block, …`); the last counts              |
 | `group`    | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed  |
+| `operator` | `number`, `name`, `device`, `dtype`, `flops` (-1: not known): of an operator with certain inputs        |
 | `clock`    | `clock`: the id of the host's monotonic clock, which times are of                                      |
 | `offset`   | `clock`, `parent`: ids; `time`, `offset`, `bound`, `round_trip`: by how many ns the parent's was ahead |
 | `anchor`   | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                    |
@@ -105,6 +106,19 @@ class NameTable:
     def group(self, name: str, ranks: str, description: str) -> None:
         """Note a process group, as `collective_text.rank_list` writes its ranks."""
         self._append({"kind": "group", "name": clean(name), "ranks": clean(ranks), "description": clean(description)})
+
+    def operator(self, number: int, name: str, device: str, dtype: str, flops: int) -> None:
+        """Note what an operator with certain inputs costs; -1 if that is not known.
+
+        Args:
+            number: by which the ring knows it.
+            name: as torch has it (`aten::addmm`).
+            device: the name of the device of its first tensor, or its type (`cpu`).
+            dtype: the type of that tensor's numbers (`bfloat16`).
+            flops: what it costs.
+        """
+        record = {"kind": "operator", "number": number, "name": clean(name), "device": clean(device)}
+        self._append(record | {"dtype": dtype, "flops": flops})
 
     def note(self, record: Record) -> None:
         """Note a record that gives no id."""

@@ -172,8 +172,7 @@ class Kind(IntEnum):
     EVAL_ENTER = 32
     """Instead of a FORWARD_ENTER: a call begins that is in no other call, and its module is in eval mode."""
     OPERATOR = 33
-    """An operator that has a formula ran on this thread, in no other one. Value: its FLOPs, -1 if they are not known;
-    name: a text, see `operator_text`."""
+    """An operator that has a formula ran on this thread, in no other one. Value: the number of its record; no name."""
     COUNTING = 34
     """From now on operators are counted, or are not any more. Value: 1 or 0; no name."""
     INPUTS = 35

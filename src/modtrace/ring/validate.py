@@ -27,7 +27,7 @@ from .slot_format import (
 )
 
 _CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
-_TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES, Kind.OPERATOR, *COMMUNICATION_KINDS, *RANGE_KINDS)
+_TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES, *COMMUNICATION_KINDS, *RANGE_KINDS)
 
 _MAX_TIME_NS = 1 << 61
 """Times from here on are damage: sums of a few must fit 64 bits."""
@@ -38,6 +38,13 @@ _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
     "text": {"text": str},
     "thread": {"name": str, "tid": _PIDS, "torch_thread_id": range(-1, 1 << 63)},
     "compiled": {"name": range(NO_NAME), "modules": str},
+    "operator": {
+        "number": range(1 << 63),
+        "name": str,
+        "device": str,
+        "dtype": str,
+        "flops": range(-1, 1 << 63),
+    },
     "clock": {"clock": str},
     "offset": {
         "clock": str,

@@ -38,6 +38,9 @@ class Engine(EventSink, CompiledBackward, Protocol):
     def stop(self) -> None:
         """Stop recording. Thread-safe; wrappers already on the stack become no-ops."""
 
+    def finish_notes(self) -> None:
+        """Note what is known of events that were written and not noted with them, before the ring is read."""
+
     def unmatched_model(self) -> str | None:
         """Return the class of the model where names were to start, where none started there; else None."""
 

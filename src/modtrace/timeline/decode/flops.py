@@ -15,7 +15,6 @@ import numpy as np
 
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Kind
-from ...ring.operator_text import parse_operator
 from ..contents import UNKNOWN_FLOPS
 from ..slices import BACKWARD
 from .analysis import RingAnalysis
@@ -52,13 +51,14 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
     index = np.flatnonzero(events.kind == Kind.OPERATOR)
     if not np.any(np.isin(events.kind, (Kind.COUNTING, Kind.INPUTS))) and not len(index):
         return None
-    inner = _innermost(analysis, index)
+    inner, (flops, is_known) = _innermost(analysis, index), _costs(analysis, index)
     in_node = (inner >= 0) & intervals.is_node[inner]
-    call, flops = np.where(in_node, analysis.call[inner], inner), np.maximum(events.value[index], 0)
+    call = np.where(in_node, analysis.call[inner], inner)
     forward, backward = np.zeros((2, len(intervals)), np.int64)
     np.add.at(forward, call[~in_node & (call >= 0)], flops[~in_node & (call >= 0)])
     np.add.at(backward, original[call[in_node & (call >= 0)]], flops[in_node & (call >= 0)])
     alike, is_counted = _number_alike(analysis), _in_windows(analysis)
+    is_counted[inner[~is_known & (inner >= 0)]] = False
     calls, nodes = np.flatnonzero(~intervals.is_node), np.flatnonzero(intervals.is_node & (analysis.call >= 0))
     _copy_to_alike(forward, alike, calls, is_counted[calls])
     of_node = original[analysis.call[nodes]]
@@ -85,15 +85,23 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
     )
 
 
+def _costs(analysis: RingAnalysis, index: Int64Array) -> tuple[Int64Array, BoolArray]:
+    """Return what operators cost (0: no formula), and whether that was noted before the process died."""
+    flops = {record["number"]: record["flops"] for record in analysis.snapshot.records if record["kind"] == "operator"}
+    number, of_number = np.unique(analysis.all_events.value[index], return_inverse=True)
+    each = np.array([max(flops.get(one, 0), 0) for one in number.tolist()], np.int64)
+    return each[of_number], np.array([one in flops for one in number.tolist()], np.bool_)[of_number]
+
+
 def _by_operator(analysis: RingAnalysis, index: Int64Array) -> dict[str, object]:
-    name, value = analysis.all_events.name[index], analysis.all_events.value[index]
+    ran = Counter(analysis.all_events.value[index].tolist())
     dtypes = Counter[str]()
     without: set[str] = set()
-    for text in np.unique(name).tolist():
-        operator, of_text = parse_operator(analysis.lookup.texts[text]), value[name == text]
-        if np.any(of_text < 0):
-            without.add(operator.name)
-        dtypes[f"{operator.device} {operator.dtype}"] += int(np.maximum(of_text, 0).sum())
+    for record in analysis.snapshot.records:
+        if record["kind"] == "operator" and record["number"] in ran:
+            if record["flops"] < 0:
+                without.add(record["name"])
+            dtypes[f"{record['device']} {record['dtype']}"] += ran[record["number"]] * max(record["flops"], 0)
     return {"without_formula": sorted(without), "dtypes": dict(dtypes.most_common())}
 
 

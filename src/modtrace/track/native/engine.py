@@ -97,6 +97,7 @@ class NativeEngine:
         if self._device_times is not None:
             self._device_times.stop()
         self._native.stop()
+        self.finish_notes()
         if self._ranges is not None:
             self._ranges.stop()
         # Begun by another thread meanwhile.
@@ -104,6 +105,11 @@ class NativeEngine:
         for patch in _patches(self._native):
             patch.uninstall()
         self._collectives.stop()
+
+    def finish_notes(self) -> None:
+        """Note what is known of events that were written and not noted with them, before the ring is read."""
+        if self._flops is not None:
+            self._flops.answer()
 
     def unmatched_model(self) -> str | None:
         """Return the class of the model where names were to start, where none started there; else None."""

@@ -1,12 +1,14 @@
 """FLOPs: which operators have a formula, and what an operator costs with certain inputs.
 
 The formulas are torch's own registry, `torch.utils.flop_counter.flop_registry`, to which users add theirs by
-`register_flop_formula`. The native engine asks once for each operator with inputs of certain shapes.
+`register_flop_formula`. They are asked once for each operator with inputs of certain shapes, between the user's calls:
+one with every fourth outermost call, and the rest before the ring is read.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import ModuleType
@@ -15,8 +17,8 @@ from typing import Any
 import torch
 from torch.utils import flop_counter
 
+from ..._interrupts import raised_by_handler
 from ...ring import NameTable
-from ...ring.operator_text import OperatorName, operator_text
 from ..tensors import unseen_by_modes
 
 _log = logging.getLogger("modtrace")
@@ -56,38 +58,51 @@ class NativeFlops:
         self._native = native
         self._table = table
         self._formulas: dict[str, _Formula] = {}
+        self._registered = 0
         self._failed: set[str] = set()
 
     def start(self) -> None:
         """Count operators in the session that runs."""
-        self._formulas = {}
-        self._native.start_flops(self._operators, self._count)
+        self._registered = 0
+        self._native.start_flops(self._operators, self.answer)
 
     def _operators(self) -> tuple[str, ...] | None:
         """Return the names of the operators to note; None if they are the same as before."""
+        if self._registered == len(flop_counter.flop_registry):
+            return None
+        self._registered = len(flop_counter.flop_registry)
         registered = {
             operator._qualified_op_name: formula
             for operator, formula in flop_counter.flop_registry.items()
             if isinstance(operator, torch._ops.OpOverloadPacket)
         }
-        formulas = {**_MORE_FORMULAS, **registered}
-        if formulas.keys() == self._formulas.keys():
-            return None
-        self._formulas = formulas
-        return (*formulas, *(_WITHOUT_FORMULA - formulas.keys()))
+        self._formulas = {**_MORE_FORMULAS, **registered}
+        return (*self._formulas, *(_WITHOUT_FORMULA - self._formulas.keys()))
 
-    def _count(self, ran: tuple[str, str, str, Sequence[Any], Sequence[Any]]) -> tuple[int, int]:
-        """Return what an operator costs, and the id of its text.
+    def answer(self, at_most: int = sys.maxsize) -> None:
+        """Note what operators cost that were counted; no random number that a formula draws is one of the user's."""
+        operators = self._native.take_operators(at_most)
+        if not operators:
+            return
+        random_state = torch.default_generator.get_state()
+        for number, name, overload, device, inputs, outputs in operators:
+            dtype = next((str(one.dtype).removeprefix("torch.") for one in inputs if isinstance(one, torch.Tensor)), "")
+            flops = self._count(name, overload, inputs, outputs)
+            self._table.operator(number, name, _device_name(device), dtype, flops)
+        torch.default_generator.set_state(random_state)
+
+    def _count(self, name: str, overload: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        """Return what an operator costs.
 
         Args:
-            ran: its name and overload, the device that it ran on, its inputs and outputs: tensors are on `meta`.
+            name: as torch has it.
+            overload: which one.
+            inputs: that it had: tensors are on `meta`.
+            outputs: the same.
         """
-        name, overload, device, inputs, outputs = ran
-        dtype = next((str(one.dtype).removeprefix("torch.") for one in inputs if isinstance(one, torch.Tensor)), "")
-        text = self._table.text(operator_text(OperatorName(name, _device_name(device), dtype)))
         formula = self._formulas.get(name)
         if formula is None:
-            return UNKNOWN_FLOPS, text
+            return UNKNOWN_FLOPS
         try:
             with unseen_by_modes():
                 args, kwargs = _as_called(name, overload, inputs)
@@ -95,12 +110,14 @@ class NativeFlops:
                 flops = int(formula(*args, **kwargs, out_val=out))
             if not 0 <= flops <= _MAX_FLOPS:
                 raise OverflowError(f"{flops} FLOPs")
-            return flops, text
-        except Exception as error:
+            return flops
+        except (Exception, SystemExit) as error:
+            if raised_by_handler(error):
+                raise
             if name not in self._failed:
                 self._failed.add(name)
                 _log.warning("flops: the formula of %s failed, so it is not counted: %r", name, error)
-            return UNKNOWN_FLOPS, text
+            return UNKNOWN_FLOPS
 
 
 @cache
@@ -114,19 +131,25 @@ def _device_name(device_type: str) -> str:
 
 def _as_called(name: str, overload: str, inputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments as a dispatch mode gets them: without defaults at the end, and some by keyword."""
-    namespace, _, operator = name.partition("::")
-    schema = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")._schema
     args: list[Any] = []
     given = 0
     kwargs = {}
-    for argument, value in zip(schema.arguments, inputs, strict=True):
-        is_given = not argument.has_default_value() or not _is_same(value, argument.default_value)
-        if not argument.kwarg_only:
+    for (argument, has_default, default, kwarg_only), value in zip(_arguments(name, overload), inputs, strict=True):
+        is_given = not has_default or not _is_same(value, default)
+        if not kwarg_only:
             args.append(value)
             given = len(args) if is_given else given
         elif is_given:
-            kwargs[argument.name] = value
+            kwargs[argument] = value
     return args[:given], kwargs
+
+
+@cache
+def _arguments(name: str, overload: str) -> list[tuple[str, bool, Any, bool]]:
+    """Return of each argument of an operator its name, whether it has a default, which, and if it is keyword-only."""
+    namespace, _, operator = name.partition("::")
+    schema = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")._schema
+    return [(a.name, a.has_default_value(), a.default_value, a.kwarg_only) for a in schema.arguments]
 
 
 def _is_same(value: object, default: object) -> bool:

@@ -122,6 +122,9 @@ class PortableEngine(SegmentHooks):
         if self._ranges is not None:
             self._ranges.stop()
 
+    def finish_notes(self) -> None:
+        """Do nothing: all is noted with the events."""
+
     def unmatched_model(self) -> str | None:
         """Return the class of the model where names were to start, where none started there; else None."""
         return self._module_names.unmatched_model()

@@ -121,11 +121,7 @@ struct FlopCounting {
   bool passes_ended = false;  // a backward pass ended since inputs were new
   bool builds_graph = false;  // a call that is counted builds a graph, so that a pass may follow
   int calls = 0;              // outermost calls since inputs were new
-};
-
-// What an operator with certain inputs costs, and the id of the text that tells which it is.
-struct CountedOperator {
-  int64_t flops, text;
+  int64_t calls_waited = 0;   // outermost calls while operators wait to be asked for
 };
 
 // One recording: the ring that it writes, what it calls in Python, and the names it knows. Reached through SessionRef
@@ -145,7 +141,7 @@ struct Session {
   PyRef name_range;          // (name) → text id of a range, see track/ranges.py; null where ranges are left out
   PyRef runs_again;          // (module, inputs) → whether a checkpoint makes this call
   PyRef operator_names;      // () → names of operators with a formula, None: as before; null where none are counted
-  PyRef count_operator;      // (operator) → what it costs, text id; see track/flops.py
+  PyRef answer_operators;    // (how many at most) → anything; notes what those cost that wait, see track/flops.py
   PyRef begin_device_times;  // () → True, or anything where it is to be called again; null once it has returned True
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
       names;                                            // module → (parent's name id, name id)
@@ -178,10 +174,10 @@ struct ThreadState {
   int64_t last_call_name = kNoName, last_call_index = 0;  // the outermost call that made nodes last
   uint64_t noted_sequence = UINT64_MAX;                   // at the last call that `note_call` was told of
   SequenceBoundaries boundaries;
-  SequenceBoundaries device_boundaries;                        // of the calls that get events of the device
-  std::map<std::string, int64_t, std::less<>> range_names;     // the ids of those that it has met in this session
-  std::unordered_map<std::string, CountedOperator> operators;  // by name and inputs, in this session
-  ThreadState* next = nullptr;                                 // in the list of all threads
+  SequenceBoundaries device_boundaries;                     // of the calls that get events of the device
+  std::map<std::string, int64_t, std::less<>> range_names;  // the ids of those that it has met in this session
+  std::unordered_map<std::string, int64_t> operators;       // their numbers, by name and inputs, in this session
+  ThreadState* next = nullptr;                              // in the list of all threads
 };
 
 // A backward pass with hooks on its segments. The hooks outlive it where the graph is retained, and do nothing then.

@@ -31,7 +31,10 @@ constexpr size_t kMaxInputs = 4096;
 constexpr int kMaxValues = 1024;  // of one call's inputs, with those in containers
 constexpr size_t kMaxKnownOperators = 1 << 16;
 constexpr int kMaxDepth = 4;
+constexpr size_t kUsualKey = 256;
 constexpr int kMaxCallsWithoutPass = 16;
+constexpr int64_t kMaxWaiting = 1024;
+constexpr int64_t kCallsPerQuestion = 4;               // so that few calls take longer, and none by much
 constexpr int64_t kNestingMark = -2, kOtherMark = -3;  // no size of a tensor is below zero
 
 // --- Which calls are counted ---
@@ -108,6 +111,20 @@ void write_counting(Session& session, const ThreadState& thread, int64_t value) 
 thread_local int open_operators = 0;  // that are counted: those inside are a part of them
 thread_local uint64_t noted_operators = 0;
 
+// An operator whose cost is not known.
+struct UnknownOperator {
+  int64_t number = 0;
+  uint64_t generation;
+  std::string name, overload, device;
+  std::vector<c10::IValue> inputs, outputs;
+  UnknownOperator* next = nullptr;
+};
+
+std::atomic<UnknownOperator*> noted{nullptr};  // by any thread, the newest first
+UnknownOperator* taken = nullptr;              // the next ones to ask for; guarded by the interpreter's lock
+std::atomic<int64_t> waiting{0};               // how many there are of both
+std::atomic<int64_t> last_number{0};
+
 struct OpenOperator final : at::ObserverContext {
   OpenOperator(uint64_t session, bool looks_inside) : generation(session), only_if_none_inside(looks_inside) {
     open_operators += !only_if_none_inside;
@@ -117,10 +134,9 @@ struct OpenOperator final : at::ObserverContext {
   bool only_if_none_inside;  // count it only if none inside is
   uint64_t noted_before = noted_operators;
   int exceptions = std::uncaught_exceptions();
-  std::string key;
-  const CountedOperator* known = nullptr;
-  std::string name, overload, device;
-  std::vector<c10::IValue> inputs;  // only where it is not known
+  int64_t number = 0;  // 0 where it has none yet
+  std::string key;     // only then, and the next
+  std::unique_ptr<UnknownOperator> unknown;
 };
 
 // Whether another operator inside has the tensors that are computed with, or there are none.
@@ -194,42 +210,43 @@ Values last(const Stack& stack, size_t count) {
 PyRef as_python(Values values) {
   PyRef list = PyRef::steal(PyList_New(0));
   for (const c10::IValue& value : values) {
-    const PyRef object = PyRef::steal(torch::jit::toPyObject(as_meta(value)).release().ptr());
+    const PyRef object = PyRef::steal(torch::jit::toPyObject(value).release().ptr());
     if (!list || !object || PyList_Append(list.get(), object.get()) != 0) return PyRef();
   }
   return list;
 }
 
-// Asks Python what an operator costs, on a thread that may not hold the lock; null where nothing is to be noted.
-const CountedOperator* ask_flops(ThreadState& thread, const OpenOperator& open, Values outputs) {
-  if (!Py_IsInitialized()) return nullptr;
-  const GilLock gil;
-  Session* session = engine.active_session.load();
-  if (session == nullptr || !session->count_operator || thread.generation != current_generation()) return nullptr;
-  const SessionRef hold(*session);
-  const PyRef inputs = as_python(last(open.inputs, open.inputs.size())), results = as_python(outputs);
-  const PyRef asked =
-      PyRef::steal(inputs && results ? Py_BuildValue("(sssOO)", open.name.c_str(), open.overload.c_str(),
-                                                     open.device.c_str(), inputs.get(), results.get())
-                                     : nullptr);
-  const PyRef found = asked ? call_without_dynamo(session->count_operator, asked.get()) : PyRef();
-  long long flops = 0, text = 0;
-  if (!found || !PyArg_ParseTuple(found.get(), "LL", &flops, &text)) {
-    report_error(*session);
-    raise_later();
-    return nullptr;
-  }
-  if (thread.generation != open.generation || open.generation != current_generation()) return nullptr;
+// Gives an operator a number, and notes it among those to ask for.
+int64_t note_unknown(ThreadState& thread, OpenOperator& open, Values outputs) {
+  UnknownOperator& unknown = *open.unknown;
+  for (const c10::IValue& output : outputs) unknown.outputs.push_back(as_meta(output));
+  const int64_t number = unknown.number = last_number.fetch_add(1) + 1;
   if (thread.operators.size() >= kMaxKnownOperators) thread.operators.clear();
-  return &(thread.operators[open.key] = {flops, text});
+  thread.operators.emplace(std::move(open.key), number);
+  ++waiting;
+  unknown.next = noted.load();
+  while (!noted.compare_exchange_weak(unknown.next, &unknown)) {
+  }
+  open.unknown.release();
+  return number;
+}
+
+// Asks Python what some operators cost. False where that failed or the session ended.
+bool ask_operators_cost(Session& session, int64_t at_most) {
+  const SessionRef hold(session);
+  const PyRef limit = PyRef::steal(PyLong_FromLongLong(at_most));
+  if (limit && call_without_dynamo(session.answer_operators, limit.get())) return is_active(session);
+  report_error(session);
+  return false;
 }
 
 std::unique_ptr<at::ObserverContext> on_operator_begin(const at::RecordFunction& function) {
   if (!counting.load(std::memory_order_relaxed) || open_operators > 0) return nullptr;
   const OperatorNames* names = counted_operators.load(std::memory_order_acquire);
   if (names == nullptr || names->find(function.name()) == names->end() || at::in_parallel_region()) return nullptr;
-  std::string key(function.name());
-  key += '.';
+  std::string key;
+  key.reserve(kUsualKey);
+  key.append(function.name()) += '.';
   const auto name = function.operator_name();
   if (name) key += name->overload_name;
   const auto inputs = last(function.inputs(), function.num_inputs());
@@ -242,33 +259,35 @@ std::unique_ptr<at::ObserverContext> on_operator_begin(const at::RecordFunction&
   auto open = std::make_unique<OpenOperator>(generation, std::any_of(inputs.begin(), inputs.end(), may_be_wrapper));
   const auto known = thread.operators.find(key);
   if (C10_LIKELY(known != thread.operators.end())) {
-    open->known = &known->second;
+    open->number = known->second;
     return open;
   }
   open->key = std::move(key);
-  open->name = function.name();
-  open->overload = name ? name->overload_name : "";
+  open->unknown = std::make_unique<UnknownOperator>();
+  UnknownOperator& unknown = *open->unknown;
+  unknown.generation = generation;
+  unknown.name = function.name();
+  if (name) unknown.overload = name->overload_name;
   for (const c10::IValue& input : inputs) {
-    if (open->device.empty() && input.isTensor() && input.toTensor().defined()) {
-      open->device = c10::DeviceTypeName(input.toTensor().device().type(), /*lower_case=*/true);
+    if (unknown.device.empty() && input.isTensor() && input.toTensor().defined()) {
+      unknown.device = c10::DeviceTypeName(input.toTensor().device().type(), /*lower_case=*/true);
     }
-    open->inputs.push_back(as_meta(input));
+    unknown.inputs.push_back(as_meta(input));
   }
   return open;
 }
 
 void on_operator_end(const at::RecordFunction& function, at::ObserverContext* context) {
-  const auto* open = static_cast<const OpenOperator*>(context);
+  auto* open = static_cast<OpenOperator*>(context);
   // One that raised has computed nothing.
   if (open == nullptr || std::uncaught_exceptions() > open->exceptions) return;
   ThreadState& thread = this_thread();
   if (thread.generation != open->generation) return;
   if (open->only_if_none_inside && noted_operators != open->noted_before) return;
-  const CountedOperator* found =
-      open->known != nullptr ? open->known : ask_flops(thread, *open, last(function.outputs(), function.num_outputs()));
-  if (found == nullptr) return;
   ++noted_operators;
-  write_without_gil(thread, open->generation, kOperator << kKindShift | thread.meta_bits | found->text, found->flops);
+  const int64_t number =
+      open->unknown ? note_unknown(thread, *open, last(function.outputs(), function.num_outputs())) : open->number;
+  write_without_gil(thread, open->generation, kOperator << kKindShift | thread.meta_bits | kNoName, number);
 }
 
 }  // namespace
@@ -282,13 +301,32 @@ void watch_operators() {
 }
 
 PyObject* start_flops(PyObject*, PyObject* args) {
-  PyObject *operator_names, *count_operator;
-  if (!PyArg_ParseTuple(args, "OO", &operator_names, &count_operator)) return nullptr;
+  PyObject *operator_names, *answer_operators;
+  if (!PyArg_ParseTuple(args, "OO", &operator_names, &answer_operators)) return nullptr;
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) Py_RETURN_NONE;
   session->operator_names = PyRef::borrow(operator_names);
-  session->count_operator = PyRef::borrow(count_operator);
+  session->answer_operators = PyRef::borrow(answer_operators);
   Py_RETURN_NONE;
+}
+
+PyObject* take_operators(PyObject*, PyObject* at_most) {
+  PyRef operators = PyRef::steal(PyList_New(0));
+  for (Py_ssize_t left = PyLong_AsSsize_t(at_most); operators && left > 0; --left) {
+    if (taken == nullptr) taken = noted.exchange(nullptr);
+    if (taken == nullptr) break;
+    const std::unique_ptr<UnknownOperator> next(std::exchange(taken, taken->next));
+    --waiting;
+    if (next->generation != current_generation()) continue;
+    const PyRef inputs = as_python(last(next->inputs, next->inputs.size())),
+                outputs = as_python(last(next->outputs, next->outputs.size()));
+    const PyRef found = PyRef::steal(
+        inputs && outputs ? Py_BuildValue("(LsssOO)", static_cast<long long>(next->number), next->name.c_str(),
+                                          next->overload.c_str(), next->device.c_str(), inputs.get(), outputs.get())
+                          : nullptr);
+    if (!found || PyList_Append(operators.get(), found.get()) != 0) return nullptr;
+  }
+  return PyErr_Occurred() ? nullptr : operators.release();
 }
 
 int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool is_training, PyObject* const* args,
@@ -312,11 +350,12 @@ int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool
     state.passes_ended = false;
     state.calls = 0;
     state.builds_graph = state.builds_graph || builds_graph;
-    if (counting.load()) return number;
-    if (!ask_operators(session)) return kNotMet;
-    write_counting(session, thread, 1);
-    counting.store(true);
-    at::reenableCallback(callback);
+    if (!counting.load()) {
+      if (!ask_operators(session)) return kNotMet;
+      write_counting(session, thread, 1);
+      counting.store(true);
+      at::reenableCallback(callback);
+    }
   } else if (counting.load()) {
     if (state.passes_ended || !state.builds_graph || ++state.calls >= kMaxCallsWithoutPass) {
       stop_counting();
@@ -324,6 +363,10 @@ int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool
       write_counting(session, thread, 0);
     }
   }
+  const int64_t unasked = waiting.load(std::memory_order_relaxed);
+  const bool too_many = unasked > kMaxWaiting;
+  const bool is_turn = unasked > 0 && !counting.load() && ++state.calls_waited % kCallsPerQuestion == 0;
+  if ((too_many || is_turn) && !ask_operators_cost(session, too_many ? unasked : 1)) return kNotMet;
   return number;
 }
 

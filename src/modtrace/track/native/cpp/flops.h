@@ -1,5 +1,7 @@
 // FLOPs: operators that have a formula, seen by torch's own callbacks while operators are counted. They are counted
 // from an outermost call with inputs that were not met yet until its backward is over; else the callback is disabled.
+// In operators nothing of Python runs: each is noted with a number, the same for the same inputs, and what a number
+// costs is asked later, between the user's calls.
 
 #pragma once
 
@@ -15,9 +17,13 @@ void watch_operators();
 // Lets the session that runs count operators: see track/flops.py.
 PyObject* start_flops(PyObject* module, PyObject* args);
 
+// take_operators(at_most): (number, name, overload, device, inputs, outputs) of operators whose cost is not known;
+// their tensors are on meta. Each is returned once.
+PyObject* take_operators(PyObject* module, PyObject* at_most);
+
 // Notes that an outermost call begins, and begins or ends counting. Returns the number of its inputs: the same for
 // calls of the same module with inputs of the same shapes; kNotMet where there is none. Needs the interpreter's lock,
-// and runs Python where counting begins: the session may end.
+// and runs Python where counting begins, and while there are operators to ask for: the session may end.
 //
 // args: of the call, keyword arguments last.
 int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool is_training, PyObject* const* args,

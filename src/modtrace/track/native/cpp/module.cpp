@@ -275,6 +275,7 @@ PyMethodDef methods[] = {
     {"end_capture", end_capture, METH_NOARGS, nullptr},
     {"start_memory", start_memory, METH_VARARGS, nullptr},
     {"start_flops", start_flops, METH_VARARGS, nullptr},
+    {"take_operators", take_operators, METH_O, nullptr},
     {"write_event", py_write_event, METH_VARARGS, nullptr},
     {"on_collection", py_on_collection, METH_VARARGS, nullptr},
     {"last_call", py_last_call, METH_NOARGS, nullptr},

@@ -183,7 +183,7 @@ bool enter(PyObject* module, const Inputs& inputs) {
   if (!recompute && thread.open_calls.empty()) {
     const bool in_eval_mode = is_in_eval_mode(module);
     if (in_eval_mode) kind = kEvalEnter;
-    if (C10_UNLIKELY(static_cast<bool>(session->count_operator))) {
+    if (C10_UNLIKELY(static_cast<bool>(session->answer_operators))) {
       met_inputs = meet_inputs(*session, thread, name_id, !in_eval_mode, inputs.args + 1, inputs.count());
       if (!is_active(*session)) return false;
     }
