@@ -14,14 +14,13 @@ import modtrace
 from modtrace.timeline import BACKWARD, Columns, Mark, Name, Process, Stats, Timeline, Track
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE, gpt_timeline
-from tests.support.viewer_page import Open, click, color_of, details, settle, table, viewport
+from tests.support.viewer_page import US, Open, click, color_of, details, pixels, position_of, settle, table, viewport
 from tests.unit.test_diff import recording
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 SLOWER, FASTER, SAME = "#c2410c", "#1f6fd6", "#a9b4bf"
-US = 1_000
 SHIFT = 400 * US
 
 
@@ -66,6 +65,9 @@ def test_steps_have_a_table_that_zooms_to_them(open_page: Open) -> None:
     assert page.get_by_role("button", name="Compare step 0 with step 2").count() == 1, "a usual one and the slowest"
 
 
+MARK = (0x9A, 0x6A, 0x00, 0xFF)
+
+
 def two_processes(*processes: Process) -> Timeline:
     """A module's calls in two processes, in µs; the marks are the first's, as of all ranks of a job.
 
@@ -106,8 +108,8 @@ def test_steps_of_several_processes_are_those_of_the_first(
     open_page: Open, processes: tuple[Process, ...], note: str
 ) -> None:
     page = open_page(two_processes(*processes)).page
-    # All calls of both.
-    assert table(page)["net"] == ["Net", "6", "780 µs", "–", "780 µs", "100.0 %", "780 µs", "100.0 %"]
+    # All calls of both; the steps of the first take 500 µs, and the other 550.
+    assert table(page)["net"] == ["Net", "6", "74.3 %", "780 µs", "780 µs", "780 µs", "–", "74.3 %"]
 
     page.get_by_role("tab", name="Steps").click()
     assert page.locator("#details .scope p").all_inner_texts() == ["2 steps, median 250 µs", note]
@@ -120,6 +122,12 @@ def test_steps_of_several_processes_are_those_of_the_first(
     first = processes[0].name
     assert headers(page) == [f"step 0 · {first}", f"step 1 · {first}"]
     assert table(page)["net"][1:3] == ["0.200", "0.080"]
+    # The line where step 1 ends crosses its own rows alone.
+    lines = []
+    for track in ("track 0", "track 1"):
+        x, y = position_of(page, track, 0, 200 * US)
+        lines.append(MARK in pixels(page, x - 1, y, width=3))
+    assert lines == [False, True]
 
 
 def test_steps_of_one_process_say_how_many_are_whole_and_whose_they_are_not(open_page: Open) -> None:

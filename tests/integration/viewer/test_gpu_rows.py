@@ -49,4 +49,5 @@ def test_gpu_rows_of_a_merged_trace_are_drawn_selected_and_summed(open_page: Ope
     page.get_by_role("tab", name="Modules").click()
     page.get_by_role("button", name="GPU", exact=True).click()
     counts = {fqn: int(cells[1].replace(",", "")) for fqn, cells in table(page).items()}
-    assert counts == {fqn: sum(row[3] == fqn for row in rows) for fqn in {row[3] for row in rows}}
+    calls = [(fqn, phase == "forward") for _, _, _, fqn, phase, *_ in rows]
+    assert counts == {fqn: calls.count((fqn, True)) for fqn, _ in calls}

@@ -32,16 +32,16 @@ def test_totals_of_a_range_are_per_module(open_page: Open) -> None:
     page.keyboard.press("m")
 
     assert "Selected range of 300 µs" in page.locator("#details").inner_text()
-    # Class, spans, forward, backward, recompute is left out, total and its share, self and its share.
+    # Class, calls, total and its share of the range, self, forward, backward, recompute is left out, the share of self.
     assert table(page) == {
-        "GPT": ["GPT", "1", "300 µs", "–", "300 µs", "100.0 %", "–", "0.0 %"],
-        "GPT.h.0": ["Block", "1", "300 µs", "–", "300 µs", "100.0 %", "300 µs", "100.0 %"],
+        "GPT": ["GPT", "1", "100.0 %", "300 µs", "–", "300 µs", "–", "0.0 %"],
+        "GPT.h.0": ["Block", "1", "100.0 %", "300 µs", "300 µs", "300 µs", "–", "100.0 %"],
     }
     page.get_by_role("button", name="clear").click()
     assert table(page) == {
-        "GPT": ["GPT", "2", "1 ms", "650 µs", "150 µs", "1.8 ms", "100.0 %", "600 µs", "33.3 %"],
-        "GPT.h.0": ["Block", "3", "300 µs", "100 µs", "150 µs", "550 µs", "30.6 %", "550 µs", "30.6 %"],
-        "GPT.h.1": ["Block", "2", "400 µs", "250 µs", "–", "650 µs", "36.1 %", "650 µs", "36.1 %"],
+        "GPT": ["GPT", "1", "90.0 %", "1.8 ms", "600 µs", "1 ms", "650 µs", "150 µs", "30.0 %"],
+        "GPT.h.0": ["Block", "1", "27.5 %", "550 µs", "550 µs", "300 µs", "100 µs", "150 µs", "27.5 %"],
+        "GPT.h.1": ["Block", "1", "32.5 %", "650 µs", "650 µs", "400 µs", "250 µs", "–", "32.5 %"],
     }
 
 
@@ -67,7 +67,7 @@ def test_range_dragged_with_the_pointer_has_its_totals(open_page: Open, over: st
     length = re.search(r"Selected range of ([\d.]+) µs", page.locator("#details").inner_text())
     assert length is not None
     assert float(length[1]) == pytest.approx(800, abs=4)
-    assert table(page)["GPT"][1] == "1"
+    assert table(page)["GPT"][1:3] == ["0", "100.0 %"], "backward alone, all the time"
     assert viewport(page) == before
 
 
@@ -85,14 +85,18 @@ def test_totals_of_a_checkpointed_model_are_those_of_its_summary(
     summary = timeline.summary(by=by)
     page = open_page(timeline, permissions=["clipboard-read", "clipboard-write"]).page
     page.get_by_role("button", name=f"By {by}").click()
+    share = 2 if by == "module" else 1
+    assert {name: cells[share] for name, cells in table(page).items()} == {
+        row.fqn or row.module_class: f"{100 * row.total_ns / summary.steps_ns:.1f} %" for row in summary.rows
+    }
     page.get_by_role("button", name="Copy table").click()
     page.get_by_role("button", name="Copied").wait_for()
     _, *lines = page.evaluate("navigator.clipboard.readText()").split("\n")
 
-    shown = {name: tuple(map(int, numbers)) for name, _, _, *numbers in (line.split("\t") for line in lines)}
+    shown = {name: tuple(map(int, numbers)) for name, _, *numbers in (line.split("\t") for line in lines)}
+    fields = ("calls", "total_ns", "self_ns", "forward_ns", "backward_ns", "recompute_ns")
     assert shown == {
-        row.fqn or row.module_class: (row.forward_ns, row.backward_ns, row.recompute_ns, row.total_ns, row.self_ns)
-        for row in summary.rows
+        row.fqn or row.module_class: tuple(getattr(row, field) for field in fields) for row in summary.rows
     }
     assert any(row.recompute_ns for row in summary.rows)
 
@@ -113,10 +117,10 @@ def test_totals_by_class_and_on_the_gpu_have_their_own_rows(open_page: Open) -> 
     page = open_page(one_step()).page
     page.get_by_role("tab", name="Modules").click()
     page.get_by_role("button", name="By class").click()
-    assert table(page)["Block"] == ["5", "700 µs", "350 µs", "150 µs", "1.2 ms", "66.7 %", "1.2 ms", "66.7 %"]
+    assert table(page)["Block"] == ["2", "60.0 %", "1.2 ms", "1.2 ms", "700 µs", "350 µs", "150 µs", "60.0 %"]
 
     page.get_by_role("button", name="GPU", exact=True).click()
-    assert table(page) == {"gemm_kernel": ["1", "200 µs", "–", "200 µs", "100.0 %", "200 µs", "100.0 %"]}
+    assert table(page) == {"gemm_kernel": ["1", "10.0 %", "200 µs", "200 µs", "200 µs", "–", "10.0 %"]}
 
 
 def test_totals_with_a_search_list_what_matches(open_page: Open) -> None:
@@ -164,10 +168,10 @@ def test_copy_buttons_give_the_table_and_the_name(open_page: Open) -> None:
     page.get_by_role("button", name="Copy table").click()
     page.get_by_role("button", name="Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()").split("\n") == [
-        "name\tclass\tspans\tforward ns\tbackward ns\trecompute ns\ttotal ns\tself ns",
-        "GPT\tGPT\t2\t1000000\t650000\t150000\t1800000\t600000",
-        "GPT.h.1\tBlock\t2\t400000\t250000\t0\t650000\t650000",
-        "GPT.h.0\tBlock\t3\t300000\t100000\t150000\t550000\t550000",
+        "name\tclass\tcalls\ttotal ns\tself ns\tforward ns\tbackward ns\trecompute ns",
+        "GPT\tGPT\t1\t1800000\t600000\t1000000\t650000\t150000",
+        "GPT.h.1\tBlock\t1\t650000\t650000\t400000\t250000\t0",
+        "GPT.h.0\tBlock\t1\t550000\t550000\t300000\t100000\t150000",
     ]
     page.get_by_role("button", name="GPT.h.1", exact=True).click()
     page.get_by_role("button", name="Copy name").click()

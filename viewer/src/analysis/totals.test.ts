@@ -4,7 +4,7 @@ import { layoutFlame } from "../layout/flame-layout";
 import { makeTrace } from "../testing/make-trace";
 import { buildCallTree } from "./call-tree";
 import { buildSandwich } from "./sandwich";
-import { computeTotals, groupsOf, sortTotals } from "./totals";
+import { computeTotals, groupsOf, sortTotals, timeOfSteps } from "./totals";
 
 /*
  * time     0    10   20   30   40   50   60   70
@@ -29,7 +29,7 @@ const trace = makeTrace(
 const groups = groupsOf(trace, "module");
 const row = (rows: ReturnType<typeof computeTotals>, title: string) => {
   const found = rows.find((candidate) => candidate.title === title)!;
-  return [found.spans, found.forward, found.backward, found.recompute, found.total, found.self];
+  return [found.calls, found.forward, found.backward, found.recompute, found.total, found.self];
 };
 
 test("computeTotals of the CPU counts nested spans of a module and phase once", () => {
@@ -39,7 +39,7 @@ test("computeTotals of the CPU counts nested spans of a module and phase once", 
   expect(row(rows, "GPT.h.0")).toEqual([1, 20, 0, 0, 20, 10]);
   expect(row(rows, "GPT.h.0.lin")).toEqual([1, 10, 0, 0, 10, 10]);
   // The recompute lies inside the backward of the same module, which is so much shorter.
-  expect(row(rows, "GPT.h.1")).toEqual([3, 15, 15, 5, 35, 35]);
+  expect(row(rows, "GPT.h.1")).toEqual([1, 15, 15, 5, 35, 35]);
   expect(rows.length).toBe(4);
 });
 
@@ -63,7 +63,7 @@ test("computeTotals of the GPU groups kernels by their module", () => {
 
 test("computeTotals by class merges modules of one class", () => {
   const rows = computeTotals(trace, groupsOf(trace, "class"), "cpu", null);
-  expect(row(rows, "Block")).toEqual([4, 35, 15, 5, 55, 45]);
+  expect(row(rows, "Block")).toEqual([2, 35, 15, 5, 55, 45]);
 });
 
 /*
@@ -97,24 +97,32 @@ const checkpointed = makeTrace(
 test("computeTotals counts recompute to what it repeats, not to the module in whose backward it lies", () => {
   const rows = computeTotals(checkpointed, groupsOf(checkpointed, "module"), "cpu", null);
   // Recompute: 20 of layers.0 itself, and 25 of its `down`. Backward: 66 − 50 of layers.1, 59 − 50 and 5 of its `down`.
-  expect(row(rows, "model")).toEqual([2, 20, 20, 45, 85, 12]);
-  expect(row(rows, "model.layers.0")).toEqual([2, 6, 0, 45, 51, 26]);
-  expect(row(rows, "model.layers.1")).toEqual([2, 6, 16, 0, 22, 13]);
-  expect(row(rows, "model.layers.1.down")).toEqual([2, 0, 14, 0, 14, 14]);
-  expect(row(rows, "model.layers.0.down")).toEqual([1, 0, 0, 25, 25, 25]);
+  expect(row(rows, "model")).toEqual([1, 20, 20, 45, 85, 12]);
+  expect(row(rows, "model.layers.0")).toEqual([1, 6, 0, 45, 51, 26]);
+  expect(row(rows, "model.layers.1")).toEqual([1, 6, 16, 0, 22, 13]);
+  expect(row(rows, "model.layers.1.down")).toEqual([0, 0, 14, 0, 14, 14]);
+  expect(row(rows, "model.layers.0.down")).toEqual([0, 0, 0, 25, 25, 25]);
 });
 
 test("computeTotals by class counts recompute once to a class", () => {
   const rows = computeTotals(checkpointed, groupsOf(checkpointed, "class"), "cpu", null);
-  expect(row(rows, "Layer")).toEqual([4, 12, 16, 45, 73, 39]);
-  expect(row(rows, "Linear")).toEqual([3, 0, 14, 25, 39, 39]);
+  expect(row(rows, "Layer")).toEqual([2, 12, 16, 45, 73, 39]);
+  expect(row(rows, "Linear")).toEqual([0, 0, 14, 25, 39, 39]);
 });
 
 test("computeTotals of a range cuts recompute and what it interrupts", () => {
   const rows = computeTotals(checkpointed, groupsOf(checkpointed, "module"), "cpu", { start: 85, end: 96 });
-  expect(row(rows, "model")).toEqual([1, 0, 6, 5, 11, 0]);
-  expect(row(rows, "model.layers.1.down")).toEqual([1, 0, 5, 0, 5, 5]);
-  expect(row(rows, "model.layers.0")).toEqual([1, 0, 0, 5, 5, 5]);
+  expect(row(rows, "model")).toEqual([0, 0, 6, 5, 11, 0]);
+  expect(row(rows, "model.layers.1.down")).toEqual([0, 0, 5, 0, 5, 5]);
+  expect(row(rows, "model.layers.0")).toEqual([0, 0, 0, 5, 5, 5]);
+});
+
+test("timeOfSteps is that of all steps, and of no steps nothing", () => {
+  const steps = [
+    { start: 0, end: 50 },
+    { start: 50, end: 75 },
+  ];
+  expect([timeOfSteps(trace, steps), timeOfSteps(trace, [])]).toEqual([75, 0]);
 });
 
 test.each(["module", "class"] as const)("buildSandwich of each %s has the total of its row", (by) => {

@@ -1,5 +1,6 @@
 /** Totals per module or class, by the rules of `modtrace summary` (`timeline/summary/totals.py`). */
 import { compareValues } from "../format";
+import { STEP_PROCESS } from "../trace/steps";
 import {
   BACKWARD,
   FORWARD,
@@ -37,8 +38,8 @@ export interface Groups {
 export interface Total extends Group {
   /** Index into `Groups.groups`. */
   readonly group: number;
-  /** Spans that lie in the range, whole or in part. */
-  spans: number;
+  /** Calls in forward that lie in the range, whole or in part. */
+  calls: number;
   /**
    * Nanoseconds in the range: with what of the same phase runs inside, without other phases; nested spans of a group
    * count once. A call inside backward counts to its module and to those that contain it, wherever it lies.
@@ -124,6 +125,20 @@ export function isCallInBackward({ spans, tracks }: Trace, span: number): boolea
 
 const PHASE_FIELD = { [FORWARD]: "forward", [BACKWARD]: "backward", [RECOMPUTE]: "recompute" } as const;
 
+/** What the processes took together: the first its steps, any other from its first span to its last end; 0 without steps. */
+export function timeOfSteps({ spans, tracks, processes }: Trace, steps: readonly TimeRange[]): number {
+  if (!steps.length) return 0;
+  const first = new Float64Array(processes.length).fill(Infinity);
+  const last = new Float64Array(processes.length).fill(-Infinity);
+  for (let i = 0; i < spans.count; i++) {
+    const { process } = tracks[spans.track[i]];
+    first[process] = Math.min(first[process], spans.start[i]);
+    last[process] = Math.max(last[process], spans.end[i]);
+  }
+  const others = last.reduce((sum, end, i) => (i === STEP_PROCESS || end < first[i] ? sum : sum + end - first[i]), 0);
+  return steps.reduce((sum, { start, end }) => sum + end - start, others);
+}
+
 /** One row per group that has a span on the device in the range; spans are cut at the range's ends. */
 export function computeTotals(trace: Trace, groups: Groups, device: Device, range: TimeRange | null): Total[] {
   const { spans } = trace;
@@ -147,11 +162,11 @@ export function computeTotals(trace: Trace, groups: Groups, device: Device, rang
     const group = groups.ofName[spans.name[i]];
     let row = rows.get(group);
     if (!row) {
-      const zeros = { spans: 0, forward: 0, backward: 0, recompute: 0, total: 0, self: 0 };
+      const zeros = { calls: 0, forward: 0, backward: 0, recompute: 0, total: 0, self: 0 };
       row = { group, ...groups.groups[group], ...zeros, first: i };
       rows.set(group, row);
     }
-    row.spans++;
+    if (spans.phase[i] === FORWARD) row.calls++;
     row.self += ns;
     countTimed(i, ns);
     forEachInterrupted(spans, i, (interrupted) => countTimed(interrupted, -ns));
@@ -176,7 +191,7 @@ export function computeTotals(trace: Trace, groups: Groups, device: Device, rang
   return [...rows.values()];
 }
 
-export type SortKey = "title" | "moduleClass" | "spans" | "forward" | "backward" | "recompute" | "total" | "self";
+export type SortKey = "title" | "moduleClass" | "calls" | "forward" | "backward" | "recompute" | "total" | "self";
 
 /** Rows in the order of one field; equal ones by title. */
 export function sortTotals<Row extends Total & Readonly<Record<Key, string | number>>, Key extends string = SortKey>(

@@ -41,7 +41,7 @@ function paintTicks({ context, colors, viewport, width, height, x }: Frame): voi
 
 function paintMarkNames(frame: Frame): void {
   const { context, store, colors, nsPerPixel, width, height, x } = frame;
-  paintMarks(frame, height * 0.5);
+  paintMarks(frame, () => [[height * 0.5, height]]);
   const fitter = new LabelFitter(context);
   const { marks } = store.trace;
   const stride = nameStride(marks, nsPerPixel, MIN_NAME_PIXELS);

@@ -1,6 +1,8 @@
 /** Paints what runs through all rows: tick lines below the spans; marks and the selected range above them. */
 import { pixelsApart } from "../layout/mark-density";
+import { rowsByProcess, rowsHeight } from "../layout/rows";
 import { ticks } from "../layout/ticks";
+import type { Mark } from "../trace/trace";
 import type { Frame } from "./frame";
 
 /** Ticks are at least this many CSS pixels apart. */
@@ -14,23 +16,34 @@ export function paintTickLines({ context, colors, viewport, width, height, x }: 
   for (const tick of ticks(viewport, width, MIN_TICK_PIXELS)) context.fillRect(x(tick.time), 0, 1, height);
 }
 
-/** Call `draw` with each CSS pixel that has a mark in sight, once. */
-function forEachMarkLine({ store, width, x }: Frame, draw: (left: number) => void): void {
+/** Call `draw` with each CSS pixel that has a mark in sight, once; of two sides with each mark. */
+function forEachMarkLine({ store, width, x }: Frame, draw: (left: number, mark: Mark) => void): void {
   let last = -1;
-  for (const { time } of store.trace.marks) {
-    const left = x(time);
-    if (left < 0 || left > width || left === last) continue;
-    draw(left);
+  for (const mark of store.trace.marks) {
+    const left = x(mark.time);
+    if (left < 0 || left > width || (left === last && !store.trace.comparison)) continue;
+    draw(left, mark);
     last = left;
   }
 }
 
-/** A line for every mark, from a height down; fainter where they are so dense that they would hide what is below them. */
-export function paintMarks(frame: Frame, from = 0): void {
-  const { context, store, colors, nsPerPixel, height } = frame;
+/** From where to where a mark's line goes, in CSS pixels: through all rows; of two sides through those of its own. */
+function reachOf({ store, scrollTop, height }: Frame, { text }: Mark): (readonly [number, number])[] {
+  const side = store.trace.comparison?.titles.find((title) => text.endsWith(title));
+  if (side === undefined) return [[0, height]];
+  return rowsByProcess(store.rows.value)
+    .filter(([header]) => header.title.startsWith(`${side} · `))
+    .map((rows) => [rows[0].top - scrollTop, rowsHeight(rows) - scrollTop]);
+}
+
+/** A line for every mark; fainter where they are so dense that they would hide what is below them. */
+export function paintMarks(frame: Frame, reach = (mark: Mark) => reachOf(frame, mark)): void {
+  const { context, store, colors, nsPerPixel } = frame;
   context.fillStyle = colors.mark;
   context.globalAlpha = Math.min(Math.max(pixelsApart(store.trace.marks, nsPerPixel) / FULL_MARK_PIXELS, MIN_ALPHA), 1);
-  forEachMarkLine(frame, (left) => context.fillRect(left, from, 1, height - from));
+  forEachMarkLine(frame, (left, mark) => {
+    for (const [from, to] of reach(mark)) context.fillRect(left, from, 1, to - from);
+  });
   context.globalAlpha = 1;
 }
 

@@ -4,9 +4,10 @@ import { useComputed, useSignal } from "@preact/signals";
 import { Fragment } from "preact";
 import { type DeviceTime, deviceTimes } from "../../analysis/device-times";
 import { flaggedSpans } from "../../analysis/search";
-import { computeTotals, type SortKey, sortTotals, type Total } from "../../analysis/totals";
+import { computeTotals, type SortKey, sortTotals, type Total, timeOfSteps } from "../../analysis/totals";
 import { colorKey } from "../../color";
 import { formatCount, formatDuration } from "../../format";
+import { durationOf } from "../../layout/viewport";
 import type { Store } from "../../store";
 import { hasDeviceTimes } from "../../trace/trace";
 import { CopyButton } from "../copy-button";
@@ -27,9 +28,9 @@ interface Column {
   readonly title: string;
   /** What the column says, shown at its head. */
   readonly hint?: string;
-  /** Says in percent what the column before it says, and sorts as that does. */
+  /** Says in percent what another column says, and sorts as that does. */
   readonly isShare?: boolean;
-  /** @param wholeNs the self times of all rows together */
+  /** @param wholeNs what is 100 % */
   readonly format: (row: Row, wholeNs: number) => string;
 }
 
@@ -48,7 +49,15 @@ const timeColumn = (
 });
 
 const COLUMNS: readonly Column[] = [
-  { key: "spans", title: "Spans", format: (row) => formatCount(row.spans) },
+  {
+    key: "calls",
+    title: "Calls",
+    hint: "In forward, as modtrace summary has them",
+    format: (row) => formatCount(row.calls),
+  },
+  { key: "total", title: "%", isShare: true, format: (row, wholeNs) => formatShare(row.total, wholeNs) },
+  timeColumn("total", "Total", "Forward, backward and recompute together, as modtrace summary has them"),
+  timeColumn("self", "Self", "In all phases together, outside the modules inside"),
   timeColumn("forward", "Forward", "In forward, with the modules inside"),
   timeColumn("backward", "Backward", "In backward, with the modules inside, without what was recomputed meanwhile"),
   timeColumn(
@@ -57,9 +66,6 @@ const COLUMNS: readonly Column[] = [
     "Forward run again for activation checkpoints, in the backward of whichever module: counted to the module that runs " +
       "again and to those that contain it",
   ),
-  timeColumn("total", "Total", "Forward, backward and recompute together, as modtrace summary has them"),
-  { key: "total", title: "% total", isShare: true, format: (row, wholeNs) => formatShare(row.total, wholeNs) },
-  timeColumn("self", "Self", "In all phases together, outside the modules inside"),
 ];
 
 const DEVICE_COLUMNS: readonly Column[] = [
@@ -79,6 +85,14 @@ const DEVICE_COLUMNS: readonly Column[] = [
 
 const NO_DEVICE_TIME: DeviceTime = { gpu: 0, share: 0, latency: 0 };
 
+/** What is 100 %, as `modtrace summary` has it: its time, its name, and what it is. */
+function wholeOf({ trace, steps, range }: Store, rows: readonly Row[]): readonly [number, string, string] {
+  if (range.value) return [durationOf(range.value), "range", "the selected range"];
+  const stepsNs = timeOfSteps(trace, steps);
+  if (stepsNs) return [stepsNs, "step", "the time of all steps"];
+  return [rows.reduce((sum, row) => sum + row.self, 0), "total", "what all rows take"];
+}
+
 function SelfShare({ ns, wholeNs }: { ns: number; wholeNs: number }) {
   const fraction = wholeNs > 0 ? Math.max(ns / wholeNs, 0) : 0;
   return (
@@ -92,7 +106,7 @@ function SelfShare({ ns, wholeNs }: { ns: number; wholeNs: number }) {
 /** The rows as tab-separated text with a line of titles; times in nanoseconds. */
 function toText(rows: readonly Row[], columns: readonly Column[]): string {
   const keys = [...new Set(columns.map(({ key }) => key))].filter((key) => key !== "share");
-  const title = (key: Key) => (key === "spans" ? key : `${key} ns`);
+  const title = (key: Key) => (key === "calls" ? key : `${key} ns`);
   const lines = rows.map((row) => [row.title, row.moduleClass, ...keys.map((key) => String(row[key]))].join("\t"));
   return [["name", "class", ...keys.map(title)].join("\t"), ...lines].join("\n");
 }
@@ -119,7 +133,7 @@ export function ModulesPanel({ store }: { store: Store }) {
     return sortTotals(shown, order.value.key, order.value.descending);
   });
 
-  const wholeNs = rows.value.reduce((sum, row) => sum + row.self, 0);
+  const [wholeNs, whole, wholeHint] = wholeOf(store, rows.value);
   const picked = store.pickedGroup.value;
   const byModule = store.grouping.value === "module";
   const hasRecompute = rows.value.some((row) => row.recompute);
@@ -140,14 +154,14 @@ export function ModulesPanel({ store }: { store: Store }) {
             {byModule && <ColumnHead column="moduleClass" title="Class" order={order} class="module-class" />}
             {columns.map(({ key, title, hint, isShare }) =>
               isShare ? (
-                <th key={title} scope="col" class="number" title="Total as a part of what all rows take">
-                  {title}
+                <th key={title} scope="col" class="number" title={`Total as a part of ${wholeHint}`}>
+                  % {whole}
                 </th>
               ) : (
                 <ColumnHead key={title} column={key} title={title} hint={hint} order={order} isNumber />
               ),
             )}
-            <th scope="col" class="share" title="Self as a part of what all rows take">
+            <th scope="col" class="share" title={`Self as a part of ${wholeHint}`}>
               % self
             </th>
           </tr>
