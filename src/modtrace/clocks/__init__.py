@@ -7,9 +7,8 @@ readers of rings use the results.
 
 from __future__ import annotations
 
-from .clock_map import MAX_RATE, Beyond, ClockMap, Offset, Reading
+from .clock_map import MAX_RATE, ClockMap, Offset, Reading
 from .host_clocks import (
-    FAN_OUT,
     ClockTree,
     Measurement,
     clock_id,
@@ -20,9 +19,7 @@ from .host_clocks import (
 )
 
 __all__ = [
-    "FAN_OUT",
     "MAX_RATE",
-    "Beyond",
     "ClockMap",
     "ClockTree",
     "Measurement",

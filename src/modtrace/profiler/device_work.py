@@ -29,12 +29,7 @@ NO_MODULE = "(no module)"
 class NoModuleReason(IntEnum):
     """Why a piece of GPU work has no module."""
 
-    KNOWN = 0
-    OUTSIDE = 1
-    NO_LAUNCH = 2
-    GRAPH = 3
-    NO_CORRELATION = 4
-    OTHER_PROCESS = 5
+    KNOWN, OUTSIDE, NO_LAUNCH, GRAPH, NO_CORRELATION, OTHER_PROCESS = range(6)
 
     @property
     def text(self) -> str:

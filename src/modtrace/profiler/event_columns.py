@@ -20,13 +20,7 @@ from ..formats.chrome_values import MAX_TIME_US, TrackKey, microseconds_to_ns
 class ApiCall(IntEnum):
     """What a call of the GPU's runtime or driver does."""
 
-    OTHER = 0
-    KERNEL = 1
-    MEMCPY = 2
-    MEMSET = 3
-    GRAPH = 4
-    CAPTURE_BEGIN = 5
-    CAPTURE_END = 6
+    OTHER, KERNEL, MEMCPY, MEMSET, GRAPH, CAPTURE_BEGIN, CAPTURE_END = range(7)
 
 
 _Columns = TypeVar("_Columns", bound="EventColumns")

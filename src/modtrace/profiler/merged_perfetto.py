@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..formats.escape import UNNAMED, escaped
 from ..formats.event_stream import Chunk, EventStream
 from ..formats.merge_metadata import END_PACKET, MERGED_PACKET, metadata_json
 from ..formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
-from ..timeline import PHASES, Timeline, Track
+from ..timeline import PHASES, Timeline
 from ..timeline.rewrite import move_times
 from ..write.atomic_file import Sink
 from ..write.perfetto import perfetto_packets
@@ -65,7 +65,7 @@ class PacketOutput:
         sink, slices, base = self._sink, self._slices, base_time_ns(self._stream.keys, "")
         start = _sequence_start(base, {**metadata, "end": END_PACKET})
         sink.write(serialize(*start, *_tracks(slices, events, overlaid)))
-        threads = {track.tid: _uuid("track", (overlaid.pid, track.tid)) for track in _recorded_tracks(overlaid)}
+        threads = {track.tid: _uuid("track", (overlaid.pid, track.tid)) for track in overlaid.timeline.tracks}
         parents = TrackParents(_uuid("process", overlaid.pid), threads)
         for _, part in perfetto_packets(_in_unix_time(overlaid.timeline, base), parents):
             sink.write(part)
@@ -109,11 +109,6 @@ def _in_unix_time(timeline: Timeline, base: int) -> Timeline:
     return replace(moved, marks=[mark for mark in moved.marks if mark.kind != "sync"])
 
 
-def _recorded_tracks(overlaid: Overlay) -> Sequence[Track]:
-    """Return the tracks of the recording, those of its backward passes among them."""
-    return overlaid.timeline.tracks
-
-
 def _tracks_with_modules(overlaid: Overlay) -> list[int]:
     """Return the trace's tracks of streams that have module spans above them."""
     tracks: list[int] = np.unique(overlaid.devices.track).tolist()
@@ -126,7 +121,7 @@ def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -
     A process is one group, which holds the recording's tracks too: below each thread, above its operators.
     """
     with_modules = {events.tracks[track] for track in _tracks_with_modules(overlaid)}
-    recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in _recorded_tracks(overlaid)}
+    recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in overlaid.timeline.tracks}
     keys = list(dict.fromkeys([*slices.tracks, *with_modules, *recorded]))
     for pid in dict.fromkeys([overlaid.pid, *(pid for pid, _ in keys if isinstance(pid, int))]):
         packet = _descriptor(("process", pid))
