@@ -13,14 +13,13 @@ from .._typing import Int64Array
 from ..clocks import ClockMap, ClockTree, Offset, clock_in, measurements_in
 from ..ring import Record, read_ring_records
 from ..timeline.decode import wall_clock
-from .collective_offsets import offsets_by_collectives
-from .rank_folder import RankRecording, load_own_time
+from .rank_folder import RankRecording
 
 WALL_CLOCK_BOUND_NS = 100_000_000
 """How far the wall clocks of two hosts are apart at most where NTP runs; nothing measures it."""
 
 _CLOCK_KINDS = ("clock", "offset", "anchor")
-Method = Literal["same clock", "pings", "collectives", "wall clock"]
+Method = Literal["same clock", "pings", "wall clock"]
 
 _ToJob = Callable[[Int64Array], Offset]
 _LargestBound = Callable[[int, int], int]
@@ -36,7 +35,7 @@ class RankTime(NamedTuple):
         clock: the id of the clock that it was placed by; times of ranks with one are compared without error. A rank
             that was placed alone has one of its own.
         method: how it was found where the rank lies: it reads the clock that the job's time is of, pings between
-            hosts, collectives ("without pings"), or the wall clock.
+            hosts, or the wall clock.
         to_job: own times → what to add to get Unix nanoseconds of the job's clock, and how far that is off at most.
         largest_bound: the first and the last of some own times → how far any between them is off at most.
     """
@@ -59,8 +58,7 @@ class RankTime(NamedTuple):
 class JobTime:
     """The time of a job: that of the clock which most ranks can be compared with.
 
-    Ranks whose clocks were measured against each other are placed by that. What is left is placed by collectives, which
-    no rank can leave before the last one has come, and what has none with the others by the wall clock.
+    Ranks whose clocks were measured against each other are placed by that, and what is left by the wall clock.
 
     Args:
         files: the recordings.
@@ -89,14 +87,9 @@ class JobTime:
                 method: Method = "same clock" if clock == root else "pings"
                 by_clocks = partial(_by_clocks, tree, clock, wall_ns)
                 self._times[rank] = RankTime(rank, clock, method, by_clocks, partial(tree.largest_bound, clock))
-        left = [file for file in files if file.rank not in self._times]
-        if left:
-            self._place_by_collectives(files)
-        for file in left:
-            if file.rank not in self._times:
-                by_wall = partial(_by_wall_clock, anchors.get(file.rank))
-                clock = _own_clock(file.rank)
-                self._times[file.rank] = RankTime(file.rank, clock, "wall clock", by_wall, _wall_clock_bound)
+            else:
+                by_wall = partial(_by_wall_clock, anchors.get(rank))
+                self._times[rank] = RankTime(rank, _own_clock(rank), "wall clock", by_wall, _wall_clock_bound)
 
     def __getitem__(self, rank: int) -> RankTime:
         return self._times[rank]
@@ -105,12 +98,6 @@ class JobTime:
     def ranks(self) -> list[int]:
         """The ranks, ascending."""
         return sorted(self._times)
-
-    def _place_by_collectives(self, files: Sequence[RankRecording]) -> None:
-        collectives = {file.rank: load_own_time(file).collectives for file in files}
-        placed = {rank: time.to_job for rank, time in self._times.items()}
-        for rank, offsets in offsets_by_collectives(collectives, placed):
-            self._times[rank] = RankTime(rank, _own_clock(rank), "collectives", offsets.at, offsets.largest_bound)
 
 
 def _clock_records(file: RankRecording) -> list[Record]:
