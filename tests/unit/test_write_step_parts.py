@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.timeline import Timeline
+from modtrace.timeline import Timeline, build_timeline
 from modtrace.write.step_parts import part_counters, part_table
+from tests.support.device_steps import device_steps
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.trace_processor import TraceProcessor
 
@@ -90,3 +91,15 @@ def test_parts_do_not_come_back_as_recorded_counters(tmp_path: Path, suffix: str
         assert np.array_equal(counter.value, before.value)
     if not suffix.endswith("gz"):
         assert (tmp_path / f"first.{suffix}").read_bytes() == (tmp_path / f"second.{suffix}").read_bytes()
+
+
+def test_steps_are_of_threads_and_not_of_what_a_device_runs_after_them() -> None:
+    timeline = build_timeline(device_steps().snapshot())
+    marks = [mark.time_ns for mark in timeline.marks if mark.kind == "step"]
+    assert int(timeline.columns.end.max()) > marks[-1]
+
+    table = part_table(timeline)
+    assert table is not None
+    assert (list(table.names), table.end.tolist()) == (["step 0", "step 1", "step 2"], marks)
+    assert {counter.name for counter in part_counters(timeline)} == {f"step: {part}" for part in table.parts}
+    assert max(int(counter.time.max()) for counter in part_counters(timeline)) == marks[-1]

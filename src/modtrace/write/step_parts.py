@@ -9,6 +9,7 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array
 from ..timeline import Timeline
+from ..timeline.gpu_tracks import without_gpu
 from ..timeline.summary import divide_steps, find_step_bounds, sum_up_parts
 
 COUNTER_UNIT = "ms"
@@ -60,6 +61,7 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
         timeline: whose steps.
         step_by: what a step is; see `Timeline.summary`.
     """
+    timeline = without_gpu(timeline)
     steps = divide_steps(timeline, step_by)
     if not steps:
         return None
@@ -84,6 +86,7 @@ def part_counters(timeline: Timeline) -> list[PartCounter]:
     There is none if no step is whole, if there are more than `MAX_STEPS`, or if steps overlap, as calls of several
     threads do.
     """
+    timeline = without_gpu(timeline)
     bounds = find_step_bounds(timeline, None)
     overlaps = bool(np.any(bounds.start[1:] < bounds.end[:-1]))
     table = None if overlaps or len(bounds.number) > MAX_STEPS else part_table(timeline)

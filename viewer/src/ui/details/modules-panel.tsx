@@ -89,12 +89,12 @@ const NO_DEVICE_TIME: DeviceTime = { gpu: 0, share: 0, latency: 0 };
 function wholeOf({ trace, steps, range }: Store, rows: readonly Row[]): readonly [number, string, string] {
   if (range.value) return [durationOf(range.value), "range", "the selected range"];
   const stepsNs = timeOfSteps(trace, steps);
-  if (stepsNs) return [stepsNs, "step", "the time of all steps"];
+  if (stepsNs) return [stepsNs, "step", "the time of all steps; above 100 where threads ran at once"];
   return [rows.reduce((sum, row) => sum + row.self, 0), "total", "what all rows take"];
 }
 
 function SelfShare({ ns, wholeNs }: { ns: number; wholeNs: number }) {
-  const fraction = wholeNs > 0 ? Math.max(ns / wholeNs, 0) : 0;
+  const fraction = wholeNs > 0 ? Math.min(Math.max(ns / wholeNs, 0), 1) : 0;
   return (
     <td class="share">
       <span class="bar" style={{ width: `${fraction * FULL_BAR}%` }} />

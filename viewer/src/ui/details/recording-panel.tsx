@@ -6,7 +6,7 @@ import type { Session } from "../../session";
 import type { Store } from "../../store";
 
 const formatMetadata = (value: unknown): string =>
-  visibleText(typeof value === "string" ? value : JSON.stringify(value));
+  visibleText(typeof value === "string" ? value : JSON.stringify(value).replace(/["{}]/g, "").replace(/[:,]/g, "$& "));
 
 /** What the statistics of a recording count, over all of it and not only what is shown. */
 const STAT_MEANINGS: Readonly<Record<string, string>> = {
