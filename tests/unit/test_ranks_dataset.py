@@ -273,12 +273,8 @@ def test_errors_say_what_to_do(run: Path, tmp_path: Path) -> None:
     dataset = pack(run)
     with pytest.raises(ModtraceError, match="make one with `modtrace ranks pack`"):
         DatasetTables(tmp_path)
-    with pytest.raises(ModtraceError, match="--runner needs a DATASET; make one with modtrace ranks pack"):
-        find_slow_ranks(run, runner="ray")
-    with pytest.raises(ModtraceError, match="there is no runner 'spark'"):
-        find_slow_ranks(dataset, runner="spark")
     assert "the SQL cannot be run" in invoke("query", dataset, "select nothing from nowhere", exit_code=1)
-    assert "need --each-bucket" in invoke("query", dataset, "select 1", "--runner", "ray", exit_code=2)
+    assert "needs --each-bucket" in invoke("query", dataset, "select 1", "--then", "select 2", exit_code=2)
     assert "holds something else than a dataset of this version" in invoke("pack", run, "-o", run, exit_code=1)
     (dataset / "dataset.json").write_text('{"format": 99}')
     with pytest.raises(ModtraceError, match="its format is 99"):

@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
     from ..._tables import CellKind
 
-_runner_option = click.option(
-    "--runner",
-    default="local",
-    show_default=True,
-    metavar="RUNNER",
-    help="What looks at the buckets: local (processes), ray (the cluster of this machine) or ray://HOST:PORT.",
-)
-
 
 @click.group("ranks")
 def ranks_command() -> None:
@@ -112,8 +104,7 @@ def timeline(
 @format_option
 @click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows of each table.")
-@_runner_option
-def slow(source: str, output_format: TableFormat, output: str | None, limit: int, runner: str) -> None:
+def slow(source: str, output_format: TableFormat, output: str | None, limit: int) -> None:
     """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.
 
     A rank is late if it reaches a collective last, and used the most time of its own since the one before; waits do
@@ -128,7 +119,7 @@ def slow(source: str, output_format: TableFormat, output: str | None, limit: int
     if is_dataset(source):
         _require_extra("pyarrow")
     with show_status(f"reading {source}"):
-        run = find_slow_ranks(source, runner=runner, on_left_out=_left_out)
+        run = find_slow_ranks(source, on_left_out=_left_out)
     if output is not None:
         run.save(output, os.path.basename(os.path.abspath(source)))
     if output_format == "csv":
@@ -182,10 +173,7 @@ def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int |
 )
 @click.option("--each-bucket", is_flag=True, help="Run SQL for each bucket of steps apart, in parallel.")
 @click.option("--then", metavar="SQL", help="With --each-bucket: SQL over all their results, as the table results.")
-@_runner_option
-def query_dataset(
-    dataset: str, sql: str, output_format: TableFormat, each_bucket: bool, then: str | None, runner: str
-) -> None:
+def query_dataset(dataset: str, sql: str, output_format: TableFormat, each_bucket: bool, then: str | None) -> None:
     """Ask DATASET, which `modtrace ranks pack` wrote, by SQL (DuckDB's).
 
     There are the tables spans (rank, step, track, phase, fqn, module_class, call, start_ns, duration_ns, self_ns,
@@ -194,12 +182,12 @@ def query_dataset(
     clock; those of two ranks are off by at most the sum of their bound_ns if their clocks differ.
     """
     _require_extra("pyarrow", "duckdb")
-    if (then is not None or runner != "local") and not each_bucket:
-        raise click.UsageError("--then and --runner need --each-bucket.")
+    if then is not None and not each_bucket:
+        raise click.UsageError("--then needs --each-bucket.")
     from ...ranks.query import query, query_each_bucket
 
     with show_status(f"asking {dataset}"):
-        found = query_each_bucket(dataset, sql, then, runner=runner) if each_bucket else query(dataset, sql)
+        found = query_each_bucket(dataset, sql, then) if each_bucket else query(dataset, sql)
     _print(found, output_format)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ..._errors import ModtraceError
+from ..._system.processes import map_in_processes, processor_count
 from ..._typing import Float32Array, Int64Array
 from ..groups import group_starts, median_of_groups
 from ..job_time import JobTime
@@ -134,29 +136,24 @@ def step_durations(table: StepTable) -> dict[int, int]:
 
 
 def find_slow_ranks(
-    source: str | os.PathLike[str], *, runner: str = "local", on_left_out: Callable[[ModtraceError], None] | None = None
+    source: str | os.PathLike[str], *, on_left_out: Callable[[ModtraceError], None] | None = None
 ) -> SlowRun:
     """Say who is late in a folder of recordings, all of which are read into memory, or in a dataset, bucket by bucket.
 
     Args:
         source: a folder with a recording of each rank, or a dataset of `modtrace ranks pack`.
-        runner: what looks at the buckets of a dataset: `local`, `ray` or `ray://HOST:PORT`.
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
 
     Raises:
-        ModtraceError: there are no recordings, one cannot be read, a folder has no buckets for a runner, or no two
-            ranks waited for each other.
+        ModtraceError: there are no recordings, one cannot be read, or no two ranks waited for each other.
     """
     if not is_dataset(source):
-        if runner != "local":
-            raise ModtraceError("--runner needs a DATASET; make one with modtrace ranks pack")
         files = find_rank_recordings(source, on_left_out)
         return slow_of_recordings(files, JobTime(files))
     from ..dataset_tables import DatasetTables
-    from ..query import map_buckets
 
     buckets = DatasetTables(source).buckets("collectives")
-    parts = map_buckets(_slow_bucket, os.fspath(source), buckets, runner=runner)
+    parts = map_in_processes(partial(_slow_bucket, os.fspath(source)), buckets, processor_count())
     return _checked(join_parts(part for _, part in parts), source)
 
 
@@ -179,10 +176,10 @@ def worst_ranks(run: SlowRun, count: int) -> list[int]:
     return arrivals[:count]
 
 
-def _slow_bucket(dataset: str, first: int, last: int) -> PartOfRun:
+def _slow_bucket(dataset: str, steps: tuple[int, int]) -> PartOfRun:
     from ..dataset_tables import DatasetTables
 
-    return find_late(DatasetTables(dataset), first, last)
+    return find_late(DatasetTables(dataset), *steps)
 
 
 def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:
