@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +109,72 @@ def test_the_callback_of_lightning_makes_a_span_of_training_step(tmp_path: Path)
     assert {span.fqn for span in forward if span.depth == 1} == {"Model.net"}
     assert sum(span.fqn == "Model.net" and span.phase == "backward" for span in timeline.spans) == 4
     assert marks(tmp_path / "trace.json") == ["step 1", "step 2"]
+
+
+def test_loggers_of_lightning_get_each_step_with_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lightning")
+    import_torchvision()
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.loggers.logger import Logger
+
+    from modtrace.integrations.lightning import ModtraceCallback
+
+    # The test writes what the watcher would.
+    monkeypatch.setattr("modtrace.recording.kept_windows.start_watcher", lambda *_: None)
+    lines = tmp_path / "run.kept" / "steps.jsonl"
+    lines.parent.mkdir()
+
+    class Model(LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: Tensor, number: int) -> Tensor:
+            parts = {"data loading": 2_000_000, "my#range": 500_000 * number}
+            line = {"pid": os.getpid(), "step": number, "duration_ns": 5_000_000 + number, "parts": parts}
+            of_another = json.dumps(line | {"pid": 1})
+            with lines.open("a") as file:
+                file.write(
+                    f"{of_another}\n{json.dumps(line)}\n{of_another[:9]}" if number == 4 else f"{json.dumps(line)}\n"
+                )
+            loss: Tensor = self.net(batch).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    logged: list[tuple[int | None, dict[str, float]]] = []
+
+    class Own(Logger):  # type: ignore[misc]
+        name = version = "own"
+
+        def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            logged.append((step, {key: value for key, value in metrics.items() if key.startswith("modtrace/")}))
+
+    Trainer(
+        max_steps=5,
+        log_every_n_steps=2,
+        accelerator="cpu",
+        default_root_dir=str(tmp_path),
+        enable_checkpointing=False,
+        logger=Own(),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[ModtraceCallback(ring=tmp_path / "run.modtrace", keep_when=(), engine="python")],
+    ).fit(Model(), torch.utils.data.DataLoader(torch.randn(10, 4), batch_size=2))  # type: ignore[arg-type]
+    assert [(step, numbers) for step, numbers in logged if numbers] == [
+        (
+            number,
+            {
+                "modtrace/step_ms": (5_000_000 + number) / 1e6,
+                "modtrace/data loading_ms": 2.0,
+                "modtrace/my_range_ms": 0.5 * number,
+            },
+        )
+        for number in range(5)
+    ]
 
 
 def test_nothing_of_a_library_is_imported_before_its_callback() -> None:

@@ -49,6 +49,11 @@ class KeptWindows:
         self._kept = 0
         self._saving = threading.Lock()
 
+    @property
+    def has_watcher(self) -> bool:
+        """Whether a watcher reads the ring."""
+        return self._conditions is not None
+
     def watch(self, ring: str | None, warn: Callable[[str], None]) -> None:
         """Start the watcher if there are conditions; what is wrong goes to `warn`."""
         if self._conditions is None or ring is None:

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 from .._errors import ModtraceError, RecordingError
@@ -19,6 +20,7 @@ from ..timeline.summary import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
 from ..watching.follow import KEEP_PREFIX
+from ..watching.windows import STEPS_FILE, kept_folder
 from .capture import Capture
 from .current import block_exit, change_alone, is_running, start_alone, stop_alone
 from .kept_windows import KeptWindows
@@ -123,6 +125,12 @@ class Recording:
         """Where it records, for a message: `to step.pftrace`, or `in memory`."""
         path = self.path or self._outputs.ring_path
         return "in memory" if path is None else f"to {path}"
+
+    @property
+    def lines_path(self) -> Path | None:
+        """The file in which the watcher of `keep_when` writes a JSON line per step; None if there is no watcher."""
+        ring = self._outputs.ring_path
+        return None if ring is None or not self._kept_windows.has_watcher else kept_folder(ring) / STEPS_FILE
 
     @property
     def saved_paths(self) -> list[str]:

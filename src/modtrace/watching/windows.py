@@ -20,6 +20,8 @@ from .triggers import Trigger
 
 KEPT = "kept"
 """In the metadata of a kept window: a list of sentences that say why."""
+STEPS_FILE = "steps.jsonl"
+"""Beside the windows: a JSON line per step."""
 _AROUND_NS = 5_000_000_000
 """How much is kept before and after a moment where no step ends."""
 _MAX_WAIT_NS = 60_000_000_000

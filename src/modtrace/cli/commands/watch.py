@@ -96,7 +96,7 @@ def watch_command(
     from ...watching.steps_file import StepsFile
     from ...watching.watch import Watcher
     from ...watching.whole_run import WholeRuns
-    from ...watching.windows import KeepLimits, WindowKeeper, kept_folder
+    from ...watching.windows import STEPS_FILE, KeepLimits, WindowKeeper, kept_folder
 
     try:
         parsed = parse_conditions(conditions)
@@ -108,7 +108,7 @@ def watch_command(
     folder = Path(output) if output else kept_folder(rings[0])
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
     keeper = WindowKeeper(folder, keep, _say)
-    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / "steps.jsonl", _say), WholeRuns(_say)]
+    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, _say), WholeRuns(_say)]
     if metrics is not None:
         sinks.append(_serve(metrics))
     Watcher(rings, parsed, keeper, _say, sinks).run(limits["every"] / 1e9)
