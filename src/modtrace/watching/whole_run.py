@@ -22,7 +22,7 @@ _LOG_RATIO = float(np.log(1.02))
 """Each bin of a histogram ends 2 % above its begin, so its middle is 1 % from all that it holds."""
 _BINS = 1 << 12
 """More than 64 bits of nanoseconds have."""
-_WRITE_EVERY_NS = 1_000_000_000
+_WRITE_EVERY_NS = 600_000_000
 
 
 class Distribution:
