@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import modtrace
 from modtrace.cli.group import group as commands
-from modtrace.ring import Kind
+from modtrace.ring import Kind, RingSnapshot, read_ring
 from modtrace.ring.range_text import range_text
 from modtrace.watching.conditions import Condition, parse_conditions
 from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
@@ -133,6 +133,25 @@ def test_each_step_is_given_once_with_what_it_took(tmp_path: Path, every: int, m
     assert [round(step.parts["data loading"] / MS) for step in given[1:]] == [*range(1, 40)]
     assert [step.is_first for step in given] == [True] + 39 * [False]
     assert (follower.missed_events, follower.total_steps) == (0, 40)
+
+
+def test_a_ring_that_stops_while_it_is_read_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    follower = RingFollower(tmp_path / "run.modtrace")
+    for _ in range(3):
+        training.step()
+
+    def read_and_stop(path: str, count: int) -> RingSnapshot:
+        monkeypatch.undo()
+        before = read_ring(path, count)
+        for _ in range(2):
+            training.step()
+        training.script.close()
+        return before._replace(records=read_ring(path, count).records)  # which are read behind the slots
+
+    monkeypatch.setattr("modtrace.watching.follow.read_ring", read_and_stop)
+    assert [step.number for step in follower.look().steps] == list(range(5))
+    assert follower.state == "ended"
 
 
 def test_a_step_is_kept_with_those_around_it_once_they_have_ended(tmp_path: Path) -> None:

@@ -142,7 +142,9 @@ class RingFollower:
             self.quiet_ns = time.monotonic_ns() - self._quiet_since
             return Look()
         snapshot = self._read()
-        has_ended = snapshot.writer == "dead" or any(record["kind"] == "stop" for record in snapshot.records)
+        if snapshot.writer != "dead" and _has_stopped(snapshot):
+            snapshot = self._read()  # it stopped while it was read, and its last events may have come behind that
+        has_ended = snapshot.writer == "dead" or _has_stopped(snapshot)
         news = self._news = snapshot.slots.recorded - self.recorded
         was_running, self.state = self.state != "ended", "ended" if has_ended else snapshot.writer
         self.recorded = snapshot.slots.recorded
@@ -257,6 +259,10 @@ class RingFollower:
             return timeline.window(start_ns, end_ns)
         is_open = inside[-1] is self.last_steps[-1] and end_ns > inside[-1].end_ns
         return timeline.steps(inside[0].number, None if is_open else inside[-1].number + 1)
+
+
+def _has_stopped(snapshot: RingSnapshot) -> bool:
+    return any(record["kind"] == "stop" for record in snapshot.records)
 
 
 def _since(snapshot: RingSnapshot, serial: int) -> RingSnapshot:
