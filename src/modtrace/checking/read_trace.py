@@ -111,7 +111,21 @@ def _trace_events(document: Any, faults: list[Fault]) -> list[Any]:
 
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_EMPTY = Fault("not-a-trace", "there is nothing in it")
+
+
+def _kind_of(data: bytes) -> str:
+    """Return the format of a trace by its beginning, or by all of it.
+
+    Raises:
+        NotStrictError: it is none that can be checked.
+    """
+    if not data.strip():
+        raise NotStrictError("there is nothing in it", "not-a-trace")
+    kind = format_of(data)
+    if kind is None:
+        message = f"neither Chrome JSON nor a Perfetto trace: it starts with {data[:8]!r}"
+        raise NotStrictError(message, "not-a-trace")
+    return kind
 
 
 class _Findings(NamedTuple):
@@ -141,10 +155,7 @@ def read_trace(
     if not found.file_faults:
         return found.faults, found.layout
     # Parsing all of it says more exactly what is wrong, if it is not too large.
-    return _read_whole(path) or (
-        [*found.file_faults, *found.faults],
-        found.layout,
-    )
+    return _read_whole(path) or ([*found.file_faults, *found.faults], found.layout)
 
 
 def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] | None) -> _Findings:
@@ -157,11 +168,9 @@ def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] |
     with TraceFile(path) as source:
         head = next(source.blocks(), b"")
     with TraceFile(path, progress) as source:
-        if not head.strip():
-            raise NotStrictError(_EMPTY.message, _EMPTY.rule)
-        if format_of(head) == "perfetto":
+        if _kind_of(head) == "perfetto":
             faults, layout = _read_perfetto(source.blocks())
-        elif format_of(head) == "chrome":
+        else:
             from .chrome_rules import ChromeEvents
 
             events = ChromeEvents()
@@ -170,9 +179,6 @@ def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] |
             faults, layout = events.faults(), events.layout
             if head.startswith(_BYTE_ORDER_MARK):
                 notes.append("byte 0: a byte order mark, which JSON forbids")
-        else:
-            message = f"neither Chrome JSON nor a Perfetto trace: it starts with {head[:8]!r}"
-            raise NotStrictError(message, "not-a-trace")
         notes += [] if source.damage is None else [source.damage]
     return _Findings(faults, layout, [Fault("unreadable", note) for note in notes])
 
@@ -183,15 +189,13 @@ def _read_whole(path: str | os.PathLike[str]) -> tuple[list[Fault], TrackLayout]
     data = _read_bytes(path, faults)
     if data is None:
         return None
-    if not data.strip():
-        return [*faults, _EMPTY], TrackLayout()
-    kind = format_of(data)
+    try:
+        kind = _kind_of(data)
+    except NotStrictError as error:
+        return [*faults, error.fault], TrackLayout()
     if kind == "perfetto":
         found, layout = _read_perfetto([data])
         return [*faults, *found], layout
-    if kind is None:
-        message = f"neither Chrome JSON nor a Perfetto trace: it starts with {data[:8]!r}"
-        return [*faults, Fault("not-a-trace", message)], TrackLayout()
     from .chrome_rules import ChromeEvents
 
     raw_events = parse_leniently(data, faults)
