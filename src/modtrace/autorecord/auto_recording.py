@@ -15,8 +15,8 @@ from .._errors import RecordingError
 from .._next_step import next_step_hint
 from .._rank import absolute_path, add_rank
 from .._terminal import printable
-from ..record_options import OPTIONS, parse_flag
-from .job import ChildCount, Job
+from ..record_options import parse_flag
+from .job import PARSERS, PATHS, ChildCount, Job
 
 if TYPE_CHECKING:
     from ..recording import Recording
@@ -182,9 +182,8 @@ _EXAMPLES = "MODTRACE=trace.pftrace, or MODTRACE=ring=run-%r.modtrace,path=run-%
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     "path": str,
     "save_on_term": parse_flag,
-    **{option.name: option.parse for option in OPTIONS},
+    **PARSERS,
 }
-_PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
 
 
 def start_from_variable() -> None:
@@ -219,7 +218,7 @@ def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
         try:
             parsed = _PARSERS[key](value)
             # The script may change its directory.
-            arguments[key] = absolute_path(add_rank(parsed, environment)) if key in _PATHS else parsed
+            arguments[key] = absolute_path(add_rank(parsed, environment)) if key in PATHS else parsed
         except ValueError as error:
             raise RecordingError(f"{_VARIABLE}: {f'{key}={value}'!r} cannot be understood: {error}") from error
     return arguments

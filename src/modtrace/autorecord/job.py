@@ -22,8 +22,10 @@ from ..record_options import OPTIONS
 
 _VARIABLE = "MODTRACE_JOB"
 _STARTUP = str(Path(__file__).with_name("startup"))
-_PARSERS: Mapping[str, Callable[[str], Any]] = {option.name: option.parse for option in OPTIONS}
-_PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
+PARSERS: Mapping[str, Callable[[str], Any]] = {option.name: option.parse for option in OPTIONS}
+"""The options of a recording as text → their values."""
+PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
+"""Those that are paths."""
 
 
 class ChildCount(NamedTuple):
@@ -64,8 +66,8 @@ class Job:
         """Return the job that this process was started by, as `tell_children` says it."""
         arguments, notes = json.loads(os.environ[_VARIABLE].partition("\n")[2])
         for name, value in arguments.items():
-            if isinstance(value, str) and name in _PARSERS:
-                arguments[name] = _PARSERS[name](value)
+            if isinstance(value, str) and name in PARSERS:
+                arguments[name] = PARSERS[name](value)
         return cls(arguments, notes)
 
     def tell_children(self) -> None:
@@ -80,7 +82,7 @@ class Job:
     def child_arguments(self) -> dict[str, Any]:
         """Return the arguments of `modtrace.record` for this process, a child: files of its own."""
         return {
-            name: _child_path(value) if name in _PATHS and value is not None else value
+            name: _child_path(value) if name in PATHS and value is not None else value
             for name, value in self.arguments.items()
         }
 

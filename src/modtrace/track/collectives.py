@@ -31,22 +31,14 @@ OPERATORS = {
     "_allgather_base": "all_gather_into_tensor",
     "allgather_coalesced": "all_gather_coalesced",
     "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
-    "barrier": "barrier",
-    "monitored_barrier": "monitored_barrier",
-    "send": "send",
-    "recv": "recv",
-    "recv_any_source": "recv_any_source",
 }
-"""The operators of c10d, without their last underscore, by what `torch.distributed` calls them."""
+"""The operators of c10d, without their last underscore, that `torch.distributed` calls something else."""
+_SAME_NAME = ("reduce_scatter", "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier")
+_PEER_OPERATORS = ("send", "recv")
 
 
 class CollectiveNames:
@@ -155,7 +147,7 @@ def _wait_patch(native: ModuleType) -> Patch:
 
 
 _METHODS = {
-    **{operator: operator for operator in OPERATORS if operator != "recv_any_source"},
+    **{operator: operator for operator in (*OPERATORS, *_SAME_NAME, *_PEER_OPERATORS)},
     "recv_anysource": "recv_any_source",
     # What later versions of torch call some of them.
     "all_gather_single": "_allgather_base",
@@ -165,7 +157,6 @@ _METHODS = {
     "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
 }
 """The methods of a process group, by the operator of c10d that each calls."""
-_PEER_OPERATORS = ("send", "recv")
 
 
 class PortableCollectives:
