@@ -7,12 +7,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.timeline.decode import RingAnalysis
@@ -156,6 +158,52 @@ def ask_in_backward(training: Training) -> None:
 def ask_outside(training: Training) -> None:
     training.step()
     torch.empty(TOO_MANY, 64)
+
+
+SAVED = {f"Net.blocks.{block}.{layer}": 32 * 64 * 4 for block in range(3) for layer in range(2)}
+"""What each layer's output takes: GELU saves that of Linear, and the next Linear that of GELU."""
+
+
+def checkpoint_blocks(training: Training) -> None:
+    for block in training.model.blocks:
+        block.forward = partial(checkpoint, type(block).forward, block, use_reentrant=False, preserve_rng_state=False)
+    training.step()
+    for block in training.model.blocks:
+        del block.forward
+
+
+@pytest.mark.parametrize(
+    ("steps", "saved"),
+    [
+        (keep_nothing, SAVED | {"Net.head": 32 * 1000 * 4}),
+        (keep_outputs, SAVED),  # an output that lives on is not freed after the pass
+        # The output of each block goes into the next one.
+        (checkpoint_blocks, {f"Net.blocks.{block}.1": 32 * 64 * 4 for block in range(3)} | {"Net.head": 32 * 1000 * 4}),
+    ],
+)
+def test_modules_keep_for_backward_what_is_freed_in_or_after_it(
+    steps: Callable[[Training], None], saved: dict[str, int]
+) -> None:
+    assert held_by(steps).saved == saved
+
+
+def test_a_failed_allocation_says_what_is_saved_and_what_checkpointing_would_free() -> None:
+    training = Training()
+    with modtrace.record(memory=True) as recording:
+        for _ in range(3):
+            training.step()
+        out = training.model(training.x)
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            torch.empty(TOO_MANY, 64)
+    summary = recording.timeline().summary().memory
+
+    # 3 blocks of 16 KiB and the head's 125 KiB; two of the blocks would be freed.
+    told = "; about 173.00 KiB of it saved for backward; "
+    told += "checkpointing Net.blocks.* would free about 32.00 KiB (an estimate)"
+    assert summary is not None
+    assert summary.sentences[0].endswith(told)
+    rows = {row.fqn: row.saved_bytes for row in summary.rows}
+    assert (rows["Net"], rows["Net.blocks.0"], rows["Net.head"]) == (48 * 1024 + out.nbytes, 16 * 1024, out.nbytes)
 
 
 @pytest.mark.parametrize(

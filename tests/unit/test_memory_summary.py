@@ -129,7 +129,7 @@ def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None
         "Net     Net         20 B        100 B    100 B      90 B",
         "Net.b   Linear      50 B         90 B     50 B      90 B",
         "Net.a   Linear     -20 B         40 B     40 B",
-        "retained: held at the end of a call less at its begin, median; "
+        "retained: held at the end of a call less at its begin, median; saved: by its calls for a backward pass, mean; "
         "peak inside: the most held inside less at its begin, then by phase",
         "",
         "held at the peak by  bytes     %",
@@ -140,7 +140,7 @@ def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None
     ]
     values = json.loads(command("summary", "--format", "json", path).stdout)
     assert values["memory"]["peak_bytes"] == 250
-    assert values["memory"]["holders"][0] == {"fqn": "Net.b", "bytes": 140}
+    assert values["memory"]["holders"][0] == {"fqn": "Net.b", "bytes": 140, "saved_bytes": None}
     assert "| held at the peak by | bytes | % |" in command("summary", "--format", "markdown", path).stdout
     assert "<td" in recorded().summary().to_html().split("held at the peak by")[1]
 

@@ -182,6 +182,10 @@ class Kind(IntEnum):
     """What tensors hold that calls of a module allocated, outside of inner ones, has changed since the last. Value:
     bytes, above two bits: 1 for what nodes of backward allocated, 2 for the step of an optimizer; no name: no call of a
     module allocated it."""
+    SAVED = 37
+    """What calls of a module, in a forward with gradients and outside of inner ones, have allocated so far that was
+    freed in or after a backward pass that began later. Value: bytes; before such events, no name: the number of passes
+    so far."""
     RANGE_BEGIN = 40
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41

@@ -97,7 +97,7 @@ def validate(
     valid_records, id_counts = _valid_records(records)
     slots = _drop_impossible_times(slots, valid_records)
     events = slots.events
-    has_name = np.isin(events.kind, _CALL_KINDS) | np.isin(events.kind, (Kind.CALL_BACKWARD, Kind.HELD)) & (
+    has_name = np.isin(events.kind, _CALL_KINDS) | np.isin(events.kind, (Kind.CALL_BACKWARD, Kind.HELD, Kind.SAVED)) & (
         events.name != NO_NAME
     )
     has_text = np.isin(events.kind, _TEXT_KINDS)

@@ -24,6 +24,7 @@ _WARM_UP, _LEAST_STEPS = 2, 8
 _LEAST_SHARE = 0.01
 """What grows by less of all that is held, over all steps, is not told."""
 _NAMED = 3
+_BLOCK = re.compile(r".*?\.\d+(?=\.|$)")
 _IN_A_LIST = re.compile(r"\.\d+(\..*)?$")
 
 
@@ -40,6 +41,8 @@ class HeldMemory(NamedTuple):
         refused: what could not be allocated; None if that never was.
         place: where that was: `forward GPT.blocks.3`.
         step: the last step that had ended then; None if none had.
+        saved: bytes that the calls of each module, outside of inner ones, keep for a backward pass, the mean of the
+            last ones.
     """
 
     held: int
@@ -50,6 +53,7 @@ class HeldMemory(NamedTuple):
     refused: int | None = None
     place: str = ""
     step: int | None = None
+    saved: Mapping[str, int] = MappingProxyType({})
 
     @property
     def sentences(self) -> list[str]:
@@ -58,6 +62,7 @@ class HeldMemory(NamedTuple):
         if self.refused is not None:
             after = "" if self.step is None else f", after step {self.step}"
             sentences.append(f"could not allocate {format_bytes(self.refused)} in {self.place}{after}; {self.holding}")
+            sentences[0] += self._for_backward()
         if self.grows:
             parts = [
                 f"{name} {format_bytes(count)}" for name, count in _by_list(self.grows_by) if 10 * count >= self.grows
@@ -76,9 +81,33 @@ class HeldMemory(NamedTuple):
         ]
         return f"held: {format_bytes(self.held)}" + (f", by {', '.join(parts)}" if parts else "")
 
+    def _for_backward(self) -> str:
+        """Estimate what is saved for backward, and what to checkpoint the list that saves most would free."""
+        saved = {name: min(count, self.by.get(name, 0)) for name, count in self.saved.items()}
+        whole = sum(saved.values())
+        if 10 * whole < self.held or not whole:
+            return ""
+        said = f"; about {format_bytes(whole)} of it saved for backward"
+        blocks = Counter[str]()
+        for name, count in saved.items():
+            if block := _BLOCK.match(name):
+                blocks[block[0]] += count
+        lists = Counter[str]()
+        for name in blocks:
+            lists[_IN_A_LIST.sub(".*", name)] += blocks[name]
+        for name, count in lists.most_common(1):
+            # One block at a time is computed again, and holds as much as before.
+            freed = count - max(blocks[block] for block in blocks if _IN_A_LIST.sub(".*", block) == name)
+            said += f"; checkpointing {name} would free about {format_bytes(freed)} (an estimate)" if freed else ""
+        return said
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return self._asdict() | {"grows_by": dict(self.grows_by), "sentences": self.sentences}
+        return self._asdict() | {
+            "grows_by": dict(self.grows_by),
+            "saved": dict(self.saved),
+            "sentences": self.sentences,
+        }
 
 
 def _by_list(by: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -103,7 +132,7 @@ def held_memory(analysis: RingAnalysis) -> HeldMemory | None:
     ends = np.flatnonzero(events.kind == Kind.HELD)
     until = int(refused[-1]) if len(refused) else int(ends[-1]) + 1 if len(ends) else len(events)
     held, last = _last_value(samples, events.value[samples], np.array([until, len(events)])).tolist()
-    found = HeldMemory(held, _held_by(owners, until), last, *_growth(analysis, samples, owners))
+    found = HeldMemory(held, _held_by(owners, until), last, *_growth(analysis, samples, owners), saved=_saved(analysis))
     if not len(refused):
         return found
     slots = analysis.snapshot.slots._replace(events=events.take(np.arange(until)))
@@ -135,6 +164,26 @@ def _owners(analysis: RingAnalysis) -> dict[str, _Owner]:
 def _held_by(owners: dict[str, _Owner], until: int) -> dict[str, int]:
     last = {who: int(_last_value(*owner, np.array([until]))[0]) for who, owner in owners.items()}
     return dict(sorted(last.items(), key=lambda item: -item[1]))
+
+
+def _saved(analysis: RingAnalysis) -> dict[str, int]:
+    """Return what the calls of each module keep for a backward pass."""
+    events = analysis.all_events
+    index = np.flatnonzero(events.kind == Kind.SAVED)
+    name, value = events.name[index], events.value[index]
+    begins = np.flatnonzero(name == NO_NAME)
+    passes = value[begins]
+    if not len(passes) or passes[-1] == 0:
+        return {}
+    # What was written up to the last time at which there were fewer passes; nothing if there was none.
+    earlier = np.flatnonzero(passes < passes[-1])[-1:]
+    until, new_passes = int(begins[earlier + 1].sum()), int(passes[-1] - passes[earlier].sum())
+    saved = Counter[str]()
+    for key in np.unique(name[name != NO_NAME]).tolist():
+        own = np.flatnonzero(name == key)
+        before = int(value[own[own < until][-1:]].sum())
+        saved[analysis.lookup.names[key].fqn] += (int(value[own[-1]]) - before) // new_passes
+    return dict(saved)
 
 
 def _growth(analysis: RingAnalysis, samples: Int64Array, owners: dict[str, _Owner]) -> tuple[int, dict[str, int]]:

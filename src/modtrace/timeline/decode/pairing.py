@@ -38,7 +38,8 @@ A position is -1 if there is no such event.
 
 def is_core_event(events: Events) -> BoolArray:
     """Return which events are of modules, nodes, steps and marks, not of counters and other kinds of slices."""
-    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, *FLOP_KINDS, Kind.COLLECTION, Kind.COUNTER, Kind.HELD)
+    memory = (Kind.COUNTER, Kind.HELD, Kind.SAVED)
+    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, *FLOP_KINDS, Kind.COLLECTION, *memory)
     return np.isin(events.kind, others, invert=True)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import Table, first_lines, record_table, to_text
+from ..._tables import CellKind, Table, first_lines, record_table, to_text
 from ..._terminal import printable, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..contents import MEMORY
@@ -33,6 +33,8 @@ class MemoryModule(NamedTuple):
         peak_forward_bytes: of it, in forward.
         peak_backward_bytes: of it, in backward.
         peak_recompute_bytes: of it, in recompute.
+        saved_bytes: what its calls, with inner modules, keep for a backward pass: what they allocated with gradients
+            that is freed in or after the pass; the mean of the last passes of the recording.
     """
 
     fqn: str
@@ -43,6 +45,7 @@ class MemoryModule(NamedTuple):
     peak_forward_bytes: int | None
     peak_backward_bytes: int | None
     peak_recompute_bytes: int | None
+    saved_bytes: int | None = None
 
 
 class Holder(NamedTuple):
@@ -51,10 +54,13 @@ class Holder(NamedTuple):
     Attributes:
         fqn: its fully qualified name, or `other`: what was held before the step, and outside of modules.
         bytes: what its own calls in that step kept by then, outside of inner ones.
+        saved_bytes: how much of that is for the backward pass, an estimate: at most what its calls keep for one; None
+            if that is not known.
     """
 
     fqn: str
     bytes: int
+    saved_bytes: int | None = None
 
 
 class MemorySummary(NamedTuple):
@@ -98,6 +104,8 @@ def summarize_memory(timeline: Timeline, groups: Groups, order: list[int], steps
     phases = [calls.known & (columns.phase == phase) for phase in range(len(PHASES))]
     retained = {phase: _medians(calls.retained, group, phases[phase]) for phase in (FORWARD, RECOMPUTE)}
     peaks = [_largest(calls.peak, group, chosen) for chosen in (calls.known, *phases)]
+    facts = timeline.metadata.get(MEMORY)
+    saved = _saved(facts)
     rows = tuple(
         MemoryModule(
             groups.fqns[index],
@@ -105,20 +113,33 @@ def summarize_memory(timeline: Timeline, groups: Groups, order: list[int], steps
             retained[FORWARD].get(index),
             retained[RECOMPUTE].get(index),
             *(peak.get(index) for peak in (peaks[0], peaks[1 + FORWARD], peaks[1 + BACKWARD], peaks[1 + RECOMPUTE])),
-        )
+        )._replace(saved_bytes=_with_inner(saved, groups.fqns[index]))
         for index in order
     )
     by_fqn: dict[str, int] = {}
     for name, count in held.by_name.items():
         by_fqn[timeline.names[name].fqn] = by_fqn.get(timeline.names[name].fqn, 0) + count
-    holders = [Holder(fqn, count) for fqn, count in sorted(by_fqn.items(), key=lambda item: -item[1])]
+    holders = [
+        Holder(fqn, count, min(count, saved[fqn]) if fqn in saved else None)
+        for fqn, count in sorted(by_fqn.items(), key=lambda item: -item[1])
+    ]
     other = Holder("other", held.held - sum(by_fqn.values()))
-    facts = timeline.metadata.get(MEMORY)
     sentences = facts.get("sentences") if isinstance(facts, dict) else None
     said = tuple(map(str, sentences)) if isinstance(sentences, list) else ()
     seconds = (held.time_ns - held.begin_ns) / 1e9
     step = next(iter(steps.number[(steps.start <= held.time_ns) & (held.time_ns < steps.end)].tolist()), None)
     return MemorySummary(rows, held.held, held.time_ns, seconds, step, (*holders, other), held.process, said)
+
+
+def _saved(facts: object) -> dict[str, int]:
+    saved = facts.get("saved") if isinstance(facts, dict) else None
+    return {fqn: count for fqn, count in saved.items() if type(count) is int} if isinstance(saved, dict) else {}
+
+
+def _with_inner(saved: Mapping[str, int], fqn: str) -> int | None:
+    """Return what a module and those in it keep; None if that is not known."""
+    counts = [count for name, count in saved.items() if fqn and f"{name}.".startswith(f"{fqn}.")]
+    return sum(counts) if counts else None
 
 
 def _medians(value: Int64Array, group: Int64Array, chosen: BoolArray) -> dict[int, int]:
@@ -140,6 +161,7 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("class", "module_class", 6),
     ("retained", "retained_bytes", 0),
     ("in recompute", "retained_recompute_bytes", 4),
+    ("saved", "saved_bytes", 5),
     ("peak inside", "peak_bytes", 0),
     ("forward", "peak_forward_bytes", 2),
     ("backward", "peak_backward_bytes", 1),
@@ -148,7 +170,7 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
 """Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
 _HOLDERS = 10
 _NOTE = (
-    "retained: held at the end of a call less at its begin, median; "
+    "retained: held at the end of a call less at its begin, median; saved: by its calls for a backward pass, mean; "
     "peak inside: the most held inside less at its begin, then by phase"
 )
 
@@ -163,8 +185,13 @@ def memory_tables(memory: MemorySummary | None) -> Sequence[Table]:
         return ()
     modules = record_table(_COLUMNS, sorted(memory.rows, key=lambda row: row.peak_bytes or 0, reverse=True), _cell)
     whole = memory.peak_bytes or 1
-    shares = [[h.fqn, format_bytes(h.bytes), f"{100 * h.bytes / whole:.1f}"] for h in memory.holders]
-    return modules, Table(["held at the peak by", "bytes", "%"], shares, ["name", "number", "number"], [0, 0, 0])
+    shares = [
+        [h.fqn, format_bytes(h.bytes), f"{100 * h.bytes / whole:.1f}", _cell(h.saved_bytes, "")] for h in memory.holders
+    ]
+    headings = ["held at the peak by", "bytes", "%", "of it saved, about"]
+    known = 4 if any(h.saved_bytes is not None for h in memory.holders) else 3
+    kinds: list[CellKind] = ["name", "number", "number", "number"]
+    return modules, Table(headings[:known], [row[:known] for row in shares], kinds[:known], [0, 0, 0, 1][:known])
 
 
 def render_memory(memory: MemorySummary | None, limit: int | None = None, width: int | None = None) -> str:
@@ -176,7 +203,8 @@ def render_memory(memory: MemorySummary | None, limit: int | None = None, width:
     lines += [""] if lines else []
     lines += [*first_lines(modules, limit, width, "module"), *wrapped(_NOTE, width), ""]
     between = memory.holders[_HOLDERS:-1]
-    rest = [["more modules", format_bytes(sum(h.bytes for h in between)), ""]] if between else []
+    empty = [""] * (len(holders.headings) - 2)
+    rest = [["more modules", format_bytes(sum(h.bytes for h in between)), *empty]] if between else []
     rows = [*holders.rows[:-1][:_HOLDERS], *rest, holders.rows[-1]]
     lines += to_text(holders._replace(rows=rows), width)
     where = f" in {memory.process}" if memory.process else ""

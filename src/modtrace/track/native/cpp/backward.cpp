@@ -435,6 +435,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   ++engine.running_passes;
   ++thread.open_passes;
   const int64_t call = ++engine.pass_calls;
+  if (current_graph_task() == kNoGraphTask) ++memory.passes;
   write_pass_edge(*session, thread, kPassBegin, call);
   PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   // Another thread may have ended the session meanwhile, and abandoned this pass.

@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/flat_hash_map.h>
 #include <pthread.h>
 
@@ -15,9 +16,12 @@
 namespace modtrace {
 namespace {
 
+constexpr uint32_t kNotForBackward = UINT32_MAX;
+
 struct Block {
   int64_t size = 0;
   uint32_t owner = 0, session = 0;
+  uint32_t passes = kNotForBackward;  // that had begun
 };
 
 // The counted blocks by address, in shards with a lock each. Never destroyed: blocks are freed until the
@@ -100,6 +104,9 @@ void count_off(const Block& block) {
   // What earlier sessions left is outside of all that this one knows.
   const bool is_known = block.session == static_cast<uint32_t>(current_generation());
   held_bytes.bytes[is_known ? block.owner : kOutside].fetch_sub(block.size, std::memory_order_relaxed);
+  if (is_known && block.passes != kNotForBackward && block.passes != memory.passes.load(std::memory_order_relaxed)) {
+    held_bytes.saved[block.owner].fetch_add(block.size, std::memory_order_relaxed);
+  }
 }
 
 // Notes how many bytes could not be allocated, and who holds all others, on a thread that the session knows.
@@ -135,8 +142,10 @@ class CountingAllocator final : public c10::Allocator {
     // A block of no bytes has no address.
     if (block.get() == nullptr || !block.compare_exchange_deleter(delete_wrapped, delete_counted)) return block;
     try {
-      const Block noted{static_cast<int64_t>(bytes), static_cast<uint32_t>(current_owner()),
-                        static_cast<uint32_t>(current_generation())};
+      const Block noted{
+          static_cast<int64_t>(bytes), static_cast<uint32_t>(current_owner()),
+          static_cast<uint32_t>(current_generation()),
+          c10::GradMode::is_enabled() && current_graph_task() == kNoGraphTask ? memory.passes.load() : kNotForBackward};
       count_off(counted_blocks().add(block.get_context(), noted));
       count_on(noted);
     } catch (const std::exception&) {
@@ -185,8 +194,12 @@ PyObject* start_memory(PyObject*, PyObject* args) {
   for (size_t owner = 0; owner < kOwners; ++owner) {
     held_bytes.bytes[owner].store(0, std::memory_order_relaxed);
     held_bytes.written[owner].store(0, std::memory_order_relaxed);
+    held_bytes.saved[owner].store(0, std::memory_order_relaxed);
+    held_bytes.written_saved[owner].store(0, std::memory_order_relaxed);
   }
   held_bytes.used.store(1);
+  held_bytes.samples.store(0);
+  memory.passes.store(0);
   held_bytes.bytes[kOutside].store(memory.live.load());
   memory.most.store(memory.live.load());
   memory.sampled.store(-1);  // so that the first event has a sample

@@ -23,24 +23,28 @@ struct MemoryCounts {
   std::atomic<int64_t> sampled{0};       // of them at the last sample
   std::atomic<int64_t> sample_meta{0};   // meta of a sample, without the thread
   std::atomic<int64_t> refused_meta{0};  // meta of an event for bytes that could not be allocated
+  std::atomic<uint32_t> passes{0};       // backward passes that began in no other
 };
 
 inline MemoryCounts memory;
 
 // Who allocates a block: no module, the nodes of a backward pass, the step of an optimizer, or the calls of a module,
 // whose name follows these.
+constexpr uint32_t kSavedEvery = 64;
 constexpr size_t kOutside = 0, kInBackward = 1, kInOptimizer = 2, kFirstModule = 3, kOwners = 1 << 12;
 
 // What the blocks of each owner hold; those of earlier sessions are no module's.
 struct HeldBytes {
-  std::array<std::atomic<int64_t>, kOwners> bytes, written;  // now, and in its last event
-  std::atomic<size_t> used{0};                               // how many owners there may be
+  std::array<std::atomic<int64_t>, kOwners> bytes, written;        // now, and in its last event
+  std::array<std::atomic<int64_t>, kOwners> saved, written_saved;  // freed in or after a backward pass, so far
+  std::atomic<size_t> used{0};                                     // how many owners there may be
+  std::atomic<uint32_t> samples{0};
 };
 
 inline HeldBytes held_bytes;
 
-// Writes what owners hold, where that changed since it was written, or of all. `write` takes meta without the thread,
-// and a value.
+// Writes what owners hold, where that changed since it was written, or of all; seldom also how many passes there were,
+// and what calls of modules kept for them. `write` takes meta without the thread, and a value.
 template <class Write>
 void sample_held(bool of_all, const Write& write) {
   for (size_t owner = 0, used = held_bytes.used.load(std::memory_order_relaxed); owner < used; ++owner) {
@@ -50,6 +54,14 @@ void sample_held(bool of_all, const Write& write) {
     }
     const int64_t name = owner < kFirstModule ? kNoName : static_cast<int64_t>(owner - kFirstModule);
     write(int64_t{kHeld} << kKindShift | name, bytes << 2 | (owner < kFirstModule ? static_cast<int64_t>(owner) : 0));
+  }
+  const uint32_t sample = ++held_bytes.samples;
+  if (of_all || (sample % kSavedEvery != 0 && (sample & (sample - 1)) != 0)) return;
+  write(int64_t{kSaved} << kKindShift | kNoName, memory.passes.load());
+  for (size_t owner = kFirstModule, used = held_bytes.used.load(); owner < used; ++owner) {
+    const int64_t saved = held_bytes.saved[owner].load();
+    if (held_bytes.written_saved[owner].exchange(saved) == saved) continue;
+    write(int64_t{kSaved} << kKindShift | static_cast<int64_t>(owner - kFirstModule), saved);
   }
 }
 
