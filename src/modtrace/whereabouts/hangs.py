@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .._tables import json_values
 from ..timeline import Group
 from .places import (
     by_place,
@@ -62,19 +63,9 @@ class Hang(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values: the fields, with the group's name and the wait in seconds."""
-        return {
-            "text": self.text,
-            "operator": self.operator,
-            "group": self.group.name,
-            "counter": self.counter,
-            "waiting": list(self.waiting),
-            "not_called": list(self.not_called),
-            "dead": list(self.dead),
-            "called_other": [list(pair) for pair in self.called_other],
-            "unknown": list(self.unknown),
-            "wait_seconds": self.wait_ns / 1e9,
-            "is_cause": self.is_cause,
-        }
+        values: dict[str, Any] = json_values(self) | {"group": self.group.name}
+        del values["wait_ns"], values["details"]
+        return values | {"wait_seconds": self.wait_ns / 1e9}
 
 
 def find_hangs(states: Iterable[RankState], *, by_flight_recorder: bool = False) -> list[Hang]:
