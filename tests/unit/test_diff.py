@@ -20,7 +20,7 @@ from modtrace.compare.samples import Samples, plain_fqn, take_samples
 from modtrace.compare.side_by_side import Side
 from modtrace.compare.verdicts import Change
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
-from modtrace.timeline.gpu_tracks import GpuSpans, add_gpu_tracks
+from modtrace.timeline.gpu_tracks import add_gpu_tracks
 from modtrace.timeline.select import keep_rows
 from modtrace.timeline.summary import warm_up_steps
 
@@ -468,18 +468,9 @@ def with_gpu(timeline: Timeline, factor: float) -> Timeline:
     columns = timeline.columns
     forward = np.flatnonzero((columns.phase == FORWARD) & (columns.parent >= 0))
     took = np.where(columns.name[forward] == FQNS.index("Net.h.3"), round(50 * US * factor), 50 * US)
-    spans = GpuSpans(
-        streams=[(0, 7)],
-        stream=np.zeros(len(forward), np.int64),
-        start=columns.start[forward],
-        end=columns.start[forward] + took,
-        name=columns.name[forward].astype(np.int64),
-        phase=columns.phase[forward].astype(np.int64),
-        call=columns.call[forward],
-        step=columns.step[forward],
-        names=timeline.names,
-    )
-    return add_gpu_tracks(timeline, spans)
+    calls = columns.take(forward)
+    spans = replace(calls, end=calls.start + took, track=np.zeros(len(calls), np.int32))
+    return add_gpu_tracks(timeline, [(0, 7)], spans)
 
 
 def test_times_on_a_gpu_are_compared_for_themselves() -> None:

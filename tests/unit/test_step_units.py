@@ -14,8 +14,8 @@ import modtrace
 from modtrace import ModtraceError
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
-from modtrace.timeline import Columns, Mark, Name, Timeline, Track, build_timeline
-from modtrace.timeline.gpu_tracks import GpuSpans, add_gpu_tracks
+from modtrace.timeline import Columns, Mark, Name, Slices, Timeline, Track, build_timeline
+from modtrace.timeline.gpu_tracks import add_gpu_tracks
 from modtrace.timeline.summary import UnitTimes, divide_steps, find_step_bounds, measure_steps
 from modtrace.write.step_parts import part_counters, part_table
 from tests.support.event_script import WALL, EventScript
@@ -249,10 +249,10 @@ def on_a_stream(timeline: Timeline) -> Timeline:
     timeline = replace(timeline, slices=replace(timeline.slices, call=number, link=number))
     columns, names = timeline.columns, timeline.names
     rows = np.flatnonzero([names[name].fqn == "Net" for name in columns.name.tolist()])
-    late, zeros = 25, np.zeros(len(rows), np.int64)
-    start, end, name = columns.start[rows] + late, columns.end[rows] + late, columns.name[rows].astype(np.int64)
-    spans = GpuSpans([(0, 7)], zeros, start, end, name, zeros, columns.call[rows], zeros, names)
-    return add_gpu_tracks(timeline, spans)
+    calls, late, zeros = columns.take(rows), 25, np.zeros(len(rows), np.int64)
+    start, end = calls.start + late, calls.end + late
+    spans = Slices.of(start=start, end=end, name=calls.name, track=zeros, call=calls.call)
+    return add_gpu_tracks(timeline, [(0, 7)], spans)
 
 
 def test_work_of_a_gpu_belongs_to_the_step_that_launched_it() -> None:

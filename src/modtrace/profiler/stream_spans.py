@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._typing import Int8Array, Int64Array
-from ..timeline import Name, Timeline
+from ..timeline import Name, Slices, Timeline
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
-from ..timeline.gpu_tracks import GpuSpans
+from ..timeline.gpu_tracks import add_gpu_tracks
 from .call_lookup import CallIndex
 from .device_work import WorkOwners
 from .event_columns import ProfilerEvents
@@ -114,8 +114,8 @@ def _intervals(
         yield LabelledInterval(start, end, path)
 
 
-def gpu_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamSpans) -> GpuSpans:
-    """Return the spans above the streams as a timeline takes them; work that no module asked for is not in them.
+def with_stream_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamSpans) -> Timeline:
+    """Return the timeline with a track per stream, and the spans above; without work that no module asked for.
 
     Args:
         timeline: whose spans those above the streams are of.
@@ -125,8 +125,8 @@ def gpu_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamSpans) ->
     known = np.flatnonzero(spans.span >= 0)
     used, stream = np.unique(spans.track[known], return_inverse=True)
     owner, collective = spans.span[known], spans.collective[known]
-    columns, names = timeline.columns, list(timeline.names)
-    name = columns.name[owner].astype(np.int64)
+    calls, names = timeline.columns.take(owner), list(timeline.names)
+    name = calls.name.copy()
     index: dict[Name, int] = {}
     for row in np.flatnonzero(collective >= 0).tolist():
         found = collective_name(events.collective_names[collective[row]], timeline.names[name[row]])
@@ -134,20 +134,13 @@ def gpu_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamSpans) ->
             index[found] = len(names)
             names.append(found)
         name[row] = index[found]
-    return GpuSpans(
-        streams=[
-            (pid if isinstance(pid, int) else 0, tid if isinstance(tid, int) else 0)
-            for pid, tid in (events.tracks[track] for track in used.tolist())
-        ],
-        stream=stream.astype(np.int64),
-        start=spans.start[known],
-        end=spans.end[known],
-        name=name,
-        phase=columns.phase[owner].astype(np.int64),
-        call=columns.call[owner],
-        step=spans.step[known],
-        names=names,
-    )
+    streams = [
+        (pid if isinstance(pid, int) else 0, tid if isinstance(tid, int) else 0)
+        for pid, tid in (events.tracks[track] for track in used.tolist())
+    ]
+    start, end, step = spans.start[known], spans.end[known], spans.step[known]
+    rows = Slices.of(start=start, end=end, name=name, phase=calls.phase, track=stream, call=calls.call, step=step)
+    return add_gpu_tracks(timeline, streams, rows, names)
 
 
 class _Paths:

@@ -11,9 +11,8 @@ from ..formats.merge_metadata import MERGED, gpu_work_in
 from ..formats.trace_file import TraceFile
 from ..profiler.event_collector import EventCollector
 from ..profiler.overlay import overlay
-from ..profiler.stream_spans import gpu_spans
+from ..profiler.stream_spans import with_stream_spans
 from ..timeline import Timeline
-from ..timeline.gpu_tracks import add_gpu_tracks
 from .recorded_json import RecordedEvents
 
 
@@ -38,7 +37,7 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
             return replace(timeline, gpu_work=gpu_work_in(file.path, metadata))
         events = collector.events()
         made = overlay(None, events, stream.keys, file.path)
-    timeline = add_gpu_tracks(made.timeline, gpu_spans(made.timeline, events, made.devices))
+    timeline = with_stream_spans(made.timeline, events, made.devices)
     slices = timeline.slices
     return replace(
         timeline,

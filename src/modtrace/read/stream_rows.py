@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..formats.escape import restored_name
-from ..timeline import PHASES, Name, Timeline
-from ..timeline.gpu_tracks import GpuSpans, add_gpu_tracks
+from ..timeline import PHASES, Name, Slices, Timeline
+from ..timeline.gpu_tracks import add_gpu_tracks
 
 ROW_PREFIX = "modules · "
 """What the name of a row above a stream begins with; the profiler's name of the stream follows."""
@@ -71,4 +71,5 @@ def add_stream_spans(timeline: Timeline, spans: list[StreamSpan]) -> Timeline:
         for span, name in zip(spans, names_of_spans, strict=True)
     ]
     stream, start, end, number, phase, call, step = np.array(rows, np.int64).reshape(-1, 7).T
-    return add_gpu_tracks(timeline, GpuSpans(streams, stream, start, end, number, phase, call, step, names))
+    slices = Slices.of(start=start, end=end, name=number, phase=phase, track=stream, call=call, step=step)
+    return add_gpu_tracks(timeline, streams, slices, names)

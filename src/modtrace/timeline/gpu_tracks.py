@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,56 +23,27 @@ DEVICE_METADATA = ("device_clock_bound_ns", "device_events_dropped", "device_eve
 """What the metadata of a recording with device times says of them."""
 
 
-class GpuSpans(NamedTuple):
-    """Spans above the streams of GPUs, nested on each stream; columns of equal length.
-
-    Attributes:
-        streams: device and stream of each track that is to be made.
-        stream: int64[n], index into `streams`.
-        start: int64[n], nanoseconds in the timeline's time.
-        end: int64[n].
-        name: int64[n], index into `names`.
-        phase: int64[n], index into `PHASES`: the phase of the call that launched the work.
-        call: int64[n], that call.
-        step: int64[n], its step.
-        names: those of the timeline, and behind them what it does not know.
-    """
-
-    streams: Sequence[tuple[int, int]]
-    stream: Int64Array
-    start: Int64Array
-    end: Int64Array
-    name: Int64Array
-    phase: Int64Array
-    call: Int64Array
-    step: Int64Array
-    names: Sequence[Name]
-
-
-def add_gpu_tracks(timeline: Timeline, spans: GpuSpans) -> Timeline:
+def add_gpu_tracks(
+    timeline: Timeline, streams: Sequence[tuple[int, int]], spans: Slices, names: Sequence[Name] | None = None
+) -> Timeline:
     """Return the timeline with a track per stream; a span there has the link of the call that launched its work.
 
     The tracks belong to the process of the timeline's first track.
+
+    Args:
+        timeline: what ran on threads.
+        streams: device and stream of each track that is to be made.
+        spans: those above the streams, nested on each; their tracks are indices into `streams`, and phase and call are
+            those of the call that launched the work.
+        names: those of the timeline, and behind them what it does not know; None: it knows all.
     """
-    if not len(spans.start):
+    if not len(spans):
         return timeline
-    columns = timeline.columns
     process = timeline.tracks[0].process if timeline.tracks else Process(0)
-    first_track = len(timeline.tracks)
-    added = nest_by_time(
-        Slices.of(
-            start=spans.start,
-            end=spans.end,
-            name=spans.name,
-            phase=spans.phase,
-            track=spans.stream + first_track,
-            call=spans.call,
-            step=spans.step,
-            link=_links(columns, spans),
-        )
-    )
-    tracks = [Track(GPU, f"stream {stream}", stream, process, device, stream) for device, stream in spans.streams]
-    return with_slices(replace(timeline, names=spans.names, tracks=[*timeline.tracks, *tracks]), added)
+    track, link = spans.track + len(timeline.tracks), _links(timeline.columns, spans)
+    tracks = [Track(GPU, f"stream {stream}", stream, process, device, stream) for device, stream in streams]
+    known = replace(timeline, names=timeline.names if names is None else names, tracks=[*timeline.tracks, *tracks])
+    return with_slices(known, nest_by_time(replace(spans, track=track, link=link)))
 
 
 def on_gpu(timeline: Timeline) -> BoolArray:
@@ -87,7 +58,7 @@ def without_gpu(timeline: Timeline) -> Timeline:
     return keep_tracks(timeline, np.array([track.device is None for track in timeline.tracks], np.bool_))
 
 
-def _links(columns: Slices, spans: GpuSpans) -> Int64Array:
+def _links(columns: Slices, spans: Slices) -> Int64Array:
     """Return the link of each span's call, -1 where it has none; a recompute has none on its thread either."""
     known: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero((columns.link >= 0) & (columns.phase <= BACKWARD)).tolist():

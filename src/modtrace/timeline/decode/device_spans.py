@@ -11,8 +11,8 @@ import numpy as np
 from ..._typing import Int64Array
 from ...ring import Kind
 from ...ring.slot_format import BACKWARD_PASS_MASK, CALL_INDEX_MASK, STREAM_NUMBER_BITS, STREAM_NUMBER_MASK
-from ..gpu_tracks import GpuSpans, add_gpu_tracks
-from ..slices import BACKWARD, FORWARD, RECOMPUTE
+from ..gpu_tracks import add_gpu_tracks
+from ..slices import BACKWARD, FORWARD, RECOMPUTE, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .device_points import DevicePoints, collective_points, device_points
@@ -62,20 +62,10 @@ def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
     # Threads that take turns on one stream are in calls that overlap there.
     end, _, _ = clip_and_nest(stream, start, np.maximum(end, start), event)
     ids = analysis.stream_ids
-    return add_gpu_tracks(
-        timeline,
-        GpuSpans(
-            streams=[(one >> STREAM_NUMBER_BITS, ids.get(one, one & STREAM_NUMBER_MASK)) for one in used.tolist()],
-            stream=stream,
-            start=start,
-            end=end,
-            name=name,
-            phase=phase,
-            call=call_index,
-            step=analysis.steps_before(2 * event + 1),
-            names=timeline.names,
-        ),
-    )
+    streams = [(one >> STREAM_NUMBER_BITS, ids.get(one, one & STREAM_NUMBER_MASK)) for one in used.tolist()]
+    step = analysis.steps_before(2 * event + 1)
+    rows = Slices.of(start=start, end=end, name=name, phase=phase, track=stream, call=call_index, step=step)
+    return add_gpu_tracks(timeline, streams, rows)
 
 
 class _DeviceSpan(NamedTuple):
