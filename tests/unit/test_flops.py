@@ -103,11 +103,12 @@ def test_a_summary_says_rates_and_shares_of_the_peak() -> None:
 
 def test_a_diff_says_exactly_what_steps_cost_if_that_differs(tmp_path: Path) -> None:
     modtrace.save_baseline(counted(), tmp_path / "base.json")
-    found = modtrace.diff(tmp_path / "base.json", counted(101))
+    found = modtrace.diff(tmp_path / "base.json", counted(103))
     plain = replace(counted(), metadata={}, span_args={})
 
-    assert found.environment == {"FLOPs of a step": ("330", "331")}
-    assert "FLOPs of a step: 330 before, 331 after" in found.header
+    # 2 of 3 calls are counted.
+    assert found.environment == {"FLOPs of a step": ("330", "333"), "FLOPs of a call of Net.a": ("200", "202")}
+    assert "FLOPs of a step: 330 before, 333 after" in found.header
     assert modtrace.diff(counted(), counted()).environment == {}
     assert modtrace.diff(counted(), plain).environment == {}
 

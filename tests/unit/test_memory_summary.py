@@ -145,6 +145,21 @@ def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None
     assert "<td" in recorded().summary().to_html().split("held at the peak by")[1]
 
 
+def test_a_diff_says_any_difference_in_bytes() -> None:
+    more = recorded()
+    more.counters[0].value[4] += 1  # as Net's first forward ends
+
+    # Of a module's two forward calls the lower median: 20 stays, and 170 - 100 inside; the peak stays.
+    assert modtrace.diff(recorded(), more).environment == {}
+    more.counters[0].value[3:6] += 80  # b keeps 130
+    found = modtrace.diff(recorded(), more)
+    assert found.environment == {
+        "bytes held at most": ("250", "330"),
+        "bytes retained by Net.b": ("50", "130"),
+    }
+    assert "bytes held at most: 250 before, 330 after" in found.header
+
+
 def test_a_file_without_memory_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     Timeline(recorded().slices, NAMES, recorded().tracks).save(path)

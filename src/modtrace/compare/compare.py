@@ -12,7 +12,7 @@ from ..read import load
 from ..timeline import Timeline
 from ..timeline.summary import GroupBy
 from .diff_result import Diff
-from .run_times import STEP_FLOPS, RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
+from .run_times import EXACT, RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
 from .samples import is_within, renamed_fqn
 from .side_by_side import Side, typical_side
 from .verdicts import compare_modules, compare_steps
@@ -181,9 +181,12 @@ def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict
         key: tuple(", ".join(dict.fromkeys(run.environment.get(key, "?") for run in side)) for side in (before, after))
         for key in keys
     }
-    if "?" in texts.get(STEP_FLOPS, ()):  # not counted on a side
-        del texts[STEP_FLOPS]
-    return {key: (old, new) for key, (old, new) in texts.items() if old != new}
+    # What is exact is left out if it was not counted on a side.
+    return {
+        key: (old, new)
+        for key, (old, new) in texts.items()
+        if old != new and not (key.startswith(EXACT) and "?" in (old, new))
+    }
 
 
 class _Modules:

@@ -30,6 +30,7 @@ FLOOR = 0.005
 _RELATED = 0.1
 _NAMED = 3
 """How many of what some recordings lack are named, and how many parts of the step that changed."""
+_MAX_DIFFERENCES = 10
 _OF_MODULES = {"forward", "backward", "recompute"}
 """Parts of the step that a sentence leaves to their modules."""
 
@@ -64,7 +65,8 @@ class Diff:
         copies: how many more were given that are copies of these.
         on_both_sides: how many recordings before are among those after too.
         spread: by what part a module differs from one recording to the next, the median weighted by time.
-        environment: what differs between the sides: of `torch`, `cpu` and the like the texts before and after.
+        environment: what differs between the sides: of `torch`, `cpu` and the like, and of what modules cost in FLOPs
+            and bytes, the texts before and after.
         suggested: names before and what they may be called after, as the structure suggests; nothing is compared by it.
         parts: one per part of the step, such as data loading, in the order of `changes`; none if a baseline has none.
         by: what the changes are of: a "module", or all of a "class", which `fqn` then names.
@@ -176,9 +178,15 @@ class Diff:
             f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
             f"({step.ratio:+.1%}; {_interval(step)} ms): {step.verdict}",
             *self._reservations(),
-            *(f"{key}: {old} before, {new} after" for key, (old, new) in self.environment.items()),
+            *self._differences(),
             *(f"{old} may be called {new} now: --map {old}={new} compares them" for old, new in self.suggested.items()),
         ]
+
+    def _differences(self) -> list[str]:
+        """What differs in the environment, and in what is exact; of modules the first."""
+        lines = [f"{key}: {old} before, {new} after" for key, (old, new) in self.environment.items()]
+        more = len(lines) - _MAX_DIFFERENCES
+        return lines[:_MAX_DIFFERENCES] + ([counted(more, "more difference")] if more > 0 else [])
 
     def _reservations(self) -> list[str]:
         """What was taken off differences, how much noise there is, and why there may be no verdict."""

@@ -23,6 +23,7 @@ import numpy as np
 from .._errors import ModtraceError
 from .._system.files import open_regular
 from .._typing import Int64Array
+from ..ring.slot_format import ALLOCATED
 from ..timeline import Timeline
 from ..timeline.summary import GroupBy, step_flops
 from ..write.atomic_file import atomic_writer
@@ -43,8 +44,8 @@ ENVIRONMENT = (
     "libraries",
 )
 """Which of a recording's metadata can explain a difference."""
-STEP_FLOPS = "FLOPs of a step"
-"""They are exact, so any difference is one of the program."""
+EXACT = ("FLOPs of ", "bytes held at most", "bytes retained by ")
+"""How keys of exact values begin: any difference is one of the program."""
 _FIRST, _LAST = 0.05, 0.5
 """Which part of the steps, in order of their times, the mean is of."""
 _CLOCK_VARIANCE = 1e-8
@@ -116,10 +117,23 @@ def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None 
         ModtraceError: no step is whole.
     """
     environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
+    return measure_samples(take_samples(timeline, by, step_by), environment | _exact_values(timeline, by))
+
+
+def _exact_values(timeline: Timeline, by: GroupBy) -> dict[str, str]:
+    """Return what a step and calls of each module cost in FLOPs and bytes, of what was recorded."""
     flops = step_flops(timeline)
-    if flops is not None:
-        environment[STEP_FLOPS] = f"{flops:,}"
-    return measure_samples(take_samples(timeline, by, step_by), environment)
+    if flops is None and all(series.name != ALLOCATED for series in timeline.counters):
+        return {}
+    summary, values = timeline.summary(by), dict[str, int]()
+    if flops is not None and summary.flops is not None:
+        own = {row.fqn or row.module_class: row.self_flops // max(row.calls, 1) for row in summary.flops.rows}
+        values = {"FLOPs of a step": flops} | {f"FLOPs of a call of {name}": count for name, count in own.items()}
+    if summary.memory is not None:
+        kept = {row.fqn or row.module_class: row.retained_bytes for row in summary.memory.rows}
+        values |= {"bytes held at most": summary.memory.peak_bytes}
+        values |= {f"bytes retained by {name}": count for name, count in kept.items() if count is not None}
+    return {key: f"{value:,}" for key, value in values.items()}
 
 
 def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTimes:
