@@ -44,7 +44,7 @@ class PyRef {
   PyObject* object_ = nullptr;
 };
 
-// What a function of ours stands in for, and whether it does more than call that. The function's own capsule owns it.
+// What a function of ours replaces, and whether it does more than call that. The function's own capsule owns it.
 struct Wrapper {
   PyRef wrapped;
   bool active = false;
