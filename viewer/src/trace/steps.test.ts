@@ -22,6 +22,17 @@ test("stepsOf marks ends each step at its mark and begins the first with the fir
   }
 });
 
+test("stepsOf begins the first step where a range before its first span begins, as modtrace summary does", () => {
+  const withParts = (start: number) => {
+    const step = { start, end: 20, name: "step 0", isWhole: true };
+    return { ...trace, stepParts: { parts: [], steps: [step], causes: [null], ns: new Float64Array() } };
+  };
+  expect(stepsOf(withParts(2))[0].start).toBe(2);
+  // What runs before a mark is another step's.
+  const marks = [stepMark(4, "before"), ...trace.marks];
+  expect(stepsOf({ ...withParts(2), marks })[0].start).toBe(4);
+});
+
 test("stepsOf marks before the first span and after each other leaves out ranges without a span", () => {
   const marks = [stepMark(5, "step 0"), stepMark(20, "step 1"), stepMark(20, "step 2"), stepMark(40, "step 3")];
   expect(stepsOf({ ...trace, marks }).map(({ start, end, name }) => [start, end, name])).toEqual([

@@ -19,8 +19,8 @@ export const tracksOfSteps = ({ tracks }: Trace): boolean[] =>
 
 /**
  * Steps in time order, named as their marks are. Only ranges in which a module's span starts are steps: two marks directly
- * behind each other have none between them. The first begins with the first span; what starts after the last mark is a
- * step that has not ended.
+ * behind each other have none between them. The first begins with the first span, or with a range before it, as loading
+ * data is; what starts after the last mark is a step that has not ended.
  */
 export function stepsOf(trace: Trace): Step[] {
   const { spans, marks, stats } = trace;
@@ -31,6 +31,7 @@ export function stepsOf(trace: Trace): Step[] {
   if (!stepMarks.length || !counted.length) return [];
   const steps: Step[] = [];
   let start = spans.start[counted[0]];
+  if (start < stepMarks[0].time) start = Math.min(start, trace.stepParts?.steps[0]?.start ?? start);
   let next = 0;
   for (const mark of stepMarks) {
     const first = next;
