@@ -91,6 +91,12 @@ def keep_gradients(training: Training) -> None:
     training.kept += [parameter.grad for parameter in training.model.parameters()]
 
 
+def make_an_optimizer_in_each_step(training: Training) -> None:
+    training.optimizer = torch.optim.AdamW(training.model.parameters())
+    training.kept.append(training.optimizer)
+    training.step()
+
+
 def held_by(steps: Callable[[Training], None]) -> HeldMemory:
     training = Training()
     with modtrace.record(memory=True) as recording:
@@ -111,6 +117,8 @@ def held_by(steps: Callable[[Training], None]) -> HeldMemory:
         (keep_activations_by_a_hook, "what tensors hold grows by 8.00 KiB a step: Net.blocks.* 8.00 KiB"),
         # 3 × (64 × 64 + 64) + 64 × 1000 + 1000 floats
         (keep_gradients, "what tensors hold grows by 302.66 KiB a step: backward 302.66 KiB"),
+        # Two moments as large as these, and a count of 4 bytes for each of 8 parameters.
+        (make_an_optimizer_in_each_step, "what tensors hold grows by 605.34 KiB a step: optimizer 605.34 KiB"),
     ],
 )
 def test_a_leak_is_told_with_who_holds_it(steps: Callable[[Training], None], sentence: str) -> None:
@@ -152,6 +160,18 @@ class GreedyLayer(nn.Module):
 
 def ask_in_backward(training: Training) -> None:
     training.model.blocks.append(GreedyLayer())
+    training.step()
+
+
+class Mask(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.ones(len(x), len(x)).tril()
+        return x
+
+
+def mask_each_pair_of_many_tokens(training: Training) -> None:
+    training.model.blocks.insert(0, Mask())
+    training.x = torch.randn(1, 64).expand(1 << 22, 64)
     training.step()
 
 
@@ -211,6 +231,7 @@ def test_a_failed_allocation_says_what_is_saved_and_what_checkpointing_would_fre
     [
         (widen_the_batch, "256.00 TiB", "forward Net.blocks.0.0"),
         (widen_the_head, "128.00 TiB", "forward Net.head"),
+        (mask_each_pair_of_many_tokens, "64.00 TiB", "forward Net.blocks.0#2"),  # another one had that name
         (ask_in_backward, "256.00 TiB", "backward Net.blocks.3"),
         (ask_outside, "256.00 TiB", "no module"),
     ],
