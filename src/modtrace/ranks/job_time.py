@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from .._typing import Int64Array
-from ..clocks import ClockMap, ClockTree, Offset, clock_in, measurements_in
+from ..clocks import ClockMap, ClockTree, clock_in, measurements_in
 from ..ring import Record, read_ring_records
 from ..timeline.decode import wall_clock
 from .rank_folder import RankRecording
@@ -21,7 +21,7 @@ WALL_CLOCK_BOUND_NS = 100_000_000
 _CLOCK_KINDS = ("clock", "offset", "anchor")
 Method = Literal["same clock", "pings", "wall clock"]
 
-_ToJob = Callable[[Int64Array], Offset]
+_Move = Callable[[Int64Array], Int64Array]
 _LargestBound = Callable[[int, int], int]
 
 
@@ -36,19 +36,15 @@ class RankTime(NamedTuple):
             that was placed alone has one of its own.
         method: how it was found where the rank lies: it reads the clock that the job's time is of, pings between
             hosts, or the wall clock.
-        to_job: own times → what to add to get Unix nanoseconds of the job's clock, and how far that is off at most.
+        move: own times → Unix nanoseconds of the job's clock.
         largest_bound: the first and the last of some own times → how far any between them is off at most.
     """
 
     rank: int
     clock: str
     method: Method
-    to_job: _ToJob
+    move: _Move
     largest_bound: _LargestBound
-
-    def move(self, own_ns: Int64Array) -> Int64Array:
-        """Return own times as Unix nanoseconds of the job's clock."""
-        return own_ns + self.to_job(own_ns).offset_ns
 
     def bound_ns(self, own_ns: Int64Array) -> int:
         """Return how far times in the range of `own_ns` are off at most; 0 for no times."""
@@ -123,14 +119,12 @@ def _wall_ahead(tree: ClockTree, clock: str, anchors: ClockMap | None) -> int:
     return int(anchors.to_other(own)[0] - root[0])
 
 
-def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Offset:
-    found = tree.to_root(clock, own_ns)
-    return Offset(found.offset_ns + wall_ns, found.bound_ns)
+def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Int64Array:
+    return own_ns + tree.to_root(clock, own_ns).offset_ns + wall_ns
 
 
-def _by_wall_clock(anchors: ClockMap | None, own_ns: Int64Array) -> Offset:
-    offset = np.zeros(len(own_ns), np.int64) if anchors is None else anchors.to_other(own_ns) - own_ns
-    return Offset(offset, np.full(len(own_ns), WALL_CLOCK_BOUND_NS))
+def _by_wall_clock(anchors: ClockMap | None, own_ns: Int64Array) -> Int64Array:
+    return own_ns if anchors is None else anchors.to_other(own_ns)
 
 
 def _wall_clock_bound(_first_ns: int, _last_ns: int) -> int:
