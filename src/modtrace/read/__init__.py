@@ -17,8 +17,18 @@ from .report_zip import errors_about, extract_trace, trace_path
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
+    from ..timeline.summary import GroupBy, Summary
 
-__all__ = ["FileKind", "errors_about", "extract_trace", "file_kind", "file_kind_by_head", "load", "trace_path"]
+__all__ = [
+    "FileKind",
+    "errors_about",
+    "extract_trace",
+    "file_kind",
+    "file_kind_by_head",
+    "load",
+    "summarize_large",
+    "trace_path",
+]
 
 # What a file is that cannot be read, by how it begins.
 _OTHERS = {
@@ -54,6 +64,45 @@ def load(path: str | os.PathLike[str]) -> Timeline:
         raise TraceError(path, "something in it is nested too deeply to be read") from error
     except OSError as error:
         raise TraceError(path, f"it cannot be read: {error.strerror or error}") from error
+
+
+def load_around(path: str | os.PathLike[str], steps: tuple[int | None, int | None] | None) -> Timeline:
+    """Do what `load` does; of a large ring file perhaps only for some training steps and a few beside them.
+
+    Args:
+        path: the file.
+        steps: the first step and the one behind the last, as for `Timeline.steps`; None: all.
+
+    Raises:
+        RingError: as of `load`.
+        TraceError: as of `load`.
+    """
+    timeline = None
+    if steps is not None and _is_ring(path):
+        from . import ring_file
+
+        timeline = ring_file.load_around(Path(path), steps)
+    return timeline or load(path)
+
+
+def summarize_large(path: str | os.PathLike[str], by: GroupBy) -> Summary | None:
+    """Return the summary of a large ring file, in memory that does not follow its events; None for other files.
+
+    Raises:
+        RingError: it is damaged beyond reading.
+    """
+    if not _is_ring(path):
+        return None
+    from .ring_file import summarize_ring
+
+    return summarize_ring(Path(path), by)
+
+
+def _is_ring(path: str | os.PathLike[str]) -> bool:
+    try:
+        return file_kind_by_head(Path(path)) is FileKind.RING
+    except (OSError, TraceError):
+        return False  # `load` says what is wrong with it
 
 
 def _load(path: Path) -> Timeline:

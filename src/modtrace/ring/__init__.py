@@ -10,7 +10,7 @@ from .file import FIRST_STEP, STACKS_SIGNAL
 from .file_header import MAGIC
 from .kept_rings import find_rings, newest_rings, stacks_path, whole_run_path
 from .name_table import NameTable, Record
-from .read_file import RingSnapshot, has_news, read_ring, read_ring_rank, read_ring_records
+from .read_file import RingSnapshot, has_news, read_ring, read_ring_rank, read_ring_records, ring_serials
 from .ring import Ring, WriteSlot
 from .slot_format import Events, Kind
 from .validate import SlotSnapshot
@@ -33,6 +33,7 @@ __all__ = [
     "read_ring",
     "read_ring_rank",
     "read_ring_records",
+    "ring_serials",
     "stacks_path",
     "whole_run_path",
 ]

@@ -6,7 +6,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from typing import BinaryIO, NamedTuple
@@ -39,6 +39,7 @@ _BLOCK_SLOTS = 1 << 20
 """Slots that are looked at together: 32 MiB."""
 _KNOWN_KINDS = np.array(list(Kind), np.int64)
 _STAMP = struct.Struct("<q")
+_FOREVER = 1 << 62
 _MAX_REREADS = 20
 _BYTES_PER_BLOCK = 512
 """What `st_blocks` counts in, on every system."""
@@ -72,7 +73,24 @@ class RingSnapshot(NamedTuple):
     missing_bytes: int = 0
 
 
-def read_ring(path: str | os.PathLike[str], last_events: int | None = None) -> RingSnapshot:
+def ring_serials(path: str | os.PathLike[str]) -> range:
+    """Return the serial numbers of the events in a ring file by its ends alone; none if only all slots show them.
+
+    Raises:
+        RingError: as of `read_ring`.
+    """
+    with _opened(path) as (file, header):
+        is_whole = os.fstat(file.fileno()).st_size >= header.log_start
+        newest = _find_newest(file.fileno(), header.capacity, header.capacity) if is_whole else None
+    return range(0) if newest is None else range(max(0, newest + 1 - header.capacity), newest + 1)
+
+
+def read_ring(
+    path: str | os.PathLike[str],
+    last_events: int | None = None,
+    serials: range | None = None,
+    kinds: Collection[Kind] = (),
+) -> RingSnapshot:
     """Read a ring file: of a running, a stopped or a killed process, or a part of one.
 
     A file that was cut gives the events of the slots that are there. What is damaged is left out; a name that is lost
@@ -81,6 +99,8 @@ def read_ring(path: str | os.PathLike[str], last_events: int | None = None) -> R
     Args:
         path: the file.
         last_events: read no more than about so many, the last ones, and count the others as overwritten; None: all.
+        serials: read the events with these numbers alone; what is before them counts as overwritten.
+        kinds: of `serials`, leave out the events of these kinds, but for the first and the last.
 
     Raises:
         RingError: it cannot be read, is no ring file, or its header is damaged.
@@ -89,7 +109,11 @@ def read_ring(path: str | os.PathLike[str], last_events: int | None = None) -> R
         size = os.fstat(file.fileno()).st_size
         # Looked at first: a process that is gone by now has written all that it ever will.
         writer = writer_state(file.fileno(), header)
-        slots = _read_file_slots(file.fileno(), size, header.capacity, last_events)
+        if serials is None:
+            slots = _read_file_slots(file.fileno(), size, header.capacity, last_events)
+        else:
+            ranges = _slots_of(serials.start, serials.stop, header.capacity, header.capacity)
+            slots = read_slots(_slot_blocks(file.fileno(), ranges), header.capacity, serials, kinds)
         # The log is read after the slots: a name is noted before its number is used.
         records = _read_log(file, header.log_start)
         if not len(slots.events) and not records and _is_hollow(file.fileno()):
@@ -208,7 +232,7 @@ def _read_once(descriptor: int, count: int, capacity: int, last_events: int | No
         if newest is not None:
             oldest = max(0, newest + 1 - last_events)
             ranges = _slots_of(oldest, newest + 1 + _SLOTS_AHEAD, count, capacity)
-            return read_slots(_slot_blocks(descriptor, ranges), capacity, oldest)
+            return read_slots(_slot_blocks(descriptor, ranges), capacity, range(oldest, _FOREVER))
     return read_slots(_slot_blocks(descriptor, _data_ranges(descriptor, count)), capacity)
 
 
@@ -302,15 +326,18 @@ def slot_blocks(slots: Int64Array) -> Iterator[_SlotBlock]:
         yield _SlotBlock(first, slots[first : first + _BLOCK_SLOTS])
 
 
-def read_slots(blocks: Iterable[_SlotBlock], capacity: int, first_serial: int = 0) -> SlotSnapshot:
+def read_slots(
+    blocks: Iterable[_SlotBlock], capacity: int, serials: range = range(_FOREVER), without: Collection[Kind] = ()
+) -> SlotSnapshot:
     """Read the whole events of a ring, dead or alive, in memory that follows the number of events and not of slots.
 
     Args:
         blocks: the slots that may hold events.
         capacity: slots in the ring; more than there are where the file was cut short.
-        first_serial: leave out the events before this one, and count them as overwritten.
+        serials: leave out the events before these and count them as overwritten, and those behind them.
+        without: leave out events of these kinds too, but for the first and the last of `serials`.
     """
-    parts = [_whole_slots(block, capacity) for block in blocks]
+    parts = [_whole_slots(block, capacity, serials, without) for block in blocks]
     serial, time_ns, value, meta = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
     whole = np.ones(len(serial), np.bool_)
     recorded = int(serial.max()) + 1 if len(serial) else 0
@@ -319,7 +346,7 @@ def read_slots(blocks: Iterable[_SlotBlock], capacity: int, first_serial: int = 
         middle = np.partition(serial, len(serial) // 2)[len(serial) // 2]
         whole = np.abs(serial - middle) < capacity
         recorded = int(serial[whole].max()) + 1
-    oldest = max(min(first_serial, recorded), recorded - capacity)
+    oldest = max(min(serials.start, recorded), recorded - capacity)
     whole &= serial >= oldest
     order = np.flatnonzero(whole)
     order = order[np.argsort(serial[order], kind="stable")]
@@ -336,7 +363,7 @@ def read_slots(blocks: Iterable[_SlotBlock], capacity: int, first_serial: int = 
     return SlotSnapshot(events, recorded, oldest, recorded - oldest - kept)
 
 
-def _whole_slots(block: _SlotBlock, capacity: int) -> Int64Array:
+def _whole_slots(block: _SlotBlock, capacity: int, serials: range, without: Collection[Kind]) -> Int64Array:
     """Return serial, time, value and meta of the whole events of a block, int64[4, n]."""
     slots = block.slots
     # The order matters beside a live writer: the stamp is written last and so copied first, meta the other way round.
@@ -351,5 +378,8 @@ def _whole_slots(block: _SlotBlock, capacity: int) -> Int64Array:
     serial = stamp - 1
     whole &= (stamp > 0) & (serial % capacity == np.arange(block.first, block.first + len(slots)))
     whole &= (serial // capacity & LAP_MASK) == meta >> LAP_SHIFT
-    whole &= np.isin(meta >> KIND_SHIFT & KIND_MASK, _KNOWN_KINDS)
+    kind = meta >> KIND_SHIFT & KIND_MASK
+    whole &= np.isin(kind, _KNOWN_KINDS) & (serial < serials.stop)
+    if without:
+        whole &= np.isin(kind, [*without], invert=True) | np.isin(serial, (serials.start, serials.stop - 1))
     return np.stack([column[whole] for column in (serial, time_ns, value, meta)])

@@ -6,7 +6,17 @@ from ..ring.collective_text import CollectiveName
 from .collectives import Collective, CollectiveDetails, Collectives, Group, launching_spans
 from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Range, Stats, Track
-from .decode import AFTER_BACKWARD, OpenCall, RingAnalysis, ThreadStack, build_timeline
+from .decode import (
+    AFTER_BACKWARD,
+    CrossedError,
+    OpenCall,
+    RingAnalysis,
+    RingPieces,
+    ThreadStack,
+    build_in_pieces,
+    build_timeline,
+    find_pieces,
+)
 from .gpu_work import GpuWork
 from .slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns, Slices
 from .spans import Span, Spans
@@ -26,6 +36,7 @@ __all__ = [
     "Collectives",
     "Columns",
     "CounterSeries",
+    "CrossedError",
     "GpuWork",
     "Group",
     "Mark",
@@ -36,6 +47,7 @@ __all__ = [
     "Process",
     "Range",
     "RingAnalysis",
+    "RingPieces",
     "Slices",
     "Span",
     "Spans",
@@ -45,6 +57,8 @@ __all__ = [
     "ThreadStack",
     "Timeline",
     "Track",
+    "build_in_pieces",
     "build_timeline",
+    "find_pieces",
     "launching_spans",
 ]

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._typing import AnyArray
 from .collectives import CollectiveDetails
 from .contents import Stats
 from .select import keep_rows
-from .slices import MODULE, Slices, join_columns, sort_by_start
+from .slices import DTYPES, MODULE, Slices, append_to, is_sorted, join_columns, sort_by_start
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -57,6 +58,28 @@ def with_modules(timeline: Timeline, columns: Slices, span_args: Mapping[int, Ma
         return replace(timeline, slices=columns, span_args=span_args)
     behind = {len(columns) + row: args for row, args in rest.span_args.items()}
     return replace(timeline, slices=join_columns([columns, rest.slices]), span_args={**span_args, **behind})
+
+
+def put_modules_before(
+    timeline: Timeline, columns: dict[str, AnyArray], span_args: Mapping[int, Mapping[str, str]]
+) -> Timeline:
+    """Return a timeline that has no modules yet with slices of modules.
+
+    Args:
+        timeline: with other slices.
+        columns: of the modules, as of `Slices`; they grow in place, so that memory holds them once.
+        span_args: what some of the modules hold beyond the fixed fields, by index.
+    """
+    count, rest = len(columns["start"]), timeline.slices
+    rest = replace(rest, parent=np.where(rest.parent >= 0, rest.parent + count, -1))
+    columns |= {"kind": np.full(count, MODULE, np.int8), "detail": np.full(count, -1, np.int32)}
+    append_to(columns, {field: getattr(rest, field) for field in DTYPES})
+    slices = Slices(**columns)
+    args = {**span_args, **{count + row: of_row for row, of_row in timeline.span_args.items()}}
+    if not is_sorted(slices):
+        slices, position = sort_by_start(slices)
+        args = {int(position[row]): of_row for row, of_row in args.items()}
+    return replace(timeline, slices=slices, span_args=args)
 
 
 def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *, sort: bool = True) -> Timeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -102,7 +102,10 @@ class Slices:
             KeyError: there is no start, end or track.
         """
         count = len(np.asarray(arrays["start"]))
-        given = {field: np.full(count, value) for field, value in _NEUTRAL.items()} | arrays
+        given = {
+            field: arrays[field] if field in arrays else np.full(count, _NEUTRAL[field], dtype)
+            for field, dtype in DTYPES.items()
+        }
         return cls(**{field: np.asarray(given[field], dtype) for field, dtype in DTYPES.items()})
 
     @classmethod
@@ -159,7 +162,7 @@ def sort_by_start(slices: Slices) -> tuple[Slices, Int64Array]:
     """Do what `in_start_order` does; return also the new index of each slice, and behind these a -1 for no slice."""
     new_index = np.arange(-1, len(slices))
     new_index = np.append(new_index[1:], -1)
-    if _is_sorted(slices):
+    if is_sorted(slices):
         return slices, new_index
     order = np.lexsort((slices.depth, slices.start, _BLOCK[slices.kind]))
     new_index[order] = np.arange(len(order))
@@ -167,7 +170,8 @@ def sort_by_start(slices: Slices) -> tuple[Slices, Int64Array]:
     return replace(ordered, parent=new_index[ordered.parent]), new_index
 
 
-def _is_sorted(slices: Slices) -> bool:
+def is_sorted(slices: Slices) -> bool:
+    """Return whether slices are in the order that `in_start_order` gives them."""
     start, depth, block = slices.start, slices.depth, _BLOCK[slices.kind]
     later = (start[1:] > start[:-1]) | (start[1:] == start[:-1]) & (depth[1:] >= depth[:-1])
     return bool(np.all((block[1:] > block[:-1]) | (block[1:] == block[:-1]) & later))
@@ -180,3 +184,17 @@ def join_columns(parts: Sequence[Slices]) -> Slices:
         shifted.append(replace(part, parent=np.where(part.parent >= 0, part.parent + first, -1)))
         first += len(part)
     return Slices(*(np.concatenate([getattr(part, field) for part in shifted]) for field in DTYPES))
+
+
+def append_to(columns: dict[str, AnyArray], more: Mapping[str, AnyArray]) -> None:
+    """Put columns behind large ones, which grow in place: both together may not fit into memory twice.
+
+    Args:
+        columns: that no other array shares; without any, they become copies of `more`.
+        more: with the same fields.
+    """
+    for field, column in more.items():
+        whole = columns.setdefault(field, np.empty(0, column.dtype))
+        count = len(whole)
+        whole.resize(count + len(column), refcheck=False)
+        whole[count:] = column

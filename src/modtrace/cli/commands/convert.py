@@ -43,7 +43,7 @@ def convert_command(
     nothing, where they leave no span.
     """
     from ..._errors import WriteError
-    from ...read import load
+    from ...read import load_around
     from ...write import check_writable
 
     if (target is None) == (output is None):
@@ -53,7 +53,7 @@ def convert_command(
     if os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
         raise WriteError(f"{target}: IN and OUT are the same file; give OUT another name")
     with show_status(f"reading {source}"):
-        timeline = whole = load(source)
+        timeline = whole = load_around(source, steps)
     if steps is not None:
         timeline = timeline.steps(*steps)
     if window is not None and len(timeline.columns):

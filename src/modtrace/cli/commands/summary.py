@@ -152,15 +152,19 @@ def _print_whole_run(trace: str, console: Console) -> None:
 
 
 def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None, step_by: str | None) -> Summary:
-    from ...read import load
+    from ...read import load_around, summarize_large
 
+    group_by: Literal["module", "class"] = "class" if by == "class" else "module"
     with show_status(f"reading {trace}"):
-        timeline = whole = load(trace)
+        by_optimizer = step_by in (None, "optimizer")
+        if steps is None and by_optimizer and (summary := summarize_large(trace, group_by)) is not None:
+            return summary
+        timeline = whole = load_around(trace, steps if by_optimizer else None)
     if steps is not None:
         timeline = whole.steps(*steps, step_by)
     if steps is not None or timeline.gpu_work is None:
         require_spans(timeline, whole, trace, chosen=steps is not None)
-    return timeline.summary("class" if by == "class" else "module", step_by)
+    return timeline.summary(group_by, step_by)
 
 
 def _steps_as(summary: Summary, output_format: TableFormat, limit: int | None) -> str:

@@ -10,14 +10,19 @@ from .collectives import is_communication
 from .from_ring import build_timeline
 from .intervals import Intervals
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, lasts_too_long
+from .pieces import CrossedError, RingPieces, build_in_pieces, find_pieces
 
 __all__ = [
     "AFTER_BACKWARD",
+    "CrossedError",
     "Intervals",
     "OpenCall",
     "RingAnalysis",
+    "RingPieces",
     "ThreadStack",
+    "build_in_pieces",
     "build_timeline",
+    "find_pieces",
     "is_communication",
     "lasts_too_long",
     "wall_clock",

@@ -32,15 +32,17 @@ class RingAnalysis:
 
     Args:
         snapshot: what the ring held.
+        ends: serial and number of the ends of steps, if the snapshot is a part of a ring: those of all of it.
 
     Attributes:
         snapshot: as given.
         all_events: all events of the ring.
     """
 
-    def __init__(self, snapshot: RingSnapshot) -> None:
+    def __init__(self, snapshot: RingSnapshot, ends: tuple[Int64Array, Int64Array] | None = None) -> None:
         self.snapshot = snapshot
         self.all_events = snapshot.slots.events
+        self._ends = ends
 
     @cached_property
     def lookup(self) -> NameLookup:
@@ -80,7 +82,12 @@ class RingAnalysis:
     @cached_property
     def step_ends(self) -> StepEnds:
         """The ends of training steps; indexes are those of `events`."""
-        return _find_step_ends(self.events)
+        if self._ends is None:
+            return _find_step_ends(self.events)
+        serial, number = self._ends
+        first, last = np.searchsorted(serial, (self.snapshot.slots.overwritten, self.snapshot.slots.recorded))
+        inside = np.searchsorted(self.events.serial, serial[first:last])
+        return StepEnds(inside, number[first:last], ended=number[first - 1 : first] + 1)
 
     @cached_property
     def open_stacks(self) -> list[ThreadStack]:
@@ -106,9 +113,9 @@ class RingAnalysis:
     def steps_before(self, position: Int64Array) -> Int64Array:
         """Return for each position among `events`, as of `Intervals`, the number of steps that had ended before it."""
         ends = self.step_ends
-        if not len(ends.event):
+        if not len(ends.event) and not len(ends.ended):
             return np.zeros(len(position), np.int64)
-        ended = np.concatenate([ends.number[:1], ends.number + 1])
+        ended = np.concatenate([ends.ended if len(ends.ended) else ends.number[:1], ends.number + 1])
         return ended[np.searchsorted(2 * ends.event, position)]
 
     def usual_durations(self, calls: Iterable[OpenCall]) -> dict[tuple[str, str], int]:
@@ -227,11 +234,13 @@ class StepEnds(NamedTuple):
         event: index of the event that ends each.
         number: of the step.
         with_passes: whether backward passes end them.
+        ended: how many had ended before the first; empty if only that one says it.
     """
 
     event: Int64Array
     number: Int64Array
     with_passes: bool = False
+    ended: Int64Array = np.zeros(0, np.int64)
 
 
 def _find_step_ends(events: Events) -> StepEnds:

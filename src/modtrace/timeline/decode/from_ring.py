@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic_ns
 
 import numpy as np
@@ -23,21 +23,19 @@ from ..contents import (
     Stats,
     Track,
 )
-from ..join import with_slices
+from ..join import put_modules_before, with_slices
 from ..memory import peaks_of
-from ..slices import BACKWARD, BACKWARD_PASS, Slices, join_columns
+from ..slices import BACKWARD_PASS, Slices, join_columns
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
-from .evaluation import find_evaluations
-from .flops import find_flops
-from .intervals import count_outside_runs, find_parents
 from .memory import held_memory
+from .module_spans import ModuleSpans, decode_modules
 from .open_calls import lasts_too_long
 from .path_spans import clip_and_nest
 from .ranges import add_ranges
-from .spans import SpanRows, assign_tracks, build_span_rows
+from .spans import assign_tracks
 
 _SYNC_PREFIX = "modtrace.sync"
 
@@ -49,60 +47,65 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
         ring: what was read, or its analysis if that answers other questions too.
     """
     analysis = ring if isinstance(ring, RingAnalysis) else RingAnalysis(ring)
-    snapshot, clock, lookup = analysis.snapshot, analysis.clock, analysis.lookup
+    return assemble_timeline(analysis, decode_modules(analysis), analysis)
+
+
+def assemble_timeline(analysis: RingAnalysis, modules: ModuleSpans, end: RingAnalysis) -> Timeline:
+    """Return the timeline of spans of modules and of the other events of a ring.
+
+    Args:
+        analysis: of the ring; of a large one the events of calls and nodes may be left out.
+        modules: the spans of modules.
+        end: of the end of the ring, with all events.
+    """
+    snapshot, lookup = analysis.snapshot, analysis.lookup
     rank = snapshot.metadata.get("rank")
     process = Process(
         int(str(snapshot.metadata.get("pid", 0))),
         rank if isinstance(rank, int) else None,
         str(snapshot.metadata.get("program", "python")),
     )
-    rows = build_span_rows(analysis.intervals, analysis.call, analysis.original)
-    tracks, track = assign_tracks(rows, lookup.threads, process)
+    tracks, track = assign_tracks(modules.columns["track"], lookup.threads, process)
     communication, details = build_collectives(analysis)
     tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
     counters, memory = _counters(analysis, process), held_memory(analysis)
-    flops = find_flops(analysis, rows, track)
+    columns, flops = modules.columns | {"track": track}, modules.flops
+    count, is_large = len(track), end is not analysis
+    modules.columns.clear()  # there is memory for them once
     timeline = Timeline(
-        Slices.of(
-            **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
-            start=clock.to_other(rows["start"]),
-            end=clock.to_other(rows["end"]),
-            track=track,
-            parent=find_parents(track, rows["depth"]),
-            step=analysis.steps_before(rows["start_position"]),
-            complete=rows["has_start"] & rows["has_end"],
-        ),
+        Slices.empty() if is_large else Slices.of(**columns),
         names=lookup.names,
         tracks=tracks,
         stats=Stats(
             recorded=snapshot.slots.recorded,
             overwritten=snapshot.slots.overwritten,
             torn=snapshot.slots.torn,
-            unfinished=int(np.count_nonzero(~rows["has_end"])),
-            unstarted=int(np.count_nonzero(~rows["has_start"])),
-            unattributed=count_outside_runs(analysis.intervals, analysis.call),
+            unfinished=modules.unfinished,
+            unstarted=modules.unstarted,
+            unattributed=modules.unattributed,
         ),
         marks=_marks(analysis, counters),
         counters=counters,
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
-        | {WHOLE_RUN: _whole_run(analysis, len(rows["name"]))}
-        | _open_at_end(analysis)
+        | {WHOLE_RUN: describe_whole_run(analysis, count)}
+        | _open_at_end(end)
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({} if flops is None else {FLOPS: flops.metadata})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
-        span_args=_find_span_args(analysis, rows, {} if flops is None else flops.of_span),
+        span_args={} if is_large else modules.span_args,
     )
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
-    timeline, ranges, range_args = add_ranges(timeline, analysis, tracks, process, find_evaluations(analysis, rows))
+    timeline, ranges, range_args = add_ranges(timeline, analysis, tracks, process, modules.evaluations)
     first = len(communication) + len(passes)
     span_args = {first + row: args for row, args in range_args.items()}
-    return with_slices(timeline, join_columns([communication, passes, ranges]), span_args, details)
+    timeline = with_slices(timeline, join_columns([communication, passes, ranges]), span_args, details)
+    return put_modules_before(timeline, columns, modules.span_args) if is_large else timeline
 
 
-def _whole_run(analysis: RingAnalysis, spans: int) -> dict[str, float | None]:
+def describe_whole_run(analysis: RingAnalysis, spans: int | None) -> dict[str, float | None]:
     """Return what is known of the whole recording; its spans are not once some events were overwritten."""
     snapshot, ends = analysis.snapshot, analysis.step_ends
     is_whole = not snapshot.slots.overwritten
@@ -184,41 +187,3 @@ def _counters(analysis: RingAnalysis, process: Process) -> list[CounterSeries]:
         time = clock.to_other(events.time[own])
         counters.append(CounterSeries(analysis.lookup.texts[name], "bytes", process, time, events.value[own]))
     return counters
-
-
-def _find_span_args(analysis: RingAnalysis, rows: SpanRows, flops: Mapping[int, str]) -> dict[int, Mapping[str, str]]:
-    """Return what single spans hold beyond the fields that all have, by index of the span.
-
-    These are the shapes of a call's inputs, the modules inside of what was compiled, and its FLOPs.
-    """
-    args: dict[int, dict[str, str]] = {span: {"shapes": text} for span, text in _find_shapes(analysis, rows).items()}
-    compiled = analysis.lookup.compiled
-    if compiled:
-        for span, name in enumerate(rows["name"].tolist()):
-            if name in compiled:
-                args.setdefault(span, {})["compiled_modules"] = compiled[name]
-    shared = {text: {FLOPS: text} for text in set(flops.values())}  # many spans cost the same
-    for span, text in flops.items():
-        args[span] = args[span] | shared[text] if span in args else shared[text]
-    return dict(sorted(args.items()))
-
-
-def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> dict[int, str]:
-    """Return the shapes of the calls that have them, by index of the span."""
-    events, phase = analysis.events, rows["phase"]
-    shapes = np.flatnonzero(events.kind == Kind.SHAPES)
-    if not len(shapes):
-        return {}
-    by_thread = np.lexsort((np.arange(len(events)), events.thread))
-    before = np.empty(len(events), np.int64)
-    before[by_thread] = np.roll(by_thread, 1)
-    # The shapes of a call follow its enter, on the same thread.
-    span_at = {
-        position: span for span, position in enumerate(rows["start_position"].tolist()) if phase[span] != BACKWARD
-    }
-    enters = (2 * before[shapes] + 1).tolist()
-    return {
-        span_at[enter]: analysis.lookup.texts[events.name[index]]
-        for index, enter in zip(shapes.tolist(), enters, strict=True)
-        if enter in span_at
-    }

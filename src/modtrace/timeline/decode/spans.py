@@ -211,17 +211,17 @@ def _outer_depths(intervals: Intervals, call: Int64Array, length: Int64Array) ->
 
 
 def assign_tracks(
-    rows: SpanRows, threads: Sequence[tuple[str, int]], process: Process
-) -> tuple[list[Track], Int64Array]:
+    track_key: AnyArray, threads: Sequence[tuple[str, int]], process: Process
+) -> tuple[list[Track], AnyArray]:
     """Return the tracks that the spans need, and for each span the index of its track.
 
     Args:
-        rows: the spans.
+        track_key: twice the thread of each span, plus one if it is on the backward track.
         threads: name and tid of each thread.
         process: whose threads these are.
     """
-    track_key = rows["thread"] * 2 + rows["on_backward"]
-    used, track = np.unique(track_key, return_inverse=True)
+    is_used = np.bincount(track_key) > 0
+    used, track = np.flatnonzero(is_used), (np.cumsum(is_used) - 1).astype(np.int32)[track_key]
     tracks = []
     for key in used.tolist():
         thread, tid = threads[key // 2]

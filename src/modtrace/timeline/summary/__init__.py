@@ -12,7 +12,7 @@ from .parts import PARTS, PartTimes, StepParts, divide_steps, sum_up_parts
 from .self_times import self_times
 from .step_bounds import find_step_bounds, take_steps
 from .step_times import StepTimes, find_typical_step, measure_steps, warm_up_steps
-from .totals import summarize
+from .totals import summarize, summarize_pieces
 from .units import UnitTimes
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "step_flops",
     "sum_up_parts",
     "summarize",
+    "summarize_pieces",
     "take_steps",
     "warm_up_steps",
 ]

@@ -86,34 +86,91 @@ _LOSSES = {
 _SHOWN_SECONDS = 0.001
 
 
-def describe_recording(timeline: Timeline) -> Overview:
-    """Return what the timeline says about itself."""
-    columns, names = timeline.columns, timeline.names
+class SpanCounts(NamedTuple):
+    """What a timeline says about itself by its spans.
+
+    Attributes:
+        spans: how many.
+        incomplete: how many of them are.
+        roots: outermost spans by name, as index into the names of the timeline.
+        used: the indices of all names.
+        rerun: the indices of the names of outermost recomputed spans.
+        communication: collectives by operator.
+        compiled: how many modules are inside of each compiled one.
+    """
+
+    spans: int
+    incomplete: int
+    roots: Counter[int]
+    used: set[int]
+    rerun: set[int]
+    communication: Mapping[str, OperatorTotals]
+    compiled: Mapping[str, int]
+
+    @classmethod
+    def joined(cls, pieces: Sequence[SpanCounts]) -> SpanCounts:
+        """Return the counts of several pieces of a timeline."""
+        operators: dict[str, OperatorTotals] = {}
+        for piece in pieces:
+            for name, new in piece.communication.items():
+                operators[name] = OperatorTotals(*map(sum, zip(new, operators.get(name, (0, 0, 0, 0)), strict=True)))
+        return cls(
+            sum(piece.spans for piece in pieces),
+            sum(piece.incomplete for piece in pieces),
+            sum((piece.roots for piece in pieces), Counter[int]()),
+            set().union(*(piece.used for piece in pieces)),
+            set().union(*(piece.rerun for piece in pieces)),
+            dict(sorted(operators.items(), key=lambda item: (-item[1].calls, item[0]))),
+            {name: count for piece in pieces for name, count in piece.compiled.items()},
+        )
+
+
+def count_spans(timeline: Timeline) -> SpanCounts:
+    """Return what the spans of a timeline say about it."""
+    columns = timeline.columns
     is_root = columns.parent < 0
     found, counts = np.unique(columns.name[is_root], return_counts=True)
-    roots = Counter[str]()
-    for name, count in zip(found.tolist(), counts.tolist(), strict=True):
-        roots[names[name].fqn] += count
-    fqns = list(dict.fromkeys(names[name].fqn for name in np.unique(columns.name).tolist()))
-    outer = outer_modules(fqns)
     reruns = (columns.phase == RECOMPUTE) & (is_root | (columns.phase[columns.parent] != RECOMPUTE))
-    rerun_modules = {names[name].fqn: names[name].module_class for name in np.unique(columns.name[reruns]).tolist()}
+    return SpanCounts(
+        len(columns),
+        int(np.count_nonzero(~columns.complete)),
+        Counter(dict(zip(found.tolist(), counts.tolist(), strict=True))),
+        set(np.unique(columns.name).tolist()),
+        set(np.unique(columns.name[reruns]).tolist()),
+        sum_up_communication(timeline.collectives),
+        _count_compiled(timeline),
+    )
+
+
+def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
+    """Return what the timeline says about itself.
+
+    Args:
+        timeline: with the stats and the metadata of all of it.
+        counts: of its spans, perhaps of several pieces of which it is the last.
+    """
+    names = timeline.names
+    roots = Counter[str]()
+    for name, count in sorted(counts.roots.items()):
+        roots[names[name].fqn] += count
+    fqns = list(dict.fromkeys(names[name].fqn for name in sorted(counts.used)))
+    outer = outer_modules(fqns)
+    rerun_modules = {names[name].fqn: names[name].module_class for name in sorted(counts.rerun)}
     losses = {name: count for name, count in timeline.stats.items() if count and name != "recorded"}
-    incomplete = int(np.count_nonzero(~columns.complete))
     missing_bytes = timeline.metadata.get(MISSING_BYTES)
     return Overview(
         roots=[root for root, _ in roots.most_common() if not outer[root]],
         processes=list(dict.fromkeys(track.process.name for track in timeline.tracks)),
         engine=str(timeline.metadata.get("engine", "")),
         torch=str(timeline.metadata.get("torch", "")),
-        spans=len(columns),
+        spans=counts.spans,
         modules=len(fqns),
         losses=losses
-        | ({"incomplete": incomplete} if incomplete else {})
+        | ({"incomplete": counts.incomplete} if counts.incomplete else {})
         | ({MISSING_BYTES: missing_bytes} if isinstance(missing_bytes, int) else {}),
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
-        communication=sum_up_communication(timeline.collectives),
-        compiled=_count_compiled(timeline),
+        communication=counts.communication,
+        compiled=counts.compiled,
         steps_of=_steps_of(timeline),
         told_apart=_told_apart(fqns),
         steps_end_with=str(timeline.metadata.get(STEPS_END_WITH, "")),

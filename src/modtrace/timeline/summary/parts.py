@@ -34,6 +34,8 @@ _SLOW_BY, _SLOW_NS, _SPREADS = 0.25, 5_000_000, 8
 """A step is slow if it takes more than the median by a quarter and by 5 ms, for which the system may stop any thread. A
 part made it slow if it takes as much more, and more by 8 times its own usual distance from its median."""
 _NEVER_USUAL = ("gc", "compile")
+_NAMED_PARTS = ("optimizer", "compile", "saving")
+"""The parts of which a sentence names the longest range."""
 _USUAL_FROM = 3
 """In how many steps any other part must be so that its median is over these steps."""
 
@@ -83,6 +85,22 @@ class _Layer(NamedTuple):
     part: Int64Array
 
 
+class DividedSteps(NamedTuple):
+    """The steps of a piece of a timeline in parts.
+
+    Attributes:
+        bounds: the steps.
+        ns: int64[steps, parts].
+        names: of the parts.
+        longest: the name of the longest range, by index of the step and category.
+    """
+
+    bounds: StepBounds
+    ns: Int64Array
+    names: Sequence[str]
+    longest: Mapping[tuple[int, str], str]
+
+
 @once_per_timeline
 def divide_steps(timeline: Timeline, step_by: str) -> list[StepParts]:
     """Return the parts of each step of the first process, in the order of `measure_steps`.
@@ -90,15 +108,38 @@ def divide_steps(timeline: Timeline, step_by: str) -> list[StepParts]:
     A call or a range is divided on its thread, any other step on the one that spends most time in modules and backward
     passes in it.
     """
+    return explain_steps([divide_piece(timeline, step_by)])
+
+
+@once_per_timeline
+def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
+    """Return the steps of a timeline in parts, without a reason why any was slow: for that, all pieces are needed."""
     bounds, parts = find_step_bounds(timeline, step_by), _PartNames()
     if not len(bounds.number):
-        return []
+        return DividedSteps(bounds, np.zeros((0, len(parts.names)), np.int64), parts.names, {})
     ns, tid = _divide(timeline, bounds, parts)
+    return DividedSteps(bounds, ns, parts.names, _longest_ranges(timeline, bounds, tid))
+
+
+def explain_steps(pieces: Sequence[DividedSteps]) -> list[StepParts]:
+    """Return the parts of the steps of pieces that follow each other, and why the slow ones were slow."""
+    parts, longest, first = _PartNames(), dict[tuple[int, str], str](), 0
+    at = [[parts.number(name) for name in piece.names] for piece in pieces]
+    ns = np.zeros((sum(len(piece.ns) for piece in pieces), len(parts.names)), np.int64)
+    for piece, columns in zip(pieces, at, strict=True):
+        ns[first : first + len(piece.ns), columns] = piece.ns
+        longest |= {(first + step, category): name for (step, category), name in piece.longest.items()}
+        first += len(piece.ns)
+    bounds = StepBounds.joined([piece.bounds for piece in pieces])
     causes: dict[int, str | None] = {}
-    for rows in bounds.by_name().values():
-        alike = bounds.take(rows)
-        longest = _longest_ranges(timeline, alike, tid[rows])
-        causes |= zip(rows.tolist(), _causes(alike, ns[rows], parts.names, longest), strict=True)
+    for rows in bounds.by_name().values() if first else ():
+        of_rows = {
+            (row, category): longest[step, category]
+            for row, step in enumerate(rows.tolist())
+            for category in _NAMED_PARTS
+            if (step, category) in longest
+        }
+        causes |= zip(rows.tolist(), _causes(bounds.take(rows), ns[rows], parts.names, of_rows), strict=True)
     return [
         StepParts(number, {parts.names[part]: ns for part, ns in enumerate(row) if ns}, causes[index], name)
         for index, (number, row, name) in enumerate(zip(bounds.number.tolist(), ns.tolist(), bounds.name, strict=True))
@@ -336,7 +377,7 @@ def _causes(
     slow = (duration > np.median(duration[whole]) + least) & made_slow.any(axis=1)
     for index in whole[slow[whole]].tolist():
         part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
-        named = longest.get((index, names[part]), "") if names[part] in {"optimizer", "compile", "saving"} else ""
+        named = longest.get((index, names[part]), "") if names[part] in _NAMED_PARTS else ""
         causes[index] = (
             f"{bounds.name[index]} {bounds.number[index]}: {_ms(duration[index])}"
             f"{' without evaluation' if evaluates[index] else ''}, "

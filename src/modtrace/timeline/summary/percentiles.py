@@ -10,41 +10,45 @@ from ..._typing import Int64Array
 
 
 def median_and_p95_by_group(
-    group: Int64Array,
-    step: Int64Array,
-    ns: Int64Array,
-    *,
-    whole_steps: Sequence[int],
-    groups: int,
+    pieces: Sequence[tuple[Int64Array, Int64Array, Int64Array]], *, whole_steps: Sequence[int], groups: int
 ) -> tuple[Int64Array, Int64Array]:
-    """Add up times per group and step, and return int64[groups] twice: median and 95th percentile over the steps.
+    """Return int64[groups] twice: median and 95th percentile over the steps of what each group took in a step.
 
     Args:
-        group: int64[n], below `groups`.
-        step: int64[n].
-        ns: int64[n], what was spent there.
+        pieces: what `sum_by_group_and_step` returned of steps, those of each piece behind those of the piece before.
         whole_steps: the steps that count; none given: all.
         groups: how many groups there are; one that is in no step gets 0.
     """
-    if whole_steps:
-        counted = np.isin(step, whole_steps)
-        group, step, ns = group[counted], step[counted], ns[counted]
+    found = []
+    for group, step, ns in pieces:
+        counted = np.isin(step, whole_steps) if whole_steps else slice(None)
+        found.append((np.searchsorted(group[counted], np.arange(groups + 1)), ns[counted]))
+    p50, p95 = np.zeros((2, groups), np.int64)
+    for index in range(groups):
+        sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in found]))
+        if count := len(sums):
+            p50[index] = (sums[(count - 1) // 2] + sums[count // 2]) // 2
+            p95[index] = sums[int(np.ceil(count * 0.95)) - 1]
+    return p50, p95
+
+
+def sum_by_group_and_step(
+    group: Int64Array, step: Int64Array, ns: Int64Array
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Add up times per group and step; return group, step and ns, once for each pair, in their order.
+
+    Args:
+        group: int64[n].
+        step: int64[n].
+        ns: int64[n], what was spent there.
+    """
     order = np.lexsort((step, group))
     group, step = group[order], step[order]
     is_first = np.ones(len(order), np.bool_)
     is_first[1:] = (np.diff(group) != 0) | (np.diff(step) != 0)
     first = np.flatnonzero(is_first)
     sums = np.add.reduceat(ns[order], first) if len(first) else np.zeros(0, np.int64)
-    group = group[first]
-    sums = sums[np.lexsort((sums, group))]
-    count = np.bincount(group, minlength=groups)
-    start = np.cumsum(count) - count
-    has_any = count > 0
-    start, count = start[has_any], count[has_any]
-    p50, p95 = np.zeros(groups, np.int64), np.zeros(groups, np.int64)
-    p50[has_any] = (sums[start + (count - 1) // 2] + sums[start + count // 2]) // 2
-    p95[has_any] = sums[start + np.ceil(count * 0.95).astype(np.int64) - 1]
-    return p50, p95
+    return group[first], step[first], sums
 
 
 def median(values: Sequence[int]) -> int:

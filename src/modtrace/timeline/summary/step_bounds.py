@@ -83,6 +83,13 @@ class StepBounds(NamedTuple):
         names = [self.name[row] for row in rows.tolist()]
         return StepBounds(number[rows], start[rows], end[rows], whole[rows], tid[rows], names, self.step_by)
 
+    @classmethod
+    def joined(cls, pieces: Sequence[StepBounds]) -> StepBounds:
+        """Return the steps of pieces of a timeline that follow each other."""
+        number, start, end, whole, tid = (np.concatenate([piece[at] for piece in pieces]) for at in range(5))
+        names = [name for piece in pieces for name in piece.name]
+        return cls(number, start, end, whole, tid, names, pieces[0].step_by)
+
     def by_thread(self) -> dict[int, StepBounds]:
         """Return the steps of each thread, which do not overlap; -1 for those of the whole process."""
         return {tid: self.take(np.flatnonzero(self.tid == tid)) for tid in np.unique(self.tid).tolist()}

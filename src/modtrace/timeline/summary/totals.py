@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,12 +17,12 @@ from .flop_summary import describe_flops, read_flops, with_flops
 from .memory_summary import summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
-from .overview import describe_recording
-from .parts import divide_outside, divide_steps
-from .percentiles import median_and_p95_by_group
+from .overview import SpanCounts, count_spans, describe_recording
+from .parts import DividedSteps, divide_outside, divide_piece, explain_steps
+from .percentiles import median_and_p95_by_group, sum_by_group_and_step
 from .self_times import is_outermost, self_times, times_in_phase
 from .step_bounds import OPTIMIZER, find_step_bounds
-from .step_times import is_in_evaluation, measure_steps
+from .step_times import StepTimes, is_in_evaluation, measure_steps
 from .units import measure_units
 
 if TYPE_CHECKING:
@@ -34,71 +36,30 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     """
     device = summarize_device(timeline)
     timeline = without_gpu(timeline)
-    columns = timeline.columns
-    groups = group_modules(timeline.names, by)
-    group = groups.of_name[columns.name]
-    self_ns = self_times(columns)
-    in_phase_ns, outermost = times_in_phase(columns), is_outermost(columns, group)
-    # A call inside backward may be in that of any module: it counts to those that contain it by name.
-    on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)[columns.track]
-    inside = (columns.phase == RECOMPUTE) | (columns.phase == FORWARD) & on_backward
-    timed = np.flatnonzero(outermost & ~inside)
-    total_ns = _add_up(columns, groups, timed, inside, in_phase_ns, self_ns)
-    phase_self_ns = np.zeros_like(total_ns)
-    np.add.at(phase_self_ns, (columns.phase, group), self_ns)
-    calls = np.bincount(group[columns.phase == FORWARD], minlength=len(groups))
-    bounds, steps = find_step_bounds(timeline, step_by), measure_steps(timeline, step_by)
-    # Steps are those of one process; they say nothing about the spans of others.
-    own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
-    own = own & (~is_in_evaluation(timeline) if bounds.step_by == OPTIMIZER else step >= 0)
-    flops = read_flops(timeline)
-    total_flops = None if flops is None else _add_up(columns, groups, timed, inside, flops.total, flops.own)
-    timed, calls_inside = timed[own[timed]], np.flatnonzero(inside & own)
-    inner_group, inner_step, inner_ns = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
-    p50_ns, p95_ns = median_and_p95_by_group(
-        np.concatenate([group[timed], inner_group]),
-        np.concatenate([step[timed], inner_step]),
-        np.concatenate([in_phase_ns[timed], inner_ns]),
-        whole_steps=[whole.step for whole in steps if whole.whole],
-        groups=len(groups),
-    )
-    by_phase = [times[phase] for phase in range(len(PHASES)) for times in (total_ns, phase_self_ns)]
-    numbers = [calls, *by_phase, p50_ns, p95_ns]
-    called, first = np.unique(group, return_index=True)
-    order = called[np.argsort(first)].tolist()
-    memory = summarize_memory(timeline, groups, order, bounds)
-    rows = [
-        ModuleTimes(
-            groups.fqns[index],
-            groups.classes[index],
-            *(int(counted[index]) for counted in numbers),
-        )
-        for index in order
-    ]
+    spans = _classify(timeline, by, step_by)
+    summary, order = _sum_up(timeline, by, spans.groups, [_measure(timeline, spans, step_by)])
+    rows = summary.rows
+    memory = summarize_memory(timeline, spans.groups, order, find_step_bounds(timeline, step_by))
     if memory is not None:
         rows = [
             row._replace(retained_bytes=took.retained_bytes, peak_bytes=took.peak_bytes)
             for row, took in zip(rows, memory.rows, strict=True)
         ]
-    costs = None
-    if flops is not None and total_flops is not None:
-        rows = with_flops(rows, total_flops[:, order], flops.is_unknown(columns, group, len(groups))[:, order])
-        self_flops = np.zeros(len(groups), np.int64)
-        np.add.at(self_flops, group, flops.own)
-        in_steps = flops.in_steps(columns, np.where(own, step, -1), [whole.step for whole in steps])
-        costs = describe_flops(timeline, rows, self_flops[order].tolist(), in_steps, steps, device)
-    incomplete = int(np.count_nonzero(~columns.complete))
-    return Summary(
-        rows,
-        len(rows),
-        incomplete,
-        timeline.stats.overwritten,
-        overview=describe_recording(timeline)._replace(step_by=bounds.step_by),
-        steps=steps,
-        by=by,
+    flops, costs = read_flops(timeline), None
+    if flops is not None:
+        columns, count = timeline.columns, len(spans.groups)
+        total = _add_up(columns, spans, flops.total, flops.own)[:, order]
+        rows = with_flops(rows, total, flops.is_unknown(columns, spans.group, count)[:, order])
+        self_flops = np.zeros(count, np.int64)
+        np.add.at(self_flops, spans.group, flops.own)
+        numbers = [whole.step for whole in summary.steps]
+        in_steps = flops.in_steps(columns, np.where(spans.own, spans.step, -1), numbers)
+        costs = describe_flops(timeline, rows, self_flops[order].tolist(), in_steps, summary.steps, device)
+    return replace(
+        summary,
+        rows=rows,
         others_ns=_time_of_others(timeline),
         device=device,
-        step_parts=divide_steps(timeline, step_by),
         units=measure_units(timeline, step_by),
         outside=divide_outside(timeline, step_by),
         memory=memory,
@@ -106,24 +67,169 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     )
 
 
-def _add_up(
-    columns: Columns, groups: Groups, timed: Int64Array, inside: BoolArray, in_phase: Int64Array, own: Int64Array
-) -> Int64Array:
+def summarize_pieces(pieces: Iterable[Timeline], by: GroupBy = "module") -> Summary:
+    """Do the same for a long timeline of one process in pieces; memory follows its steps, its modules and one piece.
+
+    Args:
+        pieces: in order, each from the end of a step on. The stats and the metadata of the last are those of all.
+        by: as for `summarize`.
+    """
+    measured: list[_Measured] = []
+    for timeline in pieces:
+        spans = _classify(timeline, by, OPTIMIZER)
+        measured.append(_measure(timeline, spans, OPTIMIZER))
+    return _sum_up(timeline, by, spans.groups, measured)[0]
+
+
+class _Spans(NamedTuple):
+    """What the rows of `Timeline.columns` count to.
+
+    Attributes:
+        groups: what has a row in the summary.
+        group: int64, per span its group.
+        inside: bool, per span whether it ran inside backward.
+        timed: the outermost spans of each group, without those that ran inside backward.
+        own: bool, per span whether it is of the process, and in a time, whose steps count.
+        step: int64, per span its step.
+        step_by: what the steps are.
+    """
+
+    groups: Groups
+    group: Int64Array
+    inside: BoolArray
+    timed: Int64Array
+    own: BoolArray
+    step: Int64Array
+    step_by: str
+
+
+def _classify(timeline: Timeline, by: GroupBy, step_by: str | None) -> _Spans:
+    columns, groups = timeline.columns, group_modules(timeline.names, by)
+    group = groups.of_name[columns.name]
+    # A call inside backward may be in that of any module: it counts to those that contain it by name.
+    on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)[columns.track]
+    inside = (columns.phase == RECOMPUTE) | (columns.phase == FORWARD) & on_backward
+    timed = np.flatnonzero(is_outermost(columns, group) & ~inside)
+    bounds = find_step_bounds(timeline, step_by)
+    # Steps are those of one process; they say nothing about the spans of others.
+    own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
+    own = own & (~is_in_evaluation(timeline) if bounds.step_by == OPTIMIZER else step >= 0)
+    return _Spans(groups, group, inside, timed, own, step, bounds.step_by)
+
+
+class _Measured(NamedTuple):
+    """What a piece of a timeline adds to a summary.
+
+    Attributes:
+        totals: int64[phases, groups].
+        self_ns: int64[phases, groups].
+        calls: int64[groups].
+        order: the groups, in the order of their first calls.
+        in_steps: group, step and ns: what the groups took in each step, int64[n] each.
+        steps: the steps.
+        divided: their parts.
+        counts: of spans.
+        step_by: what the steps are.
+    """
+
+    totals: Int64Array
+    self_ns: Int64Array
+    calls: Int64Array
+    order: list[int]
+    in_steps: tuple[Int64Array, Int64Array, Int64Array]
+    steps: list[StepTimes]
+    divided: DividedSteps
+    counts: SpanCounts
+    step_by: str
+
+
+def _measure(timeline: Timeline, spans: _Spans, step_by: str | None) -> _Measured:
+    columns, (groups, group, inside, timed, own, step, found_by) = timeline.columns, spans
+    self_ns, in_phase_ns = self_times(columns), times_in_phase(columns)
+    total_ns = _add_up(columns, spans, in_phase_ns, self_ns)
+    phase_self_ns = np.zeros_like(total_ns)
+    np.add.at(phase_self_ns, (columns.phase, group), self_ns)
+    timed, calls_inside = timed[own[timed]], np.flatnonzero(inside & own)
+    inner = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
+    outer = group[timed], step[timed], in_phase_ns[timed]
+    called, first = np.unique(group, return_index=True)
+    return _Measured(
+        total_ns,
+        phase_self_ns,
+        np.bincount(group[columns.phase == FORWARD], minlength=len(groups)),
+        called[np.argsort(first)].tolist(),
+        sum_by_group_and_step(*(np.concatenate(pair) for pair in zip(outer, inner, strict=True))),
+        measure_steps(timeline, step_by),
+        divide_piece(timeline, step_by),
+        count_spans(timeline),
+        found_by,
+    )
+
+
+def _sum_up(timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measured]) -> tuple[Summary, list[int]]:
+    """Return the summary of the pieces of a timeline, and the groups of its rows.
+
+    Args:
+        timeline: the last piece.
+        by: what has a row.
+        groups: of the last piece: those of the others are among them.
+        pieces: what was measured of each.
+    """
+
+    def total(tables: Iterable[Int64Array]) -> Int64Array:
+        # The groups of ranges, which no span is in, are behind those of modules, and not in all pieces.
+        sums = np.zeros((len(PHASES), len(groups)), np.int64)
+        for table in tables:
+            count = min(len(groups), table.shape[-1])
+            sums[:, :count] += table[..., :count]
+        return sums
+
+    steps = [step for piece in pieces for step in piece.steps]
+    p50_ns, p95_ns = median_and_p95_by_group(
+        [piece.in_steps for piece in pieces],
+        whole_steps=[whole.step for whole in steps if whole.whole],
+        groups=len(groups),
+    )
+    by_phase = zip(total(piece.totals for piece in pieces), total(piece.self_ns for piece in pieces), strict=True)
+    numbers = [
+        total(piece.calls for piece in pieces)[0],
+        *(table for pair in by_phase for table in pair),
+        p50_ns,
+        p95_ns,
+    ]
+    order = list(dict.fromkeys(group for piece in pieces for group in piece.order))
+    rows = [
+        ModuleTimes(groups.fqns[index], groups.classes[index], *(int(counted[index]) for counted in numbers))
+        for index in order
+    ]
+    counts = SpanCounts.joined([piece.counts for piece in pieces])
+    return Summary(
+        rows,
+        len(rows),
+        counts.incomplete,
+        timeline.stats.overwritten,
+        overview=describe_recording(timeline, counts)._replace(step_by=pieces[0].step_by),
+        steps=steps,
+        by=by,
+        step_parts=explain_steps([piece.divided for piece in pieces]),
+    ), order
+
+
+def _add_up(columns: Columns, spans: _Spans, in_phase: Int64Array, own: Int64Array) -> Int64Array:
     """Return int64[phases, groups]: totals.
 
     Args:
         columns: the spans.
-        groups: what has a row.
-        timed: the outermost spans of each group, without those that ran inside backward.
-        inside: bool, per span whether it ran inside backward.
+        spans: what they count to.
         in_phase: of each span, with those of its phase inside it.
         own: of each span, without those inside it.
     """
+    groups, timed, inside = spans.groups, spans.timed, spans.inside
     total = np.zeros((len(PHASES), len(groups)), np.int64)
     np.add.at(total, (columns.phase[timed], groups.of_name[columns.name[timed]]), in_phase[timed])
     for phase in (FORWARD, RECOMPUTE):
-        spans = np.flatnonzero(inside & (columns.phase == phase))
-        outer, _, inner = _with_outer_groups(columns, columns.step, groups, spans, own[spans])
+        chosen = np.flatnonzero(inside & (columns.phase == phase))
+        outer, _, inner = _with_outer_groups(columns, columns.step, groups, chosen, own[chosen])
         np.add.at(total[phase], outer, inner)
     return total
 
