@@ -225,7 +225,7 @@ def build_in_pieces(pieces: RingPieces) -> Timeline:
     Raises:
         CrossedError: as of iterating over the pieces.
     """
-    others, torn = pieces.others, 0
+    piece, others, torn = pieces.others, pieces.others, 0
 
     def parts() -> Iterator[ModuleSpans]:
         nonlocal torn, piece
@@ -233,7 +233,6 @@ def build_in_pieces(pieces: RingPieces) -> Timeline:
             yield modules_among(others, piece)
             torn += piece.snapshot.slots.torn
 
-    piece = others
     modules = join_modules(parts())
     others.snapshot = others.snapshot._replace(slots=others.snapshot.slots._replace(torn=torn))
     return assemble_timeline(others, modules, piece)
