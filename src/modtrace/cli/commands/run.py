@@ -23,7 +23,6 @@ from ..._next_step import next_step_hint
 from ..._requirements import check_can_record
 from ..._terminal import counted
 from ...record_options import OPTIONS, Option
-from ...timeline.contents import WHOLE_RUN
 from ..group import ScriptError
 from ..output import build_engine, echo
 
@@ -237,6 +236,8 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         WriteError: the trace cannot be saved.
         ModtraceError: the recording could not be started, and the script did not let that stop it.
     """
+    from ...timeline.contents import WHOLE_RUN
+
     if not auto.in_starting_process:
         return
     auto.finish()
