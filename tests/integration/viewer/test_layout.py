@@ -143,3 +143,19 @@ def test_on_a_phone_a_row_says_what_it_shows_above_the_name_of_its_thread(open_p
     }"""
     for row, word in (("track 0", "forward"), ("track 1", "backward")):
         assert page.locator(f"[data-row='{row}']").evaluate(places, word) == [True] * 4, word
+
+
+def test_paper_has_what_is_looked_at_and_no_controls(open_page: Open) -> None:
+    page = open_page(gpt_timeline(2, 1)).page
+    page.emulate_media(media="print")
+
+    shown = [button.inner_text() for button in page.locator("button:visible").all()]
+    assert [text for text in shown if text in {"Modules", "Steps", "Flame graph", "By module", "By class"}] == [
+        "Modules",
+        "By module",
+    ]
+    for control in (".search", ".steps", ".switches", ".dock", ".copy"):
+        assert not page.locator(control).first.is_visible()
+    assert "GPT2LMHeadModel.transformer" in table(page)
+    # Browsers leave out backgrounds otherwise, and with them the legend's colours.
+    assert page.evaluate("() => getComputedStyle(document.querySelector('.label.process')).printColorAdjust") == "exact"
