@@ -18,8 +18,10 @@ from click.testing import CliRunner
 
 import modtrace
 from modtrace.cli.group import group as commands
-from modtrace.ring import Kind, RingSnapshot, read_ring
+from modtrace.ring import Kind, RingSnapshot, has_news, read_ring
+from modtrace.ring.file_header import SLOTS_OFFSET
 from modtrace.ring.range_text import range_text
+from modtrace.ring.slot_format import SLOT_BYTES
 from modtrace.watching.conditions import Condition, parse_conditions
 from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
 from modtrace.watching.metrics import Metrics
@@ -340,6 +342,32 @@ def test_what_is_overwritten_before_a_look_is_counted(tmp_path: Path) -> None:
     assert follower.missed_events == 700 - 14 - 64
     assert [step.number for step in given] == list(range(91, 100))
     assert {round((step.end_ns - step.start_ns) / MS) for step in given} == {11}
+
+
+@pytest.mark.parametrize("cut", [0, 1, 8, 31, 33])
+def test_a_ring_has_news_where_an_event_or_the_end_of_its_writer_is_new(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "run.modtrace"
+    training = Training(path, capacity=64)
+    for number in range(30):
+        training.step()
+        last = read_ring(path)
+        assert not has_news(path, last)
+        training.script.mark(training.now, "an event")
+        assert has_news(path, last), number
+    last = read_ring(path)
+    # One that a thread was killed in, and behind it one that another wrote.
+    training.script.mark(training.now, "an event")
+    training.script.mark(training.now, "an event")
+    with path.open("r+b") as file:
+        file.seek(SLOTS_OFFSET + last.slots.recorded % 64 * SLOT_BYTES)
+        file.write(bytes(SLOT_BYTES))
+    assert has_news(path, last)
+    last = read_ring(path)
+    training.script.close()
+    assert has_news(path, last)
+    last = read_ring(path)
+    os.truncate(path, SLOTS_OFFSET + (last.slots.recorded + 1) % 64 * SLOT_BYTES + cut)
+    assert not has_news(path, last)
 
 
 def test_a_broken_ring_is_named_once(tmp_path: Path) -> None:

@@ -136,7 +136,8 @@ def has_news(path: str | os.PathLike[str], last: RingSnapshot) -> bool:
         recorded, capacity = last.slots.recorded, header.capacity
         for first, stop in _slots_of(recorded, recorded + min(_SLOTS_BEHIND, capacity), capacity, capacity):
             words = read_at(file.fileno(), (stop - first) * SLOT_BYTES, SLOTS_OFFSET + first * SLOT_BYTES)
-            stamps = np.frombuffer(words, np.int64)[WORDS_PER_SLOT - 1 :: WORDS_PER_SLOT]
+            whole = len(words) // SLOT_BYTES * WORDS_PER_SLOT  # the file may have been cut
+            stamps = np.frombuffer(words, np.int64, whole)[WORDS_PER_SLOT - 1 :: WORDS_PER_SLOT]
             if (stamps > recorded).any():
                 return True
     return False
