@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,20 @@ def test_holders_at_the_peak_sum_to_all_that_is_held() -> None:
     assert (memory.peak_bytes, memory.peak_ns, memory.process) == (250, 2010, "")
     assert (memory.peak_step, memory.peak_seconds) == (0, 1010e-9)
     assert memory.holders == (Holder("Net.b", 140), Holder("Net.a", 10), Holder("other", 100))
+
+
+def test_modules_save_what_those_in_them_do_unless_several_processes_count() -> None:
+    one = replace(recorded(), metadata={"memory": {"saved": {"Net.a": 30, "Net.b": 160}}})
+    other = replace(one.counters[0], process=Process(8), value=one.counters[0].value - 1)
+    several = replace(one, counters=[*one.counters, other])
+
+    memory, of_several = one.summary().memory, several.summary().memory
+    assert memory is not None
+    assert of_several is not None
+    assert [row.saved_bytes for row in memory.rows] == [190, 30, 160]
+    # Of what is held at the peak at most so much: b holds 140, a 10.
+    assert [holder.saved_bytes for holder in memory.holders] == [140, 10, None]
+    assert [row.saved_bytes for row in of_several.rows] == [None, None, None]
 
 
 def test_holders_in_a_later_step_are_its_own_calls() -> None:

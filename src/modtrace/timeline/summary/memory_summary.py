@@ -105,7 +105,7 @@ def summarize_memory(timeline: Timeline, groups: Groups, order: list[int], steps
     retained = {phase: _medians(calls.retained, group, phases[phase]) for phase in (FORWARD, RECOMPUTE)}
     peaks = [_largest(calls.peak, group, chosen) for chosen in (calls.known, *phases)]
     facts = timeline.metadata.get(MEMORY)
-    saved = _saved(facts)
+    saved = {} if held.process else _saved(facts)  # of which process it is, is not known
     rows = tuple(
         MemoryModule(
             groups.fqns[index],
