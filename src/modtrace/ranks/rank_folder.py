@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
 from .._errors import ModtraceError, TraceError
 from .._system.files import open_regular
 from ..read import FileKind, file_kind_by_head, load
-from ..ring import MAGIC, newest_rings, read_ring, read_ring_rank
-from ..timeline import Timeline, build_timeline
+from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, ring_serials
+from ..timeline import Timeline, build_in_pieces, build_timeline
 
 DATASET_MARKER = "dataset.json"
 
@@ -160,6 +160,10 @@ def load_own_time(file: RankRecording) -> Timeline:
     """
     if not file.is_ring:
         return load(file.path)
-    snapshot = read_ring(file.path)
-    records = [record for record in snapshot.records if record["kind"] != "anchor"]
-    return build_timeline(snapshot._replace(records=[*records, _OWN_ANCHOR]))
+
+    def read(serials: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
+        snapshot = read_ring(file.path, None, serials, without)
+        records = [record for record in snapshot.records if record["kind"] != "anchor"]
+        return snapshot._replace(records=[*records, _OWN_ANCHOR])
+
+    return build_in_pieces(read, ring_serials(file.path)) or build_timeline(read())

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..ring import read_ring, ring_serials
-from ..timeline import CrossedError, RingPieces, Timeline, build_in_pieces, build_timeline, find_pieces
+from ..timeline import CrossedError, ReadRing, Timeline, build_in_pieces, build_timeline, find_pieces
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.summary import GroupBy, Summary, summarize_pieces
 from ..watching.read_whole_run import read_whole_run
@@ -19,9 +19,7 @@ def load_ring(path: Path) -> Timeline:
     Raises:
         RingError: it is damaged beyond reading.
     """
-    pieces, timeline = _pieces(path), None
-    with suppress(CrossedError):
-        timeline = None if pieces is None else build_in_pieces(pieces)
+    timeline = build_in_pieces(_reader(path), ring_serials(path))
     return _with_whole_run(timeline or build_timeline(read_ring(path)), path)
 
 
@@ -31,7 +29,7 @@ def load_around(path: Path, steps: tuple[int | None, int | None]) -> Timeline | 
     Raises:
         RingError: it is damaged beyond reading.
     """
-    pieces = _pieces(path)
+    pieces = find_pieces(_reader(path), ring_serials(path))
     timeline = None if pieces is None else pieces.around(*steps)
     return None if timeline is None else _with_whole_run(timeline, path)
 
@@ -42,15 +40,15 @@ def summarize_ring(path: Path, by: GroupBy) -> Summary | None:
     Raises:
         RingError: it is damaged beyond reading.
     """
-    pieces = _pieces(path)
+    pieces = find_pieces(_reader(path), ring_serials(path))
     if pieces is not None and len(pieces.others.step_ends.event):
         with suppress(CrossedError):
             return summarize_pieces((_with_whole_run(piece, path) for piece in pieces.timelines()), by)
     return None
 
 
-def _pieces(path: Path) -> RingPieces | None:
-    return find_pieces(lambda serials, without: read_ring(path, None, serials, without), ring_serials(path))
+def _reader(path: Path) -> ReadRing:
+    return lambda serials, without: read_ring(path, None, serials, without)
 
 
 def _with_whole_run(timeline: Timeline, path: Path) -> Timeline:

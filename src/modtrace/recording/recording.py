@@ -7,15 +7,15 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from .._errors import ModtraceError, RecordingError
-from ..ring import Kind, NameTable
+from ..ring import Kind, NameTable, RingSnapshot
 from ..ring.slot_format import NO_NAME
-from ..timeline import RingAnalysis, ThreadStack, Timeline, build_timeline
+from ..timeline import RingAnalysis, ThreadStack, Timeline, build_in_pieces, build_timeline
 from ..timeline.summary import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
@@ -370,8 +370,16 @@ class Recording:
         if self.running:
             capture.note_libraries()
         capture.engine.finish_notes()
-        ring = capture.ring.read()
-        timeline = build_timeline(ring._replace(writer="running", known_pid=True) if self.running else ring)
+        ring, running, serials = capture.ring, self.running, capture.ring.serials()
+        records = list(ring.names.records)  # those that the events so far need, and no later ones
+
+        def read(serials: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
+            snapshot = ring.read(serials, without)
+            if running:
+                snapshot = snapshot._replace(writer="running", known_pid=True)
+            return snapshot if serials is None else snapshot._replace(records=records)
+
+        timeline = build_in_pieces(read, serials) or build_timeline(read())
         return timeline if self._worker_rings is None else self._worker_rings.joined(timeline)
 
     def timeline(self) -> Timeline:

@@ -321,10 +321,14 @@ class _SlotBlock(NamedTuple):
     slots: Int64Array
 
 
-def slot_blocks(slots: Int64Array) -> Iterator[_SlotBlock]:
-    """Yield all slots of a view."""
-    for first in range(0, len(slots), _BLOCK_SLOTS):
-        yield _SlotBlock(first, slots[first : first + _BLOCK_SLOTS])
+def slot_blocks(slots: Int64Array, serials: range | None = None) -> Iterator[_SlotBlock]:
+    """Yield the slots of a view: those of the events with some serial numbers, or all."""
+    ranges = [(0, len(slots))]
+    if serials is not None:
+        ranges = _slots_of(serials.start, serials.stop, len(slots), len(slots))
+    for begin, end in ranges:
+        for first in range(begin, end, _BLOCK_SLOTS):
+            yield _SlotBlock(first, slots[first : min(first + _BLOCK_SLOTS, end)])
 
 
 def read_slots(

@@ -8,18 +8,19 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from .._errors import RingError
+from .._typing import Int64Array
 from ..record_options import check_capacity
 from .file import RingFile, prefault
 from .file_header import SLOTS_OFFSET
 from .name_table import NameTable
 from .read_file import RingSnapshot, read_slots, slot_blocks
-from .slot_format import LAP_MASK, LAP_SHIFT, SLOT_BYTES, WORDS_PER_SLOT
+from .slot_format import LAP_MASK, LAP_SHIFT, SLOT_BYTES, WORDS_PER_SLOT, Kind
 
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
@@ -84,11 +85,25 @@ class Ring:
         """
         return _make_writer(self.buffer, self.offset, self.capacity, clock)
 
-    def read(self) -> RingSnapshot:
-        """Read what the ring holds now; other threads may go on writing."""
+    def read(self, serials: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
+        """Read what the ring holds now; other threads may go on writing.
+
+        Args:
+            serials: read the events with these numbers alone; None: all.
+            without: of `serials`, leave out the events of these kinds, but for the first and the last.
+        """
+        blocks = slot_blocks(self._slots(), serials)
+        slots = read_slots(blocks, self.capacity, *(() if serials is None else (serials, without)))
+        return RingSnapshot(slots, list(self.names.records), self.metadata)
+
+    def serials(self) -> range:
+        """Return the serial numbers of the events that the ring holds now."""
+        recorded = int(self._slots()[:, -1].max())
+        return range(max(0, recorded - self.capacity), recorded)
+
+    def _slots(self) -> Int64Array:
         words = np.frombuffer(self.buffer, np.int64, self.capacity * WORDS_PER_SLOT, self.offset)
-        view = words.reshape(-1, WORDS_PER_SLOT)
-        return RingSnapshot(read_slots(slot_blocks(view), self.capacity), list(self.names.records), self.metadata)
+        return words.reshape(-1, WORDS_PER_SLOT)
 
     def close(self) -> None:
         """Note that the recording ended in good order, and close the file; the ring stays readable.

@@ -10,15 +10,15 @@ from .collectives import is_communication
 from .from_ring import build_timeline
 from .intervals import Intervals
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, lasts_too_long
-from .pieces import CrossedError, RingPieces, build_in_pieces, find_pieces
+from .pieces import CrossedError, ReadRing, build_in_pieces, find_pieces
 
 __all__ = [
     "AFTER_BACKWARD",
     "CrossedError",
     "Intervals",
     "OpenCall",
+    "ReadRing",
     "RingAnalysis",
-    "RingPieces",
     "ThreadStack",
     "build_in_pieces",
     "build_timeline",

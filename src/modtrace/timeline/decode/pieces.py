@@ -219,12 +219,16 @@ def find_pieces(read: ReadRing, serials: range) -> RingPieces | None:
     return pieces if pieces is not None and pieces.is_possible else None
 
 
-def build_in_pieces(pieces: RingPieces) -> Timeline:
-    """Build the timeline of a large ring.
+def build_in_pieces(read: ReadRing, serials: range) -> Timeline | None:
+    """Build the timeline of a large ring; None if it is not large, or if only all events together show it.
 
-    Raises:
-        CrossedError: as of iterating over the pieces.
+    Args:
+        read: reads some of its events.
+        serials: those of the ring.
     """
+    pieces = find_pieces(read, serials)
+    if pieces is None:
+        return None
     piece, others, torn = pieces.others, pieces.others, 0
 
     def parts() -> Iterator[ModuleSpans]:
@@ -233,6 +237,9 @@ def build_in_pieces(pieces: RingPieces) -> Timeline:
             yield modules_among(others, piece)
             torn += piece.snapshot.slots.torn
 
-    modules = join_modules(parts())
+    try:
+        modules = join_modules(parts())
+    except CrossedError:
+        return None
     others.snapshot = others.snapshot._replace(slots=others.snapshot.slots._replace(torn=torn))
     return assemble_timeline(others, modules, piece)
