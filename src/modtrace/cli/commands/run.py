@@ -236,13 +236,13 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         WriteError: the trace cannot be saved.
         ModtraceError: the recording could not be started, and the script did not let that stop it.
     """
-    from ...timeline.contents import WHOLE_RUN
-
     if not auto.in_starting_process:
         return
     auto.finish()
     if auto.recording is None:
         return
+    from ...timeline.contents import WHOLE_RUN  # a script without torch has ended by now, and with it what this needs
+
     files = [os.path.join(os.path.dirname(trace), os.path.basename(path)) for path in auto.recording.saved_paths]
     if auto.recording.replaced_by is not None:
         own = ", ".join(auto.recording.replaced_by.saved_paths)
