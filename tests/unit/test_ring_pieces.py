@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from modtrace.read import load, load_around, summarize_large
-from modtrace.ring import Kind
+from modtrace.ring import Kind, ring_serials
 from modtrace.ring.range_text import range_text
 from modtrace.timeline import Timeline
 from modtrace.timeline.decode import pieces
@@ -119,3 +119,14 @@ def test_pieces_say_what_the_whole_ring_says(
         assert len(part.slices) < len(whole.slices) / 2
         stats = {"stats": part.stats}  # what nodes outside of all modules are in the rest is not read
         assert as_values(part.steps(*steps)) == as_values(whole.steps(*steps)) | stats
+
+
+def test_the_oldest_events_of_a_running_process_are_left_out(tmp_path: Path) -> None:
+    path, begin = tmp_path / "run.modtrace", time.monotonic_ns()
+    script = EventScript(64, path, clock=lambda at: begin + at)
+    for number in range(100):
+        script.step(number, number)
+
+    assert ring_serials(path) == range(40, 100)
+    script.close()
+    assert ring_serials(path) == range(36, 100)

@@ -76,13 +76,16 @@ class RingSnapshot(NamedTuple):
 def ring_serials(path: str | os.PathLike[str]) -> range:
     """Return the serial numbers of the events in a ring file by its ends alone; none if only all slots show them.
 
+    A process that goes on writing overwrites the oldest before they are read, so these are left out.
+
     Raises:
         RingError: as of `read_ring`.
     """
     with _opened(path) as (file, header):
         is_whole = os.fstat(file.fileno()).st_size >= header.log_start
         newest = _find_newest(file.fileno(), header.capacity, header.capacity) if is_whole else None
-    return range(0) if newest is None else range(max(0, newest + 1 - header.capacity), newest + 1)
+        left_out = header.capacity // 16 if writer_state(file.fileno(), header) == "running" else 0
+    return range(0) if newest is None else range(max(0, newest + 1 - header.capacity + left_out), newest + 1)
 
 
 def read_ring(
