@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -546,6 +547,21 @@ def test_a_formula_runs_in_no_call_of_the_users_and_neither_exits_nor_changes_ra
     assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(0)))
     assert flops is not None
     assert flops.without_formula == ["modtrace_test::exits"]
+
+
+def test_operators_on_a_thread_without_modules_are_left_alone() -> None:
+    x = torch.ones(4, 4)
+    thread = threading.Thread(target=torch.mm, args=(x, x))
+    with modtrace.record(flops=True, engine="native") as recording:
+        two_linears()(rows())
+        torch.mm(x, x)  # on a thread that has a number
+        thread.start()
+        thread.join()
+    flops = recording.timeline().summary().flops
+
+    # To get a number it would take the interpreter's lock, inside an operator for which its holder may wait.
+    assert flops is not None
+    assert flops.outside == 2 * 4**3
 
 
 def test_what_operators_cost_is_known_while_the_recording_runs() -> None:

@@ -253,7 +253,8 @@ std::unique_ptr<at::ObserverContext> on_operator_begin(const at::RecordFunction&
   for (const c10::IValue& input : inputs) {
     if (!add_value(key, input)) return nullptr;
   }
-  ThreadState& thread = registered_thread();
+  // A thread without a number would need the interpreter's lock, whose holder may wait for this operator.
+  ThreadState& thread = this_thread();
   const uint64_t generation = current_generation();
   if (thread.generation != generation) return nullptr;
   auto open = std::make_unique<OpenOperator>(generation, std::any_of(inputs.begin(), inputs.end(), may_be_wrapper));
