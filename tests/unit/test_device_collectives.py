@@ -10,6 +10,7 @@ import pytest
 
 import modtrace
 from modtrace.ranks.rank_tables import collective_table
+from modtrace.ranks.sync_points import sync_points
 from modtrace.reporting.clean_timeline import clean_timeline
 from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
@@ -52,8 +53,11 @@ def test_when_a_device_was_done_is_not_known() -> None:
 
 
 def test_a_wait_for_a_device_is_none_for_other_ranks() -> None:
+    points = sync_points(timeline().collectives)
     table = collective_table(timeline(), 7)
 
+    assert points.counter.tolist() == [0, 1, 2]
+    assert points.released.tolist() == [WALL + 50, -1, WALL + 220]
     # Who called it, and when, is compared; the wait is with no collective that ranks share.
     assert table.counter.tolist() == [0, 0, 1, -1, 2]
     assert np.where(table.done >= 0, table.done - WALL, -1).tolist() == [50, -1, -1, -1, 220]
@@ -112,7 +116,7 @@ def test_device_times_tell_when_a_stream_came_by_the_end_of_a_call_or_of_the_fir
     (span,) = [span for span in found.spans if span.track.startswith("gpu")]
     assert (span.fqn, span.start_ns - WALL, span.end_ns - WALL) == ("Net", 1_001_000, 1_001_300)
     # They are of one rank's device: what ranks are compared by are the threads.
-    assert set(collective_table(found, 7).done.tolist()) == {-1}
+    assert sync_points(found.collectives).released.tolist() == [-1, -1, -1]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
 from modtrace.clocks import Measurement, Reading, measurement_record
 from modtrace.ranks import JobTime, find_rank_recordings, load_rank, parse_rank_list
+from modtrace.ranks.collective_offsets import readings_of_ranges
 from modtrace.ring import Kind
 from tests.support.event_script import EventScript
 from tests.support.trace_processor import TraceProcessor
@@ -110,20 +111,43 @@ def test_the_bound_of_a_long_run_is_that_between_any_two_readings(tmp_path: Path
     assert job[1].bound_ns(np.array([BEGIN + 7 * minute])) == 501
 
 
-def test_clocks_that_nothing_measured_are_placed_by_the_wall_clock(tmp_path: Path) -> None:
+def test_a_clock_that_nothing_measured_is_placed_by_collectives_within_the_bound(tmp_path: Path) -> None:
     for rank in range(4):
         write_ring(tmp_path, rank, clock=HOSTS[rank])
 
-    found = {rank: (bound, how) for rank, _, bound, how in placed(tmp_path)}
+    found = {rank: (error, bound, how) for rank, error, bound, how in placed(tmp_path)}
 
-    # Most ranks can be compared on host b, so rank 1's clock is the job's, and rank 0 is placed by the wall clock.
-    by_wall = (100_000_000, "wall clock")
-    assert found == {0: by_wall, 1: (0, "same clock"), 2: by_wall, 3: (0, "same clock")}
+    # Most ranks can be compared on host b, so rank 1's clock is the job's, and rank 0 is placed by collectives.
+    assert [found[rank][2] for rank in range(4)] == ["collectives", "same clock", "collectives", "same clock"]
+    # All spans begin at one true moment on all ranks; the ranks leave a collective within 30 µs of each other, 1.08 ms
+    # after the first of them called it, and the readings stand for 0.75 of the second, behind which the bound grows.
+    starts = {
+        file.rank: load_rank(file, JobTime(find_rank_recordings(tmp_path))[file.rank]).timeline.columns.start
+        for file in find_rank_recordings(tmp_path)
+    }
     # Ranks that were placed each for itself are not compared as if they read one clock.
     assert len({JobTime(find_rank_recordings(tmp_path))[rank].clock for rank in (0, 1, 2)}) == 3
+    for rank in (0, 2):
+        assert int(np.abs(starts[rank] - starts[1]).max()) <= 40_000
+        assert 1_000_000 <= found[rank][1] <= 1_400_000
 
 
-def test_the_wall_clock_places_and_its_bound_says_so(tmp_path: Path) -> None:
+def test_true_offsets_lie_within_the_bound_of_ranges_whatever_the_drift() -> None:
+    random = np.random.default_rng(7)
+    for _ in range(300):
+        count = int(random.integers(1, 400))
+        true = np.sort(random.integers(0, 100 * SECOND, count)).astype(np.int64)
+        rate = float(random.uniform(-100e-6, 100e-6))
+        offset = int(random.integers(-(10**15), 10**15)) + np.rint(true * rate).astype(np.int64)
+        low = offset - random.integers(0, 2_000_000, count)
+        high = offset + random.integers(0, 2_000_000, count)
+        estimate = random.integers(low, high + 1)
+        for reading in readings_of_ranges(true, low, high, estimate):
+            wrong = reading.offset_ns - (offset[0] + round((reading.time_ns - int(true[0])) * rate))
+            assert abs(wrong) <= reading.bound_ns
+
+
+def test_without_clocks_and_collectives_the_wall_clock_places_and_its_bound_says_so(tmp_path: Path) -> None:
     for rank in (0, 1):
         write_ring(tmp_path, rank, clock=HOSTS[rank], collectives=0)
 
@@ -133,7 +157,7 @@ def test_the_wall_clock_places_and_its_bound_says_so(tmp_path: Path) -> None:
     assert job[1].bound_ns(np.array([BEGIN])) == 100_000_000
 
 
-def test_saved_traces_are_placed_by_the_wall_clock(tmp_path: Path) -> None:
+def test_saved_traces_are_placed_by_collectives(tmp_path: Path) -> None:
     rings, traces = tmp_path / "rings", tmp_path / "traces"
     rings.mkdir()
     traces.mkdir()
@@ -146,7 +170,7 @@ def test_saved_traces_are_placed_by_the_wall_clock(tmp_path: Path) -> None:
     assert [(file.rank, file.path.name) for file in files] == [
         *((0, "0.pftrace"), (1, "1.json"), (2, "2.pftrace"), (3, "3.json"))
     ]
-    assert [JobTime(files)[rank].method for rank in range(4)] == ["same clock", *["wall clock"] * 3]
+    assert [JobTime(files)[rank].method for rank in range(4)] == ["same clock", *["collectives"] * 3]
 
 
 def test_ranks_come_from_the_metadata_else_from_the_name_and_two_of_one_rank_are_refused(tmp_path: Path) -> None:

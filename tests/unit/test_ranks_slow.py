@@ -14,11 +14,11 @@ from click.testing import CliRunner
 import modtrace
 from modtrace.cli.group import group as commands
 from modtrace.ranks.groups import median_of_others
-from modtrace.ranks.inferred_waits import inferred_waits
 from modtrace.ranks.rank_tables import StepTable, step_end_table
 from modtrace.ranks.slow import SlowRun, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations
 from modtrace.ranks.slow.slow_run import NO_RANK, at_least, often_late, png
+from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import SEQUENCE_BITS
 from modtrace.timeline import Columns, Mark, Timeline, build_timeline

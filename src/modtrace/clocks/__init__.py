@@ -7,7 +7,7 @@ readers of rings use the results.
 
 from __future__ import annotations
 
-from .clock_map import MAX_RATE, ClockMap, Reading
+from .clock_map import MAX_RATE, ClockMap, Offset, Reading
 from .host_clocks import (
     ClockTree,
     Measurement,
@@ -23,6 +23,7 @@ __all__ = [
     "ClockMap",
     "ClockTree",
     "Measurement",
+    "Offset",
     "Reading",
     "clock_id",
     "clock_in",

@@ -10,18 +10,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from .._typing import Int64Array
-from ..clocks import ClockMap, ClockTree, clock_in, measurements_in
+from ..clocks import ClockMap, ClockTree, Offset, clock_in, measurements_in
 from ..ring import Record, read_ring_records
 from ..timeline.decode import wall_clock
-from .rank_folder import RankRecording
+from .collective_offsets import offsets_by_collectives
+from .rank_folder import RankRecording, load_own_time
 
 WALL_CLOCK_BOUND_NS = 100_000_000
 """How far the wall clocks of two hosts are apart at most where NTP runs; nothing measures it."""
 
 _CLOCK_KINDS = ("clock", "offset", "anchor")
-Method = Literal["same clock", "pings", "wall clock"]
+Method = Literal["same clock", "pings", "collectives", "wall clock"]
 
-_Move = Callable[[Int64Array], Int64Array]
+_ToJob = Callable[[Int64Array], Offset]
 _LargestBound = Callable[[int, int], int]
 
 
@@ -35,16 +36,20 @@ class RankTime(NamedTuple):
         clock: the id of the clock that it was placed by; times of ranks with one are compared without error. A rank
             that was placed alone has one of its own.
         method: how it was found where the rank lies: it reads the clock that the job's time is of, pings between
-            hosts, or the wall clock.
-        move: own times → Unix nanoseconds of the job's clock.
+            hosts, collectives ("without pings"), or the wall clock.
+        to_job: own times → what to add to get Unix nanoseconds of the job's clock, and how far that is off at most.
         largest_bound: the first and the last of some own times → how far any between them is off at most.
     """
 
     rank: int
     clock: str
     method: Method
-    move: _Move
+    to_job: _ToJob
     largest_bound: _LargestBound
+
+    def move(self, own_ns: Int64Array) -> Int64Array:
+        """Return own times as Unix nanoseconds of the job's clock."""
+        return own_ns + self.to_job(own_ns).offset_ns
 
     def bound_ns(self, own_ns: Int64Array) -> int:
         """Return how far times in the range of `own_ns` are off at most; 0 for no times."""
@@ -54,7 +59,8 @@ class RankTime(NamedTuple):
 class JobTime:
     """The time of a job: that of the clock which most ranks can be compared with.
 
-    Ranks whose clocks were measured against each other are placed by that, and what is left by the wall clock.
+    Ranks whose clocks were measured against each other are placed by that. What is left is placed by collectives, which
+    no rank can leave before the last one has come, and what has none with the others by the wall clock.
 
     Args:
         files: the recordings.
@@ -83,9 +89,14 @@ class JobTime:
                 method: Method = "same clock" if clock == root else "pings"
                 by_clocks = partial(_by_clocks, tree, clock, wall_ns)
                 self._times[rank] = RankTime(rank, clock, method, by_clocks, partial(tree.largest_bound, clock))
-            else:
-                by_wall = partial(_by_wall_clock, anchors.get(rank))
-                self._times[rank] = RankTime(rank, _own_clock(rank), "wall clock", by_wall, _wall_clock_bound)
+        left = [file for file in files if file.rank not in self._times]
+        if left:
+            self._place_by_collectives(files)
+        for file in left:
+            if file.rank not in self._times:
+                by_wall = partial(_by_wall_clock, anchors.get(file.rank))
+                clock = _own_clock(file.rank)
+                self._times[file.rank] = RankTime(file.rank, clock, "wall clock", by_wall, _wall_clock_bound)
 
     def __getitem__(self, rank: int) -> RankTime:
         return self._times[rank]
@@ -94,6 +105,12 @@ class JobTime:
     def ranks(self) -> list[int]:
         """The ranks, ascending."""
         return sorted(self._times)
+
+    def _place_by_collectives(self, files: Sequence[RankRecording]) -> None:
+        collectives = {file.rank: load_own_time(file).collectives for file in files}
+        placed = {rank: time.to_job for rank, time in self._times.items()}
+        for rank, offsets in offsets_by_collectives(collectives, placed):
+            self._times[rank] = RankTime(rank, _own_clock(rank), "collectives", offsets.at, offsets.largest_bound)
 
 
 def _clock_records(file: RankRecording) -> list[Record]:
@@ -119,12 +136,14 @@ def _wall_ahead(tree: ClockTree, clock: str, anchors: ClockMap | None) -> int:
     return int(anchors.to_other(own)[0] - root[0])
 
 
-def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Int64Array:
-    return own_ns + tree.to_root(clock, own_ns).offset_ns + wall_ns
+def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Offset:
+    found = tree.to_root(clock, own_ns)
+    return Offset(found.offset_ns + wall_ns, found.bound_ns)
 
 
-def _by_wall_clock(anchors: ClockMap | None, own_ns: Int64Array) -> Int64Array:
-    return own_ns if anchors is None else anchors.to_other(own_ns)
+def _by_wall_clock(anchors: ClockMap | None, own_ns: Int64Array) -> Offset:
+    offset = np.zeros(len(own_ns), np.int64) if anchors is None else anchors.to_other(own_ns) - own_ns
+    return Offset(offset, np.full(len(own_ns), WALL_CLOCK_BOUND_NS))
 
 
 def _wall_clock_bound(_first_ns: int, _last_ns: int) -> int:

@@ -27,7 +27,7 @@ def load_ranks(
     """Read the recordings of all ranks of a job into one timeline: a process per rank, in one time.
 
     Each rank's times are moved by what its clock was ahead. How far they are off at most is in `metadata["ranks"]`, in
-    nanoseconds, with the way in which it was found ("same clock", "pings", "wall clock").
+    nanoseconds, with the way in which it was found ("same clock", "pings", "collectives", "wall clock").
 
     Args:
         folder: with a ring file or a saved trace of each rank; the processes may run, hang or be dead.

@@ -21,9 +21,9 @@ from ..timeline.summary import self_times
 from ..timeline.time_intervals import union_of
 from .all_ranks import load_rank
 from .groups import group_lengths, group_starts, number_distinct
-from .inferred_waits import inferred_waits
 from .job_time import JobTime
 from .rank_folder import RankRecording
+from .sync_points import group_keys, inferred_waits
 
 ROW_KINDS = ("call", "wait", "inferred wait")
 """What a row of the collectives is, by its code in `CollectiveTable.kind`."""
@@ -184,7 +184,7 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
     """Return the collectives of a rank's timeline, and the waits that are inferred from what ran around them."""
     table = timeline.collectives
     inferred = inferred_waits(timeline)
-    texts = {group.name: group_text(group.name, group.ranks) for group in table.groups}
+    texts = {name: group_text(*key) for name, key in group_keys(table.groups).items()}
     # The last of each is that of a wait for something unknown, whose name is -1.
     operators, operator = number_distinct([*(name.operator for name in table.names), ""])
     groups, group = number_distinct([*(texts.get(name.group, name.group) for name in table.names), ""])

@@ -77,8 +77,8 @@ def timeline(
     """Write the recordings in DIR as one trace: a process per rank, and arrows between the calls of one collective.
 
     All times use one clock: the offset and the drift of each rank's clock are taken off. If clocks were not compared
-    while the job ran, the wall clocks count. The name of a process says how far its times are off at most
-    (rank 3 · python ±12.3 µs).
+    while the job ran, collectives show the offset, since no rank leaves one before the last has come; else the wall
+    clocks count. The name of a process says how far its times are off at most (rank 3 · python ±12.3 µs).
     """
     from ...ranks import load_ranks
     from ...write import check_writable
@@ -237,6 +237,7 @@ def _describe_time(placed: Sequence[Mapping[str, Any]]) -> list[str]:
 
     ways = {
         "pings": "by pings between their hosts",
+        "collectives": "without pings, by the ends of collectives",
         "wall clock": "by the wall clock alone, which nothing has measured",
     }
     methods = dict.fromkeys(one["method"] for one in placed)

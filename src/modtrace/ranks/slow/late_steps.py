@@ -11,8 +11,8 @@ import numpy as np
 from ..._typing import BoolArray, Float64Array, Int64Array
 from ...timeline import PHASES
 from ..groups import group_lengths, group_starts, median_of_groups, median_of_others
-from ..inferred_waits import is_synchronizing
 from ..rank_tables import CALL, Bounds, CollectiveTable, RangeTable, SpanTable, take
+from ..sync_points import is_synchronizing
 from .own_time import OwnTime, segments_of
 
 OUTSIDE = ""

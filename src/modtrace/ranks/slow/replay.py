@@ -9,8 +9,8 @@ import numpy as np
 
 from ..._typing import BoolArray, Float64Array, IndexArray, Int64Array
 from ..groups import group_starts
-from ..inferred_waits import is_synchronizing
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
+from ..sync_points import is_synchronizing
 from .late_steps import Arrivals
 from .own_time import OwnTime
 

@@ -1,0 +1,200 @@
+"""Offsets between ranks without pings: by collectives, which no rank can leave before the last one has come.
+
+If rank A calls a collective at a and leaves it at A', and rank B does at b and B', then B' is not before a and A'
+not before b, on any clock that shows both. So each collective is a range that holds the true offset, as a ping is one;
+the ends, which come at about the same time, say where in the range it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import Float64Array, IndexArray, Int64Array
+from ..clocks import MAX_RATE, ClockMap, Offset, Reading
+from ..timeline import Collectives
+from .sync_points import GroupKey, SyncPoints, sync_points
+
+_PER_READING = 64
+"""Collectives that one reading takes, if there are so many."""
+_MAX_READINGS = 64
+_MIN_RATE_ERROR = 1e-6
+"""How far the rate of two clocks changes within a reading at least."""
+
+
+class OffsetsByCollectives(NamedTuple):
+    """How far the job's time is ahead of a rank's own.
+
+    Attributes:
+        rank: whose own time it is.
+        offsets: at any own time.
+    """
+
+    rank: int
+    offsets: ClockMap
+
+
+class _Calls(NamedTuple):
+    """Calls of collectives by many ranks: arrays of equal length, in nanoseconds of the job; ordered by `key`.
+
+    Attributes:
+        key: int64, which collective it is.
+        last_start: int64, the latest call of any of the ranks, less its bound.
+        first_release: int64, the earliest release of any of them, and its bound.
+        release: int64, their median release.
+    """
+
+    key: Int64Array
+    last_start: Int64Array
+    first_release: Int64Array
+    release: Int64Array
+
+
+def offsets_by_collectives(
+    collectives: Mapping[int, Collectives], placed: Mapping[int, Callable[[Int64Array], Offset]]
+) -> Iterator[OffsetsByCollectives]:
+    """Yield the offsets of the ranks that have collectives together with ranks that are placed.
+
+    Those that have them only with ranks that this places come behind these. The bound holds that of the ranks that one
+    is placed by.
+
+    Args:
+        collectives: of each rank, in its own time.
+        placed: own time → offset to the job's time, for the ranks whose place is known.
+    """
+    numbers: dict[GroupKey, int] = {}
+    points = {rank: sync_points(table) for rank, table in collectives.items()}
+    to_job = dict(placed)
+    while True:
+        known = _calls_of([(points[rank], to_job[rank]) for rank in to_job if rank in points], numbers)
+        found = [
+            OffsetsByCollectives(rank, ClockMap(readings))
+            for rank in sorted(points.keys() - to_job.keys())
+            if (readings := _readings(points[rank], known, numbers))
+        ]
+        if not found:
+            return
+        yield from found
+        to_job.update((one.rank, one.offsets.at) for one in found)
+
+
+def readings_of_ranges(time: Int64Array, low: Int64Array, high: Int64Array, estimate: Int64Array) -> list[Reading]:
+    """Return readings of another clock from ranges that hold its offset.
+
+    Args:
+        time: int64[n], own nanoseconds, ascending.
+        low: int64[n], the least that the other clock can be ahead.
+        high: int64[n], the most.
+        estimate: int64[n], what it seems to be ahead.
+    """
+    parts = np.array_split(
+        np.arange(len(time)), int(np.clip(len(time) // _PER_READING, min(2, len(time)), _MAX_READINGS))
+    )
+    base_time, base = int(time[0]), int(estimate[0])
+    since, about = (time - base_time).astype(np.float64), (estimate - base).astype(np.float64)
+    least, most = (low - base).astype(np.float64), (high - base).astype(np.float64)
+    middle = np.array([np.median(since[part]) for part in parts])
+    rate, rate_error = _rate(parts, since, least, most, middle, np.array([np.median(about[part]) for part in parts]))
+    readings = []
+    for part, moment in zip(parts, middle.tolist(), strict=True):
+        distance = since[part] - moment
+        drift, slack = distance * rate, np.abs(distance) * rate_error
+        bottom, top = float(np.max(least[part] - drift - slack)), float(np.min(most[part] - drift + slack))
+        if bottom > top:  # a clock jumped
+            bottom, top = float(np.min(least[part])), float(np.max(most[part]))
+        offset = float(np.clip(np.median(about[part] - drift), bottom, top))
+        bound = int(np.ceil(max(top - offset, offset - bottom))) + 1
+        readings.append(Reading(base_time + round(moment), base + round(offset), bound, round(top - bottom)))
+    return readings
+
+
+def _rate(
+    parts: Sequence[IndexArray],
+    time: Float64Array,
+    low: Float64Array,
+    high: Float64Array,
+    middle: Float64Array,
+    about: Float64Array,
+) -> tuple[float, float]:
+    """Return how fast an offset grows, and how far that is off at most if it grows evenly.
+
+    Args:
+        parts: the ranges of each reading.
+        time: of each range.
+        low: of each range.
+        high: of each range.
+        middle: the time of each reading.
+        about: what the offset seems to be there.
+    """
+    first, second = np.triu_indices(len(middle), 1)
+    apart = middle[second] > middle[first]
+    if not np.any(apart):
+        return 0.0, MAX_RATE
+    rough = float(np.median((about[second] - about[first])[apart] / (middle[second] - middle[first])[apart]))
+    rough = float(np.clip(rough, -MAX_RATE, MAX_RATE))
+    # In each part the ranges that say most.
+    lowest = np.array([part[np.argmin(high[part] - rough * time[part])] for part in parts])
+    highest = np.array([part[np.argmax(low[part] - rough * time[part])] for part in parts])
+    most, least = _least_slope(time, low, high, highest, lowest), -_least_slope(time, -high, -low, lowest, highest)
+    rate = float(np.clip(rough, max(least, -MAX_RATE), min(most, MAX_RATE)))
+    return rate, min(max(most - rate, rate - least) + _MIN_RATE_ERROR, 2 * MAX_RATE)
+
+
+def _least_slope(
+    time: Float64Array, low: Float64Array, high: Float64Array, begins: IndexArray, ends: IndexArray
+) -> float:
+    """Return the least of the slopes that no line through two ranges exceeds."""
+    apart = time[ends][None, :] - time[begins][:, None]
+    rise = high[ends][None, :] - low[begins][:, None]
+    later = apart > 0
+    return float(np.min(rise[later] / apart[later], initial=MAX_RATE))
+
+
+def _calls_of(
+    ranks: Iterable[tuple[SyncPoints, Callable[[Int64Array], Offset]]], numbers: dict[GroupKey, int]
+) -> _Calls:
+    parts = [np.empty((4, 0), np.int64)]
+    for points, to_job in ranks:
+        whole = points.released >= 0
+        start, released = to_job(points.start[whole]), to_job(points.released[whole])
+        bound = np.maximum(start.bound_ns, released.bound_ns)
+        moved_start, moved_release = (
+            points.start[whole] + start.offset_ns,
+            points.released[whole] + released.offset_ns,
+        )
+        parts.append(np.stack([_keys(points, numbers)[whole], moved_start, moved_release, bound]))
+    key, start_ns, release_ns, bound_ns = np.concatenate(parts, axis=1)
+    order = np.lexsort((release_ns, key))
+    key, start_ns, release_ns, bound_ns = (values[order] for values in (key, start_ns, release_ns, bound_ns))
+    unique, first, count = np.unique(key, return_index=True, return_counts=True)
+    if not len(unique):
+        return _Calls(*np.empty((4, 0), np.int64))
+    return _Calls(
+        unique,
+        np.maximum.reduceat(start_ns - bound_ns, first),
+        np.minimum.reduceat(release_ns + bound_ns, first),
+        release_ns[first + count // 2],
+    )
+
+
+def _readings(points: SyncPoints, known: _Calls, numbers: dict[GroupKey, int]) -> list[Reading]:
+    whole = points.released >= 0
+    key, start, released = _keys(points, numbers)[whole], points.start[whole], points.released[whole]
+    if not len(known.key):
+        return []
+    position = np.minimum(np.searchsorted(known.key, key), len(known.key) - 1)
+    both = known.key[position] == key
+    position, start, released = position[both], start[both], released[both]
+    if not len(position):
+        return []
+    order = np.argsort(start, kind="stable")
+    position, start, released = position[order], start[order], released[order]
+    low, high = known.last_start[position] - released, known.first_release[position] - start
+    return readings_of_ranges(start, low, high, known.release[position] - released)
+
+
+def _keys(points: SyncPoints, numbers: dict[GroupKey, int]) -> Int64Array:
+    group = np.array([numbers.setdefault(key, len(numbers)) for key in points.groups] + [-1], np.int64)
+    return group[points.group] << 40 | points.counter

@@ -1,0 +1,162 @@
+"""The collectives of one rank that no rank can leave before the last one has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._typing import BoolArray, Int64Array
+from ..timeline import Collectives, Group, Timeline
+from .groups import number_distinct
+
+SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
+"""How the names of operators begin that end on no rank before all have called them."""
+
+GroupKey = tuple[str, tuple[int, ...]]
+"""A process group: its name as torch has it, and its global ranks, as different groups can have one name."""
+
+
+class SyncPoints(NamedTuple):
+    """Calls of synchronizing collectives, in the order of their starts; arrays of equal length.
+
+    Attributes:
+        groups: what `group` points into.
+        row: int64, index of the call among the collectives.
+        group: int64.
+        counter: int64, which collective of its group it is.
+        start: int64, when it was called, nanoseconds.
+        released: int64, when it was complete or, if that is not known, when a thread had waited for it; -1 if
+            neither is known, as of what a device runs.
+    """
+
+    groups: Sequence[GroupKey]
+    row: Int64Array
+    group: Int64Array
+    counter: Int64Array
+    start: Int64Array
+    released: Int64Array
+
+
+def is_synchronizing(operator: str) -> bool:
+    """Tell whether no rank can leave a collective of this operator before the last one has come."""
+    return operator.startswith(SYNCHRONIZING)
+
+
+def group_keys(groups: Sequence[Group]) -> dict[str, GroupKey]:
+    """Return the key of each group of a rank, by name: it differs between groups of one name."""
+    return {group.name: (group.name, group.ranks) for group in groups}
+
+
+def sync_points(collectives: Collectives) -> SyncPoints:
+    """Return the calls of a rank that have a counter and synchronize."""
+    known = group_keys(collectives.groups)
+    keys = [known.get(name.group, (name.group, ())) for name in collectives.names]
+    groups, number_of_name = number_distinct(keys)
+    group_of_name = np.append(number_of_name, -1).astype(np.int64)
+    synchronizes = np.array([is_synchronizing(name.operator) for name in collectives.names] + [False], np.bool_)
+    chosen = synchronizes[collectives.name] & (collectives.counter >= 0)
+    rows = np.flatnonzero(chosen & ~collectives.is_wait)
+    group, counter = group_of_name[collectives.name[rows]], collectives.counter[rows]
+    released = np.where(collectives.on_device[rows], -1, collectives.done[rows])
+    waits = np.flatnonzero(chosen & collectives.is_wait & collectives.complete & ~collectives.on_device)
+    waited = _first_wait_end(collectives, group_of_name, waits, group, counter)
+    return SyncPoints(
+        groups,
+        rows.astype(np.int64),
+        group,
+        counter,
+        collectives.start[rows],
+        np.where(released >= 0, released, waited),
+    )
+
+
+def _first_wait_end(
+    collectives: Collectives, group_of_name: Int64Array, waits: Int64Array, group: Int64Array, counter: Int64Array
+) -> Int64Array:
+    """Return for each call the first end of a wait for it; -1 if there is none."""
+    found = np.full(len(group), -1, np.int64)
+    if not len(waits):
+        return found
+    key = _key(group_of_name[collectives.name[waits]], collectives.counter[waits])
+    order = np.lexsort((collectives.end[waits], key))
+    key, end = key[order], collectives.end[waits][order]
+    wanted = _key(group, counter)
+    position = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
+    fits: BoolArray = key[position] == wanted
+    found[fits] = end[position[fits]]
+    return found
+
+
+def _key(group: Int64Array, counter: Int64Array) -> Int64Array:
+    return group << 40 | counter
+
+
+class InferredWaits(NamedTuple):
+    """Waits of one rank; arrays of equal length.
+
+    Attributes:
+        start: int64, ns.
+        end: int64, ns.
+        step: int64, the step that they are in.
+    """
+
+    start: Int64Array
+    end: Int64Array
+    step: Int64Array
+
+
+def inferred_waits(timeline: Timeline) -> InferredWaits:
+    """Return the waits of a rank that have no row in `Timeline.collectives`."""
+    collectives = timeline.collectives
+    points = sync_points(collectives)
+    unseen = (collectives.done[points.row] >= 0) & (collectives.done[points.row] > collectives.end[points.row])
+    unseen &= ~collectives.on_device[points.row]
+    waits = collectives.is_wait & (collectives.counter >= 0)
+    seen = np.stack([collectives.name[waits].astype(np.int64), collectives.counter[waits]])
+    called = np.stack([collectives.name[points.row].astype(np.int64), collectives.counter[points.row]])
+    unseen &= ~_in(called, seen)
+    row, done = points.row[unseen], points.released[unseen]
+    if not len(row):
+        return InferredWaits(*(np.empty(0, np.int64) for _ in range(3)))
+    begin, end = _sections(timeline)
+    section = np.searchsorted(begin, collectives.start[row], side="right") - 1
+    inside = (section >= 0) & (collectives.start[row] < end[section])
+    row, done, section = row[inside], done[inside], section[inside]
+    until = np.zeros(len(begin), np.int64)
+    np.maximum.at(until, section, np.minimum(done, end[section]))
+    last_row = np.full(len(begin), -1, np.int64)
+    np.maximum.at(last_row, section, row)
+    used = np.flatnonzero(last_row >= 0)
+    # What ran last before: the call itself, or a span behind it.
+    since = np.maximum(collectives.end[last_row[used]], _last_activity(timeline, until[used]))
+    waited = since < until[used]
+    return InferredWaits(since[waited], until[used][waited], collectives.step[last_row[used]][waited])
+
+
+def _in(wanted: Int64Array, known: Int64Array) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Tell which pairs of (name, counter) are among the known ones."""
+    return np.isin(wanted[0] << 40 | wanted[1], known[0] << 40 | known[1])
+
+
+def _sections(timeline: Timeline) -> tuple[Int64Array, Int64Array]:
+    """Return begins and ends of backward passes, or of steps if there are no passes."""
+    passes = sorted((one.start_ns, one.end_ns) for one in timeline.backward_passes)
+    if passes:
+        begin, end = np.array(passes, np.int64).T
+        return begin, end
+    marks = sorted(mark.time_ns for mark in timeline.marks if mark.kind == "step")
+    edges = [np.iinfo(np.int64).min, *marks, np.iinfo(np.int64).max]
+    return np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64)
+
+
+def _last_activity(timeline: Timeline, until: Int64Array) -> Int64Array:
+    """Return for some moments when the last span before had ended; the moment itself if a span is open then."""
+    columns = timeline.columns
+    outermost = columns.depth == 0
+    start, end = columns.start[outermost], np.maximum.accumulate(columns.end[outermost])
+    index = np.searchsorted(start, until) - 1
+    if not len(start):
+        return np.full(len(until), np.iinfo(np.int64).min)
+    return np.where(index >= 0, np.minimum(end[np.maximum(index, 0)], until), np.iinfo(np.int64).min)
