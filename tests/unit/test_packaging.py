@@ -71,7 +71,7 @@ def test_types_that_public_functions_return_are_public_or_documented() -> None:
         for name in re.findall(r"`(\w+)`", names)
     }
     returned = {name for public in modtrace.__all__ for name in names_returned(getattr(modtrace, public))}
-    of_python = {*dir(builtins), "Any", "Iterator", "Mapping", "Sequence"}
+    of_python = {*dir(builtins), "Any", "Iterator", "Mapping", "Path", "Sequence"}
     arrays = {"AnyArray", "BoolArray", "Float32Array", "Int8Array", "Int32Array", "Int64Array"}
 
     assert {"Timeline", "Spans", "Summary", "ThreadStack", "MergeResult", "Report", "CheckResult"} <= returned
