@@ -150,7 +150,7 @@ def test_forks_while_other_threads_record(engine: EngineName, tmp_path: Path) ->
     assert (done.returncode, done.stderr) == (0, "")
     timeline = modtrace.load(tmp_path / "parent.modtrace")
     # Each thread has a model of its own.
-    assert {name.fqn.partition("#")[0] for name in timeline.names} == {"Parent"}
+    assert {span.fqn.partition("#")[0] for span in timeline.spans} == {"Parent"}
     assert (timeline.stats.unfinished, timeline.stats.torn) == (0, 0)
     assert calls(tmp_path / "child.json") == [("Child", 0, True)]
 
