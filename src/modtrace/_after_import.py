@@ -65,7 +65,7 @@ class _Finder(MetaPathFinder):
                 find_spec = getattr(finder, "find_spec", None)
                 spec: ModuleSpec | None = None if find_spec is None else find_spec(fullname, path, target)
                 if spec is not None:
-                    _watch(spec)
+                    _call_after_execution(spec)
                     return spec
             return None
         finally:
@@ -75,8 +75,8 @@ class _Finder(MetaPathFinder):
 _finder = _Finder()
 
 
-def _watch(spec: ModuleSpec) -> None:
-    """Call what waits for the module behind its execution by this loader, which keeps its class and attributes."""
+def _call_after_execution(spec: ModuleSpec) -> None:
+    """Wrap the loader's `exec_module`: it then calls the waiting functions. It keeps its class and attributes."""
     loader: Any = spec.loader
     execute = getattr(loader, "exec_module", None)
     if execute is None or isinstance(loader, type):  # a namespace package; a loader that all built-in modules share

@@ -12,7 +12,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 from modtrace import ModtraceError, TraceError, load, merge
 from tests.support.kineto import recording, trace, x
 
-CUT_OFF = "it is cut off: what follows its last packet is missing"
+CUT_OFF = "it is cut off: the packet that ends it is missing"
 
 
 @pytest.fixture

@@ -36,22 +36,21 @@ class _Pieces(NamedTuple):
 
 
 def add_up_gpu_work(
-    known: Timeline, events: ProfilerEvents, owners: WorkOwners, on_cpu: CpuCollectives
+    recorded: Timeline, events: ProfilerEvents, owners: WorkOwners, on_cpu: CpuCollectives
 ) -> GpuWork | None:
     """Return what modules launched; None if the trace has neither GPU work nor communication.
 
     Args:
-        known: the recording, in the trace's time, and behind its spans those of captured graphs: whose spans the owners
-            are.
+        recorded: the recording, in the trace's time, and spans of captured graphs after it; `owners` points to them.
         events: the trace's.
-        owners: whose each piece of GPU work is.
+        owners: the owner of each piece of GPU work.
         on_cpu: the collectives that the CPU ran.
     """
     work = events.work
     if not len(work) and not len(on_cpu.start):
         return None
     computing = np.flatnonzero(owners.collective < 0)
-    of_work = _launched_in(known, owners.span, owners.reason)
+    of_work = _launched_in(recorded, owners.span, owners.reason)
     pieces = _joined(
         [
             _Pieces(
@@ -63,7 +62,7 @@ def add_up_gpu_work(
             ),
             _communication(events, owners, of_work),
             _Pieces(
-                launched_in=_launched_in(known, on_cpu.span, on_cpu.reason),
+                launched_in=_launched_in(recorded, on_cpu.span, on_cpu.reason),
                 step=on_cpu.step,
                 kind=np.full(len(on_cpu.span), COMMUNICATION_KIND),
                 duration=on_cpu.end - on_cpu.start,
@@ -71,7 +70,7 @@ def add_up_gpu_work(
             ),
         ]
     )
-    modules, places, place = _places(known, pieces.launched_in)
+    modules, places, place = _places(recorded, pieces.launched_in)
     keys, row = np.unique(np.stack([place, pieces.step, pieces.kind]), axis=1, return_inverse=True)
     if keys.shape[1] > _MAX_ROWS:
         keys[1] = -1
@@ -85,13 +84,13 @@ def add_up_gpu_work(
     return GpuWork(modules, places, place, step, kind, np.bincount(row, minlength=keys.shape[1]), duration, overlap)
 
 
-def _launched_in(known: Timeline, span: Int64Array, reason: Int8Array) -> Int64Array:
-    return np.where(span >= 0, span, len(known.columns) + reason.astype(np.int64))
+def _launched_in(recorded: Timeline, span: Int64Array, reason: Int8Array) -> Int64Array:
+    return np.where(span >= 0, span, len(recorded.columns) + reason.astype(np.int64))
 
 
-def _places(known: Timeline, launched_in: Int64Array) -> tuple[list[tuple[str, str]], list[Place], Int64Array]:
+def _places(recorded: Timeline, launched_in: Int64Array) -> tuple[list[tuple[str, str]], list[Place], Int64Array]:
     """Return the modules, the places in which work was launched, and the place of each piece."""
-    columns, names = known.columns, known.names
+    columns, names = recorded.columns, recorded.names
     name, phase, parent = columns.name.tolist(), columns.phase.tolist(), columns.parent.tolist()
     modules: dict[tuple[str, str], int] = {}
     places: dict[Place, int] = {}

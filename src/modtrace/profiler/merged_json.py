@@ -34,12 +34,12 @@ _BLOCK = 1 << 12
 """Spans whose text is in memory at a time."""
 
 _ROUNDING_NS = 2
-"""Starts closer than this may be one to the trace processor, which rounds them, see `double_safe_nesting`."""
+"""The trace processor rounds times: starts closer than this may become one; see `json_time_rounding`."""
 
 
 _FIRST_RESERVED_TID = 4_040_000_000
-"""Thread ids from here on no profiler uses: it writes them as 32 bits with a sign, so that none is beyond 2**31. They
-fit into 32 bits without one, as the trace processor wants it."""
+"""Our thread ids begin here. A profiler writes its own as signed 32-bit numbers, all below 2**31. The trace processor
+reads unsigned 32 bits, so ours fit."""
 
 
 class JsonOutput:

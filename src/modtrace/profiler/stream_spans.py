@@ -70,9 +70,9 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
     """Cut the spans of each device's streams; streams with no work of any module have none.
 
     Args:
-        timeline: whose spans the owners are.
+        timeline: the timeline whose spans `owners` points to.
         events: the trace's.
-        owners: whose each piece of work is.
+        owners: the owner of each piece of work.
     """
     paths = _Paths(timeline)
     work = events.work
@@ -118,7 +118,7 @@ def with_stream_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamS
     """Return the timeline with a track per stream, and the spans above; without work that no module asked for.
 
     Args:
-        timeline: whose spans those above the streams are of.
+        timeline: the timeline whose spans `spans.span` points to.
         events: the trace's.
         spans: as `build_stream_spans` returns them.
     """

@@ -296,8 +296,8 @@ class Bounds:
         self._bound = np.array(bound_ns, np.int64)
         self._clock = np.unique(np.array(clocks, object), return_inverse=True)[1] if len(clocks) else self._ranks
 
-    def largest(self, rank: int, others: Int64Array) -> int:
-        """Return how far the difference of a rank's times and those of any of the others is off at most, ns."""
+    def largest_bound(self, rank: int, others: Int64Array) -> int:
+        """Return how wrong the time between a rank and any of the others can be, ns."""
         own, index = np.searchsorted(self._ranks, rank), np.searchsorted(self._ranks, others)
         apart = self._clock[index] != self._clock[own]
         return int(np.max((self._bound[index] + self._bound[own])[apart], initial=0))

@@ -84,7 +84,7 @@ class _StreamRows:
     def check_end(self) -> None:
         """Raise if the packet that ends a merged trace is missing, where the trace says that there is one."""
         if self._has_end is False:
-            raise TraceError(self.path, "it is cut off: what follows its last packet is missing")
+            raise TraceError(self.path, "it is cut off: the packet that ends it is missing")
 
     def _close(self, start: int, event: TrackEvent, end: int) -> None:
         categories = [*event.categories, *(self._categories[iid] for iid in event.category_iids)]

@@ -139,7 +139,7 @@ class Capture:
                 self._on_error(error)
 
     def unmatched_model(self) -> str | None:
-        """Return the class of the model where names were to start, where none started there; else None."""
+        """Return the class given as `model=` if names started at no module of it; else None."""
         return self.engine.unmatched_model() if self.started else None
 
     def after_fork(self) -> None:

@@ -146,7 +146,7 @@ def _numbered(path: str) -> list[tuple[int, str]]:
 
 
 def _drop_old(path: str, keep: int) -> None:
-    """Remove the oldest kept rings of a name, down to `keep`; what is no such ring, or may be written, stays."""
+    """Remove the oldest kept rings of a name, down to `keep`. Other files stay, and rings that may still be written."""
     kept = 0
     for _, file in reversed(_numbered(path)):
         with contextlib.suppress(OSError, RingError):

@@ -42,7 +42,7 @@ class Engine(EventSink, CompiledBackward, Protocol):
         """Note what is known of events that were written and not noted with them, before the ring is read."""
 
     def unmatched_model(self) -> str | None:
-        """Return the class of the model where names were to start, where none started there; else None."""
+        """Return the class given as `model=` if names started at no module of it; else None."""
 
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""

@@ -94,7 +94,7 @@ class OptimizerSteps:
             self._after_part(frames[-1])
 
     def _after_part(self, frame: FrameType) -> None:
-        """Count the step that `frame` runs, of which a part has run, once; the last part is where it ends."""
+        """Count the compiled step in `frame` after its first part. After each later part, move its end there."""
         optimizer = next(iter(frame.f_locals.get("args") or ()), None)
         if type(frame.f_trace) is _Counted:
             self._on_step(self._step.number, self._is_complete(self._step))

@@ -265,7 +265,7 @@ def wrap_method(kind: type, method: str, name: str, category: RangeCategory = "o
 
 
 def _wrap_inside(function: Any, name: str) -> None:
-    """Wrap what a decorated function calls, where its decorator keeps it: so it is for whoever imported it before."""
+    """Wrap the inner function that a decorator keeps in its closure, so that earlier imports get the range too."""
     for cell in function.__closure__ or ():
         if callable(cell.cell_contents) and getattr(cell.cell_contents, "__name__", "") == name:
             cell.cell_contents = _in_range(cell.cell_contents, name, "optimizer")

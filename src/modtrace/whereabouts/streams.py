@@ -105,7 +105,7 @@ class _Reading:
         is_known = dropped == 0
         if len(behind):
             asked_ns = self._asked.get((key, int(events.value[queued.slot[behind[0]]])))
-            is_known = bool(len(read)) and self._is_read_still(int(behind[0]), read_ns, asked_ns)
+            is_known = bool(len(read)) and self._may_still_be_read(int(behind[0]), read_ns, asked_ns)
             read_ns = max((ns for ns in (read_ns, asked_ns) if ns is not None), default=None)
         return StreamState(
             device=key >> STREAM_NUMBER_BITS,
@@ -145,8 +145,8 @@ class _Reading:
             reached >= 0, np.clip(device_ns, self._events.time[self._queued.slot[rows]], read_ns), np.int64(-1)
         )
 
-    def _is_read_still(self, first_unread: int, read_ns: int | None, asked_ns: int | None) -> bool:
-        """Whether events may still be read: no event says anything of the first unread one, but none is due yet."""
+    def _may_still_be_read(self, first_unread: int, read_ns: int | None, asked_ns: int | None) -> bool:
+        """Whether the first unread event may still be read: the reader's next report on it is not overdue."""
         if self._now_ns is None:
             return False
         first_ns = max(int(self._events.time[self._queued.slot[first_unread]]), read_ns or 0)
@@ -162,7 +162,7 @@ def _last_asked(events: Events) -> Mapping[tuple[int, int], int]:
 
 
 class _HostPosition:
-    """In which chosen calls the host was behind an event. The device is in the same calls behind its own event."""
+    """The chosen calls that were open on the host just after an event. A device that passes it is in them too."""
 
     def __init__(self, analysis: RingAnalysis) -> None:
         self._names, self._events, queued = analysis.lookup.names, analysis.events, analysis.queued

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 LIMIT = 30
 
 
-def _part(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
+def _parse_share(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
     if text is None:
         return None
     try:
-        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        part = -1.0
-    if not 0 <= part < float("inf"):
-        raise click.BadParameter(f"{text!r} is no share, such as 5% or 0.05.")
-    if part >= 1 and not text.endswith("%"):
-        raise click.BadParameter(f"{text!r} would be {part:.0%}; write {text}% or {part / 100:g}.")
-    return part
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise click.BadParameter(f"{text!r} is not a share; write 5% or 0.05.")
+    if share >= 1 and not text.endswith("%"):
+        raise click.BadParameter(f"{text!r} would be {share:.0%}; write {text}% or {share / 100:g}.")
+    return share
 
 
 def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
@@ -69,19 +69,19 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     metavar="OLD=NEW",
     multiple=True,
     callback=_name_map,
-    help="A module before and what it is called after; what it contains follows. Repeatable.",
+    help="The old and the new name of a module; the modules inside it follow. Repeatable.",
 )
 @click.option(
     "--fail-above",
     metavar="SHARE",
-    callback=_part,
+    callback=_parse_share,
     help="Exit with 1 if the step, a part of it or a module is slower by more, even at the lower end of its interval: "
     "5% or 0.05. With --only, modules alone count.",
 )
 @click.option(
     "--fail-floor",
     metavar="SHARE",
-    callback=_part,
+    callback=_parse_share,
     default="0.5%",
     show_default=True,
     help="--fail-above ignores a module or a part that is slower by less than this share of the step.",

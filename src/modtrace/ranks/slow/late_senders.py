@@ -214,7 +214,7 @@ def _late_sender(
         return LateSender(StepFinding(step, "even", rank, 0, 0, 0, 0, 0), np.zeros(len(events.time), np.int64))
     total, limit = totals[worst.rank, step]
     lateness, other = late[worst.rank, step]
-    bound = bounds.largest(worst.rank, np.array([other]))
+    bound = bounds.largest_bound(worst.rank, np.array([other]))
     verdict: Verdict = "late" if lateness > bound else "cannot tell"
     rows = np.flatnonzero(counted & (times.rank == worst.rank) & (times.step == step))
     rows = rows[np.argsort(-times.excess[rows], kind="stable")][:_MODULES_PER_STEP]

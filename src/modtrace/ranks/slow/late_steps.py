@@ -213,7 +213,7 @@ def _late_step(arrivals: Arrivals, rows: Int64Array, cost: Int64Array, noise: Fl
     worst = int(counted[np.argmax(arrivals.lateness[counted])])
     lateness = int(arrivals.lateness[worst])
     # Any rank may be last but one or near the median, so the largest bound of all that came counts.
-    bound = bounds.largest(
+    bound = bounds.largest_bound(
         rank, arrivals.rank[slice(*np.searchsorted(arrivals.collective, arrivals.collective[worst] + np.arange(2)))]
     )
     verdict: Verdict = "late"
@@ -230,7 +230,8 @@ def _noise(arrivals: Arrivals) -> Float64Array:
     """Return for each arrival how much excesses at its place in the step vary from step to step, as a deviation, ns.
 
     A rank that is slower in each step does not vary: what it always has more is taken out first. If one of two
-    ranks varies, the excess of both does. So no more counts than what the own time of the median rank lets expect.
+    ranks varies, the excess of both does. So the noise is at most what the own time of
+    the median rank lets expect.
     """
     place = arrivals.position
     excess_varies = _from_usual(arrivals, arrivals.excess)

@@ -29,8 +29,8 @@ AFTER_BACKWARD = "after backward"
 """The phase of a thread that is in a backward pass in which no node runs."""
 
 
-_OTHERWISE_TOLD = "communication"
-"""The category of ranges that do not say where a thread is: another thread can end them. Waits are told otherwise."""
+_COMMUNICATION = "communication"
+"""Ranges of this category do not say where a thread is: another thread can end them. Waits have events of their own."""
 
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
@@ -174,7 +174,7 @@ def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]
     found: dict[int, list[OpenCall]] = {}
     for at in index[~np.isin(events.value[index], ended)].tolist():
         name, category = parse_range(lookup.texts[events.name[at]])
-        if category not in (_OTHERWISE_TOLD, "torch"):
+        if category not in (_COMMUNICATION, "torch"):
             found.setdefault(int(events.thread[at]), []).append(OpenCall(name, category, int(events.time[at])))
     return found
 
@@ -257,7 +257,7 @@ def _growing_parts(events: Events, passes: list[_OpenPass]) -> Iterator[tuple[Ev
     is_enter, is_exit = np.isin(events.kind, CALL_ENTER_KINDS), np.isin(events.kind, CALL_EXIT_KINDS)
     needed = _without_end(events, is_enter, is_exit)
     unended = np.flatnonzero(needed)
-    # One that was interrupted has no exit, and then looks as if those around it had none.
+    # An interrupted call has no exit. The calls around it then look unended; those with an exit of their own are not.
     enters, exits = np.flatnonzero(is_enter), np.flatnonzero(is_exit)
     enter_id, exit_id = call_ids(events, enters), call_ids(events, exits)
     wanted = call_ids(events, unended)
@@ -276,11 +276,11 @@ def _growing_parts(events: Events, passes: list[_OpenPass]) -> Iterator[tuple[Ev
     if np.any(events.kind == Kind.GRAPH_BUILT):
         yield events, 0
         return
-    # Whose backward runs follows from calls that are over, mostly from some of the last.
+    # To find the call of a node, calls that have ended are needed too, mostly recent ones: take more of them each time.
     for divisor in (16, 4, 1):
         first = len(events) - max(1, len(events) // divisor)
         recent = exits >= first
-        # A call that began before them is there with its enter, or it would seem to have begun before all.
+        # If a call began before `first`, take its enter too: without it the call would seem older than all events.
         begun_before = np.setdiff1d(exit_id[recent], enter_id[enters >= first])
         needed[enters[(enters >= first) | np.isin(enter_id, begun_before)]] = True
         needed[exits[recent]] = True

@@ -333,7 +333,7 @@ class ModuleNames:
         return ref
 
     def unmatched_model(self) -> str | None:
-        """Return the class of the model where names were to start, where none started there; else None."""
+        """Return the class given as `model=` if names started at no module of it; else None."""
         return None if self._models is None or self._models.matched else self._models.class_name
 
     def forget_dead(self) -> None:

@@ -112,7 +112,7 @@ class NativeEngine:
             self._flops.answer()
 
     def unmatched_model(self) -> str | None:
-        """Return the class of the model where names were to start, where none started there; else None."""
+        """Return the class given as `model=` if names started at no module of it; else None."""
         return self._module_names.unmatched_model()
 
     def after_fork(self) -> None:

@@ -105,7 +105,7 @@ def is_built() -> bool:
 
 
 def seal(path: Path) -> None:
-    """Write behind a library what tells later that it is whole."""
+    """Append the hash by which `is_sealed` later sees that the library is whole."""
     content = path.read_bytes()
     path.write_bytes(content + _SEAL + hashlib.sha256(content).digest())
     path.chmod(0o755)
@@ -132,7 +132,7 @@ def _problem(path: Path) -> str | None:
 
 
 def why_distrusted(place: Path) -> str | None:
-    """Return why what lies there may be someone else's, None where it may not."""
+    """Return why another user may have changed this file or folder; None if nobody else can have."""
     status = place.stat()
     if status.st_uid not in (0, os.geteuid()):
         return f"{place} belongs to another user ({status.st_uid}); name a folder of your own in MODTRACE_CACHE"

@@ -126,7 +126,7 @@ class PortableEngine(SegmentHooks):
         """Do nothing: all is noted with the events."""
 
     def unmatched_model(self) -> str | None:
-        """Return the class of the model where names were to start, where none started there; else None."""
+        """Return the class given as `model=` if names started at no module of it; else None."""
         return self._module_names.unmatched_model()
 
     def after_fork(self) -> None:
