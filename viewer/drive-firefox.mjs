@@ -12,12 +12,24 @@ const browser = await puppeteer.launch({
   extraPrefsFirefox: { "general.smoothScroll": false },
 });
 const page = await browser.newPage();
-await page.setViewport({ width: 1600, height: 900 });
+// A Firefox with long-term support does not know all that this also asks for; the size it knows.
+await page.setViewport({ width: 1600, height: 900 }).catch((error) => {
+  if (!String(error).includes("unknown command")) throw error;
+});
 const errors = [];
 page.on("pageerror", (error) => errors.push(String(error)));
 page.on("console", (message) => {
   if (message.type() === "error") errors.push(message.text());
 });
+
+/** Asks the page until `check` holds there; what waits inside of it is code made of text, which the page forbids. */
+async function until(check, argument) {
+  const end = Date.now() + 60_000;
+  while (!(await page.evaluate(check, argument))) {
+    if (Date.now() > end) throw new Error(`waited a minute for ${check}`);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+}
 
 /** Turns the wheel; resolves once the tracks have scrolled, which Firefox does on a thread of its own. */
 async function wheel(deltaY) {
@@ -27,14 +39,14 @@ async function wheel(deltaY) {
   }, deltaY);
   await page.mouse.wheel({ deltaY });
   if (room >= 1) {
-    await page.waitForFunction((top) => document.querySelector(".scroller").scrollTop !== top, {}, before);
+    await until((top) => document.querySelector(".scroller").scrollTop !== top, before);
   }
 }
 
 const commands = {
   goto: (url) => page.goto(url).then(() => null),
   evaluate: (expression) => page.evaluate(expression),
-  wait: (expression) => page.waitForFunction(expression, { timeout: 60_000 }).then(() => null),
+  wait: (expression) => until(expression).then(() => null),
   click: (x, y) => page.mouse.click(x, y),
   press: (key) => page.keyboard.press(key),
   move: (x, y) => page.mouse.move(x, y),
