@@ -93,7 +93,7 @@ def test_without_the_variable_and_without_torch_nothing_happens(tmp_path: Path) 
     ("value", "says"),
     [
         ("nonsense", "the suffix must be one of"),
-        ("colour=red", "'colour=red' is none of path=…, ring=…"),
+        ("colour=red", "'colour=red' is none of path=…, save_on_term=…, ring=…"),
         ("path=a.json,capacity=few", "'capacity=few' cannot be understood"),
         ("path=a.json,capacity=3", "capacity is 3"),
         ("path=a.json,engine=fast", "engine is 'fast'"),

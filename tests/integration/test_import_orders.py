@@ -16,6 +16,7 @@ import modtrace
 from modtrace._after_import import call_after_import
 from modtrace.track.engine import EngineName
 from tests.support.python_process import python_environment, run_python
+from tests.support.test_scale import PORTABLE_IN_FULL
 
 TRAIN = """
 def train():
@@ -62,6 +63,7 @@ ORDERS = {
 }
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_order_of_imports_does_not_matter(engine: EngineName, order: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(TRAIN + ORDERS[order])

@@ -86,6 +86,7 @@ def run(engine: EngineName, ring: str) -> None:
     assert max(found["traced"]) - min(found["traced"]) < 16 << 10
 
 
+@PORTABLE_IN_FULL
 def test_memory_is_flat_in_memory(engine: EngineName) -> None:
     run(engine, "")
 

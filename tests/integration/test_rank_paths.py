@@ -68,7 +68,10 @@ def test_two_ranks_with_one_file_the_second_is_told(tmp_path: Path, option: str,
         assert late.communicate("go\n")[0].startswith(refused)
 
 
-@pytest.mark.parametrize(("option", "name"), [("path", "a.json"), ("path", "a.folded"), ("ring", "a.modtrace")])
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [("path", "a.json"), pytest.param("path", "a.folded", marks=pytest.mark.full), ("ring", "a.modtrace")],
+)
 def test_ranks_that_run_one_after_the_other_do_not_overwrite_each_others_file(
     tmp_path: Path, option: str, name: str
 ) -> None:
