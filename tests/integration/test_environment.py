@@ -95,11 +95,11 @@ def test_without_the_variable_and_without_torch_nothing_happens(tmp_path: Path) 
         ("nonsense", "the suffix must be one of"),
         ("colour=red", "'colour=red' is none of path=…, save_on_term=…, ring=…"),
         ("path=a.json,capacity=few", "'capacity=few' cannot be understood"),
-        ("path=a.json,capacity=3", "capacity is 3"),
-        ("path=a.json,engine=fast", "engine is 'fast'"),
+        pytest.param("path=a.json,capacity=3", "capacity is 3", marks=pytest.mark.full),
+        pytest.param("path=a.json,engine=fast", "engine is 'fast'", marks=pytest.mark.full),
         ("path=a.json,on_signal=SIGKILL", "SIGKILL cannot be listened to"),
         ("path=absent/a.json", "there is no directory"),
-        ("ring=absent/a.modtrace", "No such file or directory"),
+        pytest.param("ring=absent/a.modtrace", "No such file or directory", marks=pytest.mark.full),
     ],
 )
 def test_a_bad_value_is_one_logged_error_and_the_script_runs(value: str, says: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 import modtrace
 from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python
+from tests.support.test_scale import PORTABLE_IN_FULL
 
 FULL_DISK = """
 import resource, signal, sys
@@ -89,6 +90,7 @@ def test_the_users_own_error_is_not_hidden_by_one_of_saving(
     assert "trace.json" in caplog.text
 
 
+@PORTABLE_IN_FULL
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace", ".html"])
 def test_a_full_disk_is_an_error_that_names_the_path_and_keeps_the_old_file(
     engine: EngineName, tmp_path: Path, suffix: str

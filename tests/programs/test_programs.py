@@ -166,7 +166,7 @@ def test_a_program_is_recorded_by_three_lines(
 
 @pytest.mark.usefixtures("native_engine")
 @pytest.mark.parametrize("engine", _ENGINES)
-@pytest.mark.parametrize("name", ["gan", "fork", "spawn_ddp"])
+@pytest.mark.parametrize("name", ["gan", "fork", pytest.param("spawn_ddp", marks=pytest.mark.full)])
 def test_a_program_is_recorded_by_the_variable(
     name: str, engine: str, run_plainly: Callable[[str], _Output], tmp_path: Path
 ) -> None:
