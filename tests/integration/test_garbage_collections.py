@@ -52,16 +52,28 @@ def record(act: Callable[[modtrace.Recording], object], ranges: bool = True) -> 
     return recording.timeline()
 
 
-@pytest.fixture(scope="module")
-def recorded(native_engine: None) -> Timeline:
-    def act(recording: modtrace.Recording) -> None:
-        recording.step()
-        leave_cycles()
-        with recording.range("mine"):
-            gc.collect(0)
-        gc.collect(2)
+# In a process of its own: objects of other tests can become garbage when a recording begins.
+RECORDED = """
+import gc, sys
+from tests.integration.test_garbage_collections import leave_cycles, record
 
-    return record(act)
+def act(recording):
+    recording.step()
+    leave_cycles()
+    with recording.range("mine"):
+        gc.collect(0)
+    gc.collect(2)
+
+gc.disable()
+record(act).save(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def recorded(native_engine: None, tmp_path_factory: pytest.TempPathFactory) -> Timeline:
+    path = tmp_path_factory.mktemp("recorded") / "recorded.pftrace"
+    run_python("-c", RECORDED, path)
+    return modtrace.load(path)
 
 
 TRACK = "ranges · MainThread"
