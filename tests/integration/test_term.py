@@ -1,4 +1,4 @@
-"""SIGTERM under `modtrace run` and `MODTRACE=`: what was recorded is saved, and the process ends as it would have."""
+"""SIGTERM under `modtrace run --save-on-term` and `MODTRACE=`: all is saved, and the process ends as it would have."""
 
 from __future__ import annotations
 
@@ -98,7 +98,18 @@ def test_on_sigterm_a_run_is_saved_and_ends_as_before(
     script: str, options: tuple[str, ...], said: str, status: int, spans: int | None, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(STEP + script)
-    command = ("-m", "modtrace", "run", "-o", "out.pftrace", "--engine", "python", *options, "train.py")
+    command = (
+        "-m",
+        "modtrace",
+        "run",
+        "-o",
+        "out.pftrace",
+        "--engine",
+        "python",
+        "--save-on-term",
+        *options,
+        "train.py",
+    )
     with start_python(*command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         lines = ""
@@ -112,7 +123,7 @@ def test_on_sigterm_a_run_is_saved_and_ends_as_before(
     assert (len(modtrace.load(out).spans) if out.exists() else None) == spans
 
 
-@pytest.mark.parametrize(("text", "spans"), [("out.pftrace", 1), ("path=out.pftrace,save_on_term=false", None)])
+@pytest.mark.parametrize(("text", "spans"), [("path=out.pftrace,save_on_term=true", 1), ("out.pftrace", None)])
 def test_on_sigterm_what_the_variable_records_is_saved(text: str, spans: int | None, tmp_path: Path) -> None:
     job = f"import modtrace\n{STEP}{HANG}"
     with start_python("-c", job, cwd=tmp_path, env=python_environment(MODTRACE=text)) as process:
@@ -126,7 +137,10 @@ def test_on_sigterm_what_the_variable_records_is_saved(text: str, spans: int | N
 
 def test_on_sigterm_a_launcher_that_calls_no_module_saves_nothing(tmp_path: Path) -> None:
     with start_python(
-        "-c", f"import modtrace, os, torch\n{HANG}", cwd=tmp_path, env=python_environment(MODTRACE="out.pftrace")
+        "-c",
+        f"import modtrace, os, torch\n{HANG}",
+        cwd=tmp_path,
+        env=python_environment(MODTRACE="path=out.pftrace,save_on_term=true"),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -50,7 +50,7 @@ class AutoRecording:
         *,
         unattended: bool,
         prepare: Callable[[], object] = lambda: None,
-        save_on_term: bool = True,
+        save_on_term: bool = False,
     ) -> None:
         self._arguments = arguments
         self._prepare = prepare
@@ -196,7 +196,7 @@ def start_from_variable() -> None:
         return
     # A child that imports modtrace too would replace the parent's files by its own: the job says what it records.
     del os.environ[_VARIABLE]
-    save_on_term = arguments.pop("save_on_term", True)
+    save_on_term = arguments.pop("save_on_term", False)
     AutoRecording(arguments, unattended=True, save_on_term=save_on_term)
 
 

@@ -163,9 +163,7 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
     metavar="OUT",
     help="Trace to write; the suffix picks the format. [SCRIPT.pftrace]",
 )
-@click.option(
-    "--save-on-term/--no-save-on-term", default=True, show_default=True, help="Save OUT if SIGTERM ends SCRIPT."
-)
+@click.option("--save-on-term/--no-save-on-term", default=False, help="Save OUT if SIGTERM ends SCRIPT.")
 @_recording_options
 def run_command(
     script: str,
