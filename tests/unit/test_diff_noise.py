@@ -73,6 +73,8 @@ def test_the_machine_is_what_most_of_the_time_changed_by() -> None:
     assert machine_speeds(logs[:5]).tolist() == [0, 0], "too few modules"
     slower = np.stack([usual, usual + 0.2], axis=1)
     assert machine_speeds(slower) == pytest.approx([-0.1, 0.1])
+    strange = np.column_stack([logs, np.full(len(logs), np.nan)])
+    assert machine_speeds(strange).tolist() == [0, 0, 0], "a recording with no module of the others"
 
 
 def test_one_module_alone_is_not_the_machine() -> None:

@@ -195,6 +195,8 @@ def machine_speeds(logs: Float64Array) -> Float64Array:
 
 def _weighted_median(values: Float64Array, weight: Float64Array) -> float:
     known = np.flatnonzero(~np.isnan(values))
+    if not len(known):
+        return 0.0
     order = known[np.argsort(values[known], kind="stable")]
     above = np.cumsum(weight[order])
     return float(values[order[np.searchsorted(above, above[-1] / 2)]])
