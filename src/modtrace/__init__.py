@@ -8,8 +8,6 @@ Example:
     ...     model(x).sum().backward()
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import TYPE_CHECKING

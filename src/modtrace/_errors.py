@@ -8,8 +8,6 @@ ModtraceError
 └── WriteError          an output cannot be written; names the path
 """
 
-from __future__ import annotations
-
 import os
 
 __all__ = ["EngineError", "ModtraceError", "RecordingError", "RingError", "TraceError", "WriteError"]
@@ -47,7 +45,7 @@ class TraceError(ModtraceError):
         at = "" if offset is None else f", byte {offset}"
         super().__init__(f"{self.path}{at}: {message}")
 
-    def __reduce__(self) -> tuple[type[TraceError], tuple[str, str, int | None]]:
+    def __reduce__(self) -> "tuple[type[TraceError], tuple[str, str, int | None]]":
         # `Exception` would be made anew of its text alone, as where a process hands it to another.
         return type(self), (self.path, self.message, self.offset)
 

@@ -1,7 +1,5 @@
 """What has to be there to record: torch, and a Python with the GIL. Files are read without either."""
 
-from __future__ import annotations
-
 import importlib.util
 import platform
 import sysconfig

@@ -1,7 +1,5 @@
 """What people read: text of unknown origin made safe to print, and numbers of things."""
 
-from __future__ import annotations
-
 import textwrap
 import unicodedata
 

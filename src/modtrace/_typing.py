@@ -1,7 +1,5 @@
 """NumPy array types, named by what an array holds: `Int64Array` is an array of `np.int64`, of any shape."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import numpy as np

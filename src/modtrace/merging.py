@@ -1,7 +1,5 @@
 """`modtrace.merge`: a recording over a trace of torch.profiler, each given as a file or the recording as a Timeline."""
 
-from __future__ import annotations
-
 import os
 
 from ._errors import TraceError

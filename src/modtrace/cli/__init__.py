@@ -1,7 +1,5 @@
 """The command line: `commands` has a file per subcommand, the modules beside it what they share."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

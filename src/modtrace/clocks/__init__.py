@@ -5,8 +5,6 @@ that share it share its measurements. Nothing here needs torch: `track.job_clock
 readers of rings use the results.
 """
 
-from __future__ import annotations
-
 from .clock_map import MAX_RATE, ClockMap, Offset, Reading
 from .host_clocks import (
     ClockTree,

@@ -4,8 +4,6 @@ Hosts of a job, devices, a profiler and the wall clock are all compared in this 
 moments, and `ClockMap` says what was between these readings, before them and behind them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -94,7 +92,7 @@ class ClockMap:
     @classmethod
     def of_columns(
         cls, time: Int64Array, offset: Float64Array, bound: Float64Array, beyond: Beyond, base_ns: int = 0
-    ) -> ClockMap:
+    ) -> "ClockMap":
         """Return the map of many readings.
 
         Args:

@@ -1,7 +1,5 @@
 """A small GPT over bytes, and its training on its own source: what `modtrace demo` records and benchmarks measure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.resources import files
 

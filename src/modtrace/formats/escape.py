@@ -1,7 +1,5 @@
 """Replaces the characters that some reader of traces cannot take by look-alikes, and puts them back."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Nothing here bounds the size of a trace. What has no end by itself, as one event
 read up to a bound, so that reading takes at most 300 MB more than the spans and events that are kept.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 MAX_LEVELS_PER_ROW = 512

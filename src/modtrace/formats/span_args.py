@@ -1,7 +1,5 @@
 """The args of a span in a written trace, and the flow that joins the spans of a call; the same in both formats."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from .._errors import WriteError

@@ -1,7 +1,5 @@
 """A trace file's bytes, from front to back, plain or gzip, in blocks of bounded size."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import zlib
@@ -42,7 +40,7 @@ class TraceFile:
         except OSError as error:
             raise TraceError(self.path, f"cannot be read: {error.strerror}") from error
 
-    def __enter__(self) -> TraceFile:
+    def __enter__(self) -> "TraceFile":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Tells the format of a trace by how its content begins."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from .packet_stream import PACKET_TAG

@@ -1,7 +1,5 @@
 """The trace inside a report's `.zip`."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 import zlib

@@ -1,7 +1,5 @@
 """Bug reports: a `.zip` with a trace, a page that shows it, a summary and the environment; private by default."""
 
-from __future__ import annotations
-
 from .assemble import MAX_REPORT_BYTES, Report, report, zip_bytes
 
 __all__ = ["MAX_REPORT_BYTES", "Report", "report", "zip_bytes"]

@@ -1,7 +1,5 @@
 """What a report is made from: a timeline, or a profiler's trace with the timeline in it; all of it, or a part."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How a ring writes down collectives: the texts of their names, and the ranks of a group."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import NamedTuple

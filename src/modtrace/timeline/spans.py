@@ -1,7 +1,5 @@
 """Span, and the sequence of a timeline's spans."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import itertools
@@ -84,8 +82,8 @@ class Spans(Sequence[Span]):
     @overload
     def __getitem__(self, index: int) -> Span: ...
     @overload
-    def __getitem__(self, index: slice) -> Spans: ...
-    def __getitem__(self, index: int | slice) -> Span | Spans:
+    def __getitem__(self, index: slice) -> "Spans": ...
+    def __getitem__(self, index: int | slice) -> "Span | Spans":
         if isinstance(index, slice):
             chosen = self._columns.take(np.arange(len(self))[index])
             return Spans(chosen, self._names, self._tracks, self._processes)

@@ -1,7 +1,5 @@
 """Sets of times, as intervals in order that do not touch: when any of several things ran."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

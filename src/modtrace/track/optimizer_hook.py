@@ -5,8 +5,6 @@ their own step out of what calls it, by graph breaks: then torch's wrapper aroun
 compiled of the step runs. Where the step is a part of a larger graph, the graph knows of it, noted while it was traced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

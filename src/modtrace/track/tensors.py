@@ -1,7 +1,5 @@
 """The tensors inside what goes into a module and what comes out of it, and how to look at one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass

@@ -1,7 +1,5 @@
 """Follows a ring: each look reads its new end, and gives the steps that have ended since the last look."""
 
-from __future__ import annotations
-
 import os
 import time
 import weakref

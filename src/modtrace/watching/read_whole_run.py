@@ -1,7 +1,5 @@
 """Reads what the watcher wrote of a whole run, and shows it as text."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

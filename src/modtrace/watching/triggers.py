@@ -1,7 +1,5 @@
 """Judges what a look at a ring has found by the conditions: what is to be kept, and why."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections import deque

@@ -1,7 +1,5 @@
 """The loop of the watcher: finds rings, looks at each once a second, and ends when their processes have."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

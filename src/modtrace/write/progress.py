@@ -1,7 +1,5 @@
 """A progress bar for what takes long enough to need one."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Protobuf records of varying length and packets of track events, thousands at a time, as columns in NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,7 +21,7 @@ class BytesColumn(NamedTuple):
     text: UInt8Array
     lengths: Int64Array | None
 
-    def where(self, present: BoolArray) -> BytesColumn:
+    def where(self, present: BoolArray) -> "BytesColumn":
         """Leave the field out of the records where `present` is False."""
         lengths = self.text.shape[1] if self.lengths is None else self.lengths
         return BytesColumn(self.text, np.where(present, lengths, 0))
@@ -41,7 +39,7 @@ class RaggedColumn(NamedTuple):
     lengths: Int64Array
 
     @classmethod
-    def from_strings(cls, strings: Sequence[bytes]) -> RaggedColumn:
+    def from_strings(cls, strings: Sequence[bytes]) -> "RaggedColumn":
         """Return a column of given byte strings."""
         lengths = np.fromiter(map(len, strings), np.int64, len(strings))
         return cls(np.frombuffer(b"".join(strings), np.uint8), lengths)

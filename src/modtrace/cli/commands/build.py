@@ -1,7 +1,5 @@
 """`modtrace build`: compile the native engine."""
 
-from __future__ import annotations
-
 import click
 
 from ..._requirements import check_can_record

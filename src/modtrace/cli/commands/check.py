@@ -1,7 +1,5 @@
 """`modtrace check`: find what is wrong with a trace."""
 
-from __future__ import annotations
-
 import json
 
 import click

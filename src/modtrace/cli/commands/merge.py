@@ -1,7 +1,5 @@
 """`modtrace merge`: add a recording to a trace of torch.profiler."""
 
-from __future__ import annotations
-
 import click
 
 from ..output import echo, show_reading

@@ -1,7 +1,5 @@
 """What ranks did in turn, as a replay needs it: calls of collectives and messages, and ends of waits for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What spans took outside the spans inside them, and which spans are outermost in their group."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..._typing import BoolArray, Int64Array

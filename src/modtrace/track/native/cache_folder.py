@@ -1,7 +1,5 @@
 """Where built engines are kept; torch is not imported to look there."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
